@@ -1,0 +1,75 @@
+"""Postgres as queue, message bus and memory of a workflow engine for the machines people own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from queue_workflows.config import (
+    EngineConfig,
+    configure,
+    get_config,
+    register_ingest_task,
+    register_input_widget,
+    register_node,
+    set_builtin_model_registrar,
+    set_ingest_schedule,
+    set_invoke_context,
+    set_node_module_package,
+    set_node_resolver,
+    set_on_node_completed,
+    set_workflow_provider,
+)
+
+if TYPE_CHECKING:
+    from queue_workflows.dispatcher import (
+        cancel_job,
+        cancel_run,
+        retry_job,
+        retry_run,
+        submit_input,
+    )
+
+__version__ = "0.4.0"
+
+_OPERATIONS = frozenset({"submit_input", "cancel_run", "cancel_job", "retry_run", "retry_job"})
+_MODULES = frozenset(
+    {
+        "claim_worker", "config", "db", "dispatcher", "embedded", "errors", "gpu_model_cache",
+        "ingest_executor", "input_listener", "migrations", "model_cache", "model_registry",
+        "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "run_store",
+        "scheduler", "types", "worker_control",
+    }
+)  # fmt: skip
+
+__all__ = [
+    "EngineConfig",
+    "__version__",
+    "cancel_job",
+    "cancel_run",
+    "configure",
+    "get_config",
+    "register_ingest_task",
+    "register_input_widget",
+    "register_node",
+    "retry_job",
+    "retry_run",
+    "set_builtin_model_registrar",
+    "set_ingest_schedule",
+    "set_invoke_context",
+    "set_node_module_package",
+    "set_node_resolver",
+    "set_on_node_completed",
+    "set_workflow_provider",
+    "submit_input",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Modules and operations load on first use, so that a bare import costs next to nothing."""
+    import importlib
+
+    if name in _OPERATIONS:
+        return getattr(importlib.import_module("queue_workflows.dispatcher"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"queue_workflows.{name}")
+    raise AttributeError(f"module 'queue_workflows' has no attribute {name!r}")

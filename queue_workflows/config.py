@@ -1,0 +1,532 @@
+"""The one configuration singleton: names, hooks and knobs; a leaf that imports only `errors`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from queue_workflows import errors
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from queue_workflows.types import (
+        JsonDict,
+        NodeHook,
+        PipelineLoader,
+        RefResolver,
+        Row,
+        WidgetSpec,
+        WorkflowLoader,
+    )
+
+    InvokeContext = Callable[[Row, Row], AbstractContextManager[Callable[[JsonDict], JsonDict]]]
+
+T = TypeVar("T", int, float, str, bool)
+
+DAG_QUEUES = frozenset({"cpu", "gpu"})
+DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_warned: set[tuple[str, str]] = set()
+
+
+class Knob(Generic[T]):
+    """One environment knob.
+
+    `read()` looks up `QUEUE_WORKFLOWS_<name>`, then `<prefix><name>`, then gives the default. It is
+    read when used. A value that does not parse: the default, and one warning that names it.
+    """
+
+    __slots__ = ("default", "meaning", "name", "prefix", "unit")
+
+    def __init__(
+        self, name: str, default: T, unit: str, meaning: str, *, prefix: str = "AI_LEADS_"
+    ) -> None:
+        self.name = name
+        self.default = default
+        self.unit = unit
+        self.meaning = meaning
+        self.prefix = prefix
+        KNOBS[name] = cast("Knob[Any]", self)
+
+    @property
+    def variables(self) -> tuple[str, str]:
+        """The environment variables, in the order in which they are looked up."""
+        return f"QUEUE_WORKFLOWS_{self.name}", f"{self.prefix}{self.name}"
+
+    def read(self) -> T:
+        """The value now."""
+        for variable in self.variables:
+            raw = os.environ.get(variable)
+            if raw is None:
+                continue
+            try:
+                return _parse(raw, type(self.default))
+            except ValueError:
+                _warn_once(
+                    variable, raw, f"not a {type(self.default).__name__}; using {self.default!r}"
+                )
+                return self.default
+        return self.default
+
+
+def _parse(raw: str, kind: type[T]) -> T:
+    if kind is bool:
+        return cast("T", raw != "")
+    if kind is float:
+        value = float(raw)
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError(raw)
+        return cast("T", value)
+    return kind(raw)
+
+
+def _warn_once(variable: str, raw: str, reason: str) -> None:
+    if (variable, raw) in _warned:
+        return
+    _warned.add((variable, raw))
+    import logging
+
+    logging.getLogger("queue_workflows").warning("%s=%r: %s", variable, raw, reason)
+
+
+KNOBS: dict[str, Knob[Any]] = {}
+
+DB_POOL_MAX = Knob(
+    "DB_POOL_MAX", 10, "connections", "size of the pool that `db.connection()` draws from"
+)
+DB_CONNECT_TIMEOUT_S = Knob(
+    "DB_CONNECT_TIMEOUT_S", 10, "s", "longest wait for a connection to open"
+)
+DB_STATEMENT_TIMEOUT_S = Knob(
+    "DB_STATEMENT_TIMEOUT_S", 5.0, "s", "longest engine statement; hosts' connections carry none"
+)
+DB_PING_INTERVAL_S = Knob(
+    "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"
+)
+CLAIM_POLL_S = Knob("CLAIM_POLL_S", 1.0, "s", "safety poll of an idle worker behind its wake-ups")
+DISPATCH_POLL_S = Knob(
+    "DISPATCH_POLL_S", 1.0, "s", "safety poll of the orchestrator behind its wake-ups"
+)
+HEARTBEAT_INTERVAL_S = Knob("HEARTBEAT_INTERVAL_S", 10.0, "s", "how often a worker says it lives")
+LEASE_RECLAIM_INTERVAL_S = Knob(
+    "LEASE_RECLAIM_INTERVAL_S", 5.0, "s", "how often lapsed leases are swept"
+)
+STALE_WORKER_AFTER_S = Knob(
+    "STALE_WORKER_AFTER_S", 30.0, "s", "heartbeat age at which a worker counts as dead"
+)
+DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
+    "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are looked for"
+)
+WATCHDOG_MAX_RETRIES = Knob("WATCHDOG_MAX_RETRIES", 3, "trips", "watchdog trips before a job fails")
+MAX_CRASHES = Knob(
+    "MAX_CRASHES", 3, "crashes", "workers a job may take down before it fails as poison"
+)
+CRASH_BACKOFF_S = Knob(
+    "CRASH_BACKOFF_S", 30.0, "s", "wait per crash before the second and later re-runs"
+)
+STALL_CONFIRM_SAMPLES = Knob(
+    "STALL_CONFIRM_SAMPLES", 3, "samples", "idle samples that confirm a stall"
+)
+STALL_CONFIRM_POLL_S = Knob("STALL_CONFIRM_POLL_S", 1.0, "s", "time between those samples")
+GPU_HEALTH_INTERVAL_S = Knob("GPU_HEALTH_INTERVAL_S", 300.0, "s", "window of the GPU health guard")
+GPU_HEALTH_LOAD_GRACE_S = Knob(
+    "GPU_HEALTH_LOAD_GRACE_S", 1200.0, "s", "first window, which covers a cold load"
+)
+GPU_IDLE_PCT = Knob("GPU_IDLE_PCT", 5.0, "%", "GPU use at or under which it counts as idle")
+GPU_HEALTH_RAM_DELTA_MB = Knob(
+    "GPU_HEALTH_RAM_DELTA_MB", 5120, "MB", "RAM movement that counts as progress"
+)
+GPU_MODEL_IDLE_TTL_S = Knob(
+    "GPU_MODEL_IDLE_TTL_S", 60.0, "s", "idle time after which a model is dropped; <= 0: never"
+)
+WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s", "safety poll of the ON/OFF row")
+NODE_EVENT_RETENTION_DAYS = Knob(
+    "NODE_EVENT_RETENTION_DAYS", 30, "days", "age at which events are pruned"
+)
+NODE_EVENT_PRUNE_INTERVAL_S = Knob(
+    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often they are pruned"
+)
+NODE_POOL_RECOVERY_RETRIES = Knob(
+    "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at boot"
+)
+NODE_POOL_RECOVERY_BACKOFF_S = Knob(
+    "NODE_POOL_RECOVERY_BACKOFF_S", 2.0, "s", "wait between those tries"
+)
+DISPATCH_MAX_ATTEMPTS = Knob(
+    "DISPATCH_MAX_ATTEMPTS",
+    10,
+    "tries",
+    "failed dispatches of one event, or starts of one run, before it is poison",
+)
+SUBMISSION_RECLAIM_S = Knob(
+    "SUBMISSION_RECLAIM_S", 60.0, "s", "age at which a submission left `processing` is taken back"
+)
+SUPERVISOR_BACKOFF_MAX_S = Knob(
+    "SUPERVISOR_BACKOFF_MAX_S", 30.0, "s", "longest wait before a child is restarted"
+)
+SHUTDOWN_TIMEOUT_S = Knob(
+    "SHUTDOWN_TIMEOUT_S", 8.0, "s", "time a running job gets to end after SIGTERM"
+)
+WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "workers", "cpu workers that `up` starts")
+WORKFLOW_GPU_WORKERS = Knob("WORKFLOW_GPU_WORKERS", 1, "workers", "gpu workers that `up` starts")
+MAX_PAYLOAD_KB = Knob(
+    "MAX_PAYLOAD_KB", 1024, "KiB", "largest result, inputs or answer as JSON text"
+)
+MAX_PAYLOAD_DEPTH = Knob("MAX_PAYLOAD_DEPTH", 64, "levels", "deepest nesting of such a value")
+MAX_NODES_PER_RUN = Knob("MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow")
+DISABLE_HW_METRICS = Knob(
+    "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
+)
+DISABLE_WORKER_HEARTBEAT = Knob(
+    "DISABLE_WORKER_HEARTBEAT", False, "flag", "set and non-empty: no heartbeats"
+)
+DISABLE_GPU_IDLE_REAPER = Knob(
+    "DISABLE_GPU_IDLE_REAPER", False, "flag", "set and non-empty: models stay loaded"
+)
+DISABLE_WORKER_CONTROL = Knob(
+    "DISABLE_WORKER_CONTROL", False, "flag", "set and non-empty: ON/OFF rows are ignored"
+)
+EMBEDDED = Knob(
+    "EMBEDDED", False, "flag", "set and non-empty: use the embedded server when no DSN is set"
+)
+EMBEDDED_DIR = Knob(
+    "EMBEDDED_DIR", "", "path", "the embedded server's folder; empty: the user's data folder"
+)
+DEBUG = Knob("DEBUG", False, "flag", "set and non-empty: commands show tracebacks")
+
+
+class RegisteredNode:
+    """A callable that a host registered by name, in the shape of a node module."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+
+class EngineConfig:
+    """Names and hooks that a host wires in before anything starts; every one has a safe default."""
+
+    def __init__(self) -> None:
+        self.db_url_env = "AI_LEADS_DB_URL"
+        self.db_url_env_named = False
+        self.host_label_env = "AI_LEADS_HOST_LABEL"
+        self.host_priority_env = "AI_LEADS_GPU_CONSUMER_PRIORITY"
+        self.container_prefix = "ai_leads-"
+        self.video_model_ids: frozenset[str] = frozenset()
+        self.node_module_package: str | None = None
+        self.ingest_queues: frozenset[str] = DEFAULT_INGEST_QUEUES
+        self.ingest_default_budget_s: float = 3600
+        self.embedded = False
+        self.node_resolver: Callable[[str], Any] | None = None
+        self.builtin_model_registrar: Callable[[], None] | None = None
+        self.workflow_loader: WorkflowLoader | None = None
+        self.pipeline_schema_loader: PipelineLoader | None = None
+        self.resolve_ref: RefResolver | None = None
+        self.invoke_context: InvokeContext | None = None
+        self.ingest_task_map: dict[str, Callable[..., Any]] = {}
+        self.ingest_schedule: list[Any] = []
+        self.node_map: dict[str, Any] = {}
+        self.input_widgets: dict[str, WidgetSpec] = {}
+        self.on_node_completed: NodeHook | None = None
+
+    def get_resolve_ref(self) -> RefResolver:
+        """The host's ref resolver, else `refs.resolve_ref`."""
+        if self.resolve_ref is not None:
+            return self.resolve_ref
+        from queue_workflows import refs
+
+        return refs.resolve_ref
+
+    def knows_nodes(self) -> bool:
+        """Whether any node module could be resolved at all."""
+        return bool(self.node_map or self.node_resolver or self.node_module_package)
+
+    def resolve_node_module(self, node_module: str) -> Any:
+        """The object whose `run` a row's `node_module` names.
+
+        Registered names first, then the resolver, else `<package>.<node_module>`; never an import of
+        a bare string. Raises `NodeNotFound`; an error inside the imported module passes through.
+        """
+        if node_module in self.node_map:
+            return self.node_map[node_module]
+        if self.node_resolver is not None:
+            return self.node_resolver(node_module)
+        if self.node_module_package is None:
+            raise errors.NodeNotFound(
+                f"node module {node_module!r} is not registered, and no package or resolver is set: "
+                "call register_node() or set_node_module_package(), or start with --app"
+            )
+        if not _MODULE_NAME.fullmatch(node_module):
+            raise errors.NodeNotFound(f"{node_module!r} is not the name of a module")
+        import importlib
+
+        full = f"{self.node_module_package}.{node_module}"
+        try:
+            return importlib.import_module(full)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (full == error.name or full.startswith(error.name + ".")):
+                raise errors.NodeNotFound(
+                    f"no module {full!r} for node module {node_module!r}"
+                ) from error
+            raise
+
+
+_config = EngineConfig()
+
+
+def get_config() -> EngineConfig:
+    """The process-wide configuration."""
+    return _config
+
+
+def reset_for_tests() -> None:
+    """Restore every default and forget every hook."""
+    _config.__init__()
+    _warned.clear()
+
+
+_UNSET: Any = object()
+
+
+def configure(
+    *,
+    db_url_env: str = _UNSET,
+    video_model_ids: Iterable[str] = _UNSET,
+    node_module_package: str | None = _UNSET,
+    host_label_env: str = _UNSET,
+    host_priority_env: str = _UNSET,
+    container_prefix: str = _UNSET,
+    ingest_queues: Iterable[str] = _UNSET,
+    ingest_default_budget_s: float = _UNSET,
+    embedded: bool | None = None,
+) -> EngineConfig:
+    """Change the names that are passed, keep the others; may be called again.
+
+    Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
+    or `gpu` or are no queue names, and for a budget that is not positive.
+    """
+    changes: dict[str, Any] = {}
+    if ingest_queues is not _UNSET:
+        changes["ingest_queues"] = _checked_queues(ingest_queues)
+    if ingest_default_budget_s is not _UNSET:
+        if not ingest_default_budget_s > 0:
+            raise errors.InvalidConfig(
+                "ingest_default_budget_s must be a positive number of seconds"
+            )
+        changes["ingest_default_budget_s"] = ingest_default_budget_s
+    if video_model_ids is not _UNSET:
+        changes["video_model_ids"] = frozenset(video_model_ids)
+    if db_url_env is not _UNSET:
+        changes |= {"db_url_env": db_url_env, "db_url_env_named": True}
+    if embedded is not None:
+        changes["embedded"] = embedded
+    plain = {
+        "node_module_package": node_module_package,
+        "host_label_env": host_label_env,
+        "host_priority_env": host_priority_env,
+        "container_prefix": container_prefix,
+    }
+    changes |= {name: value for name, value in plain.items() if value is not _UNSET}
+    for name, value in changes.items():
+        setattr(_config, name, value)
+    return _config
+
+
+def _checked_queues(names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise errors.InvalidConfig("ingest_queues takes a collection of names, not one string")
+    queues = frozenset(names)
+    reserved = sorted(queues & DAG_QUEUES)
+    if reserved:
+        raise errors.InvalidConfig(
+            f"ingest_queues reuses {reserved}: cpu and gpu belong to workflow nodes"
+        )
+    for name in queues:
+        if not QUEUE_NAME.fullmatch(name):
+            raise errors.InvalidConfig(
+                f"{name!r} is no queue name: 1 to 63 of letters, digits, '_', '-', '.', none of the last two first"
+            )
+    return queues
+
+
+def set_node_module_package(package: str) -> None:
+    """Resolve `node_module` as `<package>.<node_module>`."""
+    _config.node_module_package = package
+
+
+def set_node_resolver(resolver: Callable[[str], Any]) -> None:
+    """Resolve `node_module` by the host's own function to an object with `run`."""
+    _config.node_resolver = resolver
+
+
+def register_node(name: str, module_or_callable: Any) -> None:
+    """Make a module (with `run`) or a plain callable reachable as `node_module = name`."""
+    if hasattr(module_or_callable, "run"):
+        _config.node_map[name] = module_or_callable
+    elif callable(module_or_callable):
+        _config.node_map[name] = RegisteredNode(module_or_callable)
+    else:
+        raise errors.InvalidConfig(f"node {name!r}: neither callable nor an object with run()")
+
+
+def register_input_widget(name: str, build_spec: WidgetSpec) -> None:
+    """Let `build_spec(step, run)` make the `input_spec` of input steps that use this widget."""
+    _config.input_widgets[name] = build_spec
+
+
+def set_builtin_model_registrar(registrar: Callable[[], None]) -> None:
+    """Call this when models are needed and none is registered; it must be safe to call again."""
+    _config.builtin_model_registrar = registrar
+
+
+def set_workflow_provider(
+    load_workflow: WorkflowLoader,
+    pipeline_schema: PipelineLoader,
+    *,
+    resolve_ref: RefResolver | None = None,
+) -> None:
+    """Where definitions come from; `resolve_ref(value, context)` replaces the built-in language."""
+    _config.workflow_loader = load_workflow
+    _config.pipeline_schema_loader = pipeline_schema
+    _config.resolve_ref = resolve_ref
+
+
+def set_invoke_context(factory: InvokeContext) -> None:
+    """Bracket each node body with `factory(job, run)`; what it yields finalizes the result."""
+    _config.invoke_context = factory
+
+
+def set_on_node_completed(hook: NodeHook) -> None:
+    """Call `hook(job, run, context_delta)` after a node's commit; its errors are only logged."""
+    _config.on_node_completed = hook
+
+
+def register_ingest_task(name: str, fn: Callable[..., Any]) -> None:
+    """Make `fn(reason)` or `fn(reason, args)` runnable as an ingest job's `task_name`."""
+    if not callable(fn):
+        raise errors.InvalidConfig(f"ingest task {name!r} is not callable")
+    _config.ingest_task_map[name] = fn
+
+
+def set_ingest_schedule(entries: Iterable[Any]) -> None:
+    """The `scheduler.ScheduleEntry` list that the ticker follows."""
+    _config.ingest_schedule = list(entries)
+
+
+def db_url_variables() -> tuple[str, ...]:
+    """The environment variables that may hold the DSN, in the order in which they are looked up."""
+    if _config.db_url_env_named:
+        return (_config.db_url_env,)
+    return ("QUEUE_WORKFLOWS_DB_URL", _config.db_url_env)
+
+
+def database_url() -> str | None:
+    """The DSN that the environment names, or None."""
+    return next((url for name in db_url_variables() if (url := os.environ.get(name))), None)
+
+
+def embedded_wanted() -> bool:
+    """Whether the host, an option or the environment asked for the embedded server."""
+    return _config.embedded or EMBEDDED.read()
+
+
+def host_label() -> str:
+    """The label under which this host's workers are shown and targeted."""
+    name = _config.host_label_env
+    variables = (name,) if name != "AI_LEADS_HOST_LABEL" else ("QUEUE_WORKFLOWS_HOST_LABEL", name)
+    for variable in variables:
+        if label := os.environ.get(variable):
+            return label
+    import socket
+
+    return socket.gethostname()
+
+
+def host_priority() -> int:
+    """This host's claim direction: negative means an overflow box, which takes the newest first."""
+    name = _config.host_priority_env
+    variables = (
+        (name,)
+        if name != "AI_LEADS_GPU_CONSUMER_PRIORITY"
+        else ("QUEUE_WORKFLOWS_GPU_CONSUMER_PRIORITY", name)
+    )
+    for variable in variables:
+        raw = os.environ.get(variable)
+        if raw is None:
+            continue
+        try:
+            return int(raw)
+        except ValueError:
+            _warn_once(variable, raw, "not an int; using 0")
+            return 0
+    return 0
+
+
+def queues() -> frozenset[str]:
+    """Every queue a worker may be started for."""
+    return DAG_QUEUES | _config.ingest_queues
+
+
+def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:
+    """Raise `UnknownQueue` (a ValueError) that names the queue and those that exist."""
+    known = queues() if allowed is None else allowed
+    if queue not in known:
+        raise errors.UnknownQueue(
+            f"unknown queue {queue!r}: known are {', '.join(sorted(known)) or 'none'}; "
+            "configure(ingest_queues=...) names more"
+        )
+
+
+def load_app(spec: str | None) -> str | None:
+    """Import `package.module[:callable]`, call the callable if one is named, return that spec.
+
+    None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
+    Raises `InvalidConfig` when the module or the callable does not exist.
+    """
+    chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
+    if not chosen:
+        return None
+    module_name, _, attribute = chosen.partition(":")
+    import importlib
+
+    folder = os.getcwd()  # noqa: PTH109  pathlib costs 20 ms of import time
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise errors.InvalidConfig(
+            f"--app {chosen}: no module {error.name!r} here; run from its folder, or install the package"
+        ) from error
+    for part in filter(None, attribute.split(".")):
+        target = getattr(target, part, None)
+        if target is None:
+            raise errors.InvalidConfig(f"--app {chosen}: {module_name} has no {attribute!r}")
+    if attribute:
+        if not callable(target):
+            raise errors.InvalidConfig(f"--app {chosen}: {attribute!r} cannot be called")
+        target()
+    return chosen
+
+
+def describe_knobs() -> list[Mapping[str, str]]:
+    """The knob table in source order: name, type, default, unit, meaning, variables."""
+    return [
+        {
+            "name": knob.name,
+            "type": type(knob.default).__name__,
+            "default": str(knob.default),
+            "unit": knob.unit,
+            "meaning": knob.meaning,
+            "variables": ", ".join(knob.variables),
+        }
+        for knob in KNOBS.values()
+    ]

@@ -1,0 +1,52 @@
+"""The database: pools, transactions, LISTEN and the schema."""
+
+from __future__ import annotations
+
+from psycopg import Error, InterfaceError, OperationalError
+
+from queue_workflows.db.listen import Listener, Wake, listen
+from queue_workflows.db.pool import (
+    Connection,
+    close_pool,
+    connect,
+    connection,
+    cursor,
+    db_url,
+    describe,
+    get_pool,
+    transaction,
+    wait_until_reachable,
+)
+from queue_workflows.db.schema import (
+    REQUIRED_VERSION,
+    bootstrap,
+    current_schema_version,
+    downgrade,
+    pending,
+    wait_for_schema,
+)
+
+__all__ = [
+    "REQUIRED_VERSION",
+    "Connection",
+    "Error",
+    "InterfaceError",
+    "Listener",
+    "OperationalError",
+    "Wake",
+    "bootstrap",
+    "close_pool",
+    "connect",
+    "connection",
+    "current_schema_version",
+    "cursor",
+    "db_url",
+    "describe",
+    "downgrade",
+    "get_pool",
+    "listen",
+    "pending",
+    "transaction",
+    "wait_for_schema",
+    "wait_until_reachable",
+]

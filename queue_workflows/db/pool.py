@@ -1,0 +1,239 @@
+"""Where connections come from: the hosts' pool, the engine's pool, and dedicated connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import dict_row
+
+from queue_workflows import config, errors
+from queue_workflows.types import Row
+
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
+
+_log = logging.getLogger(__name__)
+Connection: TypeAlias = "psycopg.Connection[Row]"
+"""A connection whose rows are dicts."""
+
+ENGINE_POOL_MAX = 4
+LOCK_TIMEOUT_S = 3.0
+IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
+
+_lock = threading.Lock()
+_pools: dict[str, tuple[str, ConnectionPool[Connection]]] = {}
+_owner_pid = os.getpid()
+
+
+def db_url() -> str:
+    """The DSN that is in force: the environment's, else the embedded server's where it was asked for.
+
+    Raises `DatabaseUrlMissing`, which names the variable and the way to the embedded server.
+    """
+    url = config.database_url()
+    if url is not None:
+        return url
+    if config.embedded_wanted():
+        from queue_workflows import embedded
+
+        return embedded.ensure().dsn
+    raise errors.DatabaseUrlMissing(
+        f"no database: set {' or '.join(config.db_url_variables())} to a PostgreSQL DSN, or ask "
+        "for the embedded server with --embedded, configure(embedded=True) or QUEUE_WORKFLOWS_EMBEDDED=1"
+    )
+
+
+def describe(url: str | None = None) -> str:
+    """The database in words that hold no password: `name at host:port`."""
+    parts = _parsed(url or db_url())
+    host = parts.get("host") or "the default socket"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"database {parts.get('dbname') or parts.get('user') or 'default'} at {host}{port}"
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    try:
+        return dict(conninfo.conninfo_to_dict(url))
+    except psycopg.ProgrammingError:
+        # The parser's own message would repeat the DSN, password and all.
+        raise errors.InvalidConfig(
+            f"the DSN in {' or '.join(config.db_url_variables())} cannot be read: it should look like "
+            "postgresql://user:password@host:5432/name"
+        ) from None
+
+
+def _conninfo(url: str) -> str:
+    defaults: dict[str, Any] = {
+        "connect_timeout": config.DB_CONNECT_TIMEOUT_S.read(),
+        "keepalives_idle": 10,
+        "keepalives_interval": 3,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 12000,
+        "application_name": "queue_workflows",
+    }
+    return conninfo.make_conninfo(**(defaults | _parsed(url)))
+
+
+def _limit(conn: psycopg.Connection[Any]) -> None:
+    """Give an engine connection its time-outs; a host's connection never has them."""
+    statement_ms = int(config.DB_STATEMENT_TIMEOUT_S.read() * 1000)
+    autocommit = conn.autocommit
+    conn.autocommit = True
+    conn.execute(
+        "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),"
+        " set_config('idle_in_transaction_session_timeout', %s, false)",
+        (
+            str(statement_ms),
+            str(int(LOCK_TIMEOUT_S * 1000)),
+            str(int(IDLE_IN_TRANSACTION_TIMEOUT_S * 1000)),
+        ),
+    )
+    conn.autocommit = autocommit
+
+
+def connect(*, url: str | None = None, autocommit: bool = True, limited: bool = True) -> Connection:
+    """A dedicated connection of the engine, outside every pool; the caller closes it."""
+    conn = cast("Connection", psycopg.connect(_conninfo(url or db_url()), autocommit=autocommit))
+    conn.row_factory = dict_row
+    if limited:
+        try:
+            _limit(conn)
+        except BaseException:
+            conn.close()
+            raise
+    return conn
+
+
+def _ping(conn: Connection) -> None:
+    """Raise when a pooled connection died while it lay idle, so that the pool opens another."""
+    if conn.autocommit:
+        conn.execute("")
+        return
+    conn.autocommit = True
+    try:
+        conn.execute("")
+    finally:
+        if not conn.closed:
+            conn.autocommit = False
+
+
+def _pool(kind: str) -> ConnectionPool[Connection]:
+    global _owner_pid
+    from psycopg_pool import ConnectionPool
+
+    url = db_url()
+    with _lock:
+        if _owner_pid != os.getpid():
+            # A fork shares the parent's sockets: forget them unclosed, they are not ours to end.
+            _pools.clear()
+            _owner_pid = os.getpid()
+        known = _pools.get(kind)
+        if known is not None and known[0] == url:
+            return known[1]
+        pool = ConnectionPool(
+            _conninfo(url),
+            connection_class=cast("type[Connection]", psycopg.Connection),
+            kwargs={"row_factory": dict_row},
+            min_size=0,
+            max_size=config.DB_POOL_MAX.read() if kind == "host" else ENGINE_POOL_MAX,
+            timeout=30.0,
+            check=_ping,
+            configure=None if kind == "host" else _limit,
+            name=f"queue_workflows-{kind}",
+            num_workers=1,
+            open=False,
+        )
+        pool.open()
+        _pools[kind] = (url, pool)
+    if known is not None:
+        known[1].close()
+    return pool
+
+
+def get_pool() -> ConnectionPool[Connection]:
+    """The pool behind `connection()`, opened on first use, at most `DB_POOL_MAX` connections."""
+    return _pool("host")
+
+
+def close_pool() -> None:
+    """Close every pool of this process; the next use opens them anew."""
+    with _lock:
+        pools = [pool for _, pool in _pools.values()] if _owner_pid == os.getpid() else []
+        _pools.clear()
+    for pool in pools:
+        pool.close()
+
+
+@contextmanager
+def connection() -> Generator[Connection]:
+    """A pooled connection with dict rows and no time-outs of ours.
+
+    Commits on a clean exit, rolls back on an exception.
+    """
+    with get_pool().connection() as conn:
+        yield conn
+
+
+@contextmanager
+def cursor() -> Generator[psycopg.Cursor[Row]]:
+    """A cursor on `connection()`, under the same rules."""
+    with connection() as conn, conn.cursor() as cur:
+        yield cur
+
+
+@contextmanager
+def transaction(conn: Connection | None = None) -> Generator[Connection]:
+    """An engine transaction: with time-outs, committed on a clean exit, rolled back on an exception.
+
+    With `conn` the caller's transaction is joined: nothing is opened, committed or rolled back.
+    """
+    if conn is not None:
+        yield conn
+        return
+    with _pool("engine").connection() as own:
+        yield own
+
+
+def wait_until_reachable(
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], object] = time.sleep,
+    timeout_s: float | None = None,
+) -> bool:
+    """Block until the database answers; says once that it does not and once that it does again.
+
+    Backs off with jitter from 0.2 s to 5 s. False when `stopped()` came true first. Raises
+    `DatabaseUnavailable` after `timeout_s`; a wrong password or database name counts as away, since
+    both can be put right on the server.
+    """
+    url = db_url()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    delay, said = 0.2, False
+    while not stopped():
+        try:
+            connect(url=url, limited=False).close()
+        except psycopg.OperationalError as error:
+            reason = str(error).strip().splitlines()[-1]
+            if deadline is not None and time.monotonic() >= deadline:
+                raise errors.DatabaseUnavailable(
+                    f"{describe(url)} does not answer: {reason}"
+                ) from None
+            if not said:
+                _log.warning("%s does not answer, waiting for it: %s", describe(url), reason)
+                said = True
+            pause(delay * random.uniform(0.7, 1.3))  # noqa: S311  jitter
+            delay = min(5.0, delay * 1.7)
+        else:
+            if said:
+                _log.warning("%s answers", describe(url))
+            return True
+    return False

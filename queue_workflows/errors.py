@@ -1,0 +1,108 @@
+"""Every error the package raises on purpose; a leaf also is the builtin that hosts catch."""
+
+from __future__ import annotations
+
+
+class QueueWorkflowsError(Exception):
+    """Root of all; its text names what is wrong and, where there is one, the remedy."""
+
+
+class InvalidConfig(QueueWorkflowsError, ValueError):
+    """A setting, hook or command line option that cannot be used."""
+
+
+class DatabaseUrlMissing(QueueWorkflowsError, RuntimeError):
+    """No database was named and the embedded server was not asked for."""
+
+
+class DatabaseUnavailable(QueueWorkflowsError, ConnectionError):
+    """The database named by the DSN does not answer."""
+
+
+class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
+    """The embedded server is not installed, or cannot be started, joined or stopped."""
+
+
+class UnknownQueue(QueueWorkflowsError, ValueError):
+    """A queue that neither the engine nor `configure(ingest_queues=...)` names."""
+
+
+class UnknownTask(QueueWorkflowsError, ValueError):
+    """An ingest task that nobody registered."""
+
+
+class UnknownPolicy(QueueWorkflowsError, ValueError):
+    """A worker-control state or stop policy that is not registered."""
+
+
+class UnknownModel(QueueWorkflowsError, KeyError):
+    """A model id that is not in the registry; the text lists those that are."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class UnknownJob(QueueWorkflowsError, KeyError):
+    """No such node job, ingest job or run."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidPayload(QueueWorkflowsError, ValueError):
+    """A value that JSON or the database cannot carry, or that is too deep or too large."""
+
+
+class InvalidWorkflow(QueueWorkflowsError, ValueError):
+    """A workflow definition that cannot run; the text names the node or step and the reason."""
+
+
+class UnknownWorkflow(QueueWorkflowsError, LookupError):
+    """The workflow provider does not know this workflow or pipeline."""
+
+
+class UnknownColumn(QueueWorkflowsError, ValueError):
+    """A column that the table does not have or that the caller may not write."""
+
+
+class RefNotFound(QueueWorkflowsError, KeyError):
+    """A `$from` path with a segment that the context does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidRef(QueueWorkflowsError, ValueError):
+    """A ref with an unknown operator or a pattern outside the safe subset."""
+
+
+class NodeNotFound(QueueWorkflowsError, LookupError):
+    """No registered node, resolver or package provides this `node_module`."""
+
+
+class ModelLoadFailed(QueueWorkflowsError, RuntimeError):
+    """A model's loader or unloader raised; the cache is empty and usable."""
+
+
+class InputRefused(QueueWorkflowsError, ValueError):
+    """A human answer that cannot be taken: already answered, not waiting, or not storable."""
+
+
+class ClaimLost(QueueWorkflowsError, RuntimeError):
+    """The job is no longer held under the claim that tried to write."""
+
+
+class MigrationFailed(QueueWorkflowsError, RuntimeError):
+    """A migration file is missing, unpaired, changed after it was applied, or its SQL failed."""
+
+
+class SchemaTooNew(QueueWorkflowsError, RuntimeError):
+    """The database was migrated by a newer version in a way this one cannot work with."""
+
+
+class SchemaTimeout(QueueWorkflowsError, TimeoutError):
+    """The schema did not reach the version that this code needs in time."""
+
+
+class DataLossRefused(QueueWorkflowsError, RuntimeError):
+    """A downgrade would drop rows or values; the text lists them."""

@@ -1,0 +1,49 @@
+"""The process-wide model cache of the gpu worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from queue_workflows import model_cache
+
+_lock = threading.Lock()
+_cache: model_cache.ModelCache | None = None
+_inherited: list[model_cache.ModelCache] = []
+
+
+def gpu_model_cache() -> model_cache.ModelCache:
+    """The one cache of this process, made on first use; a forked child gets its own."""
+    global _cache
+    with _lock:
+        if _cache is None:
+            _cache = model_cache.ModelCache()
+        return _cache
+
+
+def set_publisher(publish_current_model: Callable[[str | None], object] | None) -> None:
+    """Announce its changes through this from now on; None announces nothing."""
+    gpu_model_cache().set_publisher(publish_current_model)
+
+
+def reset_for_tests() -> None:
+    """Drop the model and forget the cache."""
+    global _cache
+    with _lock:
+        cache, _cache = _cache, None
+    if cache is not None:
+        cache.set_publisher(None)
+        cache.drop_cache()
+
+
+def _after_fork_in_child() -> None:
+    """Start empty; the parent's handle is kept but never freed here: it is not ours to unload."""
+    global _cache, _lock
+    _lock = threading.Lock()
+    if _cache is not None:
+        _inherited.append(_cache)
+        _cache = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

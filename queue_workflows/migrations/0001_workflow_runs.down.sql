@@ -1,0 +1,2 @@
+DROP TABLE IF EXISTS workflow_run_files;
+DROP TABLE IF EXISTS workflow_runs;

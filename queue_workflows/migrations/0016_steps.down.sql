@@ -1,0 +1,8 @@
+DROP FUNCTION IF EXISTS queue_workflows_ingest_step(
+    text, text, text, double precision, integer, boolean, boolean, text[], bigint[], jsonb[],
+    double precision[]);
+DROP FUNCTION IF EXISTS queue_workflows_node_step(
+    text, text, text, double precision, boolean, boolean, boolean, boolean, text, text[], smallint, text,
+    bigint, jsonb, double precision, integer, jsonb);
+DROP FUNCTION IF EXISTS queue_workflows_pick_gpu(text, text[], boolean);
+DROP FUNCTION IF EXISTS queue_workflows_is_off(text, text);

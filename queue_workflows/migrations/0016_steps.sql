@@ -1,0 +1,270 @@
+-- One call of a worker: record what it finished, then claim what is next, in one transaction and round trip.
+-- Finishing comes first: a single statement that did both could hold the rows that its claim part rejected
+-- while it waits for the row that it finishes. The planner settings hold the claim to its index, whatever
+-- the statistics said when the plan was made.
+
+CREATE OR REPLACE FUNCTION queue_workflows_is_off(p_host text, p_queue text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM worker_controls
+                    WHERE host_label = p_host AND queue = p_queue AND desired_state = 'off'
+                      AND (until_at IS NULL OR until_at > now()))
+$$;
+
+-- The gpu job to claim, locked, or NULL. Best priority band first; inside it the warm model, then age
+-- (an overflow host: newest first). p_models NULL: whatever model.
+CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(p_model text, p_models text[], p_newest boolean)
+RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_models text[] := p_models;
+    v_band   smallint;
+    v_choice text;
+    v_found  boolean;
+    v_id     text;
+BEGIN
+    IF v_models IS NULL THEN
+        SELECT j.priority INTO v_band FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         ORDER BY j.priority, j.seq LIMIT 1;
+        IF v_band IS NULL THEN
+            RETURN NULL;
+        END IF;
+        IF p_model IS NOT NULL THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model = p_model AND j.priority = v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        IF v_id IS NULL AND p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.priority = v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        IF v_id IS NULL THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        RETURN v_id;
+    END IF;
+
+    -- Heads of each line this worker can serve ('' stands for jobs without a model), best first.
+    v_models := array_append(v_models, '');
+    WHILE cardinality(v_models) > 0 LOOP
+        v_found := false;
+        SELECT true, head.model, head.priority INTO v_found, v_choice, v_band
+          FROM (SELECT m.model, j.priority, j.seq
+                  FROM unnest(v_models) AS m(model)
+                 CROSS JOIN LATERAL (
+                       (SELECT k.priority, k.seq FROM workflow_node_jobs k
+                         WHERE m.model <> '' AND k.required_model = m.model AND k.queue = 'gpu'
+                           AND k.status = 'queued' AND k.blocked_reason IS NULL
+                         ORDER BY k.priority, k.seq LIMIT 1)
+                       UNION ALL
+                       (SELECT k.priority, k.seq FROM workflow_node_jobs k
+                         WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
+                           AND k.status = 'queued' AND k.blocked_reason IS NULL
+                         ORDER BY k.priority, k.seq LIMIT 1)) j) head
+         ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.seq LIMIT 1;
+        IF v_found IS NOT TRUE THEN
+            RETURN NULL;
+        END IF;
+        IF p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model = v_choice AND j.priority = v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        IF v_id IS NULL AND v_choice <> '' THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model = v_choice
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSIF v_id IS NULL THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model IS NULL
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        IF v_id IS NOT NULL THEN
+            RETURN v_id;
+        END IF;
+        v_models := array_remove(v_models, v_choice);
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+-- Returns the claimed job with `run` (out_dir, workflow_name, generation) and, for a template with refs,
+-- `context` (what its ref_heads name). NULL: nothing to claim. SQLSTATE QW001: the finished claim was lost,
+-- nothing was written. p_job NULL: nothing to finish.
+CREATE OR REPLACE FUNCTION queue_workflows_node_step(
+    p_worker text, p_host text, p_queue text, p_lease_s double precision,
+    p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
+    p_model text, p_models text[], p_lane smallint,
+    p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer,
+    p_resolved jsonb)
+RETURNS jsonb LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_id  text;
+    v_job jsonb;
+BEGIN
+    IF p_job IS NOT NULL THEN
+        WITH done AS (
+            UPDATE workflow_node_jobs
+               SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
+                   vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+             WHERE id = p_job AND worker_id = p_worker AND claim_no = p_claim_no AND status = 'running'
+            RETURNING id, run_id, node_id, generation, claim_no, attempts, queue, required_model),
+        sent AS (
+            INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+            SELECT run_id, node_id, 'completed', id, claim_no, generation FROM done)
+        INSERT INTO workflow_node_events
+               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
+                worker_id, claim_no)
+        SELECT run_id, node_id, id, attempts, 'completed', p_host, queue, required_model, p_seconds,
+               p_worker, claim_no
+          FROM done;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'claim % of job % is no longer held', p_claim_no, p_job
+                USING ERRCODE = 'QW001';
+        END IF;
+    END IF;
+    IF NOT p_claim OR (p_obey AND queue_workflows_is_off(p_host, p_queue)) THEN
+        RETURN NULL;
+    END IF;
+    IF p_promote THEN
+        WITH due AS MATERIALIZED (
+            SELECT j.id FROM workflow_node_jobs j
+             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+        UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
+          FROM due WHERE j.id = due.id;
+    END IF;
+    IF p_queue = 'gpu' THEN
+        v_id := queue_workflows_pick_gpu(p_model, p_models, p_newest);
+    ELSIF p_newest THEN
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
+                              WHERE k.queue = p_queue AND k.status = 'queued' AND k.blocked_reason IS NULL
+                              ORDER BY k.priority, k.seq LIMIT 1)
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+         ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    ELSE
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+         ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    END IF;
+    IF v_id IS NULL THEN
+        RETURN NULL;
+    END IF;
+    WITH claimed AS (
+        UPDATE workflow_node_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
+               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+               started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+         WHERE j.id = v_id
+        RETURNING j.*),
+    logged AS (
+        INSERT INTO workflow_node_events
+               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
+        SELECT run_id, node_id, id, attempts, 'claimed', p_host, queue, required_model, p_worker, claim_no
+          FROM claimed)
+    SELECT to_jsonb(claimed) || jsonb_build_object(
+               'run', jsonb_build_object('id', r.id, 'out_dir', r.out_dir,
+                   'workflow_name', r.workflow_name, 'generation', r.generation),
+               'context', CASE WHEN claimed.ref_heads <> '{}' THEN
+                   coalesce((SELECT jsonb_object_agg(head, r.context -> head)
+                               FROM unnest(claimed.ref_heads) head WHERE r.context ? head), '{}')
+                   || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
+                                  FROM workflow_node_jobs d
+                                 WHERE d.run_id = claimed.run_id AND d.status = 'completed'
+                                   AND d.node_id = ANY (claimed.ref_heads)), '{}') END)
+      INTO v_job
+      FROM claimed JOIN workflow_runs r ON r.id = claimed.run_id;
+    RETURN v_job;
+END $$;
+
+-- The same for the ingest family, for any number of jobs at once (arrays of equal length; NULL: nothing to
+-- finish). Rows: the claimed jobs in claim order.
+CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
+    p_worker text, p_host text, p_queue text, p_lease_s double precision,
+    p_claim integer, p_obey boolean, p_promote boolean,
+    p_jobs text[], p_claim_nos bigint[], p_results jsonb[], p_seconds double precision[])
+RETURNS SETOF ingest_jobs LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    IF p_jobs IS NOT NULL THEN
+        WITH done AS (
+            UPDATE ingest_jobs j
+               SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+              FROM unnest(p_jobs, p_claim_nos, p_results, p_seconds) AS f (id, claim_no, result, seconds)
+             WHERE j.id = f.id AND j.worker_id = p_worker AND j.claim_no = f.claim_no
+               AND j.status = 'running'
+            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds)
+        INSERT INTO ingest_job_events
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
+        SELECT id, attempts, 'completed', claim_no, p_worker, p_host, queue, seconds FROM done;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        IF v_count <> cardinality(p_jobs) THEN
+            RAISE EXCEPTION '% of % claims are no longer held', cardinality(p_jobs) - v_count,
+                cardinality(p_jobs) USING ERRCODE = 'QW001';
+        END IF;
+    END IF;
+    IF p_claim < 1 OR (p_obey AND queue_workflows_is_off(p_host, p_queue)) THEN
+        RETURN;
+    END IF;
+    IF p_promote THEN
+        WITH due AS MATERIALIZED (
+            SELECT j.id FROM ingest_jobs j
+             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+        UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
+          FROM due WHERE j.id = due.id;
+    END IF;
+    RETURN QUERY
+    WITH picked AS MATERIALIZED (
+        SELECT j.id FROM ingest_jobs j
+         WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+         ORDER BY j.priority, j.seq LIMIT p_claim FOR UPDATE SKIP LOCKED),
+    claimed AS (
+        UPDATE ingest_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+               started_at = now(), available_at = NULL, error = NULL, progress = NULL
+          FROM picked WHERE j.id = picked.id
+        RETURNING j.*),
+    logged AS (
+        INSERT INTO ingest_job_events
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
+        SELECT id, attempts, 'claimed', claim_no, p_worker, p_host, queue FROM claimed)
+    SELECT claimed.* FROM claimed;
+END $$;

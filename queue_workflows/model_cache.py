@@ -1,0 +1,231 @@
+"""One warm model per process: loaded on demand, swapped on a change, dropped when idle."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, errors, model_registry, types
+
+_log = logging.getLogger("queue_workflows.model_cache")
+
+
+def gpu_should_unload(handle_present: bool, active: bool, idle_s: float, ttl_s: float) -> bool:
+    """Whether an idle model should be dropped now; a `ttl_s` <= 0 means never."""
+    return handle_present and not active and ttl_s > 0 and idle_s >= ttl_s
+
+
+class ModelCache:
+    """Keeps at most one model loaded.
+
+    `publish_current_model(model_or_None)` hears None when a change starts and the id when a load
+    is done; its errors are logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`.
+    `register_builtins` None uses the host's `set_builtin_model_registrar`.
+    Every method may be called from any thread; one change at a time, and readers never wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        publish_current_model: Callable[[str | None], object] | None = None,
+        idle_ttl_s: float | None = None,
+        register_builtins: Callable[[], object] | None = None,
+        now_fn: types.NowFn = time.monotonic,
+    ) -> None:
+        self._publish_current_model = publish_current_model
+        self._idle_ttl_s = idle_ttl_s
+        self._register_builtins = register_builtins
+        self._now = now_fn
+        self._lock = threading.RLock()
+        self._resident: tuple[model_registry.ModelSpec, Any] | None = None
+        self._loading: str | None = None
+        self._busy = 0
+        self._used_at = now_fn()
+        self._last_load_seconds = 0.0
+
+    @property
+    def current_model(self) -> str | None:
+        """The id of the loaded model; None when empty and during a swap."""
+        resident = self._resident
+        return resident[0].id if resident else None
+
+    @property
+    def current_handle(self) -> Any:
+        """What its loader returned; None when empty and during a swap."""
+        resident = self._resident
+        return resident[1] if resident else None
+
+    @property
+    def last_load_seconds(self) -> float:
+        """Seconds that the last `require_model` spent loading; 0.0 after a warm hit."""
+        return self._last_load_seconds
+
+    def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
+        """Announce changes through this from now on; None announces nothing."""
+        with self._lock:
+            self._publish_current_model = publish_current_model
+
+    def require_model(self, model_id: str) -> Any:
+        """The model's handle, loaded if another or none is resident.
+
+        Raises `UnknownModel`, or `ModelLoadFailed` from the cause of a failed unload or load with
+        the cache left empty and usable. An unknown id and a failed registrar (`ModelLoadFailed`
+        too) keep what is resident.
+        """
+        with self._lock:
+            if self._loading is not None:
+                raise errors.ModelLoadFailed(
+                    f"the loader of {self._loading!r} asked for model {model_id!r}: "
+                    "one model is resident at a time"
+                )
+            self._last_load_seconds = 0.0
+            if self.current_model != model_id:
+                spec = self._find(model_id)
+                if not self._drop():
+                    self._publish(None)
+                self._load(spec)
+            self._used_at = self._now()
+            return self.current_handle
+
+    def drop_cache(self) -> None:
+        """Unload the resident model, if any, even in the middle of a job; waits for a load.
+
+        Raises `ModelLoadFailed` when its unloader raised; the cache is empty then too.
+        """
+        with self._lock:
+            self._drop()
+
+    def mark_busy(self) -> None:
+        """A job starts to use the cache: no idle unload until the matching `mark_idle`."""
+        with self._lock:
+            self._busy += 1
+
+    def mark_idle(self) -> None:
+        """A job is done; calls nest, and the idle time starts after the outermost."""
+        with self._lock:
+            self._busy = max(0, self._busy - 1)
+            self._used_at = self._now()
+
+    def reap_idle_once(self) -> bool:
+        """Unload a model that has been idle for the TTL; whether one was unloaded.
+
+        False at once while a load or unload is in progress. A failing unloader is logged.
+        """
+        if config.DISABLE_GPU_IDLE_REAPER.read() or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            ttl_s = self._idle_ttl_s
+            if ttl_s is None:
+                ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
+            active = self._busy > 0 or self._loading is not None
+            idle_s = self._now() - self._used_at
+            if not gpu_should_unload(self._resident is not None, active, idle_s, ttl_s):
+                return False
+            _log.info("model %s unloaded after %.0f s without a job", self.current_model, idle_s)
+            with contextlib.suppress(errors.ModelLoadFailed):  # _drop has logged it
+                self._drop()
+            return True
+        finally:
+            self._lock.release()
+
+    def _find(self, model_id: str) -> model_registry.ModelSpec:
+        with contextlib.suppress(errors.UnknownModel):
+            return model_registry.get(model_id)
+        registrar = self._register_builtins or config.get_config().builtin_model_registrar
+        if registrar is not None:
+            try:
+                registrar()
+            except Exception as error:
+                raise errors.ModelLoadFailed(
+                    f"registering models for {model_id!r} failed: {_reason(error)}"
+                ) from error
+        return model_registry.get(model_id)
+
+    def _load(self, spec: model_registry.ModelSpec) -> None:
+        started = self._now()
+        self._loading = spec.id
+        loaded = False
+        try:
+            handle = spec.loader()
+            loaded = True
+        except Exception as error:
+            _clear_frames(error)
+            raise errors.ModelLoadFailed(
+                f"loading model {spec.id!r} failed: {_reason(error)}"
+            ) from error
+        finally:
+            self._loading = None
+            self._last_load_seconds = self._now() - started
+            if not loaded:
+                _release_memory()
+        self._resident = (spec, handle)
+        _log.info("model %s loaded in %.1f s", spec.id, self._last_load_seconds)
+        self._publish(spec.id)
+
+    def _drop(self) -> bool:
+        """Empty the cache; False when it was empty already."""
+        if self._resident is None:
+            return False
+        spec, handle = self._resident
+        self._resident = None
+        self._publish(None)
+        try:
+            if spec.unloader is not None:
+                spec.unloader(handle)
+        except Exception as error:
+            _clear_frames(error)
+            _log.exception("unloading model %s failed", spec.id)
+            raise errors.ModelLoadFailed(
+                f"unloading model {spec.id!r} failed: {_reason(error)}"
+            ) from error
+        finally:
+            del handle
+            _release_memory()
+        return True
+
+    def _publish(self, model_id: str | None) -> None:
+        if self._publish_current_model is None:
+            return
+        try:
+            self._publish_current_model(model_id)
+        except Exception:  # noqa: BLE001  boundary around host code
+            _log.exception("announcing current model %s failed", model_id)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the locals that a traceback keeps alive: half a model can be gigabytes."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+
+
+def _release_memory() -> None:
+    """Hand freed memory back to the card and the system, as far as they let us."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        try:
+            torch.cuda.empty_cache()
+        except Exception:  # noqa: BLE001  best effort
+            _log.warning("torch.cuda.empty_cache() failed", exc_info=True)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # only glibc has malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,69 @@
+"""Which models this process can load, and how."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from queue_workflows import errors
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model: `loader()` gives its handle, `unloader(handle)` frees what only it can free.
+
+    `est_vram_gb` is the memory it needs on the card; 0 means unknown. Raises `InvalidConfig` for an
+    empty id, for functions that cannot be called and for a size that is not a number >= 0.
+    """
+
+    id: str
+    loader: Callable[[], Any]
+    unloader: Callable[[Any], object] | None = None
+    est_vram_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise errors.InvalidConfig("a model needs a non-empty id")
+        if not callable(self.loader):
+            raise errors.InvalidConfig(f"model {self.id!r}: loader is not callable")
+        if self.unloader is not None and not callable(self.unloader):
+            raise errors.InvalidConfig(f"model {self.id!r}: unloader is not callable")
+        if not 0 <= self.est_vram_gb < float("inf"):
+            raise errors.InvalidConfig(f"model {self.id!r}: est_vram_gb must be a number >= 0")
+
+
+_lock = threading.Lock()
+_specs: dict[str, ModelSpec] = {}
+
+
+def register(spec: ModelSpec) -> None:
+    """Make a model loadable; registering an id again replaces its spec."""
+    with _lock:
+        _specs[spec.id] = spec
+
+
+def get(model_id: str) -> ModelSpec:
+    """The spec; raises `UnknownModel` (a KeyError) that lists the known ids."""
+    with _lock:
+        spec = _specs.get(model_id)
+        if spec is None:
+            known = ", ".join(sorted(_specs)) or "none"
+            raise errors.UnknownModel(
+                f"unknown model {model_id!r}: registered are {known}; model_registry.register() "
+                "or the host's set_builtin_model_registrar() adds it"
+            )
+    return spec
+
+
+def known_ids() -> tuple[str, ...]:
+    """The registered ids, sorted."""
+    with _lock:
+        return tuple(sorted(_specs))
+
+
+def clear_for_tests() -> None:
+    """Forget every model."""
+    with _lock:
+        _specs.clear()

@@ -1,0 +1,1 @@
+"""Threads, signals, processes and their supervisor: the only place that starts either."""

@@ -1,0 +1,277 @@
+"""The one thread abstraction: a `Service` whose body is a `Loop`, a `Follow` or a `Pool`."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import math
+import random
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from types import GeneratorType
+from typing import Generic, NamedTuple, TypeVar
+
+from queue_workflows.types import NowFn
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Service")
+
+MIN_EVERY_S = 0.01
+FALLBACK_EVERY_S = 5.0
+QUIET_S = 60.0
+MAX_TEXTS = 100
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+_DIGITS = re.compile(r"\d+")
+
+logger = logging.getLogger(__name__)
+
+
+class Service(abc.ABC):
+    """Daemon threads named after the service, which starts once and stops once.
+
+    `stop()` may come at any time, from any thread, again, and before `start()`, which then starts
+    nothing. Not for signal handlers: it takes locks.
+    """
+
+    def __init__(self, name: str, *, threads: int = 1) -> None:
+        self.name = name
+        self._size = threads
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether any thread of it still runs."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def start(self) -> None:
+        """Start the threads; RuntimeError when they were started before."""
+        if self._threads:
+            raise RuntimeError(f"{self.name} was started before; make a new one")
+        for number in range(self._size):
+            if self._stopping.is_set():
+                return
+            name = self.name if self._size == 1 else f"{self.name}-{number + 1}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Ask the threads to end and wait for them; whether all have ended.
+
+        Called from one of its own threads it asks, does not wait, and returns False.
+        """
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._interrupt()
+        if threading.current_thread() in self._threads:
+            return False
+        deadline = time.monotonic() + timeout_s
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not self.alive
+
+    def __enter__(self: S) -> S:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.stop() and threading.current_thread() not in self._threads:
+            logger.warning("%s: still busy after the time it had to stop", self.name)
+
+    @abc.abstractmethod
+    def _run(self) -> None:
+        """What each thread does until `_stopping` is set."""
+
+    def _interrupt(self) -> None:
+        """Wake what `_run` waits for; called once, after `_stopping` was set."""
+
+
+class Task(NamedTuple):
+    """What a `Loop` does every `every_s` seconds, measured from start to start.
+
+    A callable interval is asked after each run, so that a knob is read when used; `math.inf` is
+    "once at the start, then only when woken". Intervals under `MIN_EVERY_S` are raised to it.
+    """
+
+    name: str
+    every_s: float | Callable[[], float]
+    run: Callable[[], object]
+
+
+class Loop(Service):
+    """Runs tasks when they are due, one after the other, each for the first time at once.
+
+    The instants lie on a grid: a late or long run moves none of the later ones, and those it made
+    the task miss are left out. A task that raises is logged and runs again when next due.
+    """
+
+    def __init__(self, name: str, tasks: Iterable[Task], *, now_fn: NowFn = time.monotonic) -> None:
+        super().__init__(name)
+        self._tasks = list(tasks)
+        names = [task.name for task in self._tasks]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{name}: two tasks share a name: {', '.join(sorted(names))}")
+        self._now = now_fn
+        self._errors = _ErrorLog(name, now_fn)
+        self._wakeup = threading.Condition()
+        self._woken = set(names)
+        self._due: dict[str, float] = {}
+
+    def wake(self, *task_names: str) -> None:
+        """Make these tasks due at once, all without a name; wakes fold, none is lost in a run."""
+        known = {task.name for task in self._tasks}
+        if unknown := set(task_names) - known:
+            raise ValueError(f"{self.name} has no task {', '.join(sorted(unknown))}")
+        with self._wakeup:
+            self._woken |= set(task_names) or known
+            self._wakeup.notify_all()
+
+    def run_due(self) -> float:
+        """Run what is due, in the order of the list; seconds until the next one is (or inf)."""
+        for task in self._tasks:
+            if self._stopping.is_set():
+                break
+            since = self._take(task.name)
+            if since is not None:
+                self._errors.guard(task.name, task.run)
+                self._due[task.name] = _next_on_grid(since, self._interval(task), self._now())
+        with self._wakeup:
+            if self._woken:
+                return 0.0
+        return max(0.0, min(self._due.values(), default=math.inf) - self._now())
+
+    def _take(self, task_name: str) -> float | None:
+        now = self._now()
+        with self._wakeup:
+            if task_name in self._woken:
+                self._woken.discard(task_name)
+                return now
+        due = self._due[task_name]
+        return due if due <= now else None
+
+    def _interval(self, task: Task) -> float:
+        every_s = task.every_s
+        if callable(every_s):
+            asked = self._errors.guard(f"{task.name}'s interval", every_s)
+            every_s = FALLBACK_EVERY_S if asked is None else asked
+        return max(MIN_EVERY_S, every_s)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            pause_s = self.run_due()
+            with self._wakeup:
+                if not self._woken and not self._stopping.is_set():
+                    self._wakeup.wait(min(pause_s, threading.TIMEOUT_MAX))
+
+    def _interrupt(self) -> None:
+        with self._wakeup:
+            self._wakeup.notify_all()
+
+
+class Follow(Service, Generic[T]):
+    """Calls `act(item)` for each item of a source, until stopped or until the source ends.
+
+    Errors of `act` are logged and the next item is taken. When the source raises, it is logged and
+    iterated anew after a jittered pause of at most `BACKOFF_MAX_S`. `stop()` calls the source's
+    `close()` if it has one, which must end an iteration that waits, or that starts later.
+    """
+
+    def __init__(self, name: str, source: Iterable[T], act: Callable[[T], object]) -> None:
+        super().__init__(name)
+        if isinstance(source, GeneratorType):
+            raise TypeError(
+                f"{name}: a generator cannot be iterated again after an error, nor closed from "
+                "another thread; pass an object with __iter__ and close()"
+            )
+        self._source = source
+        self._act = act
+        self._errors = _ErrorLog(name, time.monotonic)
+        self._failures = 0
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except BaseException as error:  # noqa: BLE001  whatever it raised, the source is tried again
+                if self._stopping.is_set():
+                    return
+                self._errors.report("its source", error)
+            else:
+                if not self._stopping.is_set():
+                    logger.warning("%s: its source has ended", self.name)
+                return
+            longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 16))
+            self._failures += 1
+            self._stopping.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+
+    def _follow(self) -> None:
+        for item in self._source:
+            if self._stopping.is_set():
+                return
+            self._failures = 0
+            self._errors.guard("an item", lambda item=item: self._act(item))
+            if self._stopping.is_set():
+                return
+
+    def _interrupt(self) -> None:
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            self._errors.guard("closing its source", close)
+
+
+class Pool(Service):
+    """Runs `body(stop_event)` in `size` threads; a body ends soon after the event is set.
+
+    An exception that leaves a body ends its thread and goes to `threading.excepthook`.
+    """
+
+    def __init__(self, name: str, size: int, body: Callable[[threading.Event], object]) -> None:
+        super().__init__(name, threads=size)
+        self._body = body
+
+    def _run(self) -> None:
+        self._body(self._stopping)
+
+
+class _ErrorLog:
+    """Logs an error with its traceback; the same text again within `QUIET_S` is only counted.
+
+    Digits do not make a text another one: ids and ports would turn every line into a new one.
+    """
+
+    def __init__(self, owner: str, now_fn: NowFn) -> None:
+        self._owner = owner
+        self._now = now_fn
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def guard(self, what: str, call: Callable[[], T]) -> T | None:
+        """The call's value; None, after logging, whatever it raised."""
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001  SystemExit in a task must not end its loop
+            self.report(what, error)
+            return None
+
+    def report(self, what: str, error: BaseException) -> None:
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        key = (what, _DIGITS.sub("#", text))
+        now = self._now()
+        logged_at, repeats = self._seen.get(key, (-math.inf, 0))
+        if now - logged_at < QUIET_S:
+            self._seen[key] = (logged_at, repeats + 1)
+            return
+        if len(self._seen) >= MAX_TEXTS:
+            self._seen.clear()
+        self._seen[key] = (now, 0)
+        again = f" ({repeats} more since the last line)" if repeats else ""
+        logger.error("%s: %s failed%s: %s", self._owner, what, again, text, exc_info=error)
+
+
+def _next_on_grid(since: float, every_s: float, now: float) -> float:
+    due = since + every_s
+    return due if due > now else now + every_s - (now - since) % every_s

@@ -1,0 +1,1 @@
+"""Which instants a schedule has, and which of them are due; pure."""

@@ -1,0 +1,92 @@
+"""What a schedule asks for: due instants, the next wake-up, what an outage left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from queue_workflows import errors
+from queue_workflows.schedule import entry as schedule_entry
+
+Entry = schedule_entry.ScheduleEntry
+Fire = tuple[Entry, datetime]
+
+CATCH_UP_S = 3600.0
+"""How late an instant may still fire: one period of an hourly entry."""
+
+
+def due_between(entries: Iterable[Entry], after: datetime, until: datetime) -> list[Fire]:
+    """Every (entry, fire_at) with after < fire_at <= until, by instant, then name."""
+    last = schedule_entry.as_utc(until)
+    due: list[Fire] = []
+    for entry in entries:
+        fire_at = entry.next_fire_at(after)
+        while fire_at <= last:
+            due.append((entry, fire_at))
+            fire_at = entry.next_fire_at(fire_at)
+    return sorted(due, key=order)
+
+
+def next_wake(entries: Iterable[Entry], now: datetime) -> datetime | None:
+    """The next instant of any entry strictly after `now`; None for an empty schedule."""
+    return min((entry.next_fire_at(now) for entry in entries), default=None)
+
+
+def missed(
+    entries: Iterable[Entry],
+    last_seen: datetime | Mapping[str, datetime],
+    now: datetime,
+    *,
+    catch_up_s: float = CATCH_UP_S,
+) -> list[Fire]:
+    """What to fire now when the schedule was last looked at `last_seen`; by instant, then name.
+
+    At most one fire an entry: its latest instant <= `now`, if that is after `last_seen` and no
+    older than `catch_up_s`. Earlier instants of the stretch are skipped for good: the one fire
+    stands for them. `last_seen` may be given per entry name; a name without one missed nothing.
+    """
+    oldest = schedule_entry.as_utc(now) - timedelta(seconds=catch_up_s)
+    fires: list[Fire] = []
+    for entry in entries:
+        seen = last_seen.get(entry.name) if isinstance(last_seen, Mapping) else last_seen
+        fire_at = entry.previous_fire_at(now)
+        if seen is not None and fire_at > schedule_entry.as_utc(seen) and fire_at >= oldest:
+            fires.append((entry, fire_at))
+    return sorted(fires, key=order)
+
+
+def order(fire: Fire) -> tuple[datetime, str]:
+    """One order for all: schedulers that claim the same keys in it cannot deadlock."""
+    return fire[1], fire[0].name
+
+
+def check(entries: Iterable[object]) -> list[Entry]:
+    """The entries as a list.
+
+    Raises `InvalidConfig` for what is no `ScheduleEntry`, and for two different jobs under one name
+    at one instant, of which only one could ever be claimed.
+    """
+    checked: list[Entry] = []
+    for candidate in entries:
+        if not isinstance(candidate, Entry):
+            raise errors.InvalidConfig(
+                f"a schedule holds ScheduleEntry objects, not {type(candidate).__name__}"
+            )
+        for other in checked:
+            if _collide(candidate, other):
+                raise errors.InvalidConfig(
+                    f"two schedule entries named {candidate.name!r} fire at the same instants but "
+                    "run different jobs: give them different names"
+                )
+        checked.append(candidate)
+    return checked
+
+
+def _collide(one: Entry, other: Entry) -> bool:
+    if (one.name, one.minute) != (other.name, other.minute):
+        return False
+    if (one.task_name, one.queue) == (other.task_name, other.queue):
+        return False
+    if one.hours is None or other.hours is None:
+        return True
+    return bool(set(one.hours) & set(other.hours))

@@ -1,0 +1,27 @@
+"""Shapes that every floor shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+Row: TypeAlias = dict[str, Any]
+"""One table row by column name; jsonb is decoded, timestamps are aware datetimes."""
+
+JsonDict: TypeAlias = dict[str, Any]
+"""A JSON object."""
+
+NowFn: TypeAlias = Callable[[], float]
+"""A monotonic clock in seconds."""
+
+SleepFn: TypeAlias = Callable[[float], None]
+"""Waits that many seconds."""
+
+ExitFn: TypeAlias = Callable[[int], None]
+"""Leaves the process with an exit code; `os._exit` in production."""
+
+WorkflowLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
+PipelineLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
+RefResolver: TypeAlias = Callable[[Any, Mapping[str, Any]], Any]
+WidgetSpec: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+NodeHook: TypeAlias = Callable[[Row, Row, JsonDict], None]
