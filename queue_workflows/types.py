@@ -14,7 +14,7 @@ JsonDict: TypeAlias = dict[str, Any]
 NowFn: TypeAlias = Callable[[], float]
 """A monotonic clock in seconds."""
 
-SleepFn: TypeAlias = Callable[[float], None]
+SleepFn: TypeAlias = Callable[[float], object]
 """Waits that many seconds."""
 
 ExitFn: TypeAlias = Callable[[int], None]

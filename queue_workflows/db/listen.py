@@ -32,7 +32,7 @@ class Wake(NamedTuple):
 
 
 class Listener:
-    """An iterator of `Wake`s on some channels; one thread iterates, any thread may `wake` or `close`.
+    """An iterator of `Wake`s; one thread iterates, any thread may `wake` or `close`.
 
     Yields on NOTIFY, when nothing came for `poll_s`, and after each (re)connection, since what was
     notified meanwhile is lost. While the database is away it goes on yielding polls.
@@ -55,6 +55,7 @@ class Listener:
         self._pending: list[psycopg.Notify] = []
         self._conn: pool.Connection | None = None
         self._backoff_s = BACKOFF_FIRST_S
+        self._away = False
         self._retry_at = 0.0
         self._ping_at = 0.0
 
@@ -132,6 +133,9 @@ class Listener:
             self._lost(error)
             return False
         self._backoff_s = BACKOFF_FIRST_S
+        if self._away:
+            _log.warning("the LISTEN connection is back")
+            self._away = False
         self._ping_at = time.monotonic() + config.DB_PING_INTERVAL_S.read()
         return True
 

@@ -83,14 +83,15 @@ def _conninfo(url: str) -> str:
     return conninfo.make_conninfo(**(defaults | _parsed(url)))
 
 
-def _limit(conn: psycopg.Connection[Any]) -> None:
+def _limit(conn: psycopg.Connection[Any], statement_s: float | None = None) -> None:
     """Give an engine connection its time-outs; a host's connection never has them."""
-    statement_ms = int(config.DB_STATEMENT_TIMEOUT_S.read() * 1000)
+    statement_ms = int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * 1000)
     autocommit = conn.autocommit
     conn.autocommit = True
     conn.execute(
         "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),"
-        " set_config('idle_in_transaction_session_timeout', %s, false)",
+        " set_config('idle_in_transaction_session_timeout', %s, false),"
+        " set_config('jit', 'off', false)",
         (
             str(statement_ms),
             str(int(LOCK_TIMEOUT_S * 1000)),
@@ -100,13 +101,22 @@ def _limit(conn: psycopg.Connection[Any]) -> None:
     conn.autocommit = autocommit
 
 
-def connect(*, url: str | None = None, autocommit: bool = True, limited: bool = True) -> Connection:
-    """A dedicated connection of the engine, outside every pool; the caller closes it."""
+def connect(
+    *,
+    url: str | None = None,
+    autocommit: bool = True,
+    limited: bool = True,
+    timeout_s: float | None = None,
+) -> Connection:
+    """A dedicated connection of the engine, outside every pool; the caller closes it.
+
+    `limited`: with the engine's time-outs; `timeout_s` replaces that of a statement.
+    """
     conn = cast("Connection", psycopg.connect(_conninfo(url or db_url()), autocommit=autocommit))
     conn.row_factory = dict_row
     if limited:
         try:
-            _limit(conn)
+            _limit(conn, timeout_s)
         except BaseException:
             conn.close()
             raise

@@ -94,11 +94,11 @@ def ensure(*, create: bool = True, settings: Mapping[str, str] | None = None) ->
     """
     folder = data_dir()
     try:
-        cluster.check(folder, create=create)
         with _mutex:
             membership = _memberships.get(folder)
             started = False
-            if membership is None or postmaster.running(folder) is None:
+            if membership is None or not postmaster.alive(folder):
+                cluster.check(folder, create=create)
                 membership, started = _join(folder, settings or {})
             membership.handles += 1
             return Server(membership, started=started)

@@ -188,9 +188,12 @@ def _own(path: Path, user: process.Account) -> bool:
     return found.st_uid == user.uid
 
 
-def create(folder: Path, bin_dir: Path, owner: process.Account | None, *, durable: bool) -> None:
+def create(
+    folder: Path, bin_dir: Path, owner: process.Account | None, server_fd: int, *, durable: bool
+) -> None:
     """Make the cluster beside its place, with the database in it; move it there when it is whole.
 
+    The commands inherit `server_fd`, so that those of a starter that was killed are waited for.
     `durable` False leaves it to the kernel when the files reach the disk.
     """
     fresh = folder / "data.new"
@@ -199,9 +202,8 @@ def create(folder: Path, bin_dir: Path, owner: process.Account | None, *, durabl
     try:
         if owner:
             os.chown(fresh, *owner)
-        _initialise(fresh, bin_dir, owner)
-        if durable:
-            process.run([str(bin_dir / "initdb"), "--sync-only", "-D", str(fresh)], owner, folder)
+        for command, text in _commands(fresh, bin_dir, durable=durable):
+            process.run(command, owner, folder, text=text, inherit=(server_fd,))
         _write_access_rules(folder, owner)
         fresh.rename(folder / "data")
     finally:
@@ -210,18 +212,20 @@ def create(folder: Path, bin_dir: Path, owner: process.Account | None, *, durabl
         _sync_folder(folder)
 
 
-def _initialise(fresh: Path, bin_dir: Path, owner: process.Account | None) -> None:
-    initdb = [
-        str(bin_dir / "initdb"), "-D", str(fresh), "-U", "postgres", "--auth=peer",
-        "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
-        "--no-sync", "--no-instructions", *(f"--set={key}={value}" for key, value in _CONF.items()),
+def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[str], str]]:
+    """What makes a cluster, with the text that each reads."""
+    initdb, postgres, data = str(bin_dir / "initdb"), str(bin_dir / "postgres"), ["-D", str(fresh)]
+    options = [
+        "-U", "postgres", "--auth=peer", "--encoding=UTF8", "--locale=C",
+        "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-sync", "--no-instructions",
+        *(f"--set={name}={value}" for name, value in _CONF.items()),
     ]  # fmt: skip
-    process.run(initdb, owner, fresh.parent)
-    single = [
-        str(bin_dir / "postgres"), "--single", "-D", str(fresh),
-        "--fsync=off", "--exit_on_error=on", "postgres",
-    ]  # fmt: skip
-    process.run(single, owner, fresh.parent, text=f"CREATE DATABASE {DATABASE}\n")
+    single = ["--single", *data, "--fsync=off", "--exit_on_error=on", "postgres"]
+    commands = [
+        ([initdb, *data, *options], ""),
+        ([postgres, *single], f"CREATE DATABASE {DATABASE}\n"),
+    ]
+    return [*commands, ([initdb, "--sync-only", *data], "")] if durable else commands
 
 
 def _write_access_rules(folder: Path, owner: process.Account | None) -> None:

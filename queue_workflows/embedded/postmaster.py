@@ -48,7 +48,7 @@ def find_or_start(folder: Path, settings: Mapping[str, str]) -> tuple[Postmaster
     try:
         return _await_ready(folder), True
     except BaseException:
-        if _alive(folder):
+        if alive(folder):
             os.kill(pid, signal.SIGINT)
         raise
 
@@ -82,7 +82,8 @@ def _start(folder: Path, server_fd: int, settings: Mapping[str, str]) -> int:
     owner = cluster.account(folder)
     bin_dir = cluster.binaries(folder, owner)
     if not (folder / "data").exists():
-        cluster.create(folder, bin_dir, owner, durable=settings.get("fsync") != "off")
+        durable = settings.get("fsync") != "off"
+        cluster.create(folder, bin_dir, owner, server_fd, durable=durable)
     socket_dir = cluster.socket_dir(folder, owner)
     for name in (f".s.PGSQL.{cluster.PORT}", f".s.PGSQL.{cluster.PORT}.lock"):
         (socket_dir / name).unlink(missing_ok=True)
@@ -140,7 +141,7 @@ def _await_ready(folder: Path) -> Postmaster:
     while time.monotonic() < deadline:
         if postmaster := running(folder):
             return postmaster
-        if not _alive(folder):
+        if not alive(folder):
             break
         time.sleep(POLL_S)
     tail = log.read_text(errors="replace").splitlines()[-4:]
@@ -149,7 +150,7 @@ def _await_ready(folder: Path) -> Postmaster:
     )
 
 
-def _alive(folder: Path) -> bool:
+def alive(folder: Path) -> bool:
     """Whether any process of the server lives, its orphans too."""
     fd = process.open_lock(folder / "server.lock")
     try:
@@ -165,5 +166,5 @@ def stop(folder: Path) -> None:
         return
     os.kill(postmaster.pid, signal.SIGINT)
     deadline = time.monotonic() + _STOP_S
-    while _alive(folder) and time.monotonic() < deadline:
+    while alive(folder) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -1,3 +1,6 @@
+DROP TRIGGER IF EXISTS ingest_jobs_cancel_notify ON ingest_jobs;
+DROP TRIGGER IF EXISTS workflow_node_jobs_cancel_notify ON workflow_node_jobs;
+DROP FUNCTION IF EXISTS notify_job_cancel();
 DROP TRIGGER IF EXISTS workflow_runs_close ON workflow_runs;
 DROP FUNCTION IF EXISTS queue_workflows_close_run();
 DROP TRIGGER IF EXISTS workflow_runs_guard ON workflow_runs;

@@ -140,6 +140,8 @@ BEGIN
     SELECT run_id, node_id, id, attempts, 'cancelled', queue, claim_no,
            jsonb_build_object('reason', 'run ' || NEW.status)
       FROM closed;
+    PERFORM pg_notify('job_cancel', left(NEW.id, 1000))
+      WHERE EXISTS (SELECT FROM workflow_node_jobs WHERE run_id = NEW.id AND status = 'running');
     RETURN NULL;
 END $$;
 DROP TRIGGER IF EXISTS workflow_runs_close ON workflow_runs;
@@ -147,3 +149,18 @@ CREATE TRIGGER workflow_runs_close AFTER UPDATE ON workflow_runs FOR EACH ROW
     WHEN (NEW.mode = 'node' AND NEW.status IN ('completed', 'failed', 'cancelled')
           AND OLD.status IS DISTINCT FROM NEW.status)
     EXECUTE FUNCTION queue_workflows_close_run();
+
+-- A running job whose end is asked for hears of it at once.
+CREATE OR REPLACE FUNCTION notify_job_cancel() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
+    RETURN NULL;
+END $$;
+DROP TRIGGER IF EXISTS workflow_node_jobs_cancel_notify ON workflow_node_jobs;
+CREATE TRIGGER workflow_node_jobs_cancel_notify AFTER UPDATE ON workflow_node_jobs FOR EACH ROW
+    WHEN (NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL)
+    EXECUTE FUNCTION notify_job_cancel();
+DROP TRIGGER IF EXISTS ingest_jobs_cancel_notify ON ingest_jobs;
+CREATE TRIGGER ingest_jobs_cancel_notify AFTER UPDATE ON ingest_jobs FOR EACH ROW
+    WHEN (NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL)
+    EXECUTE FUNCTION notify_job_cancel();

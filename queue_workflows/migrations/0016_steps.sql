@@ -15,7 +15,7 @@ $$;
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(p_model text, p_models text[], p_newest boolean)
 RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_models text[] := p_models;
     v_band   smallint;
@@ -119,7 +119,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_resolved jsonb)
 RETURNS jsonb LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_id  text;
     v_job jsonb;
@@ -216,7 +216,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_jobs text[], p_claim_nos bigint[], p_results jsonb[], p_seconds double precision[])
 RETURNS SETOF ingest_jobs LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_count bigint;
 BEGIN

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 FLUSH_TIMEOUT_S = 0.5
 
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S+(?=@)")
-_KEY_PASSWORD = re.compile(r"(password[\"']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\s&,'\"]+)", re.I)
+_KEY_PASSWORD = re.compile(r"(password[\"']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\S+)", re.I)
 
 logger = logging.getLogger(__name__)
 

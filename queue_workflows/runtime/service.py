@@ -41,6 +41,7 @@ class Service(abc.ABC):
         self.name = name
         self._size = threads
         self._stopping = threading.Event()
+        self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -50,15 +51,16 @@ class Service(abc.ABC):
 
     def start(self) -> None:
         """Start the threads; RuntimeError when they were started before."""
-        if self._threads:
-            raise RuntimeError(f"{self.name} was started before; make a new one")
-        for number in range(self._size):
-            if self._stopping.is_set():
-                return
-            name = self.name if self._size == 1 else f"{self.name}-{number + 1}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        with self._starting:
+            if self._threads:
+                raise RuntimeError(f"{self.name} was started before; make a new one")
+            for number in range(self._size):
+                if self._stopping.is_set():
+                    return
+                name = self.name if self._size == 1 else f"{self.name}-{number + 1}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)  # before the start: it may stop itself at once
+                thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Ask the threads to end and wait for them; whether all have ended.
@@ -71,7 +73,9 @@ class Service(abc.ABC):
         if threading.current_thread() in self._threads:
             return False
         deadline = time.monotonic() + timeout_s
-        for thread in list(self._threads):
+        with self._starting:
+            started = [thread for thread in self._threads if thread.is_alive()]
+        for thread in started:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not self.alive
 
@@ -87,7 +91,7 @@ class Service(abc.ABC):
     def _run(self) -> None:
         """What each thread does until `_stopping` is set."""
 
-    def _interrupt(self) -> None:
+    def _interrupt(self) -> None:  # noqa: B027  a body that only looks at the event needs none
         """Wake what `_run` waits for; called once, after `_stopping` was set."""
 
 

@@ -7,11 +7,15 @@ import os
 import select
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RECHECK_S = 1.0
+"""Longest wait in one system call: a signal that comes just before the call does not interrupt it,
+and its Python handler runs only when the call is over."""
 
 
 class Flag:
@@ -41,10 +45,14 @@ class Flag:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether it is set, after waiting for that at most `timeout_s` (None: for ever)."""
-        if not self._set:
-            poll = select.poll()
-            poll.register(self._reader, select.POLLIN)
-            poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        while not self._set:
+            left_s = RECHECK_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            poll.poll(min(left_s, RECHECK_S) * 1000)
         return self._set
 
 
@@ -82,10 +90,13 @@ class StopRequest:
         if callback is not None:
             callback()
 
+    def _handle(self, _signum: int, _frame: FrameType | None) -> None:
+        self.request()
+
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for signum in SIGNALS:
-                previous = signal.signal(signum, lambda *_: self.request())
+                previous = signal.signal(signum, self._handle)
                 self._previous[signum] = signal.SIG_DFL if previous is None else previous
         return self
 

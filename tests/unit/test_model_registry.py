@@ -39,7 +39,7 @@ def test_an_unknown_id_is_a_key_error_that_lists_the_known_ones():
     model_registry.register(ModelSpec("b-model", loader=object))
     model_registry.register(ModelSpec("a-model", loader=object))
 
-    with pytest.raises(KeyError, match="'nope'.*a-model, b-model") as caught:
+    with pytest.raises(KeyError, match=r"'nope'.*a-model, b-model") as caught:
         model_registry.get("nope")
     assert isinstance(caught.value, errors.UnknownModel)
 

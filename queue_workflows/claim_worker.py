@@ -1,0 +1,163 @@
+"""One process, one worker, one job at a time: claims from one queue until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import time
+
+from queue_workflows import config, db, errors, gpu_model_cache, model_registry
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.runtime import identity, process, signals
+from queue_workflows.store import claims
+from queue_workflows.types import ExitFn
+from queue_workflows.worker import guards, loop, watch
+
+_log = logging.getLogger(__name__)
+budget_for = guards.budget_for
+
+
+class ClaimWorker:
+    """A worker of one queue under an identity of its own.
+
+    `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
+    the process-wide one on the gpu queue. `on_exit` leaves the process when a guard trips. Raises
+    `UnknownQueue` (a ValueError).
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: str,
+        host: str | None = None,
+        host_priority: int | None = None,
+        lease_s: float = 600,
+        model_cache: ModelCache | None = None,
+        on_exit: ExitFn = os._exit,
+    ) -> None:
+        config.check_queue(queue)
+        if not lease_s > 0:
+            raise errors.InvalidConfig(f"lease of {lease_s} s: it must be positive")
+        label = host or config.host_label()
+        priority = config.host_priority() if host_priority is None else host_priority
+        self._base = claims.Claimant(
+            identity.new_worker_id(label),
+            label,
+            queue,
+            lease_s,
+            newest=priority < 0,
+            obey=not config.DISABLE_WORKER_CONTROL.read(),
+        )
+        self._cache = model_cache
+        if queue == "gpu" and model_cache is None:
+            self._cache = gpu_model_cache.gpu_model_cache()
+        self._watch = watch.Watch(
+            self._claimant,
+            model_cache=self._cache,
+            known_models=self._known_models,
+            on_exit=on_exit,
+        )
+        if self._cache is not None:
+            self._cache.set_publisher(lambda _: self._watch.loop.wake("beat"))
+        self._loop = loop.WorkLoop(queue, self._claimant, self._watch, model_cache=self._cache)
+
+    @property
+    def worker_id(self) -> str:
+        """The identity under which this worker claims."""
+        return self._base.worker_id
+
+    def _known_models(self) -> list[str] | None:
+        return list(model_registry.known_ids()) or None if self._cache is not None else None
+
+    def _claimant(self) -> claims.Claimant:
+        if self._cache is None:
+            return self._base
+        return self._base._replace(model=self._cache.current_model, models=self._known_models())
+
+    def run_once(self) -> bool:
+        """Claim one job and see it through; False when there was none."""
+        if self._watch.loop.alive:
+            return self._loop.run_once()
+        try:
+            with self._watch.loop:
+                return self._loop.run_once()
+        finally:
+            self._close()
+
+    def run_forever(self) -> None:
+        """Run jobs as they come until `stop`; survives the loss of its database."""
+        try:
+            with self._watch.loop:
+                self._loop.run_forever()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._watch.close()
+        self._loop.close()
+
+    def stop(self) -> None:
+        """Take no further job; one that runs has SHUTDOWN_TIMEOUT_S to end, then it is given back.
+
+        Safe in a signal handler.
+        """
+        self._watch.stop_deadline = time.monotonic() + config.SHUTDOWN_TIMEOUT_S.read()
+        self._loop.stop()
+
+    def stop_now(self) -> None:
+        """Give the running job back at once and leave."""
+        self._watch.stop_deadline = time.monotonic()
+        self._loop.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="queue-claim-worker", description="One worker of one queue, one job at a time."
+    )
+    parser.add_argument("--queue", required=True, help="cpu, gpu or an ingest queue")
+    parser.add_argument("--lease-seconds", type=float, default=600.0, metavar="N")
+    process.add_common_arguments(parser)
+    return parser
+
+
+def _check_host(queue: str) -> None:
+    config.check_queue(queue)
+    cfg = config.get_config()
+    if queue in config.DAG_QUEUES and not cfg.knows_nodes():
+        raise errors.InvalidConfig(
+            f"a {queue} worker that knows no node would fail every job: name the host app with --app "
+            "or QUEUE_WORKFLOWS_APP, so that it sets a node package or resolver, or registers nodes"
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`queue-claim-worker`: run one worker until SIGTERM or SIGINT; 2 for what cannot work."""
+    options = _parser().parse_args(argv)
+
+    def body() -> int:
+        process.setup_logging(options.log_level)
+        if options.embedded:
+            config.configure(embedded=True)
+        config.load_app(options.app)
+        _check_host(options.queue)
+        if options.queue == "gpu" and (register := config.get_config().builtin_model_registrar):
+            register()
+        return _serve(options.queue, options.lease_seconds)
+
+    return process.run_main("queue-claim-worker", body, debug=options.debug)
+
+
+def _serve(queue: str, lease_s: float) -> int:
+    worker = ClaimWorker(queue=queue, lease_s=lease_s)
+    with signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now) as stop:
+        if db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+            db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=stop.requested.wait)
+            _log.info("worker %s serves %s on %s", worker.worker_id, queue, db.describe())
+            worker.run_forever()
+    db.close_pool()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Pure graph logic: expand a workflow, walk it, decide which rows come next."""

@@ -1,0 +1,136 @@
+"""Node inputs: the `from` forms of a pipeline, and paths that wait for the run's `out_dir`.
+
+In a definition the marker `$out` is known by its place alone: as the only key of a whole input. A
+host's own value with that key stands there as `{"$out": {"$value": value}}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, NoReturn, cast
+
+from queue_workflows import errors, refs
+from queue_workflows.dag import plain
+
+OUT = "$out"
+
+
+class FromStep(NamedTuple):
+    """`pipeline.<key>`: the step's input of that name."""
+
+    key: str
+
+
+class FromPaths(NamedTuple):
+    """Paths of siblings, relative to the step's folder; `many` when a list was asked for."""
+
+    paths: tuple[str, ...]
+    many: bool
+
+
+class Literal(NamedTuple):
+    """A template that does not depend on the step."""
+
+    template: Any
+
+
+Source = FromStep | FromPaths | Literal
+
+
+def parse(text: str, siblings: Collection[str], where: str) -> Source:
+    """What a node input's `from` asks for; `InvalidWorkflow` for an unknown form or sibling."""
+    text = text.strip()
+    if text.startswith("pipeline._implicit(") and text.endswith(")"):
+        return Literal(_literal(text[len("pipeline._implicit(") : -1].strip(), where))
+    if text.startswith("pipeline._siblings(") and text.endswith(")"):
+        listed = text[len("pipeline._siblings(") : -1].strip()
+        if not (listed.startswith("[") and listed.endswith("]")):
+            raise errors.InvalidWorkflow(f"{where}: {text!r} must list its siblings in [ ]")
+        chosen = [part.strip().strip("'\"") for part in listed[1:-1].split(",") if part.strip()]
+        return FromPaths(tuple(_sibling(name, siblings, where) for name in chosen), many=True)
+    head, dot, rest = text.partition(".")
+    if head == "pipeline" and dot:
+        if not rest or (rest.startswith("_") and "(" in rest):
+            raise errors.InvalidWorkflow(
+                f"{where}: {text!r} is none of pipeline.<key>, pipeline._implicit(<literal>), "
+                "pipeline._siblings([a, b])"
+            )
+        return FromStep(rest)
+    sibling = _sibling(head, siblings, where)
+    return FromPaths((f"{sibling}/{_inside(rest, text, where)}" if dot else sibling,), many=False)
+
+
+def _sibling(name: str, siblings: Collection[str], where: str) -> str:
+    if name not in siblings:
+        raise errors.InvalidWorkflow(f"{where}: 'from' names the unknown sibling {name!r:.120}")
+    return name
+
+
+def _inside(rest: str, text: str, where: str) -> str:
+    parts = rest.split("/")
+    if any(part in ("", ".", "..") or "\\" in part for part in parts):
+        raise errors.InvalidWorkflow(f"{where}: 'from' {text!r} does not stay in its folder")
+    return rest
+
+
+def _literal(text: str, where: str) -> Any:
+    """The literal as JSON, else as Python, else the text; guarded where it looks like a ref."""
+    try:
+        found = _parsed(text)
+    except (RecursionError, MemoryError) as error:
+        raise errors.InvalidWorkflow(f"{where}: the literal is nested too deep") from error
+    template = plain.value(found, where)
+    return {"$value": template} if refs.has_refs(template) else as_input(template)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError):
+        return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def as_input(template: Any) -> Any:
+    """A host's value as a whole input of a definition, never mistaken for the marker."""
+    marked = isinstance(template, dict) and OUT in template
+    return {OUT: {"$value": cast("Any", template)}} if marked else cast("Any", template)
+
+
+def path_input(step_id: str, source: FromPaths) -> dict[str, Any]:
+    """The marker that stands for a step's paths in a definition."""
+    paths = [f"{step_id}/{path}" for path in source.paths]
+    return {OUT: paths if source.many else paths[0]}
+
+
+def bind_paths(template: Mapping[str, Any], out_dir: str | None, *, node_id: str) -> dict[str, Any]:
+    """A node's inputs with every marker turned into path strings under `out_dir`.
+
+    Raises `InvalidWorkflow` that names the node when a path is needed and the run has no folder.
+    """
+    return {name: _bound(value, out_dir, node_id, name) for name, value in template.items()}
+
+
+def _bound(value: Any, out_dir: str | None, node_id: str, name: str) -> Any:
+    if not (isinstance(value, dict) and OUT in value):
+        return cast("Any", value)
+    marked = cast("dict[str, Any]", value)[OUT]
+    if isinstance(marked, dict):
+        return cast("dict[str, Any]", marked)["$value"]
+    if out_dir is None:
+        raise errors.InvalidWorkflow(
+            f"node {node_id!r}: input {name!r} is a path under out_dir, and the run has none"
+        )
+    root = out_dir.rstrip("/")
+    if isinstance(marked, list):
+        return [f"{root}/{path}" for path in cast("list[str]", marked)]
+    return f"{root}/{marked}"

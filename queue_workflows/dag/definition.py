@@ -1,0 +1,201 @@
+"""Expanding a workflow into the frozen definition that its run carries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from queue_workflows import config, errors
+from queue_workflows.dag import bindings, pipeline, plain
+
+if TYPE_CHECKING:
+    from queue_workflows.types import JsonDict, PipelineLoader
+
+VERSION = 1
+MAX_DEPENDENCIES = 1_000_000
+MAX_DEFINITION_MB = 64
+
+
+class _Step(NamedTuple):
+    """A checked step; `own` is the step as written (input steps), `flow` its pipeline (others)."""
+
+    id: str
+    deps: tuple[str, ...]
+    skip_if: Any
+    inputs: dict[str, Any]
+    flow: pipeline.Pipeline | None
+    own: dict[str, Any] | None
+
+    @property
+    def leaves(self) -> list[str]:
+        """The node ids that end this step."""
+        return [f"{self.id}/{leaf}" for leaf in self.flow.leaves] if self.flow else [self.id]
+
+
+def expand(
+    workflow: Any, load_pipeline: PipelineLoader, *, max_nodes: int | None = None
+) -> JsonDict:
+    """The definition: a plain JSON document, detached from the host's, nodes in declaration order.
+
+    `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
+    "skip_if", "pipeline", "step"}]}`. Raises `InvalidWorkflow` that names step or node and reason;
+    what `load_pipeline` raises passes through. `max_nodes`: None takes `MAX_NODES_PER_RUN`.
+    """
+    document = plain.record(workflow, "the workflow")
+    name = plain.text(document, "name", "the workflow") or ""
+    where = f"workflow {name!r}"
+    steps = _read_steps(document, load_pipeline, where)
+    pipeline.check_order({step.id: step.deps for step in steps.values()}, where, "step")
+    budget = _Budget(config.MAX_NODES_PER_RUN.read() if max_nodes is None else max_nodes, where)
+    nodes: list[JsonDict] = []
+    for step in steps.values():
+        before = [leaf for dep in step.deps for leaf in steps[dep].leaves]
+        budget.take_step(step, before)
+        for node in _flow_nodes(step, step.flow, before) if step.flow else [_input(step, before)]:
+            budget.take_text(node)
+            nodes.append(node)
+    return {"version": VERSION, "workflow": name, "nodes": nodes}
+
+
+def digest(definition: Mapping[str, Any]) -> str:
+    """sha256 over the canonical JSON of a definition, in hex."""
+    return hashlib.sha256(_canonical(definition).encode()).hexdigest()
+
+
+def _canonical(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _read_steps(
+    document: Mapping[str, Any], load_pipeline: PipelineLoader, where: str
+) -> dict[str, _Step]:
+    listed = plain.items(document, "steps", where)
+    if not listed:
+        raise errors.InvalidWorkflow(f"{where}: it has no steps")
+    steps: dict[str, _Step] = {}
+    flows: dict[str, pipeline.Pipeline] = {}
+    for index, raw in enumerate(listed):
+        entry = plain.record(raw, f"{where}: step {index + 1}")
+        step_id = plain.identifier(entry, f"{where}: step {index + 1}")
+        if step_id in steps:
+            raise errors.InvalidWorkflow(f"{where}: two steps have the id {step_id!r}")
+        steps[step_id] = _read_step(entry, step_id, flows, load_pipeline, where)
+    return steps
+
+
+def _read_step(
+    entry: Mapping[str, Any],
+    step_id: str,
+    flows: dict[str, pipeline.Pipeline],
+    load_pipeline: PipelineLoader,
+    where: str,
+) -> _Step:
+    where = f"{where}: step {step_id!r}"
+    deps = plain.names(entry, "depends_on", where)
+    skip_if = plain.value(entry.get("skip_if"), f"{where}: 'skip_if'")
+    kind = entry.get("kind")
+    if kind == "input":
+        plain.needed_text(entry, "widget", where, limit=100)
+        plain.text(entry, "target", where)
+        return _Step(step_id, deps, skip_if, {}, None, plain.value(entry, where))
+    if kind != "pipeline":
+        raise errors.InvalidWorkflow(
+            f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline' or 'input'"
+        )
+    name = plain.needed_text(entry, "pipeline", where)
+    if name not in flows:
+        flows[name] = pipeline.read(name, load_pipeline(name), where)
+    given = entry.get("inputs")
+    inputs = plain.value(
+        {} if given is None else plain.record(given, f"{where}: 'inputs'"), f"{where}: 'inputs'"
+    )
+    return _Step(step_id, deps, skip_if, inputs, flows[name], None)
+
+
+def _flow_nodes(step: _Step, flow: pipeline.Pipeline, before: list[str]) -> list[JsonDict]:
+    return [
+        {
+            "id": f"{step.id}/{node.id}",
+            "module": node.module,
+            "queue": node.queue,
+            "model": node.model,
+            "deps": [f"{step.id}/{dep}" for dep in node.deps] or before,
+            "inputs": _templates(step, node),
+            "skip_if": node.skip_if if node.own_skip else step.skip_if,
+            "pipeline": flow.name,
+            "step": None,
+        }
+        for node in flow.nodes
+    ]
+
+
+def _templates(step: _Step, node: pipeline.PipelineNode) -> dict[str, Any]:
+    """Input templates by name; one whose step gives no such key is left to its default."""
+    templates: dict[str, Any] = {}
+    for name, source in node.inputs:
+        if isinstance(source, bindings.Literal):
+            templates[name] = source.template
+        elif isinstance(source, bindings.FromPaths):
+            templates[name] = bindings.path_input(step.id, source)
+        elif source.key in step.inputs:
+            templates[name] = bindings.as_input(step.inputs[source.key])
+    return templates
+
+
+def _input(step: _Step, before: list[str]) -> JsonDict:
+    own = step.own or {}
+    return {
+        "id": step.id,
+        "module": pipeline.INPUT_MODULE + own["widget"],
+        "queue": "cpu",
+        "model": None,
+        "deps": before,
+        "inputs": {"widget": own["widget"], "target": own.get("target")},
+        "skip_if": step.skip_if,
+        "pipeline": None,
+        "step": own,
+    }
+
+
+class _Budget:
+    """What the definition has taken so far; each `take_` refuses what goes over a limit."""
+
+    def __init__(self, max_nodes: int, where: str) -> None:
+        self.max_nodes = max_nodes
+        self.where = where
+        self.nodes = self.deps = self.chars = 0
+
+    def take_step(self, step: _Step, before: list[str]) -> None:
+        """Count nodes and dependencies before they are built."""
+        flow = step.flow.nodes if step.flow else ()
+        sources = sum(1 for node in flow if not node.deps) or 1
+        self.nodes += len(flow) or 1
+        self.deps += sources * len(before) + sum(len(node.deps) for node in flow)
+        if self.nodes > self.max_nodes:
+            raise errors.InvalidWorkflow(
+                f"{self.where}: more than {self.max_nodes} nodes (reached in step {step.id!r}; "
+                "MAX_NODES_PER_RUN sets the limit)"
+            )
+        if self.deps > MAX_DEPENDENCIES:
+            raise errors.InvalidWorkflow(
+                f"{self.where}: step {step.id!r}: {sources} first nodes that wait for "
+                f"{len(before)} nodes each make more than {MAX_DEPENDENCIES} dependencies; "
+                "put one joining node between"
+            )
+
+    def take_text(self, node: JsonDict) -> None:
+        """Count what a node carries of its host."""
+        chars = len(_canonical([node["inputs"], node["skip_if"], node["step"]]))
+        limit_kb = config.MAX_PAYLOAD_KB.read()
+        if chars > limit_kb * 1024:
+            raise errors.InvalidWorkflow(
+                f"{self.where}: node {node['id']!r}: inputs of {chars // 1024} KiB; "
+                f"at most {limit_kb} (MAX_PAYLOAD_KB)"
+            )
+        self.chars += chars
+        if self.chars > MAX_DEFINITION_MB << 20:
+            raise errors.InvalidWorkflow(
+                f"{self.where}: the inputs of its nodes exceed {MAX_DEFINITION_MB} MiB in all"
+            )

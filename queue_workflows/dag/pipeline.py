@@ -1,0 +1,109 @@
+"""One pipeline as its schema describes it, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from queue_workflows import errors
+from queue_workflows.dag import bindings, graph, plain
+
+INPUT_MODULE = "__input__"
+MAX_FROM_CHARS = 100_000
+
+
+class PipelineNode(NamedTuple):
+    """A node before a step gives it its full id; `own_skip` tells whether it has a `skip_if`."""
+
+    id: str
+    module: str
+    queue: str
+    model: str | None
+    deps: tuple[str, ...]
+    inputs: tuple[tuple[str, bindings.Source], ...]
+    own_skip: bool
+    skip_if: Any
+
+
+class Pipeline(NamedTuple):
+    """The nodes in declaration order, and the ids of those that nothing follows."""
+
+    name: str
+    nodes: tuple[PipelineNode, ...]
+    leaves: tuple[str, ...]
+
+
+def read(name: str, schema: Any, where: str) -> Pipeline:
+    """A pipeline out of its schema; `InvalidWorkflow` that names the node and the reason."""
+    where = f"{where}: pipeline {name!r}"
+    listed = plain.items(plain.record(schema, where), "nodes", where)
+    if not listed:
+        raise errors.InvalidWorkflow(f"{where}: it has no nodes")
+    entries: dict[str, Mapping[str, Any]] = {}
+    for index, raw in enumerate(listed):
+        entry = plain.record(raw, f"{where}: node {index + 1}")
+        node_id = plain.identifier(entry, f"{where}: node {index + 1}")
+        if node_id in entries:
+            raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node_id!r}")
+        entries[node_id] = entry
+    nodes = tuple(
+        _node(node_id, entry, entries, f"{where}: node {node_id!r}")
+        for node_id, entry in entries.items()
+    )
+    check_order({node.id: node.deps for node in nodes}, where, "node")
+    followed = {dep for node in nodes for dep in node.deps}
+    return Pipeline(name, nodes, tuple(node.id for node in nodes if node.id not in followed))
+
+
+def check_order(deps: Mapping[str, tuple[str, ...]], where: str, noun: str) -> None:
+    """Refuse a dependency that does not exist, is the owner itself, or closes a cycle."""
+    for owner, needed in deps.items():
+        for dep in needed:
+            if dep not in deps:
+                raise errors.InvalidWorkflow(
+                    f"{where}: {noun} {owner!r} depends on the unknown {noun} {dep!r:.120}"
+                )
+            if dep == owner:
+                raise errors.InvalidWorkflow(f"{where}: {noun} {owner!r} depends on itself")
+    cycle = graph.find_cycle(deps)
+    if cycle:
+        shown = cycle if len(cycle) <= 20 else [*cycle[:10], "...", *cycle[-9:]]
+        raise errors.InvalidWorkflow(f"{where}: a cycle of {noun}s: {' -> '.join(shown)}")
+
+
+def _node(
+    node_id: str, entry: Mapping[str, Any], siblings: Collection[str], where: str
+) -> PipelineNode:
+    module = plain.text(entry, "node", where) or node_id
+    if module.startswith(INPUT_MODULE):
+        raise errors.InvalidWorkflow(f"{where}: {INPUT_MODULE!r} is kept for steps of kind 'input'")
+    gpu, model = entry.get("gpu"), plain.text(entry, "model", where)
+    if gpu is not None and not isinstance(gpu, bool):
+        raise errors.InvalidWorkflow(f"{where}: 'gpu' must be true or false")
+    if model is not None and not gpu:
+        raise errors.InvalidWorkflow(f"{where}: model {model!r} needs gpu: true")
+    return PipelineNode(
+        id=node_id,
+        module=module,
+        queue="gpu" if gpu else "cpu",
+        model=model,
+        deps=plain.names(entry, "depends_on", where),
+        inputs=_inputs(entry, siblings, where),
+        own_skip="skip_if" in entry,
+        skip_if=plain.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+    )
+
+
+def _inputs(
+    entry: Mapping[str, Any], siblings: Collection[str], where: str
+) -> tuple[tuple[str, bindings.Source], ...]:
+    sources: dict[str, bindings.Source] = {}
+    for raw in plain.items(entry, "inputs", where):
+        given = plain.record(raw, f"{where}: an entry of 'inputs'")
+        name = plain.needed_text(given, "name", f"{where}: an entry of 'inputs'")
+        if name in sources:
+            raise errors.InvalidWorkflow(f"{where}: two inputs have the name {name!r}")
+        at = f"{where}: input {name!r}"
+        text = plain.needed_text(given, "from", at, limit=MAX_FROM_CHARS)
+        sources[name] = bindings.parse(text, siblings, at)
+    return tuple(sources.items())

@@ -1,0 +1,242 @@
+"""What to do next in a run: the rows to create, whether it is complete, or why it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from queue_workflows import errors, refs
+from queue_workflows.dag import bindings, graph, readiness
+
+if TYPE_CHECKING:
+    from queue_workflows.types import JsonDict, RefResolver
+
+
+class Reader(readiness.Truth, Protocol):
+    """The database's truth about one run, read under the lock on its row."""
+
+    def done_all(self) -> set[str]:
+        """Every node id of the run that is completed or skipped."""
+        ...
+
+    def present(self, ids: Collection[str]) -> set[str]:
+        """Those of these nodes that have a row which is neither failed nor cancelled."""
+        ...
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:
+        """`run.context` and, under each completed node's id, its `context_delta`.
+
+        Only these keys of it, those that exist; None: all of it.
+        """
+        ...
+
+
+class NewNode(NamedTuple):
+    """A row to create. `inputs` as resolved now, `template` with its refs; both None if skipped."""
+
+    node: graph.Node
+    status: str
+    inputs: JsonDict | None
+    template: JsonDict | None
+
+
+class Plan(NamedTuple):
+    """Rows in the order in which they are to be queued; no rows when there is a failure.
+
+    Rows may exist already: another process, or an earlier event, can have come to the same answer.
+    `complete`: every node is done or skipped here. `failure`: the node that cannot go on, and why.
+    """
+
+    rows: list[NewNode]
+    complete: bool = False
+    failure: tuple[str, str] | None = None
+
+
+def plan(
+    progress: readiness.Progress,
+    finished: Iterable[str],
+    reader: Reader,
+    resolver: RefResolver = refs.resolve_ref,
+    *,
+    out_dir: str | None,
+    custom_resolver: bool = False,
+) -> Plan:
+    """What follows from nodes that are committed as completed or skipped; unknown ids are ignored.
+
+    Runs under the lock on the run's row: whichever event of a join comes last finds it ready,
+    whoever dispatched the others.
+    """
+    finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
+    progress.known.update(finished)
+    planner = _Planner(progress, reader, readiness.Round(progress, reader), custom_resolver)
+    return planner.run(_followers(progress.graph, finished), resolver, out_dir)
+
+
+def plan_start(
+    progress: readiness.Progress,
+    reader: Reader,
+    resolver: RefResolver = refs.resolve_ref,
+    *,
+    out_dir: str | None,
+    custom_resolver: bool = False,
+) -> Plan:
+    """Every node not done whose dependencies are all done: a run's start, or its resume."""
+    progress.known |= reader.done_all()
+    planner = _Planner(progress, reader, readiness.Round(progress, None), custom_resolver)
+    return planner.run([*progress.graph.nodes, readiness.END], resolver, out_dir)
+
+
+def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
+    """The nodes to look at after these in declaration order; `END` last, if one is a leaf."""
+    found: set[str] = set()
+    for node_id in finished:
+        found.update(graph_.downstream(node_id) or (readiness.END,))
+    end = [readiness.END] if readiness.END in found else []
+    return sorted(found.difference(end), key=graph_.position.__getitem__) + end
+
+
+class _Candidate:
+    """A ready node with its inputs bound to the run's folder, or the reason why it cannot go on."""
+
+    __slots__ = ("inputs", "node", "reason", "template")
+
+    def __init__(self, node: graph.Node, out_dir: str | None) -> None:
+        self.node = node
+        self.template: JsonDict = {}
+        self.inputs: JsonDict = {}
+        self.reason: str | None = None
+        try:
+            self.template = bindings.bind_paths(node.inputs, out_dir, node_id=node.id)
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
+
+    def templates(self) -> list[Any]:
+        """All that the resolver will be asked about."""
+        given = [] if self.node.step is not None else list(self.template.values())
+        return given if self.node.skip_if is None else [self.node.skip_if, *given]
+
+    def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
+        """Whether `skip_if` holds; not when it cannot be resolved."""
+        if self.node.skip_if is None:
+            return False
+
+        def holds(template: Any, values: Mapping[str, Any]) -> bool:
+            return bool(resolver(template, values))
+
+        return refs.attempt(self.node.skip_if, context, holds)[0] is True
+
+    def resolve(self, context: JsonDict, resolver: RefResolver) -> None:
+        """Fill `inputs`, or `reason` with the first input that does not resolve."""
+        if self.node.step is not None:
+            self.inputs = self.template
+            return
+        for name, template in self.template.items():
+            self.inputs[name], reason = refs.attempt(template, context, resolver)
+            if reason is not None:
+                self.reason = f"node {self.node.id!r}: input {name!r}: {reason}"
+                return
+
+
+class _Planner:
+    """One plan in the making: rounds of ready nodes, each fed by what the one before skipped."""
+
+    def __init__(
+        self,
+        progress: readiness.Progress,
+        reader: Reader,
+        look: readiness.Round,
+        custom_resolver: bool,
+    ) -> None:
+        self.progress = progress
+        self.reader = reader
+        self.look = look
+        self.context = _Context(reader, look, whole=custom_resolver)
+        self.queued: list[NewNode] = []
+        self.skipped: list[NewNode] = []
+
+    def run(self, candidates: list[str], resolver: RefResolver, out_dir: str | None) -> Plan:
+        nodes = self.progress.graph.nodes
+        may_exist, may_end = True, False
+        while candidates:
+            may_end = may_end or candidates[-1] == readiness.END
+            ready = self.look.ready(filter(self._is_open, candidates))
+            skipped, failure = self._round(
+                [_Candidate(nodes[node_id], out_dir) for node_id in ready], resolver, may_exist
+            )
+            if failure is not None:
+                return Plan([], failure=failure)
+            candidates = _followers(self.progress.graph, skipped)
+            may_exist = False  # what waited for a row of this very plan has none yet
+        complete = may_end and bool(self.look.ready([readiness.END]))
+        return Plan([*self._by_model(), *self.skipped], complete)
+
+    def _is_open(self, node_id: str) -> bool:
+        progress = self.progress
+        return (
+            node_id != readiness.END
+            and node_id not in progress.known
+            and node_id not in progress.settled
+        )
+
+    def _round(
+        self, candidates: list[_Candidate], resolver: RefResolver, may_exist: bool
+    ) -> tuple[list[str], tuple[str, str] | None]:
+        """The ids skipped in this round, and the failure that ends the plan, if any.
+
+        A node whose row exists was decided when that was written: it is neither skipped nor failed.
+        """
+        context = self.context.covering(candidates)
+        skipped = [each for each in candidates if each.is_skipped(context, resolver)]
+        leaving = {each.node.id for each in skipped}
+        staying = [each for each in candidates if each.node.id not in leaving]
+        for each in staying:
+            if each.reason is None:
+                each.resolve(context, resolver)
+        doubtful = leaving | {each.node.id for each in staying if each.reason is not None}
+        present = self.reader.present(doubtful) if doubtful and may_exist else set[str]()
+        for each in staying:
+            if each.reason is None:
+                self.queued.append(NewNode(each.node, "queued", each.inputs, each.template))
+            elif each.node.id not in present:
+                return [], (each.node.id, each.reason)
+        new = [each.node for each in skipped if each.node.id not in present]
+        self.skipped += [NewNode(node, "skipped", None, None) for node in new]
+        self.look.skipped.update(node.id for node in new)
+        return [node.id for node in new], None
+
+    def _by_model(self) -> list[NewNode]:
+        """Queued rows by declaration, grouped by model in order of appearance, model-less last."""
+        position = self.progress.graph.position
+        groups: dict[str | None, list[NewNode]] = {}
+        for row in sorted(self.queued, key=lambda row: position[row.node.id]):
+            groups.setdefault(row.node.model, []).append(row)
+        bare = groups.pop(None, [])
+        return [row for group in groups.values() for row in group] + bare
+
+
+class _Context:
+    """The context of refs as far as a plan has read it; a missing head may still appear."""
+
+    def __init__(self, reader: Reader, look: readiness.Round, *, whole: bool) -> None:
+        self.reader = reader
+        self.look = look
+        self.whole = whole
+        self.values: dict[str, Any] = {}
+        self.asked: set[str] | None = set()
+
+    def covering(self, candidates: Iterable[_Candidate]) -> dict[str, Any]:
+        """The values, with every head that these templates name read at most once."""
+        templates = [template for each in candidates for template in each.templates()]
+        if self.look.learned:
+            self.asked = set(self.values) if not self.whole else set()
+            self.look.learned = False
+        if self.whole:
+            if templates and self.asked is not None:
+                self.values, self.asked = self.reader.context(None), None
+            return self.values
+        asked = self.asked or set[str]()
+        missing = set[str]().union(*map(refs.heads, templates)) - asked
+        if missing:
+            self.values.update(self.reader.context(missing))
+            self.asked = asked | missing
+        return self.values

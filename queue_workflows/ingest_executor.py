@@ -1,0 +1,69 @@
+"""Running one ingest job: call the registered task, check its result, record the outcome."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, db, errors
+from queue_workflows.store import outcomes, payload, tables
+from queue_workflows.types import Row
+
+
+def execute_ingest_job(job: Row) -> str:
+    """Run a claimed ingest job and record how it ended, fenced by the claim in `job`.
+
+    `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: the claim is no
+    longer held and nothing was written.
+    """
+    outcome = run_task(job)
+    with db.transaction() as conn:
+        return outcomes.record(conn, tables.lease_of(tables.INGEST_JOBS, job), outcome)
+
+
+def run_task(job: Row) -> outcomes.Outcome:
+    """Run the task of a claimed job, writing nothing; whatever it raises is an outcome."""
+    started = time.monotonic()
+    name = job["task_name"]
+    try:
+        task = config.get_config().ingest_task_map.get(name)
+        if task is None:
+            raise errors.UnknownTask(
+                f"this worker knows no ingest task {name!r}: register_ingest_task()"
+            )
+        value = _call(task, job["reason"], job["args"])
+        text = payload.encode(
+            value if isinstance(value, dict) else {"result": value}, f"result of task {name!r}"
+        )
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around host code
+        return outcomes.of_error(error, time.monotonic() - started, f"task {name}")
+    return outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
+
+
+def _call(task: Callable[..., Any], reason: str, args: dict[str, Any]) -> Any:
+    shape = _shape(task)
+    if shape == "reason":
+        return task(reason)
+    if shape == "args":
+        return task(args)
+    return task(reason, args) if shape == "both" else task()
+
+
+@functools.lru_cache(maxsize=512)
+def _shape(task: Callable[..., Any]) -> str:
+    """`reason`, `args`, `both` or `none`: what the task takes, by its positional parameters."""
+    try:
+        parameters = inspect.signature(task).parameters.values()
+    except (TypeError, ValueError):
+        return "reason"  # a builtin that does not tell
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return "both"
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not names:
+        return "none"
+    if len(names) == 1:
+        return "args" if names[0] == "args" else "reason"
+    return "both"

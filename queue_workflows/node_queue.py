@@ -1,0 +1,454 @@
+"""Jobs of both families: the hosts' and operators' door. Each call validates, then is one transaction."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from queue_workflows import config, db, errors
+from queue_workflows.runtime import identity
+from queue_workflows.store import (
+    claims,
+    events,
+    ingest,
+    nodes,
+    outbox,
+    payload,
+    tables,
+    transitions,
+    workers,
+)
+from queue_workflows.store import snapshot as views
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+LIVE_WORKER_S = 30.0
+"""Heartbeat age up to which a worker counts as capacity (the contract's figure)."""
+
+
+@functools.lru_cache(maxsize=8)
+def _own_worker_id(host: str, _pid: int) -> str:
+    return identity.new_worker_id(host)
+
+
+def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> claims.Claimant:
+    label = host or config.host_label()
+    return claims.Claimant(_own_worker_id(label, os.getpid()), label, queue, lease_s, **more)
+
+
+# --- node jobs ---------------------------------------------------------------------------------
+
+
+def enqueue_node_job(
+    *,
+    run_id: str,
+    node_id: str,
+    node_module: str,
+    queue: str,
+    required_model: str | None = None,
+    inputs: dict[str, Any] | None = None,
+    priority: int = 100,
+    pipeline_name: str | None = None,
+) -> str:
+    """Queue one node of a run; its job id. A node that the run has already keeps its row and id.
+
+    Raises before any write: `UnknownQueue` (a ValueError) unless cpu or gpu, `InvalidConfig` (a
+    ValueError) for a cpu job with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
+    """
+    config.check_queue(queue, config.DAG_QUEUES)
+    if queue == "cpu" and required_model is not None:
+        raise errors.InvalidConfig(f"node {node_id!r}: a cpu job cannot require a model")
+    values = {
+        "run_id": run_id,
+        "node_id": node_id,
+        "node_module": node_module,
+        "queue": queue,
+        "required_model": required_model,
+        "inputs": payload.encode(inputs or {}, f"inputs of node {node_id!r}"),
+        "priority": priority,
+        "pipeline_name": pipeline_name,
+    }
+    with db.transaction() as conn:
+        job_id = nodes.enqueue(conn, values)
+        if job_id is not None:
+            return job_id
+        existing = nodes.get_by_node(conn, run_id, node_id)
+    if existing is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    return existing["id"]
+
+
+def insert_skipped_job(
+    *,
+    run_id: str,
+    node_id: str,
+    node_module: str,
+    queue: str = "cpu",
+    required_model: str | None = None,
+    pipeline_name: str | None = None,
+) -> str:
+    """Put a `skipped` row in a node's place, which satisfies those that depend on it; its job id."""
+    config.check_queue(queue, config.DAG_QUEUES)
+    row: dict[str, Any] = {
+        "node_id": node_id,
+        "node_module": node_module,
+        "queue": queue,
+        "required_model": required_model,
+        "status": "skipped",
+        "pipeline_name": pipeline_name,
+        "inputs": {},
+    }
+    with db.transaction() as conn:
+        nodes.insert_many(conn, run_id, payload.encode([row], "row"))
+        found = nodes.get_by_node(conn, run_id, node_id)
+    if found is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    return found["id"]
+
+
+def get_node_job(job_id: str) -> Row | None:
+    """The job, or None."""
+    with db.transaction() as conn:
+        return nodes.get(conn, job_id)
+
+
+def list_jobs_for_run(run_id: str) -> list[Row]:
+    """The run's jobs, oldest first."""
+    with db.transaction() as conn:
+        return nodes.of_run(conn, run_id)
+
+
+def claim_next_cpu_job(
+    worker_lane: int = 0, *, host: str | None = None, lease_s: float = 600, host_priority: int = 0
+) -> Row | None:
+    """Claim the next cpu job for this process; the row, or None."""
+    who = _claimant("cpu", host, lease_s, newest=host_priority < 0, lane=worker_lane)
+    return _claim_node(who)
+
+
+def claim_next_gpu_job(
+    worker_lane: int = 0,
+    current_model: str | None = None,
+    *,
+    host: str | None = None,
+    lease_s: float = 600,
+    host_priority: int = 0,
+    known_models: Iterable[str] | None = None,
+) -> Row | None:
+    """Claim the next gpu job for this process; the row, or None.
+
+    The best priority band first, inside it `current_model`, then age. `known_models` None: any model.
+    """
+    who = _claimant(
+        "gpu",
+        host,
+        lease_s,
+        newest=host_priority < 0,
+        lane=worker_lane,
+        model=current_model,
+        models=None if known_models is None else sorted(known_models),
+    )
+    return _claim_node(who)
+
+
+def _claim_node(who: claims.Claimant) -> Row | None:
+    with db.transaction() as conn:
+        job = claims.node_step(conn, who, promote=True)
+        return nodes.get(conn, job["id"]) if job else None
+
+
+def mark_completed(
+    job_id: str,
+    *,
+    context_delta: dict[str, Any] | None,
+    seconds: float | None = None,
+    vm_rss_mb_peak: int | None = None,
+) -> Row | None:
+    """Complete a job by hand, with its outbox event; the row, or None when it was over already."""
+    text = payload.encode(context_delta or {}, "context_delta")
+    values = {"result": text, "seconds": seconds, "rss": vm_rss_mb_peak, "error": None}
+    return _operate(job_id, tables.NODE_JOBS, "completed", values)
+
+
+def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
+    """Fail a job by hand, with its outbox event; the row, or None when it was over already."""
+    values = {"error": payload.error_text(error), "seconds": seconds}
+    return _operate(job_id, tables.NODE_JOBS, "failed", values)
+
+
+def mark_awaiting_input(job_id: str) -> Row | None:
+    """Park a job by hand, with its outbox event; the row, or None when it is over or parked."""
+    values = {"error": None, "seconds": None}
+    return _operate(job_id, tables.NODE_JOBS, "awaiting_input", values)
+
+
+def _operate(
+    job_id: str, table: tables.JobTable, status: str, values: dict[str, Any]
+) -> Row | None:
+    with db.transaction() as conn:
+        return nodes.operate(conn, job_id, table, status, values)
+
+
+def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> Row | None:
+    """Store what the node received; the row, or None."""
+    text = payload.encode(inputs, "resolved_inputs")
+    with db.transaction() as conn:
+        return nodes.set_resolved_inputs(conn, job_id, text)
+
+
+def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | None:
+    """Store what an input node asks for; the row, or None."""
+    text = payload.encode(spec, "input_spec")
+    with db.transaction() as conn:
+        job = nodes.get_by_node(conn, run_id, node_id)
+        return nodes.set_input_spec(conn, job["id"], text) if job else None
+
+
+def reclaim_expired_leases() -> list[Row]:
+    """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status."""
+    with db.transaction() as conn:
+        rows = transitions.reclaim_lapsed(conn, tables.NODE_JOBS)
+    return _brief(rows)
+
+
+def _brief(rows: list[Row]) -> list[Row]:
+    return [{key: row[key] for key in ("id", "run_id", "node_id", "status")} for row in rows]
+
+
+def requeue_job_for_retry(job_id: str) -> Row | None:
+    """A running job → queued at the front, `watchdog_retries` + 1; the row, or None if not running."""
+    with db.transaction() as conn:
+        rows = nodes.requeue(conn, "retry", job=job_id)
+    return rows[0] if rows else None
+
+
+def reclaim_all_running_for_resume() -> list[Row]:
+    """Every running node job → queued at the front, nothing counted; rows of id, run_id, node_id."""
+    with db.transaction() as conn:
+        return _brief(nodes.requeue(conn, "all"))
+
+
+def requeue_running_for_worker(host_label: str, queue: str) -> int:
+    """A host's running jobs of a queue → queued at the front, nothing counted; how many."""
+    table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
+    with db.transaction() as conn:
+        return len(nodes.requeue(conn, table.name, host=host_label, queue=queue))
+
+
+def cancel_queued_jobs_for_run(run_id: str) -> int:
+    """Cancel a run's queued jobs; how many."""
+    with db.transaction() as conn:
+        return nodes.cancel_queued_of_run(conn, run_id)
+
+
+def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
+    """Open outbox events, oldest first."""
+    with db.transaction() as conn:
+        return outbox.unprocessed(conn, limit)
+
+
+def count_unprocessed_dispatch_events() -> int:
+    """How many outbox events are open."""
+    with db.transaction() as conn:
+        return outbox.count_unprocessed(conn)
+
+
+def record_node_event(
+    *,
+    run_id: str,
+    node_id: str,
+    event_type: str,
+    job_id: str | None = None,
+    attempt: int = 0,
+    host_label: str | None = None,
+    queue: str | None = None,
+    model: str | None = None,
+    elapsed_s: float | None = None,
+    error: str | None = None,
+    detail: dict[str, Any] | None = None,
+) -> None:
+    """Append to a node's history; best effort: what goes wrong is logged, never raised."""
+    try:
+        values = {
+            "run_id": run_id,
+            "node_id": node_id,
+            "job_id": job_id,
+            "attempt": attempt,
+            "event_type": event_type,
+            "host_label": host_label,
+            "queue": queue,
+            "model": model,
+            "elapsed_s": elapsed_s,
+            "error": None if error is None else payload.error_text(error),
+            "detail": payload.encode(detail or {}, "detail"),
+        }
+        with db.transaction() as conn:
+            events.record_node(conn, values)
+    except Exception as failure:  # noqa: BLE001  best effort by contract
+        _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
+
+
+def prune_node_events(older_than_days: float = 30) -> int:
+    """Delete node events past that age, in batches of 5,000; how many."""
+    total = 0
+    while True:
+        with db.transaction() as conn:
+            count = events.prune_nodes(conn, older_than_days=older_than_days, batch=5000)
+        total += count
+        if count < 5000:
+            return total
+
+
+def snapshot() -> dict[str, Any]:
+    """`{"cpu": {"running", "queued"}, "gpu": {...}, "counts": {"cpu_queued": n, ...}}`; 50 rows a list."""
+    with db.transaction() as conn:
+        return views.nodes(conn)
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def upsert_worker_heartbeat(
+    *,
+    host_label: str,
+    queue: str,
+    concurrency: int,
+    current_model: str | None = None,
+    known_models: Iterable[str] | None = None,
+    update_current_model: bool = True,
+) -> None:
+    """Say that this host serves this queue now; clears its dead flag. `known_models` None: as before."""
+    values = {
+        "host_label": host_label,
+        "queue": queue,
+        "concurrency": concurrency,
+        "current_model": current_model,
+        "known_models": None if known_models is None else sorted(known_models),
+        "update_current_model": update_current_model,
+    }
+    with db.transaction() as conn:
+        workers.beat(conn, values)
+
+
+def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool = True) -> int:
+    """Forget a host's warm model and, unless told not to, age its heartbeat; rows changed (0 or 1)."""
+    with db.transaction() as conn:
+        return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
+
+
+def flag_stale_workers_holding_running_jobs(*, stale_after_s: float | None = None) -> list[Row]:
+    """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs."""
+    limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
+    with db.transaction() as conn:
+        flagged = workers.flag_stale(conn, limit)
+    for row in flagged:
+        _log.error(
+            "DEAD WORKER: host %s queue %s was last seen at %s and owns running jobs; restart it, "
+            "its leases bring the jobs back",
+            row["host_label"],
+            row["queue"],
+            row["last_seen"],
+        )
+    return flagged
+
+
+# --- ingest jobs -------------------------------------------------------------------------------
+
+
+def enqueue_ingest_job(
+    *,
+    task_name: str,
+    queue: str,
+    reason: str = "tick",
+    priority: int = 100,
+    args: dict[str, Any] | None = None,
+    conn: db.Connection | None = None,
+) -> str:
+    """Queue one ingest job; its id. `conn`: join the caller's transaction, with which the wake-up leaves.
+
+    Raises before any write: `UnknownQueue` and `UnknownTask` (both ValueErrors), `InvalidPayload`.
+    """
+    values = _ingest_values(task_name, queue, reason, priority)
+    values["args"] = payload.encode(args or {}, f"args of task {task_name!r}")
+    with db.transaction(conn) as own:
+        return ingest.enqueue(own, values)
+
+
+def enqueue_ingest_jobs(
+    *,
+    task_name: str,
+    queue: str,
+    args: Iterable[dict[str, Any]],
+    reason: str = "tick",
+    priority: int = 100,
+    conn: db.Connection | None = None,
+) -> list[str]:
+    """Queue one ingest job per member of `args`: one statement, one wake-up; the ids in order."""
+    values = _ingest_values(task_name, queue, reason, priority)
+    values["args"] = [payload.encode(member, f"args of task {task_name!r}") for member in args]
+    with db.transaction(conn) as own:
+        return ingest.enqueue_many(own, values)
+
+
+def _ingest_values(task_name: str, queue: str, reason: str, priority: int) -> dict[str, Any]:
+    config.check_queue(queue, config.get_config().ingest_queues)
+    known = config.get_config().ingest_task_map
+    if task_name not in known:
+        raise errors.UnknownTask(
+            f"unknown ingest task {task_name!r}: registered are {', '.join(sorted(known)) or 'none'}; "
+            "register_ingest_task() adds one"
+        )
+    return {"task_name": task_name, "queue": queue, "reason": reason, "priority": priority}
+
+
+def get_ingest_job(job_id: str) -> Row | None:
+    """The job, or None."""
+    with db.transaction() as conn:
+        return ingest.get(conn, job_id)
+
+
+def claim_next_ingest_job(
+    queue: str, *, host: str | None = None, lease_s: float = 600
+) -> Row | None:
+    """Claim the next job of an ingest queue for this process; the row, or None."""
+    who = _claimant(queue, host, lease_s)
+    with db.transaction() as conn:
+        rows = claims.ingest_step(conn, who, promote=True)
+    return rows[0] if rows else None
+
+
+def mark_ingest_completed(
+    job_id: str, *, result: Any = None, seconds: float | None = None
+) -> Row | None:
+    """Complete a job by hand; the row, or None when it was over already."""
+    text = payload.encode(result, "result")
+    values = {"result": text, "seconds": seconds, "error": None}
+    return _operate(job_id, tables.INGEST_JOBS, "completed", values)
+
+
+def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
+    """Fail a job by hand; the row, or None when it was over already."""
+    values = {"error": payload.error_text(error), "seconds": seconds}
+    return _operate(job_id, tables.INGEST_JOBS, "failed", values)
+
+
+def reclaim_expired_ingest_leases() -> list[Row]:
+    """Take back ingest jobs whose lease has lapsed; the rows."""
+    with db.transaction() as conn:
+        return transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+
+
+def ingest_snapshot() -> dict[str, Any]:
+    """`{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}` of the configured queues."""
+    with db.transaction() as conn:
+        counts = ingest.snapshot(conn, LIVE_WORKER_S)
+    keys = ("queued", "running", "completed", "failed", "workers")
+    return {
+        "queues": {
+            queue: {key: counts.get(queue, {}).get(key, 0) for key in keys}
+            for queue in sorted(config.get_config().ingest_queues)
+        }
+    }

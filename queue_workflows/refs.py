@@ -1,0 +1,376 @@
+"""The ref mini-language: `$value`, `$from`, `$eq`, `$ne` and `$filter` over plain data."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from queue_workflows import errors
+
+MAX_DEPTH = 200
+MAX_PATTERN_CHARS = 200
+MAX_SUBJECT_CHARS = 1000
+_OPERATORS = frozenset({"$from", "$eq", "$ne", "$filter"})
+_INDEX = re.compile(r"-?[0-9]{1,9}")
+
+
+def resolve_ref(value: Any, context: Mapping[str, Any]) -> Any:
+    """The value that a template stands for; what a `$from` finds is data and is returned as it is.
+
+    A segment of a path is a dict key or a list index (negative from the end), never an attribute.
+    Raises `RefNotFound` (KeyError), `InvalidRef` (ValueError: unknown operator, unsafe pattern,
+    more than `MAX_DEPTH` dicts deep), TypeError (`$filter` on a non-list).
+    """
+    return _resolve(value, context, 0)
+
+
+def _resolve(value: Any, context: Mapping[str, Any], depth: int) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if depth >= MAX_DEPTH:
+        raise errors.InvalidRef(f"a value nested deeper than {MAX_DEPTH} levels")
+    record = cast("dict[str, Any]", value)
+    if "$value" in record:
+        return record["$value"]
+    if "$from" in record:
+        return _lookup(record, context)
+    return {key: _resolve(member, context, depth + 1) for key, member in record.items()}
+
+
+def _lookup(ref: dict[str, Any], context: Mapping[str, Any]) -> Any:
+    path = ref["$from"]
+    if not isinstance(path, str):
+        raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {type(path).__name__}")
+    for key in ref:
+        if key.startswith("$") and key not in _OPERATORS:
+            raise errors.InvalidRef(
+                f"$from {path!r}: unknown operator {key!r}; known are $eq, $ne, $filter"
+            )
+    found = _walk(path, context)
+    if "$filter" in ref:
+        found = _filter(path, found, ref["$filter"])
+    if "$eq" not in ref and "$ne" not in ref:
+        return found
+    return ("$eq" not in ref or _equal(found, ref["$eq"])) and (
+        "$ne" not in ref or not _equal(found, ref["$ne"])
+    )
+
+
+def _walk(path: str, context: Mapping[str, Any]) -> Any:
+    found: Any = context
+    for segment in path.split("."):
+        if isinstance(found, Mapping):
+            if segment in found:
+                found = cast("Mapping[str, Any]", found)[segment]
+                continue
+        elif isinstance(found, (list, tuple)):
+            items = cast("list[Any]", found)
+            if _INDEX.fullmatch(segment) and -len(items) <= int(segment) < len(items):
+                found = items[int(segment)]
+                continue
+        raise errors.RefNotFound(f"$from {path!r}: there is no {segment!r}")
+    return found
+
+
+def _equal(left: Any, right: Any) -> bool:
+    try:
+        return bool(left == right)
+    except RecursionError as error:
+        raise errors.InvalidRef("values too deep to compare") from error
+
+
+def _filter(path: str, found: Any, conditions: Any) -> list[Any]:
+    if not isinstance(found, (list, tuple)):
+        raise TypeError(f"$from {path!r}: $filter needs a list, not {type(found).__name__}")
+    if not isinstance(conditions, dict):
+        raise errors.InvalidRef(
+            f"$from {path!r}: $filter takes an object like {{'field:eq': value}}"
+        )
+    items = cast("list[Any]", found)
+    effort = _Effort(len(items))
+    tests = [
+        _condition(str(key), operand, effort)
+        for key, operand in cast("dict[Any, Any]", conditions).items()
+    ]
+    return [
+        item
+        for item in items
+        if isinstance(item, dict) and all(test(cast("dict[str, Any]", item)) for test in tests)
+    ]
+
+
+def _condition(key: str, operand: Any, effort: _Effort) -> Callable[[dict[str, Any]], bool]:
+    field, _, operator = key.rpartition(":")
+    if operator == "eq" and field:
+        return lambda item: field in item and _equal(item[field], operand)
+    if operator == "matches" and field:
+        pattern = safe_pattern(operand)
+        return lambda item: _matches(pattern, item.get(field), effort)
+    raise errors.InvalidRef(f"$filter {key!r}: a condition is '<field>:eq' or '<field>:matches'")
+
+
+class _Effort:
+    """CPU time of this thread that one `$filter` may take: a constant and a share for each item."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, items: int) -> None:
+        self.deadline = time.thread_time() + 0.03 + 50e-6 * items
+
+    def check(self) -> None:
+        if time.thread_time() > self.deadline:
+            raise errors.InvalidRef("$filter: a pattern takes too long here; anchor it with '^'")
+
+
+class Pattern(NamedTuple):
+    """A checked pattern; `costly` ones are tried start by start under the budget."""
+
+    compiled: re.Pattern[str]
+    costly: bool
+
+
+def _matches(pattern: Pattern, subject: Any, effort: _Effort) -> bool:
+    """Whether the pattern is found in the text; never in what is no text or longer than allowed."""
+    if not isinstance(subject, str) or len(subject) > MAX_SUBJECT_CHARS:
+        return False
+    effort.check()
+    if not pattern.costly:
+        return pattern.compiled.search(subject) is not None
+    for start in range(len(subject) + 1):
+        if pattern.compiled.match(subject, start) is not None:
+            return True
+        effort.check()
+    return False
+
+
+def safe_pattern(text: Any) -> Pattern:
+    """The compiled pattern; `InvalidRef` that names the rule which it breaks."""
+    if not isinstance(text, str):
+        raise errors.InvalidRef(f"a pattern is text, not {type(text).__name__}")
+    if len(text) > MAX_PATTERN_CHARS:
+        raise errors.InvalidRef(f"a pattern of {len(text)} characters; at most {MAX_PATTERN_CHARS}")
+    return _checked_pattern(text)
+
+
+@lru_cache(maxsize=256)
+def _checked_pattern(text: str) -> Pattern:
+    try:
+        compiled = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise errors.InvalidRef(f"pattern {text!r}: {error}") from error
+    if compiled.flags & re.VERBOSE:
+        raise _refused(text, "the verbose flag")
+    tokens = _tokens(text)
+    degree, choices, branched = _cost(text, tokens, compiled.flags)
+    head = tokens[0] if tokens and not branched else _Token("none", "", -1)
+    optional = head.kind == "atom" and (head.lo, head.hi) == (0, None)
+    if optional and head.start == 0 and text[head.end - 1] != "+":
+        return _checked_pattern(text[head.end :])  # a search finds what follows without it
+    anchored = head.text == r"\A" or (head.text == "^" and not compiled.flags & re.MULTILINE)
+    return Pattern(compiled, not anchored and (choices << 4 * degree) > 16)
+
+
+def _refused(text: str, rule: str) -> errors.InvalidRef:
+    return errors.InvalidRef(f"pattern {text!r} is refused: {rule}")
+
+
+class _Token:
+    """One piece of a pattern and how often it repeats (`hi` None: without bound)."""
+
+    __slots__ = ("end", "hi", "kind", "lo", "repeats", "start", "text")
+
+    def __init__(self, kind: str, text: str, start: int) -> None:
+        self.kind = kind
+        self.text = text
+        self.start = start
+        self.end = start + len(text)
+        self.repeats = False
+        self.lo = 1
+        self.hi: int | None = 1
+
+    def literal(self) -> str | None:
+        """The one character that this token surely consumes, or None."""
+        if self.kind != "atom" or self.lo == 0:
+            return None
+        char = self.text[-1]
+        escaped = len(self.text) == 2 and self.text[0] == "\\" and not char.isalnum()
+        return char if escaped or (len(self.text) == 1 and char != ".") else None
+
+
+_PIECE = re.compile(
+    r"(?P<skip>\(\?\#[^)]*\)|\(\?[aiLmsu]+\))"
+    r"|(?P<reference>\\[1-9]|\(\?P=|\(\?\()"
+    r"|(?P<verbose>\(\?[aiLmsu]*x[aiLmsux]*(?:-[imsx]+)?:)"
+    r"|(?P<open>\((?:\?(?:P<\w+>|[aiLmsu]*(?:-[imsx]+)?:|<?[=!]|>))?)"
+    r"|(?P<close>\))|(?P<alt>\|)|(?P<zero>\^|\$|\\[AZzbB])"
+    r"|(?P<atom>\[\^?\]?(?:\\.|[^\]\\])*\]"
+    r"|\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|0[0-7]{0,2}|.)|.)",
+    re.DOTALL,
+)
+_QUANTIFIER = re.compile(r"(?:([*+?])|\{(?!\})([0-9]*)(,?)([0-9]*)\})[?+]?")
+_FORBIDDEN = {"reference": "a backreference or a conditional", "verbose": "the verbose flag"}
+
+
+def _tokens(text: str) -> list[_Token]:
+    """The pieces of a pattern that `re` has accepted, each with its quantifier."""
+    tokens: list[_Token] = []
+    at = 0
+    while at < len(text):
+        quantifier = _QUANTIFIER.match(text, at) if tokens else None
+        if quantifier is not None:
+            sign, low, comma, high = quantifier.groups()
+            token, at = tokens[-1], quantifier.end()
+            token.repeats, token.end = True, at
+            token.lo = int(low or 0) if not sign else int(sign == "+")
+            bound = high if comma else low
+            token.hi = 1 if sign == "?" else int(bound) if bound else None
+            continue
+        piece = _PIECE.match(text, at)
+        kind = piece.lastgroup if piece else None
+        if piece is None or kind is None or kind in _FORBIDDEN:
+            raise _refused(text, _FORBIDDEN.get(kind or "", f"not understood at position {at}"))
+        if kind != "skip":
+            tokens.append(_Token(kind, piece.group(), at))
+        at = piece.end()
+    return tokens
+
+
+class _Group:
+    """An open group: the ways through each branch, and the character that each starts with."""
+
+    __slots__ = ("quantified", "starts", "ways")
+
+    def __init__(self) -> None:
+        self.quantified = False
+        self.ways = [1]
+        self.starts: list[str | None] = []
+
+    def meet(self, token: _Token) -> None:
+        """Note how the branch starts, or that another one does."""
+        if len(self.starts) < len(self.ways) and token.kind != "close":
+            self.starts.append(token.literal())
+        if token.kind == "alt":
+            self.ways.append(1)
+
+    def total(self) -> int:
+        """Ways to match at one place; branches that start differently exclude each other."""
+        keys = {start.casefold() for start in self.starts if start is not None}
+        return max(self.ways) if len(keys) == len(self.ways) else sum(self.ways)
+
+
+_WAYS = (4096, 512, 16)
+
+
+def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
+    """Degree and factor of the polynomial that bounds one match; whether the top level branches.
+
+    Backtracking multiplies the ways of every piece, but for one that its successor cannot match.
+    Raises `InvalidRef` for what the rules or these bounds forbid.
+    """
+    unbounded = degree = 0
+    stack = [_Group()]
+    for index, token in enumerate(tokens):
+        stack[-1].meet(token)
+        inner = 1
+        if token.kind == "open":
+            stack.append(_Group())
+        elif token.kind == "close":
+            inner = _close(text, stack, token)
+        group = stack[-1]
+        group.quantified |= token.repeats
+        settled = _settled(tokens, index, flags)
+        if token.hi is None:
+            unbounded += 1
+            degree += not settled
+        elif token.repeats and not settled:
+            inner = inner ** min(token.hi, 30) * (token.hi - token.lo + 1)
+        group.ways[-1] = min(group.ways[-1] * inner, 1 << 30)
+    if unbounded > 2:
+        raise _refused(text, "more than two unbounded quantifiers")
+    choices = stack[0].total()
+    if choices > _WAYS[degree]:
+        raise _refused(text, "too many ways to match the same text")
+    return degree, choices, len(stack[0].ways) > 1
+
+
+def _close(text: str, stack: list[_Group], token: _Token) -> int:
+    """Leave a group; the ways through it."""
+    closed = stack.pop()
+    ways = closed.total()
+    if token.repeats and closed.quantified:
+        raise _refused(text, "a quantifier inside a quantified group")
+    if token.hi is None and ways > 1:
+        raise _refused(text, "alternatives of a repeated group that start alike")
+    stack[-1].quantified |= closed.quantified
+    return ways
+
+
+def _settled(tokens: list[_Token], index: int, flags: int) -> bool:
+    """Whether an atom can repeat in one way only: the character after it is none of its own."""
+    token, follower = tokens[index], tokens[index + 1 : index + 2]
+    char = follower[0].literal() if follower and token.repeats and token.kind == "atom" else None
+    if char is None:
+        return False
+    folded = flags | re.IGNORECASE | re.DOTALL
+    return not any(re.fullmatch(token.text, char, flags=mode) for mode in (flags, folded))
+
+
+def attempt(
+    value: Any, context: Mapping[str, Any], resolver: Callable[[Any, Mapping[str, Any]], Any]
+) -> tuple[Any, str | None]:
+    """`(resolved, None)`, or `(None, reason)` when the resolver, which may be a host's, raises."""
+    try:
+        return resolver(value, context), None
+    except errors.QueueWorkflowsError as error:
+        return None, str(error)
+    except Exception as error:  # noqa: BLE001  boundary around host code
+        return None, f"{type(error).__name__}: {error}"
+
+
+def resolve_inputs(
+    template: Mapping[str, Any],
+    context: Mapping[str, Any],
+    fallback: Mapping[str, Any],
+    resolver: Callable[[Any, Mapping[str, Any]], Any] = resolve_ref,
+) -> dict[str, Any]:
+    """The template with every member resolved once.
+
+    A member that does not resolve keeps its value of `fallback`; without one it is left out.
+    """
+    resolved: dict[str, Any] = {}
+    for name, value in template.items():
+        found, reason = attempt(value, context, resolver)
+        if reason is None:
+            resolved[name] = found
+        elif name in fallback:
+            resolved[name] = fallback[name]
+    return resolved
+
+
+def _refs(value: Any) -> list[dict[str, Any]]:
+    """Every `$value` and `$from` dict that `resolve_ref` would meet, at any depth."""
+    found: list[dict[str, Any]] = []
+    waiting = [value]
+    while waiting:
+        member = waiting.pop()
+        if isinstance(member, dict):
+            record = cast("dict[str, Any]", member)
+            if "$value" in record or "$from" in record:
+                found.append(record)
+            else:
+                waiting.extend(record.values())
+    return found
+
+
+def has_refs(value: Any) -> bool:
+    """Whether resolving gives something else than the value itself."""
+    return bool(_refs(value))
+
+
+def heads(value: Any) -> set[str]:
+    """First segment of every `$from` path inside: the context keys that resolving needs."""
+    paths = (ref["$from"] for ref in _refs(value) if "$value" not in ref)
+    return {path.partition(".")[0] for path in paths if isinstance(path, str)}

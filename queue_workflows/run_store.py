@@ -1,0 +1,94 @@
+"""Runs: insert, read, change. The hosts' door; each call is one transaction unless it joins the caller's."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from queue_workflows import db, errors
+from queue_workflows.store import payload, runs
+from queue_workflows.types import Row
+
+
+def insert_run(
+    *,
+    run_id: str | None = None,
+    workflow_name: str,
+    parcel_id: str | None = None,
+    out_dir: str | None = None,
+    status: str = "queued",
+    priority: int = 100,
+    mode: str = "node",
+    context: dict[str, Any] | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Insert a run and return its row; a queued one of mode `node` is started by an orchestrator.
+
+    `run_id` None: a new id. `conn`: join the caller's transaction, with which the wake-up leaves.
+    Raises `InvalidPayload` before any write for a context that cannot be stored.
+    """
+    values = {
+        "run_id": run_id or str(uuid.uuid4()),
+        "workflow_name": workflow_name,
+        "parcel_id": parcel_id,
+        "out_dir": None if out_dir is None else str(out_dir),
+        "status": status,
+        "priority": priority,
+        "mode": mode,
+        "context": _object(context or {}, "context"),
+    }
+    with db.transaction(conn) as own:
+        return runs.insert(own, values)
+
+
+def _object(value: Any, what: str) -> str:
+    if what == "context" and not isinstance(value, dict):
+        raise errors.InvalidPayload(f"{what}: must be a JSON object")
+    return payload.encode(value, what)
+
+
+def get_run(run_id: str) -> Row | None:
+    """The run, or None."""
+    with db.transaction() as conn:
+        return runs.get(conn, run_id)
+
+
+def update_run(run_id: str, **columns: Any) -> Row | None:
+    """Set columns; the row, or None when there is no such run or it is over and would change status.
+
+    A cancelled run stays cancelled; only `failed|cancelled -> queued` reopens one. Raises
+    `UnknownColumn` (a ValueError) and `InvalidPayload`, with nothing written.
+    """
+    unknown = sorted(columns.keys() - runs.WRITABLE)
+    if unknown:
+        raise errors.UnknownColumn(
+            f"update_run: {', '.join(unknown)}: columns are {', '.join(sorted(runs.WRITABLE))}"
+        )
+    if not columns:
+        return get_run(run_id)
+    values = {
+        name: _object(value, name) if name in runs.JSON_COLUMNS and value is not None else value
+        for name, value in columns.items()
+    }
+    if isinstance(values.get("error"), str):
+        values["error"] = payload.error_text(values["error"])
+    with db.transaction() as conn:
+        return runs.update(conn, run_id, values)
+
+
+def delete_run(run_id: str) -> bool:
+    """Delete a run with its jobs, files, events and answers; whether there was one."""
+    with db.transaction() as conn:
+        return runs.delete(conn, run_id)
+
+
+def reenqueue_running_for_resume() -> int:
+    """Every running run → queued at priority 10, `resume_count` + 1; how many. An operator's door."""
+    with db.transaction() as conn:
+        return runs.reenqueue_running(conn)
+
+
+def list_runs(*, limit: int = 50, status: str | None = None) -> list[Row]:
+    """The newest runs, each with its node counts by status under `nodes` and `nodes_total`."""
+    with db.transaction() as conn:
+        return runs.listing(conn, limit=limit, status=status)

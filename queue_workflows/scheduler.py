@@ -1,0 +1,259 @@
+"""The ticker: one ingest job per schedule entry and due instant, however many schedulers run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from queue_workflows import config, db, errors, types
+from queue_workflows.runtime import process, signals
+from queue_workflows.schedule import entry as schedule_entry
+from queue_workflows.schedule import plan
+from queue_workflows.store import schedules
+
+PROG = "queue-scheduler"
+LOOK_EVERY_S = 30.0
+"""Longest wait between two looks at the database's clock, so that a step of it is noticed."""
+WAIT_MIN_S = 0.02
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 30.0
+BOOT = "boot"
+_DATABASE_ERRORS = (db.Error, OSError)
+
+ScheduleEntry = schedule_entry.ScheduleEntry
+_log = logging.getLogger(__name__)
+
+
+def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:
+    """Queue each entry's job for its latest instant; the ids of the jobs queued by this call.
+
+    The caller says that the entries are due; an instant that anybody has fired is left out. The
+    instant is the last at or before the database's now. One transaction. Raises `UnknownQueue` or
+    `UnknownTask` (ValueErrors) before any write.
+    """
+    checked = _checked_jobs(plan.check(entries))
+    with db.transaction() as conn:
+        now = schedules.database_now(conn)
+        return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)
+
+
+def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[str]:
+    """Queue every entry's job once now, with reason `boot`; the ids of the jobs queued.
+
+    At most one boot job per entry name and hour (UTC), whoever asks however often. Entries whose
+    task name contains `freshness` are left out. None: the configured schedule. Raises as
+    `enqueue_due` does.
+    """
+    entries = [e for e in _schedule(schedule) if "freshness" not in e.task_name]
+    checked = _checked_jobs(entries)
+    with db.transaction() as conn:
+        now = schedule_entry.as_utc(schedules.database_now(conn))
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        fires = [(entry, hour) for entry in checked]
+        return _fire(conn, fires, BOOT, suffix=schedule_entry.BOOT_SUFFIX)
+
+
+def _fire(
+    conn: db.Connection, fires: Iterable[plan.Fire], reason: str, *, suffix: str = ""
+) -> list[str]:
+    ids: list[str] = []
+    for entry, fire_at in sorted(fires, key=plan.order):
+        job_id = schedules.fire(
+            conn,
+            name=entry.name + suffix,
+            fire_at=fire_at,
+            task_name=entry.task_name,
+            queue=entry.queue,
+            reason=reason,
+        )
+        if job_id is not None:
+            ids.append(job_id)
+    return ids
+
+
+def _schedule(schedule: Iterable[ScheduleEntry] | None) -> list[ScheduleEntry]:
+    return plan.check(config.get_config().ingest_schedule if schedule is None else schedule)
+
+
+def _checked_jobs(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
+    for entry in entries:
+        config.check_queue(entry.queue, config.get_config().ingest_queues)
+        if entry.task_name not in config.get_config().ingest_task_map:
+            known = ", ".join(sorted(config.get_config().ingest_task_map)) or "none"
+            raise errors.UnknownTask(
+                f"schedule entry {entry.name!r}: no ingest task {entry.task_name!r}, registered "
+                f"are {known}; register_ingest_task() in the host app (--app) adds it"
+            )
+    return entries
+
+
+class Ticker:
+    """Fires what is due by the database's clock, and waits by the process's monotonic one.
+
+    `schedule` None follows `set_ingest_schedule`, also when it changes. `now_fn` replaces the
+    database's clock (a datetime), `sleep_fn` the waiting, which `stop()` then does not interrupt.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Iterable[ScheduleEntry] | None = None,
+        now_fn: Callable[[], datetime] | None = None,
+        sleep_fn: types.SleepFn | None = None,
+    ) -> None:
+        self._schedule = None if schedule is None else plan.check(schedule)
+        self._now = now_fn
+        self._stopping = signals.Flag()
+        self._sleep: Callable[[float], object] = sleep_fn or self._stopping.wait
+        self._seen: datetime | None = None
+        self._seen_at = 0.0
+        self._said: set[str] = set()
+
+    def stop(self) -> None:
+        """End `run_forever` soon; from any thread or signal handler."""
+        self._stopping.set()
+
+    def run_once(self) -> list[str]:
+        """Fire what has come due since the last call; the ids of the jobs that it queued.
+
+        The first call, and one that finds the clock set back, goes back to each entry's last fire;
+        one that never fired starts now. What an outage left: `schedule.plan.missed`. One
+        transaction. Database errors pass, with the stretch left for the next call.
+        """
+        entries = self._entries()
+        if not entries:
+            return []
+        with db.transaction() as conn:
+            seen_at = time.monotonic()
+            now = schedule_entry.as_utc(self._now() if self._now else schedules.database_now(conn))
+            ids = _fire(conn, plan.missed(entries, self._since(conn, entries, now), now), "tick")
+        self._seen, self._seen_at = now, seen_at
+        return ids
+
+    def run_forever(self) -> None:
+        """`run_once` at every due instant until `stop()`; database errors are waited out."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                self.run_once()
+            except _DATABASE_ERRORS as error:
+                if not failures:
+                    _log.warning(
+                        "the schedule waits for the database: %s", process.mask(str(error))
+                    )
+                longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures, 16))
+                failures += 1
+                self._sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+            else:
+                if failures:
+                    _log.warning("the schedule goes on")
+                failures = 0
+                self._sleep(self._pause_s())
+
+    def _entries(self) -> list[ScheduleEntry]:
+        usable: list[ScheduleEntry] = []
+        entries = _schedule(self._schedule)
+        if not entries:
+            self._say_once(
+                "the schedule is empty, waiting: set_ingest_schedule([ScheduleEntry(...)]) in the "
+                "host app (--app) fills it"
+            )
+        for entry in entries:
+            try:
+                usable += _checked_jobs([entry])
+            except (errors.UnknownQueue, errors.UnknownTask) as error:
+                self._say_once(f"schedule entry {entry.name!r} is left out: {error}")
+        return usable
+
+    def _since(
+        self, conn: db.Connection, entries: list[ScheduleEntry], now: datetime
+    ) -> datetime | Mapping[str, datetime]:
+        if self._seen is not None and now >= self._seen:
+            return self._seen
+        if self._seen is not None:
+            behind_s = (self._seen - now).total_seconds()
+            _log.warning("the clock went back by %.1f s; nothing is fired twice", behind_s)
+        return schedules.last_fires(conn, [entry.name for entry in entries], until=now)
+
+    def _pause_s(self) -> float:
+        if self._seen is None:
+            return LOOK_EVERY_S
+        wake = plan.next_wake(_schedule(self._schedule), self._seen)
+        if wake is None:
+            return LOOK_EVERY_S
+        elapsed_s = time.monotonic() - self._seen_at
+        due_in_s = (wake - self._seen).total_seconds() - elapsed_s
+        return min(LOOK_EVERY_S, max(WAIT_MIN_S, due_in_s))
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning("%s", text)
+
+
+class _Stopped(Exception):
+    """The process was asked to stop while it waited for the schema."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the ticker until SIGTERM or SIGINT; the exit code: 0, or 2 for input it refuses."""
+    parser = argparse.ArgumentParser(
+        prog=PROG, description="Queue ingest jobs at the minutes that the host's schedule names."
+    )
+    process.add_common_arguments(parser)
+    parser.add_argument(
+        "--boot-kick", action="store_true", help="queue every entry once at start (reason: boot)"
+    )
+    args = parser.parse_args(argv)
+    return process.run_main(PROG, lambda: _serve(args), debug=args.debug)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    process.setup_logging(args.log_level)
+    if args.embedded:
+        config.configure(embedded=True)
+    config.load_app(args.app)
+    entries = _checked_jobs(_schedule(None))
+    ticker = Ticker()
+    with signals.StopRequest(on_first=ticker.stop) as stop:
+        if not _wait_for_database(stop.requested):
+            return 0
+        if entries:
+            _log.info("following %d schedule entries", len(entries))
+        if args.boot_kick:
+            _boot_kick()
+        ticker.run_forever()
+    return 0
+
+
+def _boot_kick() -> None:
+    try:
+        _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
+    except _DATABASE_ERRORS as error:
+        _log.error("boot kick left out: %s", process.mask(str(error)))
+
+
+def _wait_for_database(stopping: signals.Flag) -> bool:
+    """Whether the database is there with the schema; False when asked to stop before that."""
+
+    def pause(seconds: float) -> None:
+        if stopping.wait(seconds):
+            raise _Stopped
+
+    if not db.wait_until_reachable(stopped=stopping.is_set, pause=stopping.wait):
+        return False
+    _log.info("%s: waiting for schema version %d", db.describe(), db.REQUIRED_VERSION)
+    try:
+        db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=pause)
+    except _Stopped:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

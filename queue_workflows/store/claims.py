@@ -1,0 +1,218 @@
+"""A claim's life on the hot path: take, renew, complete. Complete and take share one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from queue_workflows import db, errors
+from queue_workflows.store import tables
+from queue_workflows.types import Row
+
+CLAIM_LOST = "QW001"
+"""The SQLSTATE with which a step says that the claim to complete is no longer held."""
+
+
+class Claimant(NamedTuple):
+    """Who claims, where, and for how long."""
+
+    worker_id: str
+    host: str
+    queue: str
+    lease_s: float = 600
+    newest: bool = False
+    """Overflow hosts take the newest of the best priority band."""
+    lane: int | None = None
+    model: str | None = None
+    """The warm model."""
+    models: list[str] | None = None
+    """The models this worker can load; None: any."""
+    obey: bool = True
+    """Whether an OFF row stops the claim."""
+
+
+class NodeResult(NamedTuple):
+    """What a completed node leaves: JSON texts, seconds, peak RSS in MB."""
+
+    lease: tables.Lease
+    context_delta: str
+    seconds: float
+    vm_rss_mb_peak: int | None = None
+    resolved_inputs: str | None = None
+    """None when the claim has stored them already."""
+
+
+class IngestResult(NamedTuple):
+    """What a completed ingest job leaves: JSON text and seconds."""
+
+    lease: tables.Lease
+    result: str
+    seconds: float
+
+
+_NODE_STEP = (
+    b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8, %s::boolean,"
+    b" %s::boolean, %s::boolean, %s::boolean, %s::text, %s::text[], %s::smallint, %s::text,"
+    b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb) AS job"
+)
+_INGEST_STEP = (
+    b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
+    b" %s::integer, %s::boolean, %s::boolean, %s::text[], %s::bigint[], %s::text[]::jsonb[],"
+    b" %s::float8[])"
+)
+
+
+def _lost(error: psycopg.Error) -> errors.ClaimLost | None:
+    if error.sqlstate != CLAIM_LOST:
+        return None
+    return errors.ClaimLost(error.diag.message_primary or "claim lost")
+
+
+def node_step(
+    conn: db.Connection,
+    who: Claimant,
+    *,
+    done: NodeResult | None = None,
+    claim: bool = True,
+    promote: bool = False,
+) -> Row | None:
+    """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
+
+    The job as a dict whose timestamps are ISO texts, with `run` (id, out_dir, workflow_name, generation)
+    and, if its template has refs, `context`; None when nothing was claimed. `promote` first lets jobs
+    in that have become due. Raises `ClaimLost` with nothing written or claimed.
+    """
+    finished: tuple[Any, ...] = (None,) * 6
+    if done is not None:
+        finished = (
+            done.lease.job_id,
+            done.lease.claim_no,
+            done.context_delta,
+            done.seconds,
+            done.vm_rss_mb_peak,
+            done.resolved_inputs,
+        )
+    try:
+        row = conn.execute(
+            _NODE_STEP,
+            (
+                *(who.worker_id, who.host, who.queue, who.lease_s),
+                *(claim, who.obey, promote, who.newest, who.model, who.models, who.lane),
+                *finished,
+            ),
+            prepare=True,
+        ).fetchone()
+    except psycopg.Error as error:
+        raise _lost(error) or error from None
+    return row["job"] if row else None
+
+
+def ingest_step(
+    conn: db.Connection,
+    who: Claimant,
+    *,
+    done: Sequence[IngestResult] = (),
+    claim: int = 1,
+    promote: bool = False,
+) -> list[Row]:
+    """Complete all of `done`, then claim up to `claim` ingest jobs, in claim order.
+
+    One transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or claimed,
+    when any of `done` is no longer held.
+    """
+    finished: tuple[Any, ...] = (None,) * 4
+    if done:
+        finished = (
+            [d.lease.job_id for d in done],
+            [d.lease.claim_no for d in done],
+            [d.result for d in done],
+            [d.seconds for d in done],
+        )
+    try:
+        rows = conn.execute(
+            _INGEST_STEP,
+            (
+                *(who.worker_id, who.host, who.queue, who.lease_s, claim, who.obey, promote),
+                *finished,
+            ),
+            prepare=True,
+        ).fetchall()
+    except psycopg.Error as error:
+        raise _lost(error) or error from None
+    if len(rows) > 1:
+        rows.sort(key=lambda row: (row["priority"], row["seq"]))
+    return rows
+
+
+class Renewal(NamedTuple):
+    """What a renewal learned about its job."""
+
+    job_id: str
+    claim_no: int
+    cancel: bool
+    """The job or its run was cancelled, or the run is over."""
+
+
+def _renewing(table: tables.JobTable) -> bytes:
+    over = (
+        "coalesce((SELECT r.status IN ('completed', 'failed', 'cancelled') FROM workflow_runs r"
+        " WHERE r.id = j.run_id), false)"
+        if table.in_run
+        else "false"
+    )
+    return (
+        sql.SQL(
+            "UPDATE {jobs} j SET lease_expires_at = now() + %s::float8 * interval '1 second',"
+            " heartbeat_at = now(), progress = coalesce(held.progress, j.progress)"
+            " FROM unnest(%s::text[], %s::bigint[], %s::text[]::jsonb[]) AS held (id, claim_no, progress)"
+            " WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = %s"
+            " AND j.status = 'running'"
+            " RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR {over} AS cancel"
+        )
+        .format(jobs=sql.Identifier(table.name), over=sql.SQL(over))
+        .as_bytes(None)
+    )
+
+
+_RENEW = {table.name: _renewing(table) for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
+
+
+def renew(
+    conn: db.Connection,
+    leases: Sequence[tables.Lease],
+    *,
+    lease_s: float,
+    progress: Sequence[str | None] = (),
+) -> list[Renewal]:
+    """Push the leases of one worker and table out by `lease_s`, store progress (JSON texts), and report.
+
+    A lease without a `Renewal` is lost.
+    """
+    if not leases:
+        return []
+    rows = conn.execute(
+        _RENEW[leases[0].table.name],
+        (
+            lease_s,
+            [lease.job_id for lease in leases],
+            [lease.claim_no for lease in leases],
+            list(progress) or [None] * len(leases),
+            leases[0].worker_id,
+        ),
+        prepare=True,
+    ).fetchall()
+    return [Renewal(row["id"], row["claim_no"], row["cancel"]) for row in rows]
+
+
+def is_settled(conn: db.Connection, lease: tables.Lease) -> bool:
+    """Whether this claim has left `running` by its own hand: no later claim, and no longer running."""
+    row = conn.execute(
+        sql.SQL("SELECT claim_no, status FROM {} WHERE id = %s").format(
+            sql.Identifier(lease.table.name)
+        ),
+        (lease.job_id,),
+    ).fetchone()
+    return row is not None and row["claim_no"] == lease.claim_no and row["status"] != "running"

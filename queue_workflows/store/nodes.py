@@ -1,0 +1,316 @@
+"""Node jobs as rows: made, read, and changed by operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from psycopg import sql
+
+from queue_workflows import db
+from queue_workflows.store import tables
+from queue_workflows.types import Row
+
+_ENQUEUE = (
+    "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model, inputs,"
+    " priority, pipeline_name, generation)"
+    " SELECT r.id, %(node_id)s, %(node_module)s, %(queue)s, %(required_model)s, %(inputs)s::jsonb,"
+    " %(priority)s::smallint, %(pipeline_name)s, r.generation"
+    " FROM workflow_runs r WHERE r.id = %(run_id)s"
+    " ON CONFLICT (run_id, node_id) DO NOTHING RETURNING id"
+)
+_INSERT_MANY = (
+    "INSERT INTO workflow_node_jobs AS j (run_id, node_id, node_module, queue, required_model, status,"
+    " priority, pipeline_name, inputs, input_template, ref_heads, generation, finished_at)"
+    " SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status, r.priority,"
+    " n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,"
+    " CASE n.status WHEN 'skipped' THEN now() END"
+    " FROM workflow_runs r, jsonb_to_recordset(%s::jsonb) AS n (node_id text, node_module text,"
+    " queue text, required_model text, status text, pipeline_name text, inputs jsonb,"
+    " input_template jsonb, ref_heads text[]) WHERE r.id = %s"
+    " ON CONFLICT (run_id, node_id) DO UPDATE SET status = EXCLUDED.status, inputs = EXCLUDED.inputs,"
+    " input_template = EXCLUDED.input_template, ref_heads = EXCLUDED.ref_heads,"
+    " node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,"
+    " required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,"
+    " generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,"
+    " error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,"
+    " input_spec = NULL, context_delta = '{}', blocked_reason = NULL, available_at = NULL,"
+    " cancel_requested_at = NULL, progress = NULL, created_at = now(), started_at = NULL"
+    " WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')"
+)
+
+
+def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
+    """Insert one queued job and return its id; None when the run is unknown or has such a node."""
+    row = conn.execute(_ENQUEUE, values).fetchone()
+    return row["id"] if row else None
+
+
+def insert_many(conn: db.Connection, run_id: str, rows_json: str) -> int:
+    """Insert the rows of a plan (a JSON array of objects) with the run's priority and generation.
+
+    An existing row is left alone, except that one that failed or was cancelled in an earlier
+    generation is opened again. How many rows are new or opened.
+    """
+    return conn.execute(_INSERT_MANY, (rows_json, run_id), prepare=True).rowcount
+
+
+def get(conn: db.Connection, job_id: str) -> Row | None:
+    """The job, or None."""
+    return conn.execute("SELECT * FROM workflow_node_jobs WHERE id = %s", (job_id,)).fetchone()
+
+
+def get_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
+    """The job of a node, or None."""
+    return conn.execute(
+        "SELECT * FROM workflow_node_jobs WHERE run_id = %s AND node_id = %s", (run_id, node_id)
+    ).fetchone()
+
+
+def of_run(conn: db.Connection, run_id: str) -> list[Row]:
+    """All jobs of a run, oldest first."""
+    return conn.execute(
+        "SELECT * FROM workflow_node_jobs WHERE run_id = %s ORDER BY created_at, seq", (run_id,)
+    ).fetchall()
+
+
+def done_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
+    """Those of `node_ids` that are completed or skipped."""
+    rows = conn.execute(
+        "SELECT node_id FROM workflow_node_jobs WHERE run_id = %s AND node_id = ANY (%s)"
+        " AND status IN ('completed', 'skipped')",
+        (run_id, list(node_ids)),
+        prepare=True,
+    ).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def present(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
+    """Those of `node_ids` that have a row which is neither failed nor cancelled."""
+    rows = conn.execute(
+        "SELECT node_id FROM workflow_node_jobs WHERE run_id = %s AND node_id = ANY (%s)"
+        " AND status NOT IN ('failed', 'cancelled')",
+        (run_id, list(node_ids)),
+        prepare=True,
+    ).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def all_done(conn: db.Connection, run_id: str) -> set[str]:
+    """Every completed or skipped node of a run."""
+    rows = conn.execute(
+        "SELECT node_id FROM workflow_node_jobs WHERE run_id = %s"
+        " AND status IN ('completed', 'skipped')",
+        (run_id,),
+    ).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> dict[str, Any]:
+    """`run.context` with the `context_delta` of each completed node under its id.
+
+    Only the members that `heads` names; None: all of them.
+    """
+    wanted = None if heads is None else list(heads)
+    row = conn.execute(
+        "SELECT coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)"
+        " WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')"
+        " || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta) FROM workflow_node_jobs j"
+        " WHERE j.run_id = r.id AND j.status = 'completed'"
+        " AND (%(heads)s::text[] IS NULL OR j.node_id = ANY (%(heads)s::text[]))), '{}') AS context"
+        " FROM workflow_runs r WHERE r.id = %(run_id)s",
+        {"heads": wanted, "run_id": run_id},
+    ).fetchone()
+    return row["context"] if row else {}
+
+
+def operate(
+    conn: db.Connection, job_id: str, table: tables.JobTable, status: str, values: dict[str, Any]
+) -> Row | None:
+    """The operator's unfenced change to `completed`, `failed` or `awaiting_input`.
+
+    With its event and outbox row; None when the job is terminal already.
+    """
+    parameters = values | {"job": job_id, "worker": None, "detail": '{"by": "operator"}'}
+    return conn.execute(_OPERATE[table.name, status], parameters).fetchone()
+
+
+_NOT_OVER = "j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled', 'skipped')"
+_FINISHED = sql.SQL(
+    "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
+    " seconds = %(seconds)s::float8, finished_at = now(), blocked_reason = NULL,"
+    " worker_id = NULL, lease_expires_at = NULL WHERE " + _NOT_OVER
+)
+_FINISHED_NODE = sql.SQL(
+    "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
+    " seconds = %(seconds)s::float8, vm_rss_mb_peak = %(rss)s::integer, finished_at = now(),"
+    " blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL WHERE " + _NOT_OVER
+)
+_FAILED = sql.SQL(
+    "UPDATE {jobs} j SET status = 'failed', error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = now(), blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL"
+    " WHERE " + _NOT_OVER
+)
+_WAITING = sql.SQL(
+    "UPDATE {jobs} j SET status = 'awaiting_input', blocked_reason = NULL, worker_id = NULL,"
+    " lease_expires_at = NULL WHERE j.status <> 'awaiting_input' AND " + _NOT_OVER
+)
+_STATUS = sql.SQL("status")
+_OPERATE = {
+    ("workflow_node_jobs", "completed"): tables.transition(
+        tables.NODE_JOBS, _FINISHED_NODE, event=_STATUS
+    ),
+    ("workflow_node_jobs", "failed"): tables.transition(tables.NODE_JOBS, _FAILED, event=_STATUS),
+    ("workflow_node_jobs", "awaiting_input"): tables.transition(
+        tables.NODE_JOBS, _WAITING, event=sql.SQL("'parked'")
+    ),
+    ("ingest_jobs", "completed"): tables.transition(tables.INGEST_JOBS, _FINISHED, event=_STATUS),
+    ("ingest_jobs", "failed"): tables.transition(tables.INGEST_JOBS, _FAILED, event=_STATUS),
+}
+
+
+def set_resolved_inputs(conn: db.Connection, job_id: str, value: str) -> Row | None:
+    """Write what the node received (JSON text); the row, or None."""
+    return conn.execute(
+        "UPDATE workflow_node_jobs SET resolved_inputs = %s::jsonb WHERE id = %s RETURNING *",
+        (value, job_id),
+    ).fetchone()
+
+
+def set_input_spec(conn: db.Connection, job_id: str, value: str) -> Row | None:
+    """Write what an input node asks for (JSON text); the row, or None."""
+    return conn.execute(
+        "UPDATE workflow_node_jobs SET input_spec = %s::jsonb WHERE id = %s RETURNING *",
+        (value, job_id),
+    ).fetchone()
+
+
+def answer(conn: db.Connection, job_id: str, context_delta: str) -> Row | None:
+    """Complete a node that waits for its input, with event and outbox row; None if it waits no more."""
+    parameters = {
+        "job": job_id,
+        "result": context_delta,
+        "worker": None,
+        "seconds": None,
+        "error": None,
+        "detail": '{"by": "input"}',
+    }
+    return conn.execute(_ANSWER, parameters).fetchone()
+
+
+_ANSWER = tables.transition(
+    tables.NODE_JOBS,
+    sql.SQL(
+        "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
+        " finished_at = now() WHERE j.id = %(job)s AND j.status = 'awaiting_input'"
+    ),
+    event=_STATUS,
+)
+
+_TO_QUEUE = (
+    "UPDATE {jobs} j SET status = 'queued', worker_id = NULL, lease_expires_at = NULL,"
+    " started_at = NULL, priority = least(j.priority, %(band)s::smallint)"
+)
+_REQUEUED = sql.SQL("'requeued'")
+_REQUEUE = {
+    "retry": tables.transition(
+        tables.NODE_JOBS,
+        sql.SQL(
+            _TO_QUEUE + ", watchdog_retries = j.watchdog_retries + 1"
+            " WHERE j.id = %(job)s AND j.status = 'running'"
+        ),
+        event=_REQUEUED,
+    ),
+    "all": tables.transition(
+        tables.NODE_JOBS, sql.SQL(_TO_QUEUE + " WHERE j.status = 'running'"), event=_REQUEUED
+    ),
+    "workflow_node_jobs": tables.transition(
+        tables.NODE_JOBS,
+        sql.SQL(
+            _TO_QUEUE + " WHERE j.status = 'running' AND j.claimed_by = %(host)s"
+            " AND j.queue = %(queue)s"
+        ),
+        event=_REQUEUED,
+    ),
+    "ingest_jobs": tables.transition(
+        tables.INGEST_JOBS,
+        sql.SQL(
+            _TO_QUEUE + " WHERE j.status = 'running' AND j.claimed_by = %(host)s"
+            " AND j.queue = %(queue)s"
+        ),
+        event=_REQUEUED,
+    ),
+}
+
+
+def requeue(conn: db.Connection, which: str, **parameters: Any) -> list[Row]:
+    """An operator takes running jobs back: `retry` one, `all` nodes, or a table's of host and queue."""
+    base = {
+        "worker": None,
+        "seconds": None,
+        "error": None,
+        "detail": '{"by": "operator"}',
+        "band": 10,
+    }
+    return conn.execute(_REQUEUE[which], base | parameters).fetchall()
+
+
+_CANCEL_ONE = sql.SQL(
+    "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
+    " WHERE j.id = %(id)s AND j.status IN ('queued', %(waiting)s)"
+)
+_CANCEL = {
+    table.name: tables.transition(table, _CANCEL_ONE, event=_STATUS)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+_CANCEL_OF_RUN = tables.transition(
+    tables.NODE_JOBS,
+    sql.SQL(
+        "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
+        " WHERE j.status = 'queued' AND j.run_id = %(id)s"
+    ),
+    event=_STATUS,
+)
+
+
+def cancel_queued_of_run(conn: db.Connection, run_id: str) -> int:
+    """Cancel a run's queued jobs; how many."""
+    return len(conn.execute(_CANCEL_OF_RUN, _plain(id=run_id)).fetchall())
+
+
+def cancel(conn: db.Connection, table: tables.JobTable, job_id: str) -> Row | None:
+    """Cancel a job that waits, or ask for the end of one that runs; None: unknown or terminal."""
+    rows = conn.execute(_CANCEL[table.name], _plain(id=job_id, waiting="awaiting_input")).fetchall()
+    if rows:
+        return rows[0]
+    return conn.execute(
+        sql.SQL(
+            "UPDATE {} SET cancel_requested_at = coalesce(cancel_requested_at, now())"
+            " WHERE id = %s AND status = 'running' RETURNING *"
+        ).format(sql.Identifier(table.name)),
+        (job_id,),
+    ).fetchone()
+
+
+def _plain(**parameters: Any) -> dict[str, Any]:
+    return {"worker": None, "seconds": None, "error": None, "detail": None} | parameters
+
+
+def sweep_orphans(conn: db.Connection) -> int:
+    """Cancel queued and waiting jobs whose run is over (a job that came in beside a cancel); how many."""
+    return len(conn.execute(_SWEEP, _plain()).fetchall())
+
+
+_SWEEP = tables.transition(
+    tables.NODE_JOBS,
+    sql.SQL(
+        "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
+        " FROM chosen WHERE j.id = chosen.id"
+    ),
+    event=_STATUS,
+    chosen=sql.SQL(
+        "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workflow_runs r ON r.id = q.run_id"
+        " WHERE q.status IN ('queued', 'awaiting_input') AND r.mode = 'node'"
+        " AND r.status IN ('completed', 'failed', 'cancelled') LIMIT 500 FOR UPDATE OF q SKIP LOCKED), "
+    ),
+)

@@ -1,0 +1,115 @@
+"""What may be stored as JSON, checked before any state changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from queue_workflows import config, errors, refs
+from queue_workflows.dag import plan
+
+ERROR_LIMIT = 8000
+"""Characters of an error text that are kept (the contract's figure)."""
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
+
+
+def encode(value: Any, what: str) -> str:
+    """The value as JSON text that PostgreSQL's jsonb takes.
+
+    Raises `InvalidPayload` (a ValueError) naming `what`, for values that JSON cannot carry (sets, NaN,
+    infinities, other objects, keys that are not strings), for NUL characters and lone surrogates,
+    and past MAX_PAYLOAD_DEPTH levels or MAX_PAYLOAD_KB KiB.
+    """
+    limit = config.MAX_PAYLOAD_DEPTH.read()
+    if isinstance(value, (dict, list, tuple)):
+        _check(value, what, limit)
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.InvalidPayload(f"{what}: JSON cannot carry it: {error}") from error
+    if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
+        raise errors.InvalidPayload(f"{what}: text with a NUL character or a lone surrogate")
+    size_kb = len(text) / 1024
+    if size_kb > config.MAX_PAYLOAD_KB.read():
+        raise errors.InvalidPayload(
+            f"{what}: {size_kb:.0f} KiB of JSON, more than the {config.MAX_PAYLOAD_KB.read()} KiB of "
+            "MAX_PAYLOAD_KB; store a path instead"
+        )
+    return text
+
+
+def encode_definition(definition: dict[str, Any]) -> str:
+    """A checked definition as JSON text; MAX_NODES_PER_RUN bounds it, not MAX_PAYLOAD_KB."""
+    return json.dumps(definition)
+
+
+def encode_plan(rows: Iterable[plan.NewNode]) -> str:
+    """The rows of a plan as the JSON array that `nodes.insert_many` takes.
+
+    Raises `InvalidPayload` naming the node whose resolved inputs cannot be stored.
+    """
+    return json.dumps(
+        [
+            {
+                "node_id": row.node.id,
+                "node_module": row.node.module,
+                "queue": row.node.queue,
+                "required_model": row.node.model,
+                "pipeline_name": row.node.pipeline,
+                "status": row.status,
+                "inputs": _bounded(row),
+                "input_template": row.template,
+                "ref_heads": sorted(refs.heads(row.template)),
+            }
+            for row in rows
+        ]
+    )
+
+
+def _bounded(row: plan.NewNode) -> Any:
+    if row.inputs:
+        encode(row.inputs, f"inputs of node {row.node.id!r}")
+    return row.inputs or {}
+
+
+def _check(value: Any, what: str, limit: int) -> None:
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                for key, member in item.items():  # pyright: ignore[reportUnknownVariableType]
+                    if not isinstance(key, str):
+                        raise errors.InvalidPayload(f"{what}: key {key!r} is not a string")
+                    if isinstance(member, (dict, list, tuple)):
+                        deeper.append(member)
+            else:
+                deeper += [m for m in item if isinstance(m, (dict, list, tuple))]  # pyright: ignore[reportUnknownVariableType]
+        if not deeper:
+            return
+        level = deeper
+    raise errors.InvalidPayload(f"{what}: nested deeper than {limit} levels")
+
+
+def _unstorable(value: Any) -> bool:
+    todo: list[Any] = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            if _UNSTORABLE.search(item):
+                return True
+        elif isinstance(item, dict):
+            todo.extend(item.keys())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+            todo.extend(item.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        elif isinstance(item, (list, tuple)):
+            todo.extend(item)  # pyright: ignore[reportUnknownArgumentType]
+    return False
+
+
+def error_text(error: object) -> str:
+    """An error as text that the database stores: no NUL, no lone surrogate, at most ERROR_LIMIT."""
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", str(error))[:ERROR_LIMIT]

@@ -1,0 +1,100 @@
+"""The two job families as two constants, the identity of a claim, and how their SQL is made."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from psycopg import sql
+
+
+class JobTable(NamedTuple):
+    """What sets one job family apart; every statement over jobs is written once for both."""
+
+    name: str
+    result: str
+    """The column that takes a body's result."""
+    events: str
+    in_run: bool
+    """Whether jobs are nodes of a run, which have an outbox and the run's fate."""
+
+
+NODE_JOBS = JobTable("workflow_node_jobs", "context_delta", "workflow_node_events", in_run=True)
+INGEST_JOBS = JobTable("ingest_jobs", "result", "ingest_job_events", in_run=False)
+
+
+class Lease(NamedTuple):
+    """One claim: every write about a running job demands all of it."""
+
+    table: JobTable
+    job_id: str
+    worker_id: str
+    claim_no: int
+
+
+def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
+    """The lease of a row as its claim returned it."""
+    return Lease(table, job["id"], job["worker_id"], job["claim_no"])
+
+
+TERMINAL = ("completed", "failed", "cancelled")
+"""Terminal run states; those of jobs have `skipped` besides."""
+
+_STATEMENT = sql.SQL(
+    "WITH {chosen}done AS ({change} RETURNING j.*), logged AS ("
+    "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
+    " host_label, queue, elapsed_s, error, detail)"
+    " SELECT {node_values} id, attempts, {event}, claim_no, %(worker)s::text, claimed_by, queue,"
+    " %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}') FROM done){sent}"
+    " SELECT * FROM done"
+)
+_SENT = sql.SQL(
+    ", sent AS (INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no,"
+    " generation) SELECT run_id, node_id, status, id, claim_no, generation FROM done"
+    " WHERE status IN ('completed', 'failed', 'awaiting_input'))"
+)
+_RUN_OVER = sql.SQL(
+    "EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id"
+    " AND r.status IN ('completed', 'failed', 'cancelled'))"
+)
+
+
+def transition(
+    table: JobTable, change: sql.SQL, *, event: sql.SQL, chosen: sql.SQL = sql.SQL("")
+) -> bytes:
+    """A statement that makes `change`, with its event and its outbox row; returns the changed rows.
+
+    `change` is an UPDATE of `{jobs} j` without RETURNING; `{result}` and `{run_over}` are filled in too.
+    `event` is an expression over `done`, the changed rows; `chosen` a CTE, with its comma, that
+    `change` selects from. Parameters besides theirs: worker, seconds, error, detail.
+    """
+    parts = {
+        "jobs": sql.Identifier(table.name),
+        "result": sql.Identifier(table.result),
+        "run_over": _RUN_OVER if table.in_run else sql.SQL("false"),
+    }
+    return _STATEMENT.format(
+        chosen=chosen.format(**parts),
+        change=change.format(**parts),
+        events=sql.Identifier(table.events),
+        node_columns=sql.SQL("run_id, node_id, model," if table.in_run else ""),
+        node_values=sql.SQL("run_id, node_id, required_model," if table.in_run else ""),
+        event=event,
+        error=sql.SQL("coalesce(%(error)s::text, error)"),
+        sent=_SENT if table.in_run else sql.SQL(""),
+    ).as_bytes(None)
+
+
+HELD: Final = "j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s AND j.status = 'running'"
+"""The fence: true for the row that this claim holds, and for no other."""
+
+
+def fence(lease: Lease, **parameters: Any) -> dict[str, Any]:
+    """The parameters of a fenced statement."""
+    return {
+        "job": lease.job_id,
+        "worker": lease.worker_id,
+        "claim": lease.claim_no,
+        "seconds": None,
+        "error": None,
+        "detail": None,
+    } | parameters

@@ -1,0 +1,193 @@
+"""Every other transition of a job, written once for both families, each with its event and outbox row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import sql
+
+from queue_workflows import config, db
+from queue_workflows.store import payload, tables
+from queue_workflows.store.tables import HELD
+from queue_workflows.types import Row
+
+REQUEUED = (
+    "status = 'queued', worker_id = NULL, lease_expires_at = NULL, blocked_reason = NULL,"
+    " available_at = NULL, cancel_requested_at = NULL"
+)
+FRONT_PRIORITY = 10
+"""The priority that work taken back from a worker gets at most (the contract's figure)."""
+
+_FAIL = sql.SQL(
+    "UPDATE {jobs} j SET status = CASE WHEN {run_over} THEN 'cancelled'"
+    " WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean THEN 'queued' ELSE 'failed' END,"
+    " attempts = j.attempts + 1, error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {run_over} OR NOT (j.attempts + 1 < j.max_attempts"
+    " AND %(retry)s::boolean) THEN now() END,"
+    " available_at = CASE WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean"
+    " THEN now() + (j.attempts + 1) * %(backoff)s::float8 * interval '1 second' END,"
+    " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
+)
+_FAIL_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'retried' ELSE status END")
+_PARK = sql.SQL(
+    "UPDATE {jobs} j SET status = CASE WHEN {run_over} THEN 'cancelled' ELSE 'awaiting_input' END,"
+    " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
+)
+_PARK_EVENT = sql.SQL("CASE status WHEN 'awaiting_input' THEN 'parked' ELSE status END")
+_HAND_BACK = sql.SQL(
+    "UPDATE {jobs} j SET status = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL"
+    " THEN 'cancelled' ELSE 'queued' END, worker_id = NULL, lease_expires_at = NULL,"
+    " finished_at = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL THEN now() END,"
+    " priority = CASE WHEN %(front)s::boolean THEN least(j.priority, %(band)s::smallint)"
+    " ELSE j.priority END WHERE " + HELD
+)
+_TRIP = sql.SQL(
+    "UPDATE {jobs} j SET status = CASE WHEN {run_over} THEN 'cancelled'"
+    " WHEN j.watchdog_retries < %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
+    " watchdog_retries = j.watchdog_retries + 1, error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN j.watchdog_retries < %(cap)s::integer THEN NULL ELSE now() END,"
+    " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
+)
+_BACK_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
+
+_CRASHED = sql.SQL(
+    "UPDATE {jobs} j SET crash_count = j.crash_count + 1, worker_id = NULL, lease_expires_at = NULL,"
+    " status = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL THEN 'cancelled'"
+    " WHEN j.crash_count + 1 >= %(cap)s::integer THEN 'failed' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL"
+    " OR j.crash_count + 1 >= %(cap)s::integer THEN now() END,"
+    " error = CASE WHEN j.crash_count + 1 >= %(cap)s::integer THEN 'poison: took down '"
+    " || (j.crash_count + 1) || ' workers, the last one ' || coalesce(j.worker_id, j.claimed_by, '?')"
+    " || coalesce('; ' || %(error)s::text, '') END,"
+    " priority = CASE WHEN j.crash_count = 0 THEN least(j.priority, %(band)s::smallint)"
+    " ELSE j.priority END,"
+    " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer"
+    " THEN now() + (j.crash_count + 1) * %(backoff)s::float8 * interval '1 second' END"
+    " FROM chosen WHERE j.id = chosen.id"
+)
+_CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
+_LAPSED = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
+    " AND (lease_expires_at IS NULL OR lease_expires_at < now())"
+    " ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED), "
+)
+_OF_DEAD = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
+    " AND starts_with(worker_id, %(prefix)s::text) FOR UPDATE), "
+)
+
+
+def _both(change: sql.SQL, event: sql.SQL, chosen: sql.SQL = sql.SQL("")) -> dict[str, bytes]:
+    return {
+        table.name: tables.transition(table, change, event=event, chosen=chosen)
+        for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    }
+
+
+_FAIL_SQL = _both(_FAIL, _FAIL_EVENT)
+_PARK_SQL = tables.transition(tables.NODE_JOBS, _PARK, event=_PARK_EVENT)
+_HAND_BACK_SQL = _both(_HAND_BACK, _BACK_EVENT)
+_TRIP_SQL = _both(_TRIP, _BACK_EVENT)
+_RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
+_DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
+
+
+def fail(
+    conn: db.Connection,
+    lease: tables.Lease,
+    *,
+    error: str,
+    seconds: float | None = None,
+    detail: str | None = None,
+    retry: bool = True,
+) -> Row | None:
+    """An ordinary failure: queued again while attempts are left, else failed; None: the claim is lost.
+
+    The wait before a retry is `policy.backoff_s`, else 30 s, times the attempts made.
+    """
+    parameters = tables.fence(
+        lease, error=error, seconds=seconds, detail=detail, retry=retry, backoff=30.0
+    )
+    return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
+
+
+def park(conn: db.Connection, lease: tables.Lease) -> Row | None:
+    """An input node waits for its answer; None: the claim is lost."""
+    return conn.execute(_PARK_SQL, tables.fence(lease)).fetchone()
+
+
+def hand_back(
+    conn: db.Connection, lease: tables.Lease, *, reason: str, front: bool = False
+) -> Row | None:
+    """Give the job up without counting anything: queued, or cancelled if it or its run was.
+
+    `front` raises its priority to FRONT_PRIORITY. None: the claim is lost.
+    """
+    detail = payload.encode({"reason": reason}, "reason")
+    parameters = tables.fence(lease, detail=detail, front=front, band=FRONT_PRIORITY)
+    return conn.execute(_HAND_BACK_SQL[lease.table.name], parameters).fetchone()
+
+
+def trip(
+    conn: db.Connection,
+    lease: tables.Lease,
+    *,
+    error: str,
+    seconds: float,
+    detail: str | None = None,
+) -> Row | None:
+    """A watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, an ingest job fails.
+
+    None: the claim is lost.
+    """
+    cap = config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0
+    parameters = tables.fence(lease, error=error, seconds=seconds, detail=detail, cap=cap)
+    return conn.execute(_TRIP_SQL[lease.table.name], parameters).fetchone()
+
+
+def _crash_parameters(error: str | None, **more: Any) -> dict[str, Any]:
+    return {
+        "worker": None,
+        "seconds": None,
+        "error": error,
+        "detail": None,
+        "cap": config.MAX_CRASHES.read(),
+        "band": FRONT_PRIORITY,
+        "backoff": config.CRASH_BACKOFF_S.read(),
+    } | more
+
+
+def reclaim_lapsed(conn: db.Connection, table: tables.JobTable) -> list[Row]:
+    """Take back up to 100 jobs whose lease has lapsed, counting a crash each; the changed rows.
+
+    Queued again at the front the first time, later after CRASH_BACKOFF_S times the crashes; failed
+    as poison at MAX_CRASHES; cancelled when the run is over. Skips rows that are locked.
+    """
+    return conn.execute(_RECLAIM_SQL[table.name], _crash_parameters(None)).fetchall()
+
+
+def reclaim_dead(
+    conn: db.Connection, table: tables.JobTable, *, prefix: str, evidence: str
+) -> list[Row]:
+    """Take back at once what a process held that is known to be dead (`worker_id` starts so)."""
+    parameters = _crash_parameters(evidence, prefix=prefix)
+    return conn.execute(_DEAD_SQL[table.name], parameters).fetchall()
+
+
+def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
+    """A failed or cancelled ingest job → queued in a new generation, counters at zero; or None."""
+    return conn.execute(
+        _REOPEN, {"job": job_id, "worker": None, "seconds": None, "error": None, "detail": None}
+    ).fetchone()
+
+
+_REOPEN = tables.transition(
+    tables.INGEST_JOBS,
+    sql.SQL(
+        "UPDATE {jobs} j SET status = 'queued', generation = j.generation + 1, error = NULL,"
+        " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0,"
+        " cancel_requested_at = NULL, blocked_reason = NULL, available_at = NULL, progress = NULL,"
+        " {result} = NULL WHERE j.id = %(job)s AND j.status IN ('failed', 'cancelled')"
+    ),
+    event=sql.SQL("'retried'"),
+)

@@ -1,0 +1,111 @@
+"""Workers as processes (`workers`) and as the face of a host and queue (`worker_heartbeats`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_workflows import db
+from queue_workflows.types import Row
+
+_BEAT = (
+    "INSERT INTO worker_heartbeats AS h (host_label, queue, concurrency, current_model, known_models)"
+    " VALUES (%(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,"
+    " coalesce(%(known_models)s::text[], '{}'))"
+    " ON CONFLICT (host_label, queue) DO UPDATE SET concurrency = EXCLUDED.concurrency,"
+    " current_model = CASE WHEN %(update_current_model)s::boolean THEN EXCLUDED.current_model"
+    " ELSE h.current_model END, known_models = coalesce(%(known_models)s::text[], h.known_models),"
+    " last_seen = now(), last_flagged_dead_at = NULL"
+)
+_OFF = "queue_workflows_is_off(%(host_label)s, %(queue)s)"
+_WORKER = (
+    "INSERT INTO workers AS w (worker_id, host_label, queue, pid, state, job_ids, detail)"
+    " VALUES (%(worker_id)s, %(host_label)s, %(queue)s, %(pid)s, CASE WHEN %(obey)s AND "
+    + _OFF
+    + ""
+    " AND %(job_ids)s::text[] = '{}' THEN 'parked' ELSE %(state)s END, %(job_ids)s::text[],"
+    " %(detail)s::jsonb) ON CONFLICT (worker_id) DO UPDATE SET state = EXCLUDED.state,"
+    " job_ids = EXCLUDED.job_ids, detail = EXCLUDED.detail, last_seen = now()"
+)
+_REPORT = (
+    "WITH w AS (" + _WORKER + ")"
+    " INSERT INTO worker_heartbeats AS h (host_label, queue, concurrency, current_model, known_models)"
+    " SELECT %(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s, %(known_models)s::text[]"
+    " WHERE NOT (%(obey)s AND " + _OFF + ")"
+    " ON CONFLICT (host_label, queue) DO UPDATE SET concurrency = EXCLUDED.concurrency,"
+    " current_model = EXCLUDED.current_model, known_models = EXCLUDED.known_models,"
+    " last_seen = now(), last_flagged_dead_at = NULL"
+)
+
+
+def beat(conn: db.Connection, values: dict[str, Any]) -> None:
+    """Say that this host serves this queue; a fresh beat clears the dead flag."""
+    conn.execute(_BEAT, values)
+
+
+def report(conn: db.Connection, values: dict[str, Any]) -> None:
+    """A worker process's own row and its host's heartbeat, in one statement.
+
+    With an OFF row it obeys, an idle worker is `parked` and its host's heartbeat is left to age.
+    """
+    conn.execute(_REPORT, values, prepare=True)
+
+
+def leave(conn: db.Connection, worker_id: str) -> None:
+    """The worker ended in good order."""
+    conn.execute(
+        "UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now() WHERE worker_id = %s",
+        (worker_id,),
+    )
+
+
+def bury(conn: db.Connection, prefix: str, detail: str) -> None:
+    """Mark the workers of a dead process (`worker_id` starts with `prefix`) with how it died."""
+    conn.execute(
+        "UPDATE workers SET state = 'dead', job_ids = '{}', detail = detail || %s::jsonb"
+        " WHERE starts_with(worker_id, %s) AND state <> 'stopped'",
+        (detail, prefix),
+    )
+
+
+def clear_model(conn: db.Connection, host_label: str, queue: str, *, mark_stale: bool) -> int:
+    """Forget the warm model of a host's queue; `mark_stale` ages the heartbeat; rows changed."""
+    return conn.execute(
+        "UPDATE worker_heartbeats SET current_model = NULL, last_seen = CASE WHEN %s"
+        " THEN now() - interval '1 hour' ELSE last_seen END WHERE host_label = %s AND queue = %s",
+        (mark_stale, host_label, queue),
+    ).rowcount
+
+
+def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
+    """Flag, once each, hosts whose heartbeat is stale while they own running jobs; those flagged."""
+    return conn.execute(
+        "UPDATE worker_heartbeats h SET last_flagged_dead_at = now()"
+        " WHERE last_seen < now() - %s * interval '1 second' AND last_flagged_dead_at IS NULL"
+        " AND (EXISTS (SELECT FROM workflow_node_jobs j WHERE j.status = 'running'"
+        " AND j.claimed_by = h.host_label AND j.queue = h.queue)"
+        " OR EXISTS (SELECT FROM ingest_jobs i WHERE i.status = 'running'"
+        " AND i.claimed_by = h.host_label AND i.queue = h.queue))"
+        " RETURNING h.*",
+        (stale_after_s,),
+    ).fetchall()
+
+
+def listing(conn: db.Connection, stale_after_s: float) -> list[Row]:
+    """Worker processes seen within a day, newest first, with age and ON/OFF; state `dead` when stale."""
+    return conn.execute(
+        "SELECT w.worker_id, w.host_label, w.queue, w.pid, CASE WHEN w.state <> 'stopped'"
+        " AND w.last_seen < now() - %s * interval '1 second' THEN 'dead' ELSE w.state END AS state,"
+        " w.job_ids, w.started_at, w.last_seen,"
+        " extract(epoch FROM now() - w.last_seen)::float8 AS age_s,"
+        " coalesce(c.desired_state, 'on') AS desired_state, h.current_model"
+        " FROM workers w LEFT JOIN worker_controls c USING (host_label, queue)"
+        " LEFT JOIN worker_heartbeats h USING (host_label, queue)"
+        " WHERE w.last_seen > now() - interval '1 day' AND w.state NOT IN ('stopped')"
+        " ORDER BY w.host_label, w.queue, w.started_at",
+        (stale_after_s,),
+    ).fetchall()
+
+
+def prune(conn: db.Connection) -> int:
+    """Delete worker rows that ended or were last seen over a day ago; how many."""
+    return conn.execute("DELETE FROM workers WHERE last_seen < now() - interval '1 day'").rowcount

@@ -1,0 +1,1 @@
+"""Everything around one running job: its lease, its guards, its end."""

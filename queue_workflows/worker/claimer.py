@@ -1,0 +1,125 @@
+"""The worker's own connection: claim, finish, drain; reconnects, and settles commits of unknown outcome."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from queue_workflows import db, dispatcher, errors
+from queue_workflows.store import claims, outcomes, tables
+from queue_workflows.types import Row
+from queue_workflows.worker import current
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+
+
+class Claimer:
+    """Takes jobs of one queue and records how they ended, over one connection that it keeps."""
+
+    def __init__(self, table: tables.JobTable, who: Callable[[], claims.Claimant]) -> None:
+        self._table = table
+        self._who = who
+        self._conn: db.Connection | None = None
+        self._pause = threading.Event()
+
+    def connection(self) -> db.Connection:
+        """The connection, opened when there is none."""
+        if self._conn is None or self._conn.closed:
+            self._conn = db.connect()
+        return self._conn
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    def claim(self, *, promote: bool = False) -> Row | None:
+        """The next job, claimed, or None. Database errors pass, with the connection dropped."""
+        try:
+            return self._step(None, claim=True, promote=promote)
+        except db.Error:
+            self.close()
+            raise
+
+    def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
+        """Record how the job ended and, if `claim`, take the next; the next job, or None.
+
+        While the database is away the write is retried until the lease ends; an outcome that may have
+        been committed is looked up by its claim. Raises `ClaimLost` with nothing written.
+        """
+        delay = RETRY_FIRST_S
+        while True:
+            try:
+                return self._record(work, outcome, claim=claim)
+            except (db.OperationalError, db.InterfaceError) as error:
+                self.close()
+                if work.verdict() is not None:
+                    raise errors.ClaimLost(
+                        f"job {work.job['id']}: lease over, result unsaved"
+                    ) from error
+                _log.warning(
+                    "the result of job %s waits for the database: %s", work.job["id"], error
+                )
+                self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+                delay = min(RETRY_MAX_S, delay * 2)
+                if self._recorded(work):
+                    return None
+
+    def _record(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
+        if outcome.kind == "completed":
+            return self._step((work.lease, outcome), claim=claim)
+        if outcomes.record(self.connection(), work.lease, outcome) == "skipped" and (
+            outcome.kind != "cancelled"
+        ):
+            raise errors.ClaimLost(f"job {work.job['id']} is held no longer")
+        return None
+
+    def _step(
+        self,
+        done: tuple[tables.Lease, outcomes.Outcome] | None,
+        *,
+        claim: bool,
+        promote: bool = False,
+    ) -> Row | None:
+        if self._table.in_run:
+            result = outcomes.node_result(*done) if done else None
+            return claims.node_step(
+                self.connection(), self._who(), done=result, claim=claim, promote=promote
+            )
+        results = [outcomes.ingest_result(*done)] if done else []
+        rows = claims.ingest_step(
+            self.connection(), self._who(), done=results, claim=int(claim), promote=promote
+        )
+        return rows[0] if rows else None
+
+    def _recorded(self, work: current.Work) -> bool:
+        """Whether a commit whose reply was lost did happen. Unknown counts as no: it is tried again."""
+        try:
+            return claims.is_settled(self.connection(), work.lease)
+        except db.Error:
+            self.close()
+            return False
+
+    def drain(self, run_id: str) -> int:
+        """Dispatch what this worker just finished, if nothing stands in the way; new rows.
+
+        Best effort: whatever goes wrong is the orchestrator's, whose outbox row is still open.
+        """
+        try:
+            return dispatcher.drain_run(
+                run_id, begin=dispatcher.on_connection(self.connection()), nowait=True
+            )
+        except db.Error as error:
+            _log.debug("run %s is left to the orchestrator: %s", run_id, error)
+            self.close()
+            return 0
+        except errors.QueueWorkflowsError as error:
+            _log.debug("run %s is left to the orchestrator: %s", run_id, error)
+            return 0

@@ -1,0 +1,63 @@
+"""What the worker is doing right now, shared by the thread that runs the body and the one that watches."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+from queue_workflows.store import tables
+from queue_workflows.types import NowFn, Row
+from queue_workflows.worker import guards
+
+
+class Work:
+    """One claimed job while it runs: its lease, its guards, its cancel event, its last progress."""
+
+    def __init__(
+        self, table: tables.JobTable, job: Row, lease_s: float, *, now_fn: NowFn = time.monotonic
+    ) -> None:
+        self._now = now_fn
+        self.table = table
+        self.job = job
+        self.lease = tables.lease_of(table, job)
+        self.cancel = threading.Event()
+        self.started = now_fn()
+        self.renewed = self.started
+        self.lease_end = guards.LeaseEnd(self.started, lease_s)
+        self.guards: list[guards.Guard] = [
+            self.lease_end,
+            guards.Budget(self.started, guards.budget_for(job)),
+        ]
+        self.settling = False
+        """The outcome is being written: a claim that is gone may be gone by that very write."""
+        self.unsaved: str | None = None
+        """Progress as JSON text that no renewal has stored yet."""
+
+    def status(self, *values: Any, **fields: Any) -> None:
+        """The body's `status_callback`: a number from 0 to 1 or a dict is progress, all else a beat."""
+        now = self._now()
+        for guard in self.guards:
+            if guard is not self.lease_end:
+                guard.beat(now)
+        value: Any = fields or (values[0] if values else None)
+        if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
+            return
+        if not isinstance(value, dict) and not 0 <= value <= 1:
+            return
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return
+        if len(text) <= PROGRESS_LIMIT and "\\u0000" not in text and "\\ud" not in text.lower():
+            self.unsaved = text
+
+    def verdict(self) -> guards.Trip | None:
+        """The first guard that trips now."""
+        now = self._now()
+        return next((trip for guard in self.guards if (trip := guard.check(now))), None)
+
+
+PROGRESS_LIMIT = 8000
+"""Characters of a progress report; a longer one counts as a beat."""

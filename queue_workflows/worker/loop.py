@@ -1,0 +1,155 @@
+"""The worker's main loop: wait for work, run it, record it, take the next in the same round trip."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from queue_workflows import config, db, errors, ingest_executor, node_executor
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.runtime import service
+from queue_workflows.store import claims, outcomes, tables
+from queue_workflows.types import Row
+from queue_workflows.worker import claimer, current, watch
+
+_log = logging.getLogger(__name__)
+READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
+BACKOFF_MAX_S = 5.0
+
+
+class WorkLoop:
+    """One worker: one job at a time, from one queue, on the thread that calls it."""
+
+    def __init__(
+        self,
+        queue: str,
+        who: Callable[[], claims.Claimant],
+        watcher: watch.Watch,
+        *,
+        model_cache: ModelCache | None,
+    ) -> None:
+        self._queue = queue
+        self._who = who
+        self._watch = watcher
+        self._cache = model_cache
+        self._table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
+        self._claimer = claimer.Claimer(self._table, who)
+        self._ready = threading.Event()
+        self._promote = True
+        self._stopping = False
+
+    def run_once(self) -> bool:
+        """Claim one job and see it through to its record; False when there was none."""
+        job = self._claimer.claim(promote=True)
+        if job is None:
+            return False
+        self._run(job, claim=False)
+        return True
+
+    def stop(self) -> None:
+        """Take no further job; safe in a signal handler."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._claimer.close()
+
+    def run_forever(self) -> None:
+        """Run jobs as they come until `stop`; survives the loss of its database."""
+        listener = db.listen(
+            READY_CHANNEL[self._table.name], "worker_control", "job_cancel", poll_s=3600.0
+        )
+        delay = 0.1
+        with service.Follow("worker-listen", listener, self._heard):
+            while not self._stopping:
+                self._ready.clear()
+                try:
+                    self._drain_queue()
+                    delay = 0.1
+                except db.Error as error:
+                    _log.warning("claiming waits for the database: %s", _brief(error))
+                    self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+                    delay = min(BACKOFF_MAX_S, delay * 2)
+                    continue
+                self._promote = not self._pause(config.CLAIM_POLL_S.read())
+
+    def _pause(self, seconds: float) -> bool:
+        """Whether a wake-up came before the time was over; `stop` ends it within a second."""
+        deadline = time.monotonic() + seconds
+        while not self._stopping:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self._ready.wait(min(left, 1.0)):
+                return True
+        return True
+
+    def _heard(self, wake: db.Wake) -> None:
+        if wake.reason != "notify":
+            self._ready.set()
+            return
+        for channel, text in wake.notified:
+            if channel == "job_cancel":
+                self._watch.cancelled(text)
+            elif channel == "worker_control":
+                if text == f"{self._who().host}:{self._queue}":
+                    self._watch.loop.wake("control", "beat")
+                    self._ready.set()
+            elif text == self._queue:
+                self._ready.set()
+
+    def _drain_queue(self) -> None:
+        job = self._claimer.claim(promote=self._promote)
+        while job is not None:
+            if self._stopping:
+                self._return(job)
+                return
+            job = self._run(job, claim=True)
+
+    def _return(self, job: Row) -> None:
+        outcome = outcomes.Outcome("cancelled", 0.0)
+        outcomes.record(self._claimer.connection(), tables.lease_of(self._table, job), outcome)
+
+    def _run(self, job: Row, *, claim: bool) -> Row | None:
+        """Run a job and record it; the next one, when `claim` and there is one."""
+        work = current.Work(self._table, job, self._who().lease_s)
+        self._watch.begin(work)
+        try:
+            outcome = self._body(work)
+            work.settling = True
+            following = self._claimer.finish(work, outcome, claim=claim and not self._stopping)
+        except errors.ClaimLost as error:
+            _log.warning("nothing was written: %s", error)
+            return None
+        finally:
+            self._watch.end()
+        if self._table.in_run:
+            if outcome.kind == "completed":
+                node_executor.announce(job, outcome)
+            if following is None and self._claimer.drain(job["run_id"]) and claim:
+                following = self._claimer.claim()
+        return following
+
+    def _body(self, work: current.Work) -> outcomes.Outcome:
+        if not self._table.in_run:
+            return ingest_executor.run_task(work.job)
+        cache = self._cache
+        if cache is not None:
+            cache.mark_busy()
+        try:
+            return node_executor.run_body(
+                work.job,
+                model_cache=cache,
+                cancel_event=work.cancel,
+                status_callback=work.status,
+            )
+        finally:
+            if cache is not None:
+                cache.mark_idle()
+
+
+def _brief(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,220 @@
+"""The watch: one loop that renews, reports, obeys and judges for as long as the worker lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from queue_workflows import config, db, worker_control
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.runtime import service
+from queue_workflows.store import claims, payload, transitions, workers
+from queue_workflows.types import ExitFn, NowFn
+from queue_workflows.worker import current, guards
+
+_log = logging.getLogger(__name__)
+RENEW_MAX_S = 10.0
+JUDGE_S = 0.5
+REAP_S = 5.0
+BOOKKEEPING_S = 2.0
+
+
+class Watch:
+    """Renews the lease of the job that runs, beats, obeys OFF, and carries out what guards decide.
+
+    Holds one connection of its own. `on_exit` leaves the process (a seam for tests).
+    """
+
+    def __init__(
+        self,
+        who: Callable[[], claims.Claimant],
+        *,
+        model_cache: ModelCache | None = None,
+        known_models: Callable[[], list[str] | None] = lambda: None,
+        on_exit: ExitFn = os._exit,
+        now_fn: NowFn = time.monotonic,
+    ) -> None:
+        self._who = who
+        self._cache = model_cache
+        self._known_models = known_models
+        self._on_exit = on_exit
+        self._now = now_fn
+        self._lock = threading.Lock()
+        self._work: current.Work | None = None
+        self._conn: db.Connection | None = None
+        self.stop_deadline: float | None = None
+        """Monotonic instant at which a stopping worker gives its job back."""
+        lease_s = who().lease_s
+        tasks = [
+            service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
+            service.Task("judge", JUDGE_S, self._judge),
+        ]
+        if not config.DISABLE_WORKER_HEARTBEAT.read():
+            tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
+        if not config.DISABLE_WORKER_CONTROL.read():
+            tasks.append(service.Task("control", config.WORKER_CONTROL_POLL_S.read, self._obey))
+        if model_cache is not None:
+            tasks.append(service.Task("reap", REAP_S, model_cache.reap_idle_once))
+        self.loop = service.Loop("worker-watch", tasks, now_fn=now_fn)
+
+    def begin(self, work: current.Work) -> None:
+        """A job runs from now on."""
+        with self._lock:
+            self._work = work
+
+    def end(self) -> None:
+        """The body has ended; nothing is judged any more."""
+        with self._lock:
+            self._work = None
+
+    def close(self) -> None:
+        """Say that the worker ends in good order, and close the connection."""
+        try:
+            if self._conn is not None:
+                workers.leave(self._conn, self._who().worker_id)
+        except db.Error as error:
+            _log.debug("could not say goodbye: %s", error)
+        self._drop()
+
+    def cancelled(self, name: str) -> None:
+        """A run or job of this name was cancelled: look at once if it is ours."""
+        work = self._work
+        if work is not None and name in (work.job["id"][:1000], str(work.job.get("run_id"))[:1000]):
+            self.loop.wake("renew")
+
+    def _connection(self) -> db.Connection:
+        if self._conn is None or self._conn.closed:
+            self._conn = db.connect()
+        return self._conn
+
+    def _drop(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    def _renew(self) -> None:
+        work = self._work
+        if work is None:
+            return
+        sent = self._now()
+        text, work.unsaved = work.unsaved, None
+        try:
+            found = claims.renew(
+                self._connection(), [work.lease], lease_s=self._who().lease_s, progress=[text]
+            )
+        except db.Error:
+            work.unsaved = work.unsaved or text
+            self._drop()
+            raise
+        if not found:
+            if work.settling or not self._is_running(work):
+                return
+            lost = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
+            self._carry_out(work, lost)
+            return
+        work.lease_end.beat(sent)
+        work.renewed = sent
+        if found[0].cancel:
+            work.cancel.set()
+
+    def _judge(self) -> None:
+        work = self._work
+        if work is None:
+            return
+        trip = work.verdict()
+        if trip is not None:
+            self._carry_out(work, trip)
+        elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
+            self._give_back(work)
+        elif work.unsaved is not None and self._now() - work.renewed >= 1.0:
+            self._renew()
+
+    def _beat(self) -> None:
+        who, work = self._who(), self._work
+        known = self._known_models()
+        values = {
+            "worker_id": who.worker_id,
+            "host_label": who.host,
+            "queue": who.queue,
+            "pid": os.getpid(),
+            "state": "busy" if work else "idle",
+            "job_ids": [work.job["id"]] if work else [],
+            "detail": payload.encode({"lease_s": who.lease_s}, "detail"),
+            "obey": who.obey,
+            "concurrency": 1,
+            "current_model": self._cache.current_model if self._cache else None,
+            "known_models": known or [],
+        }
+        try:
+            workers.report(self._connection(), values)
+        except db.Error:
+            self._drop()
+            raise
+
+    def _obey(self) -> None:
+        """While a job runs the ON/OFF row is read here; an idle worker's claims refuse by themselves."""
+        work = self._work
+        if work is None:
+            return
+        who = self._who()
+        policy = worker_control.stop_policy_for(self._connection(), who.host, who.queue)
+        if policy is not None and self._is_running(work):
+            worker_control.handler(policy)(self, on_exit=self._on_exit)
+
+    def _is_running(self, work: current.Work) -> bool:
+        with self._lock:
+            return self._work is work
+
+    # What a stop policy may ask of the worker.
+
+    def requeue_in_flight(self, reason: str) -> None:
+        """Give the running job back, at the front, without counting anything."""
+        work = self._work
+        if work is not None:
+            transitions.hand_back(self._connection(), work.lease, reason=reason, front=True)
+
+    def clear_model(self) -> None:
+        """Let the fleet know that this host's model is gone and the host with it."""
+        who = self._who()
+        workers.clear_model(self._connection(), who.host, who.queue, mark_stale=True)
+
+    def _give_back(self, work: current.Work) -> None:
+        _log.warning("job %s did not end in time; handing it back", work.job["id"])
+        self._bookkeep(
+            work, lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown")
+        )
+        if self._is_running(work):
+            self._on_exit(0)
+
+    def _carry_out(self, work: current.Work, trip: guards.Trip) -> None:
+        """The one place where a trip takes effect: record it, clear the model, leave the process."""
+        seconds = self._now() - work.started
+        _log.error("job %s: %s; leaving with %d", work.job["id"], trip.reason, trip.code)
+        detail = payload.encode({"guard": trip.event, "exit_code": trip.code}, "detail")
+
+        def write(conn: db.Connection) -> object:
+            if trip.code == guards.EXIT_LOST:
+                return None
+            return transitions.trip(
+                conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
+            )
+
+        self._bookkeep(work, write)
+        if self._is_running(work):
+            self._on_exit(trip.code)
+
+    def _bookkeep(self, work: current.Work, write: Callable[[db.Connection], object]) -> None:
+        """Best effort within BOOKKEEPING_S a statement; nothing for a claim that is no longer current."""
+        if not self._is_running(work):
+            return
+        who = self._who()
+        try:
+            with db.connect(timeout_s=BOOKKEEPING_S) as conn:
+                write(conn)
+                if who.queue == "gpu":
+                    workers.clear_model(conn, who.host, who.queue, mark_stale=True)
+        except db.Error as error:
+            _log.warning("could not record the end of job %s: %s", work.job["id"], error)

@@ -1,0 +1,109 @@
+"""What every test gets: a clean process, and a real database for those that ask for one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from queue_workflows import config
+
+if TYPE_CHECKING:
+    from tests.support.database import Database
+
+PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
+DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database"})
+THREAD_GRACE_S = 2.0
+UNIT = Path(__file__).parent / "unit"
+
+
+def _forget_environment() -> dict[str, str]:
+    names = [name for name in os.environ if name.startswith(PREFIXES)]
+    return {name: os.environ.pop(name) for name in names}
+
+
+# Before anything runs: no test, and no import of one, ever sees the database of the person here.
+GIVEN = _forget_environment()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A unit test needs no database: one that asks for it is in the wrong folder."""
+    for item in items:
+        asked = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if asked and UNIT in item.path.parents:
+            raise pytest.UsageError(
+                f"{item.nodeid} asks for {', '.join(sorted(asked))}: no unit test"
+            )
+
+
+@pytest.fixture(autouse=True)
+def clean_process() -> Generator[None]:
+    """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
+    kept = _forget_environment()
+    config.reset_for_tests()
+    before = set(threading.enumerate())
+    yield
+    _forget_environment()
+    os.environ.update(kept)
+    config.reset_for_tests()
+    deadline = time.monotonic() + THREAD_GRACE_S
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if names := sorted(thread.name for thread in left if thread.is_alive()):
+        pytest.fail(f"threads outlived the test: {', '.join(names)}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def own_database() -> Generator[Database]:
+    """The run's own database with the schema in it; no PostgreSQL is a failure, never a skip."""
+    from queue_workflows import db
+    from tests.support import database
+
+    with ExitStack() as stack:
+        given = GIVEN.get("QUEUE_WORKFLOWS_TEST_DB_URL")
+        url = database.forced(given) if given else stack.enter_context(database.throw_away_server())
+        own = stack.enter_context(database.Database(url))
+        with database.environment(QUEUE_WORKFLOWS_DB_URL=own.dsn):
+            db.bootstrap()
+            db.close_pool()
+        own.keep_filled_tables()
+        yield own
+
+
+@pytest.fixture(scope="session")
+def dsn(own_database: Database) -> str:
+    """The test database's DSN, a URL."""
+    return own_database.dsn
+
+
+@pytest.fixture
+def db(
+    own_database: Database, clean_process: None, monkeypatch: pytest.MonkeyPatch
+) -> Generator[ModuleType]:
+    """`queue_workflows.db` on an empty database; a connection that outlives the test fails it."""
+    from queue_workflows import db
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", own_database.dsn)
+    before = own_database.backends()
+    yield db
+    db.close_pool()
+    left = own_database.left_over(before)
+    own_database.empty()
+    if left:
+        pytest.fail(f"connections outlived the test: {', '.join(map(str, left))}", pytrace=False)
+
+
+@pytest.fixture
+def fresh_database(own_database: Database) -> Generator[str]:
+    """The DSN of a new, empty database on the same server, dropped afterwards."""
+    name = own_database.fresh_name()
+    yield own_database.create(name)
+    own_database.drop(name)

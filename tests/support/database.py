@@ -1,0 +1,265 @@
+"""The test database: on a throw-away embedded server, or on the server that a DSN names."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg import conninfo, sql
+
+from queue_workflows import embedded
+from queue_workflows.embedded import postmaster
+from tests.support import wait
+
+SUFFIX = "_test"
+APPLICATION_NAME = "test-harness"
+_NAME_MAX_BYTES = 63
+_FOLDERS = "qw-test-"
+_EMBEDDED_DIR = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
+
+# Returns the emptied tables. TRUNCATE costs a file per table and index: the clean ones are spared.
+_EMPTY = """
+CREATE FUNCTION pg_temp.empty_tables(kept text[]) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    candidate record;
+    dirty text[] := '{}';
+    found boolean;
+BEGIN
+    FOR candidate IN
+        SELECT c.oid, c.oid::regclass::text AS name FROM pg_class c
+        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
+          AND c.oid::regclass::text <> ALL (kept)
+    LOOP
+        EXECUTE 'SELECT EXISTS (SELECT 1 FROM ' || candidate.name || ')' INTO found;
+        IF NOT found THEN
+            SELECT bool_or(pg_sequence_last_value(s.oid) IS NOT NULL) INTO found
+            FROM pg_depend d JOIN pg_class s ON s.oid = d.objid AND s.relkind = 'S'
+            WHERE d.refobjid = candidate.oid AND d.refclassid = 'pg_class'::regclass
+              AND d.classid = 'pg_class'::regclass AND d.deptype IN ('a', 'i');
+        END IF;
+        IF found THEN
+            dirty := dirty || candidate.name;
+        END IF;
+    END LOOP;
+    IF cardinality(dirty) > 0 THEN
+        EXECUTE 'TRUNCATE ' || array_to_string(dirty, ', ') || ' RESTART IDENTITY CASCADE';
+    END IF;
+    RETURN array_to_string(dirty, ' ');
+END $$
+"""
+
+
+class Backend(NamedTuple):
+    """One client's connection as the server shows it."""
+
+    pid: int
+    application_name: str
+    state: str
+    query: str
+
+
+def url(parts: Mapping[str, Any]) -> str:
+    """The DSN as a URL; host and port go in the query, where a socket's path is allowed."""
+    rest = {key: value for key, value in parts.items() if key not in {"user", "password", "dbname"}}
+    user = quote(str(parts["user"]), safe="") if parts.get("user") else ""
+    if user and parts.get("password"):
+        user += ":" + quote(str(parts["password"]), safe="")
+    name = quote(str(parts["dbname"]), safe="")
+    return f"postgresql://{user}{'@' if user else ''}/{name}?{urlencode(rest, quote_via=quote)}"
+
+
+def forced(dsn: str) -> str:
+    """The DSN with a database whose name ends in `_test`, whatever it named before."""
+    parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+    name = str(parts.get("dbname") or "queue_workflows")
+    if not name.endswith(SUFFIX):
+        name += SUFFIX
+    if len(name.encode()) > _NAME_MAX_BYTES:
+        raise AssertionError(f"the test database's name is longer than PostgreSQL's: {name!r}")
+    return url({**parts, "dbname": name})
+
+
+class Database:
+    """A database that this test run owns, its name ends in `_test`; made anew when entered."""
+
+    def __init__(self, dsn: str) -> None:
+        self.parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+        self.name = str(self.parts["dbname"])
+        if not self.name.endswith(SUFFIX):
+            raise AssertionError(f"tests touch no database but *{SUFFIX}: {self.name!r}")
+        self.dsn = url(self.parts)
+        self._kept: list[str] = []
+        self._conn: psycopg.Connection[Any] | None = None
+        self._admin: psycopg.Connection[Any] | None = None
+
+    def __enter__(self) -> Database:
+        got = self.admin.execute(
+            "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (self.name,)
+        ).fetchone()
+        if got != (True,):
+            raise AssertionError(f"another test run is using the database {self.name!r}")
+        self.drop(self.name)
+        self.create(self.name)
+        if self.conn.execute("SELECT current_database()").fetchone() != (self.name,):
+            raise AssertionError(f"{self.dsn} leads to a database of another name")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for conn in (self._conn, self._admin):
+            if conn is not None:
+                conn.close()
+
+    def _connect(self, name: str) -> psycopg.Connection[Any]:
+        own = {"dbname": name, "application_name": APPLICATION_NAME, "connect_timeout": 10}
+        return psycopg.connect(conninfo.make_conninfo(**{**self.parts, **own}), autocommit=True)
+
+    @property
+    def admin(self) -> psycopg.Connection[Any]:
+        """A connection to the server's maintenance database."""
+        if self._admin is None or self._admin.closed:
+            self._admin = self._connect("postgres")
+        return self._admin
+
+    @property
+    def conn(self) -> psycopg.Connection[Any]:
+        """The harness's own connection to the test database; opened again when a test killed it."""
+        if self._conn is None or self._conn.closed:
+            self._conn = self._connect(self.name)
+            self._conn.execute("SET lock_timeout = '5s'")
+            self._conn.execute(_EMPTY)
+        return self._conn
+
+    def _ask(self, query: sql.SQL, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        try:
+            return self.conn.execute(query, values).fetchall()
+        except psycopg.OperationalError:
+            if self._conn is not None and not self._conn.closed:
+                raise
+            return self.conn.execute(query, values).fetchall()
+
+    def create(self, name: str) -> str:
+        """A new database; its DSN."""
+        self.admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return url({**self.parts, "dbname": name})
+
+    def drop(self, name: str) -> None:
+        """Drop a database of ours with whoever is connected; none of that name is fine."""
+        if not name.endswith(SUFFIX):
+            raise AssertionError(f"tests drop no database but *{SUFFIX}: {name!r}")
+        statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+        self.admin.execute(statement.format(sql.Identifier(name)))
+
+    def fresh_name(self) -> str:
+        """A name that no database has."""
+        return f"{self.name[: -len(SUFFIX)][:40]}_{secrets.token_hex(4)}{SUFFIX}"
+
+    def keep_filled_tables(self) -> None:
+        """What holds rows now (a migration's ledger) is no test's data: `empty()` leaves it."""
+        rows = self.conn.execute(
+            "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relkind IN ('r', 'p')"
+            " AND c.relnamespace = current_schema()::regnamespace"
+        ).fetchall()
+        some = sql.SQL("SELECT EXISTS (SELECT 1 FROM {})")
+        self._kept = [
+            name
+            for (name,) in rows
+            if self.conn.execute(some.format(sql.SQL(name))).fetchone() == (True,)
+        ]
+
+    def empty(self) -> str:
+        """Empty every table that has rows or used its sequence; their names, in one round trip."""
+        rows = self._ask(sql.SQL("SELECT pg_temp.empty_tables(%s)"), (self._kept,))
+        return str(rows[0][0])
+
+    def backends(self) -> dict[int, Backend]:
+        """The clients connected to the test database, by pid, without the harness itself."""
+        query = sql.SQL(
+            "SELECT pid, application_name, coalesce(state, ''), coalesce(query, '')"
+            " FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return {row[0]: Backend(*row) for row in self._ask(query, ())}
+
+    def left_over(self, before: Mapping[int, Backend], *, grace_s: float = 2.0) -> list[Backend]:
+        """The connections that came after `before` and do not go within the grace; ended then."""
+        left: list[Backend] = []
+
+        def gone() -> bool:
+            left[:] = [backend for pid, backend in self.backends().items() if pid not in before]
+            return not left
+
+        try:
+            wait.until(gone, timeout_s=grace_s, every_s=0.002)
+        except AssertionError:
+            for backend in left:
+                self.conn.execute("SELECT pg_terminate_backend(%s, 1000)", (backend.pid,))
+        return left
+
+
+@contextmanager
+def environment(**values: str) -> Generator[None]:
+    """These variables set for a while, then as they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def throw_away_server() -> Generator[str]:
+    """An embedded server in a folder of its own, gone at the end; the DSN of its test database."""
+    _sweep()
+    base = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    # As root the server runs under another account, which has to pass.
+    base.chmod(0o711)
+    lock = _hold(base)
+    settings = {"fsync": "off", "full_page_writes": "off"}
+    try:
+        with environment(**{_EMBEDDED_DIR: str(base / "pg18")}):
+            server = embedded.ensure(settings=settings)
+        with server:
+            yield forced(server.dsn)
+    finally:
+        os.close(lock)
+        shutil.rmtree(base)
+
+
+def _hold(base: Path) -> int:
+    """Say by a lock that the run which made this folder lives; nobody ever sees it unlocked."""
+    fd = os.open(base / "run.new", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    (base / "run.new").rename(base / "run.lock")
+    return fd
+
+
+def _sweep() -> None:
+    """Remove what test runs that were killed have left behind, running servers too."""
+    for base in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        if base.stat().st_uid != os.geteuid() or not (base / "run.lock").exists():
+            continue
+        fd = os.open(base / "run.lock", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (base / "pg18").exists() and postmaster.alive(base / "pg18"):
+                with environment(**{_EMBEDDED_DIR: str(base / "pg18")}):
+                    embedded.ensure(create=False).release()
+            shutil.rmtree(base, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)

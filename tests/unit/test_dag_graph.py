@@ -1,0 +1,95 @@
+"""The graph of a definition: its edges, its longest chain, its cost."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from queue_workflows import errors
+from queue_workflows.dag import graph
+
+
+def document(deps: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "workflow": "w",
+        "nodes": [
+            {"id": node_id, "module": node_id, "queue": "cpu", "model": None, "deps": needed,
+             "inputs": {}, "skip_if": None, "pipeline": "p", "step": None}
+            for node_id, needed in deps.items()
+        ],
+    }  # fmt: skip
+
+
+DIAMOND = {"d": ["b", "c"], "a": [], "b": ["a"], "c": ["a"], "alone": []}
+
+
+def test_edges_go_both_ways_in_declaration_order() -> None:
+    built = graph.Graph(document(DIAMOND))
+    assert list(built.nodes) == ["d", "a", "b", "c", "alone"]
+    assert built.nodes["d"].deps == ("b", "c")
+    assert built.downstream("a") == ("b", "c")
+    assert built.downstream("d") == built.downstream("stranger") == ()
+    assert built.sources == ("a", "alone")
+    assert built.leaves == ("d", "alone")
+    assert built.position["c"] == 3
+
+
+def test_a_node_cannot_be_changed_and_has_no_dict() -> None:
+    node = graph.Graph(document(DIAMOND)).nodes["a"]
+    assert (node.module, node.queue, node.model, node.pipeline, node.step) == (
+        "a", "cpu", None, "p", None,
+    )  # fmt: skip
+    with pytest.raises(AttributeError):
+        node.queue = "gpu"  # type: ignore[misc]
+    assert not hasattr(node, "__dict__")
+
+
+def test_the_longest_chain() -> None:
+    assert graph.Graph(document(DIAMOND)).longest_chain() == ["a", "b", "d"]
+    shortcut = {"x": [], "y": ["x"], "z": ["y"], "end": ["x", "z"]}
+    assert graph.Graph(document(shortcut)).longest_chain() == ["x", "y", "z", "end"]
+    assert graph.Graph(document({"one": []})).longest_chain() == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [({"version": 2, "nodes": []}, "version 2"), (document({"a": ["x"]}), "'a'.*unknown 'x'")],
+)
+def test_a_definition_it_cannot_read_is_refused(broken: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.InvalidWorkflow, match=words):
+        graph.Graph(broken)
+
+
+def test_a_cycle_has_no_longest_chain() -> None:
+    with pytest.raises(errors.InvalidWorkflow, match="cycle"):
+        graph.Graph(document({"s": [], "a": ["b", "s"], "b": ["a"]})).longest_chain()
+
+
+@pytest.mark.parametrize(
+    ("deps", "cycle"),
+    [
+        ({"a": [], "b": ["a"]}, None),
+        ({"a": ["a"]}, ["a", "a"]),
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, ["b", "c", "b"]),
+        ({"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}, None),
+    ],
+)
+def test_find_cycle(deps: dict[str, list[str]], cycle: list[str] | None) -> None:
+    assert graph.find_cycle(deps) == cycle
+
+
+CHAIN = {f"n{i}": [f"n{i - 1}"] if i else [] for i in range(10_000)}
+FAN = {"a": [], **{f"n{i}": ["a"] for i in range(10_000)}, "join": [f"n{i}" for i in range(10_000)]}
+
+
+@pytest.mark.parametrize("deps", [CHAIN, FAN], ids=["chain", "fan"])
+def test_10000_nodes_build_in_150_ms(deps: dict[str, list[str]]) -> None:
+    given = document(deps)
+    begun = time.process_time()
+    built = graph.Graph(given)
+    assert time.process_time() - begun < 0.15
+    assert len(built.longest_chain()) == (10_000 if deps is CHAIN else 3)
+    assert graph.find_cycle(deps) is None

@@ -1,0 +1,51 @@
+"""Worker ids: readable, unique, within the column."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from queue_workflows.runtime import identity
+
+
+def test_boot_id_is_the_kernels() -> None:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    if not path.exists():
+        pytest.skip("no boot id here")
+    assert identity.boot_id() == path.read_text().strip()
+
+
+def test_without_a_boot_id_the_hosts_name_gives_a_stable_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(identity, "_BOOT_ID", tmp_path / "missing")
+    first, second = (identity.boot_id.__wrapped__() for _ in range(2))
+    assert first == second
+    assert re.fullmatch("[0-9a-f]{32}", first)
+
+
+def test_a_worker_id_names_label_pid_and_boot_and_is_never_given_twice() -> None:
+    first, second = identity.new_worker_id("box-1"), identity.new_worker_id("box-1")
+    label, pid, boot, rest = first.split(":")
+    assert (label, int(pid), boot) == ("box-1", os.getpid(), identity.boot_id()[:8])
+    assert len(rest) == 12
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("a:b c\nd\x00e", "a-b-c-d-e"),
+        ("Ünïcode", "-n-code"),
+        ("", "host"),
+        ("x" * 500, "x" * 80),
+    ],
+)
+def test_a_label_cannot_break_the_form_or_the_length(label: str, shown: str) -> None:
+    worker_id = identity.new_worker_id(label)
+    assert worker_id.split(":")[0] == shown
+    assert worker_id.count(":") == 3
+    assert len(worker_id) <= 120

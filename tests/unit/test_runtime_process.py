@@ -1,0 +1,188 @@
+"""The process main: exit codes, one-line errors, logging, secrets."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from queue_workflows import errors
+from queue_workflows.runtime import process
+
+SECRET = "s3cr3t"
+
+
+def bare_root(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """The root logger without the handlers that pytest hung on it for this call."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    return root
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def body() -> int:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_bodys_code_is_the_exit_code(code: int) -> None:
+    assert process.run_main("prog", lambda: code) == code
+
+
+def test_an_error_of_ours_is_one_masked_line_and_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = errors.DatabaseUnavailable(f"postgres://u:{SECRET}@h/db\ndoes not answer")
+    assert process.run_main("prog", raising(error)) == 2
+    assert capsys.readouterr().err == "prog: postgres://u:***@h/db does not answer\n"
+
+
+def test_an_error_without_text_is_named_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert process.run_main("prog", raising(errors.UnknownQueue())) == 2
+    assert capsys.readouterr().err == "prog: UnknownQueue\n"
+
+
+@pytest.mark.parametrize("by_knob", [False, True])
+def test_debug_adds_the_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_knob: bool
+) -> None:
+    if by_knob:
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DEBUG", "1")
+    error = errors.UnknownQueue(f"password={SECRET}")
+    assert process.run_main("prog", raising(error), debug=not by_knob) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("\nprog: password=***\n")
+    assert SECRET not in err
+
+
+def test_ctrl_c_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert process.run_main("prog", raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_any_other_error_is_logged_with_its_traceback_and_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare_root(monkeypatch)
+    error = ZeroDivisionError(f"host=h password='{SECRET}'")
+    assert process.run_main("prog", raising(error)) == 1
+    err = capsys.readouterr().err
+    assert "prog: unexpected error\nTraceback" in err
+    assert "ZeroDivisionError: host=h password=***" in err
+    assert SECRET not in err
+
+
+def test_system_exit_passes() -> None:
+    with pytest.raises(SystemExit) as caught:
+        process.run_main("prog", raising(SystemExit(4)))
+    assert caught.value.code == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://u:s3cr3t@h:5432/db", "postgresql://u:***@h:5432/db"),
+        ("postgres://:s3cr3t@h", "postgres://:***@h"),
+        ("two postgres://a:s3cr3t@h/x and redis://b:s3cr3t@i", "two postgres://a:***@h/x and redis://b:***@i"),
+        ("typed raw postgres://u:s3c/r3t@s3cr3t@h/db", "typed raw postgres://u:***@h/db"),
+        ("host=h password=s3cr3t user=u", "host=h password=*** user=u"),
+        ("host=h PASSWORD = 's3 \\' cr3t' user=u", "host=h PASSWORD = *** user=u"),
+        ("postgres:///db?user=u&password=s3cr3t", "postgres:///db?user=u&password=***"),
+        ("{'password': 's3cr3t', 'host': 'h'}", "{'password': ***, 'host': 'h'}"),
+        ("PGPASSWORD=s3,cr3t psql", "PGPASSWORD=*** psql"),
+        ("postgres://u@h:5432/db", "postgres://u@h:5432/db"),
+        ("http://h:8080/x says password refused", "http://h:8080/x says password refused"),
+    ],
+)  # fmt: skip
+def test_mask_hides_passwords_and_nothing_else(text: str, masked: str) -> None:
+    assert process.mask(text) == masked
+
+
+def test_logging_is_one_masked_utc_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare_root(monkeypatch)
+    process.setup_logging("warning")
+    log = logging.getLogger("queue_workflows.some.module")
+    log.info("not shown")
+    log.warning("connecting to %s", f"postgres://u:{SECRET}@h")
+    try:
+        raise ValueError(f"password={SECRET}")
+    except ValueError:
+        log.exception("failed")
+    lines = capsys.readouterr().err.splitlines()
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(
+        rf"{stamp} WARNING queue_workflows\.some\.module: connecting to postgres://u:\*\*\*@h",
+        lines[0],
+    )
+    assert lines[1].endswith("ERROR queue_workflows.some.module: failed")
+    assert lines[-1] == "ValueError: password=***"
+
+
+def test_log_lines_are_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = bare_root(monkeypatch)
+    process.setup_logging()
+    record = logging.LogRecord("name", logging.INFO, "path", 1, "text", None, None)
+    record.created, record.msecs = 0.0, 7.0
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        line = root.handlers[0].format(record)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert line == "1970-01-01T00:00:00.007Z INFO name: text"
+
+
+def test_a_hosts_logging_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = bare_root(monkeypatch)
+    handler = logging.NullHandler()
+    root.addHandler(handler)
+    process.setup_logging("debug")
+    assert root.handlers == [handler]
+
+
+def test_the_common_arguments() -> None:
+    parser = argparse.ArgumentParser()
+    process.add_common_arguments(parser)
+    plain = parser.parse_args([])
+    assert vars(plain) == {"app": None, "embedded": False, "debug": False, "log_level": "info"}
+    given = parser.parse_args(["--app", "m:f", "--embedded", "--debug", "--log-level", "DEBUG"])
+    assert vars(given) == {"app": "m:f", "embedded": True, "debug": True, "log_level": "debug"}
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--log-level", "loud"])
+    assert caught.value.code == 2
+
+
+def test_exit_now_flushes_and_skips_the_clean_up() -> None:
+    code = (
+        "import atexit, sys; from queue_workflows.runtime import process;"
+        "atexit.register(print, 'clean-up'); sys.stdout.write('said'); process.exit_now(77)"
+    )
+    done = subprocess.run([sys.executable, "-Ec", code], capture_output=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (77, b"said", b"")
+
+
+def test_exit_now_does_not_wait_for_a_full_pipe() -> None:
+    code = (
+        "import os, sys; from queue_workflows.runtime import process\n"
+        "sys.stdout.write('x' * 5000); os.set_blocking(1, False)\n"
+        "try:\n    os.write(1, b'y' * 10_000_000)\n"
+        "finally:\n    os.set_blocking(1, True); process.exit_now(75)"
+    )
+    with subprocess.Popen([sys.executable, "-Ec", code], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.wait(timeout=20) == 75
+        finally:
+            child.kill()

@@ -1,0 +1,42 @@
+"""The restart rule, and what a supervisor refuses; processes are in the integration tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from queue_workflows import errors
+from queue_workflows.runtime import supervisor
+
+
+def test_the_delay_doubles_up_to_the_cap() -> None:
+    rule = supervisor.RestartRule(2.0)
+    delays = [rule.after_exit(1, 0.5) for _ in range(6)]
+    assert delays == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    for _ in range(2000):
+        assert rule.after_exit(None, 0.0) == 2.0
+
+
+def test_a_child_that_lived_for_a_while_starts_the_row_anew() -> None:
+    rule = supervisor.RestartRule(30.0)
+    assert [rule.after_exit(1, 1.0) for _ in range(3)] == [0.2, 0.4, 0.8]
+    assert rule.after_exit(1, supervisor.HEALTHY_AFTER_S) == 0.2
+    assert rule.after_exit(1, 1.0) == 0.4
+
+
+def test_three_quick_usage_errors_in_a_row_are_given_up() -> None:
+    rule = supervisor.RestartRule(30.0)
+    assert [rule.after_exit(2, 0.1) for _ in range(3)] == [0.2, 0.4, None]
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(1, 0.1), (None, 0.1), (2, 30.0)])
+def test_anything_else_in_between_breaks_that_row(code: int | None, seconds: float) -> None:
+    rule = supervisor.RestartRule(30.0)
+    codes = [(2, 0.1), (2, 0.1), (code, seconds), (2, 0.1), (2, 0.1)]
+    assert None not in [rule.after_exit(*pair) for pair in codes]
+    assert rule.after_exit(2, 0.1) is None
+
+
+@pytest.mark.parametrize("names", [[], ["a", "b", "a"]])
+def test_children_need_names_of_their_own(names: list[str]) -> None:
+    with pytest.raises(errors.InvalidConfig, match="names of their own"):
+        supervisor.Supervisor([supervisor.ChildSpec(name, ["true"]) for name in names])
