@@ -270,7 +270,7 @@ def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
     Backtracking multiplies the ways of every piece, but for one that its successor cannot match.
     Raises `InvalidRef` for what the rules or these bounds forbid.
     """
-    unbounded = degree = 0
+    unbounded = spread = degree = 0
     stack = [_Group()]
     for index, token in enumerate(tokens):
         stack[-1].meet(token)
@@ -284,7 +284,8 @@ def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
         settled = _settled(tokens, index, flags)
         if token.hi is None:
             unbounded += 1
-            degree += not settled
+            degree = spread + 1  # even one that is settled scans its whole run each time
+            spread += not settled
         elif token.repeats and not settled:
             inner = inner ** min(token.hi, 30) * (token.hi - token.lo + 1)
         group.ways[-1] = min(group.ways[-1] * inner, 1 << 30)

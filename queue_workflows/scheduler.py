@@ -21,7 +21,7 @@ LOOK_EVERY_S = 30.0
 """Longest wait between two looks at the database's clock, so that a step of it is noticed."""
 WAIT_MIN_S = 0.02
 BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = 30.0
+BACKOFF_MAX_S = 5.0
 BOOT = "boot"
 _DATABASE_ERRORS = (db.Error, OSError)
 

@@ -101,6 +101,8 @@ def _inputs(
     for raw in plain.items(entry, "inputs", where):
         given = plain.record(raw, f"{where}: an entry of 'inputs'")
         name = plain.needed_text(given, "name", f"{where}: an entry of 'inputs'")
+        if name.startswith("$"):
+            raise errors.InvalidWorkflow(f"{where}: no input can be named {name!r}: '$' marks refs")
         if name in sources:
             raise errors.InvalidWorkflow(f"{where}: two inputs have the name {name!r}")
         at = f"{where}: input {name!r}"

@@ -4,6 +4,22 @@ DROP INDEX IF EXISTS workflow_node_jobs_claim_idx, workflow_node_jobs_model_idx,
     workflow_node_jobs_blocked_idx, workflow_node_jobs_running_idx,
     workflow_node_jobs_celery_task_id_idx, ingest_jobs_claim_idx, ingest_jobs_blocked_idx,
     ingest_jobs_running_idx;
+ALTER TABLE workflow_node_jobs
+    ALTER COLUMN status DROP DEFAULT,
+    ALTER COLUMN status TYPE text, ALTER COLUMN queue TYPE text,
+    ADD CONSTRAINT workflow_node_jobs_queue_check CHECK (queue IN ('cpu', 'gpu')),
+    ADD CONSTRAINT workflow_node_jobs_status_check CHECK (status IN (
+        'queued', 'running', 'completed', 'failed', 'cancelled', 'awaiting_input', 'skipped'));
+ALTER TABLE ingest_jobs
+    ALTER COLUMN status DROP DEFAULT, ALTER COLUMN status TYPE text,
+    ALTER COLUMN status SET DEFAULT 'queued',
+    ADD CONSTRAINT ingest_jobs_status_check CHECK (status IN (
+        'queued', 'running', 'completed', 'failed', 'cancelled'));
+DROP DOMAIN queue_workflows_dag_queue, queue_workflows_job_status, queue_workflows_node_status;
+CREATE TRIGGER node_job_ready_notify AFTER INSERT OR UPDATE OF status ON workflow_node_jobs
+    FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_node_job_ready();
+CREATE TRIGGER ingest_job_ready_notify AFTER INSERT OR UPDATE OF status ON ingest_jobs
+    FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_ingest_job_ready();
 CREATE INDEX workflow_node_jobs_claim_idx
     ON workflow_node_jobs (queue, status, priority, created_at);
 CREATE INDEX workflow_node_jobs_run_idx ON workflow_node_jobs (run_id);
@@ -27,7 +43,7 @@ ALTER TABLE ingest_jobs
     DROP COLUMN timeout_s, DROP COLUMN policy, DROP COLUMN lock_key, DROP COLUMN partition_key,
     DROP COLUMN idempotency_key, DROP COLUMN headers;
 ALTER TABLE workflow_node_jobs
-    ALTER COLUMN status DROP DEFAULT, ALTER COLUMN id DROP DEFAULT,
+    ALTER COLUMN id DROP DEFAULT,
     DROP COLUMN seq, DROP COLUMN claim_no, DROP COLUMN worker_id, DROP COLUMN generation,
     DROP COLUMN attempts, DROP COLUMN max_attempts, DROP COLUMN crash_count,
     DROP COLUMN available_at, DROP COLUMN blocked_reason, DROP COLUMN cancel_requested_at,

@@ -7,15 +7,30 @@ ALTER TABLE workflow_dispatch_events
 CREATE INDEX IF NOT EXISTS workflow_dispatch_events_run_idx
     ON workflow_dispatch_events (run_id, id) WHERE processed_at IS NULL;
 
-ALTER TABLE workflow_node_events
-    ADD COLUMN IF NOT EXISTS worker_id text,
-    ADD COLUMN IF NOT EXISTS claim_no  bigint;
-ALTER TABLE workflow_node_events DROP CONSTRAINT IF EXISTS workflow_node_events_type_check;
-ALTER TABLE workflow_node_events ADD CONSTRAINT workflow_node_events_type_check CHECK (event_type IN (
+-- Two events a job: neither a CHECK to parse nor a look-up of the run for each. Deleting a run still
+-- deletes its events.
+CREATE DOMAIN queue_workflows_node_event AS text CHECK (VALUE IN (
     'claimed', 'model_load_start', 'model_load_done', 'progress_beat', 'stall_suspected',
     'stall_trip', 'gpu_health_trip', 'budget_trip', 'requeued', 'reassigned', 'lease_renew',
     'completed', 'failed', 'cancelled', 'error',
-    'parked', 'reclaimed', 'retried', 'skipped', 'death')) NOT VALID;
+    'parked', 'reclaimed', 'retried', 'skipped', 'death'));
+ALTER TABLE workflow_node_events
+    DROP CONSTRAINT IF EXISTS workflow_node_events_type_check,
+    DROP CONSTRAINT IF EXISTS workflow_node_events_run_id_fkey,
+    ALTER COLUMN event_type TYPE queue_workflows_node_event,
+    ADD COLUMN IF NOT EXISTS worker_id text,
+    ADD COLUMN IF NOT EXISTS claim_no  bigint;
+CREATE OR REPLACE FUNCTION queue_workflows_forget_runs() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM workflow_node_events e USING gone WHERE e.run_id = gone.id;
+    RETURN NULL;
+END $$;
+DROP TRIGGER IF EXISTS workflow_runs_forget ON workflow_runs;
+CREATE TRIGGER workflow_runs_forget AFTER DELETE ON workflow_runs
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_forget_runs();
+-- Events are appended in time order and pruned by age: BRIN costs an insert next to nothing.
+DROP INDEX IF EXISTS workflow_node_events_created_idx;
+CREATE INDEX workflow_node_events_created_idx ON workflow_node_events USING brin (created_at);
 
 ALTER TABLE workflow_input_submissions
     ADD COLUMN IF NOT EXISTS attempts     integer NOT NULL DEFAULT 0,

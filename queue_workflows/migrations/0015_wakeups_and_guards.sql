@@ -1,4 +1,4 @@
--- Wake-ups: one notification per statement and queue on INSERT, per row on UPDATE (equal ones fold).
+-- Wake-ups on INSERT: one notification per statement and queue.
 CREATE OR REPLACE FUNCTION notify_node_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('node_job_ready', queue) FROM added
@@ -9,10 +9,6 @@ DROP TRIGGER IF EXISTS node_job_ready_notify ON workflow_node_jobs;
 DROP TRIGGER IF EXISTS node_job_ready_notify_insert ON workflow_node_jobs;
 CREATE TRIGGER node_job_ready_notify_insert AFTER INSERT ON workflow_node_jobs
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_node_jobs_inserted();
-CREATE TRIGGER node_job_ready_notify AFTER UPDATE ON workflow_node_jobs FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.blocked_reason IS NULL
-          AND (OLD.status IS DISTINCT FROM NEW.status OR OLD.blocked_reason IS NOT NULL))
-    EXECUTE FUNCTION notify_node_job_ready();
 
 CREATE OR REPLACE FUNCTION notify_ingest_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -24,10 +20,6 @@ DROP TRIGGER IF EXISTS ingest_job_ready_notify ON ingest_jobs;
 DROP TRIGGER IF EXISTS ingest_job_ready_notify_insert ON ingest_jobs;
 CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON ingest_jobs
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_ingest_jobs_inserted();
-CREATE TRIGGER ingest_job_ready_notify AFTER UPDATE ON ingest_jobs FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.blocked_reason IS NULL
-          AND (OLD.status IS DISTINCT FROM NEW.status OR OLD.blocked_reason IS NOT NULL))
-    EXECUTE FUNCTION notify_ingest_job_ready();
 
 -- The orchestrator's own channel: payload names the kind of work.
 CREATE OR REPLACE FUNCTION notify_orchestrator() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -39,7 +31,7 @@ DROP TRIGGER IF EXISTS workflow_run_ready_notify_insert ON workflow_runs;
 CREATE TRIGGER workflow_run_ready_notify_insert AFTER INSERT ON workflow_runs FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.mode = 'node') EXECUTE FUNCTION notify_orchestrator('run');
 DROP TRIGGER IF EXISTS workflow_run_ready_notify ON workflow_runs;
-CREATE TRIGGER workflow_run_ready_notify AFTER UPDATE ON workflow_runs FOR EACH ROW
+CREATE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, available_at ON workflow_runs FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.mode = 'node' AND NEW.available_at IS NULL
           AND (OLD.status IS DISTINCT FROM NEW.status OR OLD.available_at IS NOT NULL))
     EXECUTE FUNCTION notify_orchestrator('run');
@@ -67,42 +59,58 @@ CREATE TRIGGER ingest_jobs_hold BEFORE INSERT ON ingest_jobs FOR EACH ROW
     WHEN (NEW.available_at IS NOT NULL AND NEW.blocked_reason IS NULL)
     EXECUTE FUNCTION queue_workflows_hold_until_due();
 
+-- One trigger for every change of a job's state. It has no WHEN: the text of one is parsed anew by every
+-- statement (20 us each here), which costs more than this function.
 -- A terminal job stays what it is within its generation; a claim made by a plain UPDATE gets an identity;
--- whoever leaves `running` leaves the claim behind.
-CREATE OR REPLACE FUNCTION queue_workflows_guard_job() RETURNS trigger LANGUAGE plpgsql AS $$
+-- whoever leaves `running` leaves the claim behind; what becomes claimable, and what is to be cancelled,
+-- is notified.
+CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF NEW.status = OLD.status THEN
+        IF NEW.status = 'queued' THEN
+            IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
+                NEW.blocked_reason := 'not_due';
+            ELSIF NEW.blocked_reason IS NULL AND OLD.blocked_reason IS NOT NULL THEN
+                PERFORM pg_notify(TG_ARGV[0], NEW.queue);
+            END IF;
+        ELSIF NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL
+              AND OLD.cancel_requested_at IS NULL THEN
+            PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
+        END IF;
+        RETURN NEW;
+    END IF;
     IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')
-       AND NEW.status <> OLD.status AND NEW.generation <= OLD.generation THEN
+       AND NEW.generation <= OLD.generation THEN
         RAISE EXCEPTION 'job % is % and stays so; retry_job() or retry_run() reopens it', OLD.id, OLD.status
             USING ERRCODE = 'QW002';
     END IF;
-    IF NEW.status = 'running' AND OLD.status <> 'running' AND NEW.claim_no = OLD.claim_no THEN
-        NEW.claim_no := OLD.claim_no + 1;
-        NEW.worker_id := 'legacy:' || coalesce(NEW.claimed_by, 'unknown');
-        NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
-    ELSIF NEW.status <> 'running' THEN
-        NEW.worker_id := NULL;
-        NEW.lease_expires_at := NULL;
-        IF NEW.status = 'queued' AND NEW.available_at > now() THEN
+    IF NEW.status = 'running' THEN
+        IF NEW.claim_no = OLD.claim_no THEN
+            NEW.claim_no := OLD.claim_no + 1;
+            NEW.worker_id := 'legacy:' || coalesce(NEW.claimed_by, 'unknown');
+            NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
+        END IF;
+        RETURN NEW;
+    END IF;
+    NEW.worker_id := NULL;
+    NEW.lease_expires_at := NULL;
+    IF NEW.status = 'queued' THEN
+        IF NEW.available_at > now() THEN
             NEW.blocked_reason := 'not_due';
+        ELSIF NEW.blocked_reason IS NULL THEN
+            PERFORM pg_notify(TG_ARGV[0], NEW.queue);
         END IF;
     END IF;
     RETURN NEW;
 END $$;
-DROP TRIGGER IF EXISTS workflow_node_jobs_guard ON workflow_node_jobs;
-CREATE TRIGGER workflow_node_jobs_guard BEFORE UPDATE ON workflow_node_jobs FOR EACH ROW WHEN (
-    (OLD.status IN ('completed', 'failed', 'cancelled', 'skipped') AND NEW.status <> OLD.status)
-    OR (NEW.status = 'running' AND OLD.status <> 'running' AND NEW.claim_no = OLD.claim_no)
-    OR (NEW.status <> 'running' AND (NEW.worker_id IS NOT NULL OR NEW.lease_expires_at IS NOT NULL))
-    OR (NEW.status = 'queued' AND NEW.blocked_reason IS NULL AND NEW.available_at > now()))
-    EXECUTE FUNCTION queue_workflows_guard_job();
-DROP TRIGGER IF EXISTS ingest_jobs_guard ON ingest_jobs;
-CREATE TRIGGER ingest_jobs_guard BEFORE UPDATE ON ingest_jobs FOR EACH ROW WHEN (
-    (OLD.status IN ('completed', 'failed', 'cancelled') AND NEW.status <> OLD.status)
-    OR (NEW.status = 'running' AND OLD.status <> 'running' AND NEW.claim_no = OLD.claim_no)
-    OR (NEW.status <> 'running' AND (NEW.worker_id IS NOT NULL OR NEW.lease_expires_at IS NOT NULL))
-    OR (NEW.status = 'queued' AND NEW.blocked_reason IS NULL AND NEW.available_at > now()))
-    EXECUTE FUNCTION queue_workflows_guard_job();
+DROP TRIGGER IF EXISTS workflow_node_jobs_changed ON workflow_node_jobs;
+CREATE TRIGGER workflow_node_jobs_changed
+    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at ON workflow_node_jobs
+    FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('node_job_ready');
+DROP TRIGGER IF EXISTS ingest_jobs_changed ON ingest_jobs;
+CREATE TRIGGER ingest_jobs_changed
+    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at ON ingest_jobs
+    FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready');
 
 -- A run: `failed|cancelled -> queued` reopens it in a new generation; nothing else leaves a terminal state.
 CREATE OR REPLACE FUNCTION queue_workflows_guard_run() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -123,7 +131,7 @@ BEGIN
         USING ERRCODE = 'QW002';
 END $$;
 DROP TRIGGER IF EXISTS workflow_runs_guard ON workflow_runs;
-CREATE TRIGGER workflow_runs_guard BEFORE UPDATE ON workflow_runs FOR EACH ROW
+CREATE TRIGGER workflow_runs_guard BEFORE UPDATE OF status ON workflow_runs FOR EACH ROW
     WHEN (OLD.mode = 'node' AND OLD.status IN ('completed', 'failed', 'cancelled')
           AND NEW.status IS DISTINCT FROM OLD.status)
     EXECUTE FUNCTION queue_workflows_guard_run();
@@ -145,22 +153,7 @@ BEGIN
     RETURN NULL;
 END $$;
 DROP TRIGGER IF EXISTS workflow_runs_close ON workflow_runs;
-CREATE TRIGGER workflow_runs_close AFTER UPDATE ON workflow_runs FOR EACH ROW
+CREATE TRIGGER workflow_runs_close AFTER UPDATE OF status ON workflow_runs FOR EACH ROW
     WHEN (NEW.mode = 'node' AND NEW.status IN ('completed', 'failed', 'cancelled')
           AND OLD.status IS DISTINCT FROM NEW.status)
     EXECUTE FUNCTION queue_workflows_close_run();
-
--- A running job whose end is asked for hears of it at once.
-CREATE OR REPLACE FUNCTION notify_job_cancel() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
-    RETURN NULL;
-END $$;
-DROP TRIGGER IF EXISTS workflow_node_jobs_cancel_notify ON workflow_node_jobs;
-CREATE TRIGGER workflow_node_jobs_cancel_notify AFTER UPDATE ON workflow_node_jobs FOR EACH ROW
-    WHEN (NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL)
-    EXECUTE FUNCTION notify_job_cancel();
-DROP TRIGGER IF EXISTS ingest_jobs_cancel_notify ON ingest_jobs;
-CREATE TRIGGER ingest_jobs_cancel_notify AFTER UPDATE ON ingest_jobs FOR EACH ROW
-    WHEN (NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL)
-    EXECUTE FUNCTION notify_job_cancel();

@@ -15,6 +15,7 @@ $$;
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(p_model text, p_models text[], p_newest boolean)
 RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_models text[] := p_models;
@@ -119,34 +120,38 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_resolved jsonb)
 RETURNS jsonb LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_id  text;
-    v_job jsonb;
+    v_old workflow_node_jobs;
+    v_new workflow_node_jobs;
+    v_run jsonb;
+    v_ctx jsonb;
 BEGIN
     IF p_job IS NOT NULL THEN
-        WITH done AS (
-            UPDATE workflow_node_jobs
-               SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
-                   vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
-             WHERE id = p_job AND worker_id = p_worker AND claim_no = p_claim_no AND status = 'running'
-            RETURNING id, run_id, node_id, generation, claim_no, attempts, queue, required_model),
-        sent AS (
-            INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
-            SELECT run_id, node_id, 'completed', id, claim_no, generation FROM done)
-        INSERT INTO workflow_node_events
-               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
-                worker_id, claim_no)
-        SELECT run_id, node_id, id, attempts, 'completed', p_host, queue, required_model, p_seconds,
-               p_worker, claim_no
-          FROM done;
+        UPDATE workflow_node_jobs
+           SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
+               vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
+               finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+         WHERE id = p_job AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
+           AND status = 'running'
+        RETURNING * INTO v_old;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'claim % of job % is no longer held', p_claim_no, p_job
                 USING ERRCODE = 'QW001';
         END IF;
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+        VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation);
+        INSERT INTO workflow_node_events
+               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
+                worker_id, claim_no)
+        VALUES (v_old.run_id, v_old.node_id, p_job, v_old.attempts, 'completed', v_old.claimed_by,
+                v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
-    IF NOT p_claim OR (p_obey AND queue_workflows_is_off(p_host, p_queue)) THEN
+    IF NOT p_claim OR (p_obey AND EXISTS (
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue = p_queue
+           AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
         RETURN NULL;
     END IF;
     IF p_promote THEN
@@ -179,66 +184,68 @@ BEGIN
     IF v_id IS NULL THEN
         RETURN NULL;
     END IF;
-    WITH claimed AS (
-        UPDATE workflow_node_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
-               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, error = NULL, progress = NULL,
-               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
-         WHERE j.id = v_id
-        RETURNING j.*),
-    logged AS (
-        INSERT INTO workflow_node_events
-               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-        SELECT run_id, node_id, id, attempts, 'claimed', p_host, queue, required_model, p_worker, claim_no
-          FROM claimed)
-    SELECT to_jsonb(claimed) || jsonb_build_object(
-               'run', jsonb_build_object('id', r.id, 'out_dir', r.out_dir,
-                   'workflow_name', r.workflow_name, 'generation', r.generation),
-               'context', CASE WHEN claimed.ref_heads <> '{}' THEN
-                   coalesce((SELECT jsonb_object_agg(head, r.context -> head)
-                               FROM unnest(claimed.ref_heads) head WHERE r.context ? head), '{}')
-                   || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
-                                  FROM workflow_node_jobs d
-                                 WHERE d.run_id = claimed.run_id AND d.status = 'completed'
-                                   AND d.node_id = ANY (claimed.ref_heads)), '{}') END)
-      INTO v_job
-      FROM claimed JOIN workflow_runs r ON r.id = claimed.run_id;
-    RETURN v_job;
+    UPDATE workflow_node_jobs j
+       SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+           host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
+           lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+           started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+           resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+     WHERE j.id = v_id
+    RETURNING * INTO v_new;
+    INSERT INTO workflow_node_events
+           (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
+    VALUES (v_new.run_id, v_new.node_id, v_id, v_new.attempts, 'claimed', p_host, v_new.queue,
+            v_new.required_model, p_worker, v_new.claim_no);
+    IF v_new.ref_heads <> '{}' THEN
+        SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
+                           FROM unnest(v_new.ref_heads) head WHERE r.context ? head), '{}')
+            || coalesce((SELECT jsonb_object_agg(d.node_id, d.context_delta)
+                           FROM workflow_node_jobs d
+                          WHERE d.run_id = v_new.run_id AND d.status = 'completed'
+                            AND d.node_id = ANY (v_new.ref_heads)), '{}')
+          INTO v_ctx FROM workflow_runs r WHERE r.id = v_new.run_id;
+    END IF;
+    SELECT jsonb_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
+                              'generation', r.generation)
+      INTO v_run FROM workflow_runs r WHERE r.id = v_new.run_id;
+    RETURN to_jsonb(v_new) || jsonb_build_object('run', v_run, 'context', v_ctx);
 END $$;
 
--- The same for the ingest family, for any number of jobs at once (arrays of equal length; NULL: nothing to
--- finish). Rows: the claimed jobs in claim order.
+-- The same for the ingest family, for any number of jobs at once. p_done: a JSON array of {id, claim_no,
+-- result, seconds}, or NULL. Rows: the claimed jobs in claim order.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
-    p_claim integer, p_obey boolean, p_promote boolean,
-    p_jobs text[], p_claim_nos bigint[], p_results jsonb[], p_seconds double precision[])
+    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb)
 RETURNS SETOF ingest_jobs LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
-    v_count bigint;
+    v_done  jsonb;
+    v_row   ingest_jobs;
 BEGIN
-    IF p_jobs IS NOT NULL THEN
-        WITH done AS (
-            UPDATE ingest_jobs j
-               SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
-              FROM unnest(p_jobs, p_claim_nos, p_results, p_seconds) AS f (id, claim_no, result, seconds)
-             WHERE j.id = f.id AND j.worker_id = p_worker AND j.claim_no = f.claim_no
-               AND j.status = 'running'
-            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds)
-        INSERT INTO ingest_job_events
-               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
-        SELECT id, attempts, 'completed', claim_no, p_worker, p_host, queue, seconds FROM done;
-        GET DIAGNOSTICS v_count = ROW_COUNT;
-        IF v_count <> cardinality(p_jobs) THEN
-            RAISE EXCEPTION '% of % claims are no longer held', cardinality(p_jobs) - v_count,
-                cardinality(p_jobs) USING ERRCODE = 'QW001';
-        END IF;
+    IF p_done IS NOT NULL THEN
+        FOR v_done IN SELECT jsonb_array_elements(p_done) LOOP
+            UPDATE ingest_jobs
+               SET status = 'completed', result = v_done -> 'result', error = NULL,
+                   seconds = (v_done ->> 'seconds')::float8, finished_at = now(), worker_id = NULL,
+                   lease_expires_at = NULL
+             WHERE id = v_done ->> 'id' AND worker_id IS NOT DISTINCT FROM p_worker
+               AND claim_no = (v_done ->> 'claim_no')::bigint AND status = 'running'
+            RETURNING * INTO v_row;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'claim % of job % is no longer held', v_done ->> 'claim_no', v_done ->> 'id'
+                    USING ERRCODE = 'QW001';
+            END IF;
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
+            VALUES (v_row.id, v_row.attempts, 'completed', v_row.claim_no, p_worker, v_row.claimed_by,
+                    v_row.queue, v_row.seconds);
+        END LOOP;
     END IF;
-    IF p_claim < 1 OR (p_obey AND queue_workflows_is_off(p_host, p_queue)) THEN
+    IF p_claim < 1 OR (p_obey AND EXISTS (
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue = p_queue
+           AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
         RETURN;
     END IF;
     IF p_promote THEN
@@ -249,6 +256,23 @@ BEGIN
              ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
         UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
           FROM due WHERE j.id = due.id;
+    END IF;
+    IF p_claim = 1 THEN
+        UPDATE ingest_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+               started_at = now(), available_at = NULL, error = NULL, progress = NULL
+         WHERE j.id = (SELECT q.id FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED)
+        RETURNING * INTO v_row;
+        IF FOUND THEN
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
+            VALUES (v_row.id, v_row.attempts, 'claimed', v_row.claim_no, p_worker, p_host, v_row.queue);
+            RETURN NEXT v_row;
+        END IF;
+        RETURN;
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (

@@ -11,9 +11,10 @@ import socket
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 _MAX_LABEL = 80
-"""With pid (10), boot id (8), random (12) and three colons: 113 of the 120 characters allowed."""
+"""With pid (10), machine (8), random (12) and three colons: 113 of the 120 characters allowed."""
 
 
 @functools.cache
@@ -25,10 +26,25 @@ def boot_id() -> str:
         return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:32]
 
 
-def new_worker_id(host_label: str) -> str:
-    """`label:pid:boot:random`, at most 120 characters, new on every call.
+@functools.cache
+def machine() -> str:
+    """Eight hex digits of this boot and pid namespace: containers of one host share the boot id."""
+    try:
+        namespace = _PID_NAMESPACE.stat().st_ino
+    except OSError:
+        namespace = 0
+    return hashlib.sha256(f"{boot_id()}:{namespace}".encode()).hexdigest()[:8]
+
+
+def process_prefix(host_label: str, pid: int) -> str:
+    """`label:pid:machine:`, with which every worker id of that process starts, and no other's.
 
     Characters of the label outside `A-Z a-z 0-9 _ . -` become `-`; it is cut at 80, or `host`.
     """
     label = _NOT_IN_LABEL.sub("-", host_label)[:_MAX_LABEL] or "host"
-    return f"{label}:{os.getpid()}:{boot_id()[:8]}:{secrets.token_hex(6)}"
+    return f"{label}:{pid}:{machine()}:"
+
+
+def new_worker_id(host_label: str) -> str:
+    """`label:pid:machine:random`, at most 120 characters, new on every call."""
+    return process_prefix(host_label, os.getpid()) + secrets.token_hex(6)

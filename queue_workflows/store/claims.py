@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -60,8 +61,7 @@ _NODE_STEP = (
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
-    b" %s::integer, %s::boolean, %s::boolean, %s::text[], %s::bigint[], %s::text[]::jsonb[],"
-    b" %s::float8[])"
+    b" %s::integer, %s::boolean, %s::boolean, %s::jsonb)"
 )
 
 
@@ -110,6 +110,14 @@ def node_step(
     return row["job"] if row else None
 
 
+def _as_json(done: IngestResult) -> str:
+    # The result is checked JSON text already; encoding it again would cost a second walk.
+    return (
+        f'{{"id":{json.dumps(done.lease.job_id)},"claim_no":{done.lease.claim_no},'
+        f'"seconds":{done.seconds!r},"result":{done.result}}}'
+    )
+
+
 def ingest_step(
     conn: db.Connection,
     who: Claimant,
@@ -123,20 +131,15 @@ def ingest_step(
     One transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or claimed,
     when any of `done` is no longer held.
     """
-    finished: tuple[Any, ...] = (None,) * 4
+    finished = None
     if done:
-        finished = (
-            [d.lease.job_id for d in done],
-            [d.lease.claim_no for d in done],
-            [d.result for d in done],
-            [d.seconds for d in done],
-        )
+        finished = f"[{','.join(_as_json(d) for d in done)}]"
     try:
         rows = conn.execute(
             _INGEST_STEP,
             (
-                *(who.worker_id, who.host, who.queue, who.lease_s, claim, who.obey, promote),
-                *finished,
+                *(who.worker_id, who.host, who.queue, who.lease_s),
+                *(claim, who.obey, promote, finished),
             ),
             prepare=True,
         ).fetchall()

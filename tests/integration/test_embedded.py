@@ -141,7 +141,7 @@ def user_python() -> Generator[tuple[list[str], dict[str, str]]]:
 
 def _open_python(stage: Path) -> tuple[list[str], dict[str, str]]:
     package = Path(queue_workflows.__file__).parent
-    env = {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**_paths(), "PYTHONDONTWRITEBYTECODE": "1"}
     if _works([sys.executable], env):
         return [sys.executable], env
     site = stage / "site"
@@ -192,9 +192,14 @@ def base() -> Generator[Path]:
         yield Path(folder)
 
 
+def _paths() -> dict[str, str]:
+    """The environment in which a child finds the package under test, and what we find."""
+    own = str(Path(queue_workflows.__file__).parent.parent)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")]))}
+
+
 def _host(base: Path) -> Host:
-    env = {"PYTHONPATH": str(Path(queue_workflows.__file__).parent.parent)}
-    return Host(base, [sys.executable], env, None)
+    return Host(base, [sys.executable], _paths(), None)
 
 
 @pytest.fixture(params=["root", "user"] if ROOT else ["user"])

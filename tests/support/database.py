@@ -250,9 +250,10 @@ def _hold(base: Path) -> int:
 def _sweep() -> None:
     """Remove what test runs that were killed have left behind, running servers too."""
     for base in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
-        if base.stat().st_uid != os.geteuid() or not (base / "run.lock").exists():
+        try:
+            fd = os.open(base / "run.lock", os.O_RDWR)
+        except (FileNotFoundError, PermissionError):
             continue
-        fd = os.open(base / "run.lock", os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if (base / "pg18").exists() and postmaster.alive(base / "pg18"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import bindings, definition, graph
+from tests.support.cpu import cpu_seconds
 
 PIPELINES: dict[str, Any] = {
     "one": {"name": "one", "nodes": [{"id": "n"}]},
@@ -260,6 +260,8 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
         {"id": "n", "inputs": {}}))),
     ("'n'.*'name' is missing", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "inputs": [{"from": "n"}]}))),
+    (r"'n'.*named '\$from'", lambda: refusal(step("s", "p"), **_pipeline(
+        {"id": "n", "inputs": [{"name": "$from", "from": "n"}]}))),
     ("'n'.*'x'.*'from' is missing", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "inputs": [{"name": "x"}]}))),
     ("'n'.*two inputs.*'x'", lambda: refusal(step("s", "p"), **_pipeline(
@@ -346,15 +348,13 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "more than 1 nodes" in refusal(step("a"), step("b"))
 
 
-def test_a_workflow_of_10000_nodes_expands_in_time_that_grows_with_its_size() -> None:
-    nodes = [{"id": f"n{i}", "depends_on": [f"n{i - 1}"] if i else []} for i in range(10_000)]
-    begun = time.process_time()
-    expanded = expand(step("s", "p"), pipelines={"p": {"nodes": nodes}})
-    assert time.process_time() - begun < 1.0
-    assert len(expanded["nodes"]) == 10_000
+def test_a_chain_of_3000_nodes_expands_without_recursion_and_fast() -> None:
+    nodes = [{"id": f"n{i}", "depends_on": [f"n{i - 1}"] if i else []} for i in range(3000)]
+    pipelines = {"p": {"nodes": nodes}}
+    assert cpu_seconds(lambda: expand(step("s", "p"), pipelines=pipelines)) < 0.5
 
 
 def test_a_long_cycle_is_named_in_short() -> None:
-    nodes = [{"id": f"n{i}", "depends_on": [f"n{(i + 1) % 5000}"]} for i in range(5000)]
+    nodes = [{"id": f"n{i}", "depends_on": [f"n{(i + 1) % 2000}"]} for i in range(2000)]
     message = refusal(step("s", "p"), pipelines={"p": {"nodes": nodes}})
     assert "n0 -> n1" in message and "..." in message and len(message) < 500

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import graph
+from tests.support.cpu import cpu_seconds
 
 
 def document(deps: dict[str, list[str]]) -> dict[str, Any]:
@@ -88,8 +88,7 @@ FAN = {"a": [], **{f"n{i}": ["a"] for i in range(10_000)}, "join": [f"n{i}" for 
 @pytest.mark.parametrize("deps", [CHAIN, FAN], ids=["chain", "fan"])
 def test_10000_nodes_build_in_150_ms(deps: dict[str, list[str]]) -> None:
     given = document(deps)
-    begun = time.process_time()
+    assert cpu_seconds(lambda: graph.Graph(given), tries=2) < 0.15
     built = graph.Graph(given)
-    assert time.process_time() - begun < 0.15
     assert len(built.longest_chain()) == (10_000 if deps is CHAIN else 3)
     assert graph.find_cycle(deps) is None

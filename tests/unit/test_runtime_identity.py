@@ -27,12 +27,28 @@ def test_without_a_boot_id_the_hosts_name_gives_a_stable_one(
     assert re.fullmatch("[0-9a-f]{32}", first)
 
 
-def test_a_worker_id_names_label_pid_and_boot_and_is_never_given_twice() -> None:
+def test_a_worker_id_names_label_pid_and_machine_and_is_never_given_twice() -> None:
     first, second = identity.new_worker_id("box-1"), identity.new_worker_id("box-1")
-    label, pid, boot, rest = first.split(":")
-    assert (label, int(pid), boot) == ("box-1", os.getpid(), identity.boot_id()[:8])
+    label, pid, machine, rest = first.split(":")
+    assert (label, int(pid), machine) == ("box-1", os.getpid(), identity.machine())
     assert len(rest) == 12
     assert first != second
+
+
+def test_the_prefix_is_that_of_one_process() -> None:
+    prefix = identity.process_prefix("box 1", os.getpid())
+    assert identity.new_worker_id("box 1").startswith(prefix)
+    assert not identity.new_worker_id("box 1").startswith(identity.process_prefix("box 1", 1))
+
+
+def test_containers_of_one_boot_are_different_machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "pid"
+    other.touch()
+    monkeypatch.setattr(identity, "_PID_NAMESPACE", other)
+    assert re.fullmatch("[0-9a-f]{8}", identity.machine.__wrapped__())
+    assert identity.machine.__wrapped__() != identity.machine()
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,10 @@ def test_the_zone_of_now_changes_nothing(entry: ScheduleEntry, now: datetime, zo
     local = now.astimezone(zone)
     assert entry.next_fire_at(local) == entry.next_fire_at(now)
     assert entry.previous_fire_at(local) == entry.previous_fire_at(now)
-    assert plan.missed([entry], local - HOUR, local) == plan.missed([entry], now - HOUR, now)
+    earlier = now - HOUR  # in UTC: local arithmetic moves the wall clock, not the instant
+    assert plan.missed([entry], earlier.astimezone(zone), local) == plan.missed(
+        [entry], earlier, now
+    )
 
 
 @pytest.mark.parametrize("change", DST_DATES)

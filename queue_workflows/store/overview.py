@@ -1,0 +1,151 @@
+"""What people look at: a run while it goes, where its nodes ran, and the whole system in counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from queue_workflows import db
+from queue_workflows.types import Row
+
+_LIVE = "('running', 'awaiting_input', 'failed')"
+
+
+def run_head(conn: db.Connection, run_id: str) -> Row | None:
+    """The run without its definition and context, with `elapsed_s` since it was queued; or None."""
+    return conn.execute(
+        "SELECT id, workflow_name, status, error, out_dir, generation, created_at, started_at,"
+        " finished_at, extract(epoch FROM coalesce(finished_at, now()) - queued_at)::float8"
+        " AS elapsed_s FROM workflow_runs WHERE id = %s",
+        (run_id,),
+    ).fetchone()
+
+
+def steps(conn: db.Connection, run_id: str) -> list[Row]:
+    """Per step (a node id up to its first slash) and status: step, status, n, elapsed_s.
+
+    `elapsed_s` from the first start to the last end, or to now while any has not ended.
+    """
+    return conn.execute(
+        "SELECT split_part(node_id, '/', 1) AS step, status, count(*) AS n,"
+        " extract(epoch FROM CASE WHEN bool_and(finished_at IS NOT NULL) THEN max(finished_at)"
+        " ELSE now() END - min(started_at))::float8 AS elapsed_s"
+        " FROM workflow_node_jobs WHERE run_id = %s GROUP BY 1, 2",
+        (run_id,),
+    ).fetchall()
+
+
+def nodes(conn: db.Connection, run_id: str, *, limit: int, live_only: bool) -> list[Row]:
+    """A run's nodes as they are shown, those that run, wait for input or failed first.
+
+    `elapsed_s` until the end, or now; None before the start. `live_only`: no others.
+    """
+    return conn.execute(
+        "SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress,"
+        " input_spec, crash_count, error, seconds,"
+        " extract(epoch FROM coalesce(finished_at, now()) - started_at)::float8 AS elapsed_s"
+        " FROM workflow_node_jobs WHERE run_id = %(run)s"
+        " AND (NOT %(live)s OR status IN " + _LIVE + ")"
+        " ORDER BY status NOT IN " + _LIVE + ", started_at, seq LIMIT %(limit)s",
+        {"run": run_id, "live": live_only, "limit": limit},
+    ).fetchall()
+
+
+def node_seconds(conn: db.Connection, run_id: str) -> dict[str, float]:
+    """How long each completed node's body took, by node id."""
+    rows = conn.execute(
+        "SELECT node_id, coalesce(seconds, 0)::float8 AS seconds FROM workflow_node_jobs"
+        " WHERE run_id = %s AND status = 'completed'",
+        (run_id,),
+    ).fetchall()
+    return {row["node_id"]: row["seconds"] for row in rows}
+
+
+def ran_where(conn: db.Connection, run_id: str) -> list[Row]:
+    """Per worker that completed nodes of the run: host_label, queue, worker_id, nodes, seconds."""
+    return conn.execute(
+        "SELECT host_label, queue, worker_id, count(*) AS nodes,"
+        " coalesce(sum(elapsed_s), 0)::float8 AS seconds FROM workflow_node_events"
+        " WHERE run_id = %s AND event_type = 'completed' AND worker_id IS NOT NULL"
+        " GROUP BY 1, 2, 3 ORDER BY queue, nodes DESC, worker_id",
+        (run_id,),
+    ).fetchall()
+
+
+def crashes(conn: db.Connection, run_id: str) -> int:
+    """How many times a node of the run was taken back from a worker that died."""
+    row = conn.execute(
+        "SELECT coalesce(sum(crash_count), 0) AS n FROM workflow_node_jobs WHERE run_id = %s",
+        (run_id,),
+    ).fetchone()
+    return int(row["n"]) if row else 0
+
+
+_JOBS = (
+    "SELECT queue, 'queued' AS state, count(*) FILTER (WHERE blocked_reason IS NULL) AS n,"
+    " count(*) FILTER (WHERE blocked_reason IS NOT NULL) AS blocked,"
+    " extract(epoch FROM now() - min(created_at) FILTER (WHERE blocked_reason IS NULL))::float8"
+    " AS oldest_s FROM {jobs} WHERE status = 'queued' GROUP BY queue"
+    " UNION ALL SELECT queue, 'running', count(*), 0, NULL FROM {jobs}"
+    " WHERE status = 'running' GROUP BY queue"
+)
+_NODES = _JOBS.replace("{jobs}", "workflow_node_jobs")
+_INGEST = _JOBS.replace("{jobs}", "ingest_jobs")
+_WAITING = (
+    "SELECT count(*) AS n FROM workflow_runs r JOIN workflow_node_jobs j ON j.run_id = r.id"
+    " WHERE r.status = 'running' AND j.status = 'awaiting_input'"
+)
+
+
+def queues(conn: db.Connection) -> list[Row]:
+    """Per queue with work, `queued` or `running`: queue, state, n, blocked (not due), oldest_s."""
+    return [*conn.execute(_NODES).fetchall(), *conn.execute(_INGEST).fetchall()]
+
+
+def runs_by_status(conn: db.Connection) -> dict[str, int]:
+    """How many runs there are of each status."""
+    rows = conn.execute("SELECT status, count(*) AS n FROM workflow_runs GROUP BY status").fetchall()
+    return {row["status"]: row["n"] for row in rows}
+
+
+def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:
+    """What orchestrators have not done yet.
+
+    `open_events`, `lag_s` (age of the oldest that is due, 0.0 for none), `answers` not taken yet,
+    `awaiting_input` nodes, and `not_started`: ids (at most 50) of startable runs older than
+    `patience_s`.
+    """
+    events = conn.execute(
+        "SELECT count(*) AS n, coalesce(extract(epoch FROM now() - min(created_at)"
+        " FILTER (WHERE available_at IS NULL OR available_at <= now())), 0)::float8 AS lag_s"
+        " FROM workflow_dispatch_events WHERE processed_at IS NULL"
+    ).fetchone()
+    answers = conn.execute(
+        "SELECT count(*) AS n FROM workflow_input_submissions WHERE status IN ('pending', 'processing')"
+    ).fetchone()
+    waiting = conn.execute(_WAITING).fetchone()
+    late = conn.execute(
+        "SELECT id FROM workflow_runs WHERE status = 'queued' AND mode = 'node'"
+        " AND available_at IS NULL AND queued_at < now() - %s * interval '1 second'"
+        " ORDER BY priority, queued_at, id LIMIT 50",
+        (patience_s,),
+    ).fetchall()
+    assert events and answers and waiting
+    return {
+        "open_events": events["n"],
+        "lag_s": events["lag_s"],
+        "answers": answers["n"],
+        "awaiting_input": waiting["n"],
+        "not_started": [row["id"] for row in late],
+    }
+
+
+def foreign_work(conn: db.Connection, workflows: Iterable[str], tasks: Iterable[str]) -> list[Row]:
+    """Unfinished runs of other workflows and ingest jobs of other tasks: kind, name, n."""
+    return conn.execute(
+        "SELECT 'run' AS kind, workflow_name AS name, count(*) AS n FROM workflow_runs"
+        " WHERE status IN ('queued', 'running') AND mode = 'node' AND workflow_name <> ALL (%s)"
+        " GROUP BY 2 UNION ALL SELECT 'ingest job', task_name, count(*) FROM ingest_jobs"
+        " WHERE status IN ('queued', 'running') AND task_name <> ALL (%s) GROUP BY 2 ORDER BY 1, 2",
+        (list(workflows), list(tasks)),
+    ).fetchall()

@@ -1,0 +1,112 @@
+"""What a dead worker process held, handed back at once by the parent that reaped it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+from collections import deque
+
+from queue_workflows import config, db
+from queue_workflows.runtime import identity, service, supervisor
+from queue_workflows.store import payload, tables, transitions, workers
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+RETRY_S = 1.0
+STATEMENT_S = 3.0
+
+
+def bury(conn: db.Connection, ended: supervisor.Exit, *, host_label: str) -> list[Row]:
+    """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
+
+    Both families and its `workers` rows, in one transaction. Nothing for a process that ended in
+    good order, as it holds nothing, nor for another process, whatever its label.
+    """
+    prefix = identity.process_prefix(host_label, ended.pid)
+    how = evidence(ended)
+    death = {
+        "exit_code": ended.code,
+        "signal": ended.signal,
+        "max_rss_mb": ended.max_rss_mb,
+        "seconds": round(ended.seconds, 3),
+    }
+    rows: list[Row] = []
+    with conn.transaction():
+        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            rows += transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+        workers.bury(conn, prefix, payload.encode(death, "detail"))
+    return rows
+
+
+def evidence(ended: supervisor.Exit) -> str:
+    """How a process died, in words for the job's error: signal or exit code, and its peak memory."""
+    how = "ended for a reason unknown"
+    if ended.signal is not None:
+        name = str(ended.signal)
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(ended.signal).name
+        how = f"killed by {name}"
+    elif ended.code is not None:
+        how = f"ended with exit code {ended.code}"
+    return f"{how}, peak memory {ended.max_rss_mb} MB" if ended.max_rss_mb else how
+
+
+class Burials:
+    """Buries what a supervisor reaps, on a thread of its own, until the database has taken it.
+
+    Enter it before the supervisor starts and leave it after the supervisor has stopped: leaving
+    tries once more what is still open, and what then fails is left to the leases.
+    """
+
+    def __init__(self, host_label: str | None = None) -> None:
+        self._label = config.host_label() if host_label is None else host_label
+        self._dead: deque[supervisor.Exit] = deque()
+        self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_all)])
+
+    def report(self, ended: supervisor.Exit) -> None:
+        """Bury this one soon; a supervisor's `on_exit`."""
+        self._dead.append(ended)
+        self._loop.wake("bury")
+
+    def __enter__(self) -> Burials:
+        self._loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop.stop() and self._dead:
+            self._bury_all()
+
+    def _pause(self) -> float:
+        return RETRY_S if self._dead else math.inf
+
+    def _bury_all(self) -> None:
+        if not self._dead:
+            return
+        try:
+            with contextlib.closing(db.connect(timeout_s=STATEMENT_S)) as conn:
+                while self._dead:
+                    self._bury(conn, self._dead[0])
+                    self._dead.popleft()
+        except db.Error as error:
+            _log.warning("what a dead worker held waits for the database: %s", str(error).strip())
+
+    def _bury(self, conn: db.Connection, ended: supervisor.Exit) -> None:
+        if _in_use(ended.pid):
+            _log.warning("%s: pid %d is in use again, leases decide", ended.name, ended.pid)
+            return
+        for row in bury(conn, ended, host_label=self._label):
+            what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
+            _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
+
+
+def _in_use(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
