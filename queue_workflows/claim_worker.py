@@ -22,8 +22,8 @@ class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
     `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue. `on_exit` leaves the process when a guard trips. Raises
-    `UnknownQueue` (a ValueError).
+    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `on_exit` leaves the process
+    when a guard trips. Raises `UnknownQueue` and `InvalidConfig` (both ValueErrors).
     """
 
     def __init__(
@@ -34,11 +34,16 @@ class ClaimWorker:
         host_priority: int | None = None,
         lease_s: float = 600,
         model_cache: ModelCache | None = None,
+        batch: int = 1,
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
         if not lease_s > 0:
             raise errors.InvalidConfig(f"lease of {lease_s} s: it must be positive")
+        if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
+            raise errors.InvalidConfig(
+                f"batch of {batch} on queue {queue}: at least 1, and more only on ingest queues"
+            )
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._base = claims.Claimant(
@@ -60,7 +65,9 @@ class ClaimWorker:
         )
         if self._cache is not None:
             self._cache.set_publisher(lambda _: self._watch.loop.wake("beat"))
-        self._loop = loop.WorkLoop(queue, self._claimant, self._watch, model_cache=self._cache)
+        self._loop = loop.WorkLoop(
+            queue, self._claimant, self._watch, model_cache=self._cache, batch_size=batch
+        )
 
     @property
     def worker_id(self) -> str:
@@ -117,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--queue", required=True, help="cpu, gpu or an ingest queue")
     parser.add_argument("--lease-seconds", type=float, default=600.0, metavar="N")
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
+    )
     process.add_common_arguments(parser)
     return parser
 
@@ -143,17 +153,18 @@ def main(argv: list[str] | None = None) -> int:
         _check_host(options.queue)
         if options.queue == "gpu" and (register := config.get_config().builtin_model_registrar):
             register()
-        return _serve(options.queue, options.lease_seconds)
+        return _serve(
+            ClaimWorker(queue=options.queue, lease_s=options.lease_seconds, batch=options.batch)
+        )
 
     return process.run_main("queue-claim-worker", body, debug=options.debug)
 
 
-def _serve(queue: str, lease_s: float) -> int:
-    worker = ClaimWorker(queue=queue, lease_s=lease_s)
+def _serve(worker: ClaimWorker) -> int:
     with signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now) as stop:
         if db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
             db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=stop.requested.wait)
-            _log.info("worker %s serves %s on %s", worker.worker_id, queue, db.describe())
+            _log.info("worker %s works on %s", worker.worker_id, db.describe())
             worker.run_forever()
     db.close_pool()
     return 0

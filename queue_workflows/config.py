@@ -41,7 +41,7 @@ class Knob(Generic[T]):
     read when used. A value that does not parse: the default, and one warning that names it.
     """
 
-    __slots__ = ("default", "meaning", "name", "prefix", "unit")
+    __slots__ = ("default", "meaning", "name", "unit", "variables")
 
     def __init__(
         self, name: str, default: T, unit: str, meaning: str, *, prefix: str = "AI_LEADS_"
@@ -50,13 +50,9 @@ class Knob(Generic[T]):
         self.default = default
         self.unit = unit
         self.meaning = meaning
-        self.prefix = prefix
-        KNOBS[name] = cast("Knob[Any]", self)
-
-    @property
-    def variables(self) -> tuple[str, str]:
+        self.variables = (f"QUEUE_WORKFLOWS_{name}", f"{prefix}{name}")
         """The environment variables, in the order in which they are looked up."""
-        return f"QUEUE_WORKFLOWS_{self.name}", f"{self.prefix}{self.name}"
+        KNOBS[name] = cast("Knob[Any]", self)
 
     def read(self) -> T:
         """The value now."""
@@ -250,8 +246,8 @@ class EngineConfig:
     def resolve_node_module(self, node_module: str) -> Any:
         """The object whose `run` a row's `node_module` names.
 
-        Registered names first, then the resolver, else `<package>.<node_module>`; never an import of
-        a bare string. Raises `NodeNotFound`; an error inside the imported module passes through.
+        Registered names first, then the resolver, else `<package>.<node_module>`; never an import
+        of a bare string. Raises `NodeNotFound`; an error inside the imported module passes through.
         """
         if node_module in self.node_map:
             return self.node_map[node_module]
@@ -259,8 +255,8 @@ class EngineConfig:
             return self.node_resolver(node_module)
         if self.node_module_package is None:
             raise errors.NodeNotFound(
-                f"node module {node_module!r} is not registered, and no package or resolver is set: "
-                "call register_node() or set_node_module_package(), or start with --app"
+                f"node module {node_module!r} is not registered, and no package or resolver is "
+                "set: call register_node() or set_node_module_package(), or start with --app"
             )
         if not _MODULE_NAME.fullmatch(node_module):
             raise errors.NodeNotFound(f"{node_module!r} is not the name of a module")
@@ -350,7 +346,8 @@ def _checked_queues(names: Iterable[str]) -> frozenset[str]:
     for name in queues:
         if not QUEUE_NAME.fullmatch(name):
             raise errors.InvalidConfig(
-                f"{name!r} is no queue name: 1 to 63 of letters, digits, '_', '-', '.', none of the last two first"
+                f"{name!r} is no queue name: 1 to 63 of letters, digits, '_', '-', '.', none of "
+                "the last two first"
             )
     return queues
 
@@ -504,7 +501,8 @@ def load_app(spec: str | None) -> str | None:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
         raise errors.InvalidConfig(
-            f"--app {chosen}: no module {error.name!r} here; run from its folder, or install the package"
+            f"--app {chosen}: no module {error.name!r} here; run from its folder, or install the "
+            "package"
         ) from error
     for part in filter(None, attribute.split(".")):
         target = getattr(target, part, None)

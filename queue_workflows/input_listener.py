@@ -12,10 +12,14 @@ from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 NOT_PARKED_RETRY_S = 1.0
+REFUSED_RETRY_S = 60.0
 
 
 class InputListener:
-    """Processes `workflow_input_submissions`; start it alone, or let a `NodePool` call `process_all`."""
+    """Processes `workflow_input_submissions`.
+
+    Start it alone, or let a `NodePool` call `process_all`.
+    """
 
     def __init__(self, *, begin: dispatcher.Begin = db.transaction) -> None:
         self._begin = begin
@@ -42,20 +46,36 @@ class InputListener:
     def process_once(self) -> bool:
         """Take one answer; False when none is due.
 
-        The answer, the node's completion and its outbox row are one transaction; then the run's outbox
-        is drained, and whatever that does not manage, the orchestrator does.
+        The answer, the node's completion and its outbox row are one transaction. One that the
+        database does not take rests for a minute, so that those behind it have their turn. Then
+        the run's outbox is drained as far as it needs no host code; the orchestrator does the rest.
         """
-        with self._begin() as conn:
-            row = submissions.claim(conn, config.SUBMISSION_RECLAIM_S.read())
+        row: Row | None = None
+        advanced = False
+        try:
+            with self._begin() as conn:
+                row = submissions.claim(conn, config.SUBMISSION_RECLAIM_S.read())
+                if row is None:
+                    return False
+                advanced = _take(conn, row)
+        except (db.OperationalError, db.InterfaceError):
+            raise
+        except db.Error as error:
             if row is None:
-                return False
-            advanced = _take(conn, row)
+                raise
+            self._postpone(row, error)
         if advanced:
             try:
-                dispatcher.drain_run(row["run_id"], begin=self._begin)
+                dispatcher.drain_run(row["run_id"], begin=self._begin, nowait=True)
             except errors.QueueWorkflowsError as error:
                 _log.warning("run %s goes on by its outbox: %s", row["run_id"], error)
         return True
+
+    def _postpone(self, row: Row, error: db.Error) -> None:
+        text = payload.error_text(error).strip()
+        _log.error("answer %s to node %r is not taken: %s", row["id"], row["node_id"], text)
+        with self._begin() as conn:
+            submissions.postpone(conn, row["id"], after_s=REFUSED_RETRY_S, error=text)
 
 
 def _take(conn: db.Connection, row: Row) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from queue_workflows import config, db, dispatcher, input_listener, node_queue
 from queue_workflows.runtime import service
 from queue_workflows.store import nodes, outbox, workers
+from queue_workflows.types import NowFn
 
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
+PRUNE_WORKERS_S = 3600.0
 
 
 class NodePool:
@@ -28,35 +32,46 @@ class NodePool:
         *,
         cpu_workers: int | None = None,
         gpu_workers: int | None = None,
+        now_fn: NowFn = time.monotonic,
     ) -> None:
         del cpu_workers, gpu_workers
         self._register = register_builtins
+        self._now = now_fn
+        self._look_at = -math.inf
         self._conn: db.Connection | None = None
         self._waiting_said = False
         self._stopped = threading.Event()
         self._inputs = input_listener.InputListener(begin=self._begin)
-        self._listener = db.listen(CHANNEL, poll_s=config.DISPATCH_POLL_S.read)
-        self._dispatch = service.Follow("dispatch", self._listener, self._act)
-        self._sweeps = service.Loop("sweeps", maintenance())
+        self._services: list[service.Service] = []
 
     def start(self) -> None:
-        """Start dispatching and sweeping."""
+        """Start dispatching and sweeping; RuntimeError when it was started before."""
+        if self._services or self._stopped.is_set():
+            raise RuntimeError("this pool was started before; make a new one")
         if self._register is not None:
             self._register()
-        self._dispatch.start()
-        self._sweeps.start()
+        listener = db.listen(CHANNEL, poll_s=config.DISPATCH_POLL_S.read)
+        self._services = [
+            service.Follow("dispatch", listener, self._act),
+            service.Loop("sweeps", maintenance(self._now)),
+        ]
+        for each in self._services:
+            each.start()
 
     def stop(self) -> None:
         """Stop both, finish the decision under way, and close the connection."""
         self._stopped.set()
-        self._dispatch.stop()
-        self._sweeps.stop()
+        for each in self._services:
+            each.stop()
         self._drop()
 
     def _begin(self) -> AbstractContextManager[db.Connection]:
+        return dispatcher.on_connection(self._connection())()
+
+    def _connection(self) -> db.Connection:
         if self._conn is None or self._conn.closed:
             self._conn = db.connect()
-        return dispatcher.on_connection(self._conn)()
+        return self._conn
 
     def _drop(self) -> None:
         conn, self._conn = self._conn, None
@@ -64,75 +79,116 @@ class NodePool:
             conn.close()
 
     def _act(self, wake: db.Wake) -> None:
+        # Under a stream of notifications the listener never polls, and what has become due is seen
+        # by a look only.
         kinds = {text for _, text in wake.notified}
         try:
-            if wake.reason == "notify":
-                self.work(runs="run" in kinds, events="event" in kinds, inputs="input" in kinds)
-            else:
+            if wake.reason != "notify" or self._now() >= self._look_at:
                 self.look()
+            else:
+                self.work(runs="run" in kinds, events="event" in kinds, inputs="input" in kinds)
         except db.Error:
             self._drop()
             raise
 
     def look(self) -> None:
         """See what there is to do, in one statement, and do it."""
-        if self._conn is None or self._conn.closed:
-            self._conn = db.connect()
-        seen = outbox.look(self._conn)
+        self._look_at = self._now() + config.DISPATCH_POLL_S.read()
+        conn = self._connection()
+        seen = outbox.look(conn)
         if seen.due:
-            outbox.promote_due(self._conn)
+            outbox.promote_due(conn)
         self.work(runs=seen.runs or seen.due, events=seen.events, inputs=seen.submissions)
 
     def work(self, *, runs: bool, events: bool, inputs: bool) -> None:
-        """Start runs, take answers, dispatch events, until nothing of it is left."""
-        while runs and not self._stopped.is_set():
-            started, waiting = dispatcher.start_queued(begin=self._begin)
-            self._say_waiting(waiting)
-            runs = started > 0
-        if inputs:
-            self._inputs.process_all(self._stopped)
-        while events and not self._stopped.is_set():
-            events = dispatcher.drain_outbox(begin=self._begin) >= dispatcher.RUNS_A_ROUND
+        """Start runs, take answers and dispatch events by turns, until nothing of it is left."""
+        while (runs or events or inputs) and not self._stopped.is_set():
+            if runs:
+                started, waiting = dispatcher.start_queued(begin=self._begin)
+                self._say_waiting(waiting)
+                runs = started > 0
+            if inputs:
+                self._inputs.process_all(self._stopped)
+                inputs = False
+            if events:
+                events = dispatcher.drain_outbox(begin=self._begin)
 
     def _say_waiting(self, run_ids: list[str]) -> None:
         if run_ids and not self._waiting_said:
             self._waiting_said = True
             _log.warning(
-                "queued runs wait (%s and others): this orchestrator has no workflow provider; start "
-                "it with --app, or call set_workflow_provider()",
+                "queued runs wait (%s and others): this orchestrator has no workflow provider; "
+                "start it with --app, or call set_workflow_provider()",
                 run_ids[0],
             )
 
 
-def maintenance() -> list[service.Task]:
+class Sweeps:
+    """The sweeps that need a memory: since when this process has had the database without a break.
+
+    Staleness that spans a break (an outage, a suspended box) is nobody's fault but the break's.
+    """
+
+    BREAK_S = 15.0
+
+    def __init__(self, now_fn: NowFn = time.monotonic) -> None:
+        self._now = now_fn
+        self._since = self._seen = now_fn()
+
+    def reclaim(self) -> None:
+        """Take back what is lapsed, and note that the database was there."""
+        reclaim()
+        self._note()
+
+    def _note(self) -> None:
+        now = self._now()
+        longest = max(self.BREAK_S, 3 * config.LEASE_RECLAIM_INTERVAL_S.read())
+        if now - self._seen > longest:
+            self._since = now
+        self._seen = now
+
+    def flag_dead_workers(self) -> None:
+        """Flag stale workers, once the database has been there for as long as makes one stale."""
+        stale_after_s = config.STALE_WORKER_AFTER_S.read()
+        if self._now() - self._since >= stale_after_s:
+            node_queue.flag_stale_workers_holding_running_jobs(stale_after_s=stale_after_s)
+
+
+def maintenance(now_fn: NowFn = time.monotonic) -> list[service.Task]:
     """Every sweep with its interval; a new one is one line."""
+    sweeps = Sweeps(now_fn)
+    reclaim_s = config.LEASE_RECLAIM_INTERVAL_S.read
+    flag_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
     return [
-        service.Task("reclaim", config.LEASE_RECLAIM_INTERVAL_S.read, reclaim),
-        service.Task(
-            "dead-workers",
-            config.DEAD_WORKER_SWEEP_INTERVAL_S.read,
-            node_queue.flag_stale_workers_holding_running_jobs,
-        ),
-        service.Task("orphans", config.LEASE_RECLAIM_INTERVAL_S.read, sweep_orphans),
+        service.Task("reclaim", reclaim_s, sweeps.reclaim),
+        service.Task("orphans", reclaim_s, sweep_orphans),
+        service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
         service.Task("prune-events", config.NODE_EVENT_PRUNE_INTERVAL_S.read, prune_events),
-        service.Task("prune-workers", 3600.0, prune_workers),
+        service.Task("prune-workers", PRUNE_WORKERS_S, prune_workers),
     ]
 
 
 def reclaim() -> None:
-    """Take back the jobs of both families whose lease has lapsed."""
-    for row in node_queue.reclaim_expired_leases():
-        _log.warning(
-            "node %s of run %s: lease lapsed, now %s", row["node_id"], row["run_id"], row["status"]
-        )
-    for row in node_queue.reclaim_expired_ingest_leases():
-        _log.warning("ingest job %s: lease lapsed, now %s", row["id"], row["status"])
+    """Take back the jobs of both families whose lease has lapsed, batch after batch."""
+    while rows := node_queue.reclaim_expired_leases():
+        for row in rows:
+            _log.warning(
+                "node %s of run %s: lease lapsed, now %s",
+                row["node_id"],
+                row["run_id"],
+                row["status"],
+            )
+    while rows := node_queue.reclaim_expired_ingest_leases():
+        for row in rows:
+            _log.warning("ingest job %s: lease lapsed, now %s", row["id"], row["status"])
 
 
 def sweep_orphans() -> None:
-    """Cancel jobs that came in beside the end of their run."""
-    with db.transaction() as conn:
-        nodes.sweep_orphans(conn)
+    """Cancel jobs that came in beside the end of their run, batch after batch."""
+    while True:
+        with db.transaction() as conn:
+            if not nodes.sweep_orphans(conn):
+                return
 
 
 def prune_events() -> None:

@@ -1,4 +1,4 @@
-"""Jobs of both families: the hosts' and operators' door. Each call validates, then is one transaction."""
+"""Jobs of both families: the door of hosts and operators; each call is one transaction."""
 
 from __future__ import annotations
 
@@ -56,11 +56,10 @@ def enqueue_node_job(
     """Queue one node of a run; its job id. A node that the run has already keeps its row and id.
 
     Raises before any write: `UnknownQueue` (a ValueError) unless cpu or gpu, `InvalidConfig` (a
-    ValueError) for a cpu job with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
+    ValueError) for a cpu job with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such
+    run.
     """
-    config.check_queue(queue, config.DAG_QUEUES)
-    if queue == "cpu" and required_model is not None:
-        raise errors.InvalidConfig(f"node {node_id!r}: a cpu job cannot require a model")
+    _check_node(node_id, queue, required_model)
     values = {
         "run_id": run_id,
         "node_id": node_id,
@@ -81,6 +80,12 @@ def enqueue_node_job(
     return existing["id"]
 
 
+def _check_node(node_id: str, queue: str, required_model: str | None) -> None:
+    config.check_queue(queue, config.DAG_QUEUES)
+    if queue == "cpu" and required_model is not None:
+        raise errors.InvalidConfig(f"node {node_id!r}: a cpu job cannot require a model")
+
+
 def insert_skipped_job(
     *,
     run_id: str,
@@ -90,8 +95,11 @@ def insert_skipped_job(
     required_model: str | None = None,
     pipeline_name: str | None = None,
 ) -> str:
-    """Put a `skipped` row in a node's place, which satisfies those that depend on it; its job id."""
-    config.check_queue(queue, config.DAG_QUEUES)
+    """Put a `skipped` row in a node's place, which satisfies what depends on it; its job id.
+
+    A node that the run has already keeps its row and id. Raises as `enqueue_node_job` does.
+    """
+    _check_node(node_id, queue, required_model)
     row: dict[str, Any] = {
         "node_id": node_id,
         "node_module": node_module,
@@ -140,7 +148,7 @@ def claim_next_gpu_job(
 ) -> Row | None:
     """Claim the next gpu job for this process; the row, or None.
 
-    The best priority band first, inside it `current_model`, then age. `known_models` None: any model.
+    The best priority band first, inside it `current_model`, then age. `known_models` None: any.
     """
     who = _claimant(
         "gpu",
@@ -219,14 +227,14 @@ def _brief(rows: list[Row]) -> list[Row]:
 
 
 def requeue_job_for_retry(job_id: str) -> Row | None:
-    """A running job → queued at the front, `watchdog_retries` + 1; the row, or None if not running."""
+    """A running job → queued at the front, `watchdog_retries` + 1; its row; None: not running."""
     with db.transaction() as conn:
         rows = nodes.requeue(conn, "retry", job=job_id)
     return rows[0] if rows else None
 
 
 def reclaim_all_running_for_resume() -> list[Row]:
-    """Every running node job → queued at the front, nothing counted; rows of id, run_id, node_id."""
+    """Every running node job → queued at the front, uncounted; as `reclaim_expired_leases`."""
     with db.transaction() as conn:
         return _brief(nodes.requeue(conn, "all"))
 
@@ -303,7 +311,10 @@ def prune_node_events(older_than_days: float = 30) -> int:
 
 
 def snapshot() -> dict[str, Any]:
-    """`{"cpu": {"running", "queued"}, "gpu": {...}, "counts": {"cpu_queued": n, ...}}`; 50 rows a list."""
+    """`{"cpu": {"running", "queued"}, "gpu": {...}, "counts": {"cpu_queued": n, ...}}`.
+
+    At most 50 rows a list.
+    """
     with db.transaction() as conn:
         return views.nodes(conn)
 
@@ -320,7 +331,10 @@ def upsert_worker_heartbeat(
     known_models: Iterable[str] | None = None,
     update_current_model: bool = True,
 ) -> None:
-    """Say that this host serves this queue now; clears its dead flag. `known_models` None: as before."""
+    """Say that this host serves this queue now, which clears its dead flag.
+
+    `known_models` None: as they were.
+    """
     values = {
         "host_label": host_label,
         "queue": queue,
@@ -334,7 +348,7 @@ def upsert_worker_heartbeat(
 
 
 def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool = True) -> int:
-    """Forget a host's warm model and, unless told not to, age its heartbeat; rows changed (0 or 1)."""
+    """Forget a host's warm model and, unless told not to, age its heartbeat; rows changed."""
     with db.transaction() as conn:
         return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
 
@@ -367,7 +381,7 @@ def enqueue_ingest_job(
     args: dict[str, Any] | None = None,
     conn: db.Connection | None = None,
 ) -> str:
-    """Queue one ingest job; its id. `conn`: join the caller's transaction, with which the wake-up leaves.
+    """Queue one ingest job; its id. `conn`: join the caller's transaction, and its wake-up with it.
 
     Raises before any write: `UnknownQueue` and `UnknownTask` (both ValueErrors), `InvalidPayload`.
     """
@@ -398,8 +412,8 @@ def _ingest_values(task_name: str, queue: str, reason: str, priority: int) -> di
     known = config.get_config().ingest_task_map
     if task_name not in known:
         raise errors.UnknownTask(
-            f"unknown ingest task {task_name!r}: registered are {', '.join(sorted(known)) or 'none'}; "
-            "register_ingest_task() adds one"
+            f"unknown ingest task {task_name!r}: registered are "
+            f"{', '.join(sorted(known)) or 'none'}; register_ingest_task() adds one"
         )
     return {"task_name": task_name, "queue": queue, "reason": reason, "priority": priority}
 
@@ -417,7 +431,7 @@ def claim_next_ingest_job(
     who = _claimant(queue, host, lease_s)
     with db.transaction() as conn:
         rows = claims.ingest_step(conn, who, promote=True)
-    return rows[0] if rows else None
+        return ingest.get(conn, rows[0]["id"]) if rows else None
 
 
 def mark_ingest_completed(
@@ -442,7 +456,7 @@ def reclaim_expired_ingest_leases() -> list[Row]:
 
 
 def ingest_snapshot() -> dict[str, Any]:
-    """`{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}` of the configured queues."""
+    """`{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}`, configured."""
     with db.transaction() as conn:
         counts = ingest.snapshot(conn, LIVE_WORKER_S)
     keys = ("queued", "running", "completed", "failed", "workers")

@@ -1,4 +1,4 @@
-"""The orchestrator process: brings the schema, takes back what is lapsed, dispatches until told to stop."""
+"""The orchestrator process: brings the schema, takes back what is lapsed, and dispatches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from queue_workflows import config, db, node_pool
 from queue_workflows.runtime import process, signals
 
 _log = logging.getLogger(__name__)
+
+
+def bring_schema(stop: signals.StopRequest) -> bool:
+    """Wait for the database and apply what it lacks; False when a stop was requested first."""
+    while db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+        try:
+            applied = db.bootstrap()
+        except db.OperationalError as error:
+            _log.warning("the database went away while the schema was looked at: %s", error)
+            stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read())
+            continue
+        if applied:
+            _log.info("applied migrations %s", ", ".join(map(str, applied)))
+        return True
+    return False
 
 
 def recover(stop: signals.StopRequest) -> None:
@@ -31,16 +46,13 @@ def recover(stop: signals.StopRequest) -> None:
 
 def serve(stop: signals.StopRequest) -> int:
     """Bootstrap, recover and dispatch until a stop is requested; 0."""
-    if not db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+    if not bring_schema(stop):
         return 0
-    applied = db.bootstrap()
-    if applied:
-        _log.info("applied migrations %s", ", ".join(map(str, applied)))
     recover(stop)
     pool = node_pool.NodePool(config.get_config().builtin_model_registrar)
-    _log.info("orchestrator dispatches on %s", db.describe())
-    pool.start()
     try:
+        pool.start()
+        _log.info("orchestrator dispatches on %s", db.describe())
         stop.requested.wait()
     finally:
         pool.stop()

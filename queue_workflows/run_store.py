@@ -1,4 +1,4 @@
-"""Runs: insert, read, change. The hosts' door; each call is one transaction unless it joins the caller's."""
+"""Runs: insert, read, change. The hosts' door; a call is one transaction, or joins the caller's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def get_run(run_id: str) -> Row | None:
 
 
 def update_run(run_id: str, **columns: Any) -> Row | None:
-    """Set columns; the row, or None when there is no such run or it is over and would change status.
+    """Set columns; the row, or None: no such run, or one that is over and would change status.
 
     A cancelled run stays cancelled; only `failed|cancelled -> queued` reopens one. Raises
     `UnknownColumn` (a ValueError) and `InvalidPayload`, with nothing written.
@@ -83,7 +83,7 @@ def delete_run(run_id: str) -> bool:
 
 
 def reenqueue_running_for_resume() -> int:
-    """Every running run → queued at priority 10, `resume_count` + 1; how many. An operator's door."""
+    """Every running run → queued at priority 10, `resume_count` + 1; how many. For operators."""
     with db.transaction() as conn:
         return runs.reenqueue_running(conn)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -18,7 +19,9 @@ from queue_workflows import config
 from queue_workflows.db import pool
 
 _log = logging.getLogger(__name__)
-PING_DEADLINE_S = 4.0
+CONNECT_S = 4.0
+ANSWER_S = 4.0
+"""Longest wait for a connection, and for an answer on it; a service has 5 s to stop."""
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 
@@ -34,8 +37,8 @@ class Wake(NamedTuple):
 class Listener:
     """An iterator of `Wake`s; one thread iterates, any thread may `wake` or `close`.
 
-    Yields on NOTIFY, when nothing came for `poll_s`, and after each (re)connection, since what was
-    notified meanwhile is lost. While the database is away it goes on yielding polls.
+    Yields on NOTIFY, at each `poll_s` however much is notified, and after each (re)connection,
+    since what was notified meanwhile is lost. Polls go on while the database is away.
     """
 
     def __init__(
@@ -48,11 +51,10 @@ class Listener:
         self._channels = channels
         self._poll_s = poll_s if callable(poll_s) else lambda: poll_s
         self._url = url
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        self._reader.setblocking(False)
+        self._rope: socket.socket | None = None
+        self._woken = False
         self._closed = False
-        self._pending: list[psycopg.Notify] = []
+        self._pending: list[tuple[str, str]] = []
         self._conn: pool.Connection | None = None
         self._backoff_s = BACKOFF_FIRST_S
         self._away = False
@@ -60,45 +62,56 @@ class Listener:
         self._ping_at = 0.0
 
     def wake(self) -> None:
-        """Make the iteration yield at once; safe in a signal handler."""
-        try:
-            self._writer.send(b"w")
-        except OSError:
+        """Make the iteration yield at once, or when it begins; safe in a signal handler."""
+        self._woken = True
+        rope = self._rope
+        if rope is None:
             return
+        try:
+            rope.send(b"w")
+        except OSError:
+            return  # full: it will wake; closed: nobody iterates
 
     def close(self) -> None:
-        """End the iteration, soon; idempotent."""
+        """End the iteration, soon, and every later one at once; idempotent."""
         self._closed = True
         self.wake()
 
     def __iter__(self) -> Iterator[Wake]:
+        bell, rope = socket.socketpair()
+        bell.setblocking(False)
+        rope.setblocking(False)
+        self._rope = rope
         try:
             poll_at = time.monotonic() + self._poll_s()
             while not self._closed:
-                wake = self._next(poll_at)
+                wake = self._next(bell, poll_at)
                 if self._closed:
                     break
                 if wake is not None:
                     yield wake
-                    poll_at = time.monotonic() + self._poll_s()
+                    if wake.reason != "notify":
+                        poll_at = time.monotonic() + self._poll_s()
         finally:
             self._drop()
-            self._reader.close()
-            self._writer.close()
+            self._rope = None
+            rope.close()
+            bell.close()
 
-    def _next(self, poll_at: float) -> Wake | None:
+    def _next(self, bell: socket.socket, poll_at: float) -> Wake | None:
         now = time.monotonic()
         if self._conn is None and now >= self._retry_at and self._open():
             return Wake("connected")
-        due = min(poll_at, self._retry_at if self._conn is None else self._ping_at)
-        watched: list[Any] = [self._reader]
-        if self._conn is not None:
-            watched.append(self._conn.fileno())
-        if not self._pending:
-            readable = select.select(watched, [], [], max(0.0, due - now))[0]
-            if self._reader in readable:
-                self._drain_wakes()
-                return Wake("wake")
+        if self._conn is not None and self._conn.broken:
+            self._lost(psycopg.OperationalError("the connection broke"))
+        if not self._pending and not self._woken:
+            due = min(poll_at, self._retry_at if self._conn is None else self._ping_at)
+            watched = [bell] if self._conn is None else [bell, self._conn]
+            _await_readable(watched, due - now)
+        _drain(bell)
+        if self._woken:
+            self._woken = False
+            return Wake("wake")
         return self._read(time.monotonic(), poll_at)
 
     def _read(self, now: float, poll_at: float) -> Wake | None:
@@ -106,29 +119,21 @@ class Listener:
             if self._conn is not None:
                 self._consume(self._conn)
                 if now >= self._ping_at:
-                    self._ping(self._conn)
+                    self._ask(self._conn, b"")
         except (psycopg.Error, OSError) as error:
             self._lost(error)
-        if self._pending:
-            notified = frozenset((n.channel, n.payload) for n in self._pending)
+        if self._pending and now < poll_at:
+            notified = frozenset(self._pending)
             self._pending.clear()
             return Wake("notify", notified)
         return Wake("poll") if now >= poll_at else None
 
-    def _drain_wakes(self) -> None:
-        try:
-            while self._reader.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
     def _open(self) -> bool:
         try:
-            conn = pool.connect(url=self._url, limited=False)
-            conn.add_notify_handler(self._pending.append)
-            self._conn = conn
-            for channel in self._channels:
-                conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            self._conn = pool.connect(url=self._url, limited=False, connect_s=CONNECT_S)
+            names = [sql.Identifier(channel) for channel in self._channels]
+            listen = sql.SQL("; ").join(sql.SQL("LISTEN {}").format(name) for name in names)
+            self._ask(self._conn, listen.as_bytes(self._conn))
         except (psycopg.Error, OSError) as error:
             self._lost(error)
             return False
@@ -136,20 +141,17 @@ class Listener:
         if self._away:
             _log.warning("the LISTEN connection is back")
             self._away = False
-        self._ping_at = time.monotonic() + config.DB_PING_INTERVAL_S.read()
         return True
 
     def _consume(self, conn: pool.Connection) -> None:
         conn.pgconn.consume_input()
         while (note := conn.pgconn.notifies()) is not None:
-            self._pending.append(
-                psycopg.Notify(note.relname.decode(), note.extra.decode(), note.be_pid)
-            )
+            self._pending.append((note.relname.decode(), note.extra.decode()))
 
-    def _ping(self, conn: pool.Connection) -> None:
-        """One empty query with a deadline of our own: a frozen peer acknowledges bytes for ever."""
-        deadline = time.monotonic() + PING_DEADLINE_S
-        conn.pgconn.send_query(b"")
+    def _ask(self, conn: pool.Connection, query: bytes) -> None:
+        """A query with a deadline of our own: a frozen peer acknowledges bytes for ever."""
+        deadline = time.monotonic() + ANSWER_S
+        conn.pgconn.send_query(query)
         while True:
             conn.pgconn.flush()
             self._consume(conn)
@@ -158,23 +160,43 @@ class Listener:
                 if result is None:
                     break
                 if result.status == ExecStatus.FATAL_ERROR:
-                    raise psycopg.OperationalError("the listening connection failed its ping")
+                    raise psycopg.OperationalError(result.get_error_message())
                 continue
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([conn.fileno()], [], [], left)[0]:
-                raise psycopg.OperationalError(f"no answer to a ping within {PING_DEADLINE_S} s")
+            if left <= 0:
+                raise psycopg.OperationalError(f"no answer within {ANSWER_S:g} s")
+            _await_readable([conn], left)
         self._ping_at = time.monotonic() + config.DB_PING_INTERVAL_S.read()
 
     def _lost(self, error: Exception) -> None:
         self._drop()
         self._retry_at = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
-        _log.warning("lost the LISTEN connection, polling until it is back: %s", str(error).strip())
         self._backoff_s = min(BACKOFF_MAX_S, self._backoff_s * 2)
+        if not self._away:
+            self._away = True
+            reason = str(error).strip()
+            _log.warning("lost the LISTEN connection, polling until it is back: %s", reason)
 
     def _drop(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+
+def _await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
+    # Not select(): a host process may have more than its 1,024 descriptors open.
+    poller = select.poll()
+    for item in watched:
+        poller.register(item.fileno(), select.POLLIN)
+    poller.poll(max(0, math.ceil(timeout_s * 1000)))
+
+
+def _drain(bell: socket.socket) -> None:
+    try:
+        while bell.recv(4096):
+            pass
+    except BlockingIOError:
+        return
 
 
 def listen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -31,11 +32,23 @@ IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 
 _lock = threading.Lock()
 _pools: dict[str, tuple[str, ConnectionPool[Connection]]] = {}
-_owner_pid = os.getpid()
+_of_parent: list[Any] = []
+
+
+def _forget_parent() -> None:
+    """In a forked child: the sockets are the parent's, and its threads may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    # Kept, not dropped: a pool that is collected would wait for threads that did not come along.
+    _of_parent.extend(_pools.values())
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def db_url() -> str:
-    """The DSN that is in force: the environment's, else the embedded server's where it was asked for.
+    """The DSN in force: the environment's, else the embedded server's where it was asked for.
 
     Raises `DatabaseUrlMissing`, which names the variable and the way to the embedded server.
     """
@@ -48,7 +61,8 @@ def db_url() -> str:
         return embedded.ensure().dsn
     raise errors.DatabaseUrlMissing(
         f"no database: set {' or '.join(config.db_url_variables())} to a PostgreSQL DSN, or ask "
-        "for the embedded server with --embedded, configure(embedded=True) or QUEUE_WORKFLOWS_EMBEDDED=1"
+        "for the embedded server with --embedded, configure(embedded=True) or "
+        "QUEUE_WORKFLOWS_EMBEDDED=1"
     )
 
 
@@ -66,12 +80,12 @@ def _parsed(url: str) -> dict[str, Any]:
     except psycopg.ProgrammingError:
         # The parser's own message would repeat the DSN, password and all.
         raise errors.InvalidConfig(
-            f"the DSN in {' or '.join(config.db_url_variables())} cannot be read: it should look like "
-            "postgresql://user:password@host:5432/name"
+            f"the DSN in {' or '.join(config.db_url_variables())} cannot be read: it should look "
+            "like postgresql://user:password@host:5432/name"
         ) from None
 
 
-def _conninfo(url: str) -> str:
+def _conninfo(url: str, **forced: Any) -> str:
     defaults: dict[str, Any] = {
         "connect_timeout": config.DB_CONNECT_TIMEOUT_S.read(),
         "keepalives_idle": 10,
@@ -80,7 +94,7 @@ def _conninfo(url: str) -> str:
         "tcp_user_timeout": 12000,
         "application_name": "queue_workflows",
     }
-    return conninfo.make_conninfo(**(defaults | _parsed(url)))
+    return conninfo.make_conninfo(**(defaults | _parsed(url) | forced))
 
 
 def _limit(conn: psycopg.Connection[Any], statement_s: float | None = None) -> None:
@@ -107,12 +121,16 @@ def connect(
     autocommit: bool = True,
     limited: bool = True,
     timeout_s: float | None = None,
+    connect_s: float | None = None,
 ) -> Connection:
     """A dedicated connection of the engine, outside every pool; the caller closes it.
 
-    `limited`: with the engine's time-outs; `timeout_s` replaces that of a statement.
+    `limited`: with the engine's time-outs; `timeout_s` replaces that of a statement, `connect_s`
+    what the DSN and the knob say about opening it.
     """
-    conn = cast("Connection", psycopg.connect(_conninfo(url or db_url()), autocommit=autocommit))
+    forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
+    info = _conninfo(url or db_url(), **forced)
+    conn = cast("Connection", psycopg.connect(info, autocommit=autocommit))
     conn.row_factory = dict_row
     if limited:
         try:
@@ -137,15 +155,10 @@ def _ping(conn: Connection) -> None:
 
 
 def _pool(kind: str) -> ConnectionPool[Connection]:
-    global _owner_pid
     from psycopg_pool import ConnectionPool
 
     url = db_url()
     with _lock:
-        if _owner_pid != os.getpid():
-            # A fork shares the parent's sockets: forget them unclosed, they are not ours to end.
-            _pools.clear()
-            _owner_pid = os.getpid()
         known = _pools.get(kind)
         if known is not None and known[0] == url:
             return known[1]
@@ -154,7 +167,7 @@ def _pool(kind: str) -> ConnectionPool[Connection]:
             connection_class=cast("type[Connection]", psycopg.Connection),
             kwargs={"row_factory": dict_row},
             min_size=0,
-            max_size=config.DB_POOL_MAX.read() if kind == "host" else ENGINE_POOL_MAX,
+            max_size=max(1, config.DB_POOL_MAX.read()) if kind == "host" else ENGINE_POOL_MAX,
             timeout=30.0,
             check=_ping,
             configure=None if kind == "host" else _limit,
@@ -177,7 +190,7 @@ def get_pool() -> ConnectionPool[Connection]:
 def close_pool() -> None:
     """Close every pool of this process; the next use opens them anew."""
     with _lock:
-        pools = [pool for _, pool in _pools.values()] if _owner_pid == os.getpid() else []
+        pools = [pool for _, pool in _pools.values()]
         _pools.clear()
     for pool in pools:
         pool.close()
@@ -202,12 +215,17 @@ def cursor() -> Generator[psycopg.Cursor[Row]]:
 
 @contextmanager
 def transaction(conn: Connection | None = None) -> Generator[Connection]:
-    """An engine transaction: with time-outs, committed on a clean exit, rolled back on an exception.
+    """An engine transaction: with time-outs, committed on a clean exit, else rolled back.
 
-    With `conn` the caller's transaction is joined: nothing is opened, committed or rolled back.
+    With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
+    committed or rolled back.
     """
     if conn is not None:
-        yield conn
+        factory, conn.row_factory = conn.row_factory, dict_row
+        try:
+            yield conn
+        finally:
+            conn.row_factory = factory
         return
     with _pool("engine").connection() as own:
         yield own

@@ -9,18 +9,18 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
 from queue_workflows import errors, migrations
-from queue_workflows.db import pool
+from queue_workflows.db import losses, pool
 from queue_workflows.types import SleepFn
 
 _log = logging.getLogger(__name__)
 LEDGER = "queue_schema_version"
-_FILE = re.compile(r"(\d{4})_([A-Za-z0-9_]+)\.sql")
+_FILE = re.compile(r"(\d{4})_(.+?)(\.down)?\.sql")
 _COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
 
 
@@ -39,43 +39,58 @@ class Migration(NamedTuple):
 
     @property
     def compatible_with(self) -> int:
-        """The oldest code version that may work on this schema (`-- compatible-with: N`; 0: any)."""
+        """The oldest code version that may work on it (`-- compatible-with: N`; 0: any)."""
         match = _COMPATIBLE.search(self.up)
         return int(match[1]) if match else 0
 
 
 def chain(migrations_dir: str | Path | None = None) -> list[Migration]:
-    """The migrations in a folder, in order. Raises `MigrationFailed` for a folder that is none."""
+    """The migrations in a folder, in order; files whose names start with no digit are let be.
+
+    Raises `MigrationFailed` for a folder that is missing or holds none, a misnamed file, two of one
+    version, and a down file without its up file.
+    """
     folder = Path(migrations_dir) if migrations_dir is not None else migrations.dir()
     if not folder.is_dir():
         raise errors.MigrationFailed(f"no migration folder {str(folder)!r}: name one that exists")
-    found: dict[int, Migration] = {}
-    for path in sorted(folder.glob("*.sql")):
-        match = _FILE.fullmatch(path.name)
-        if path.name.endswith(".down.sql") or match is None:
-            continue
-        version = int(match[1])
-        if version in found or version < 1:
-            raise errors.MigrationFailed(f"{path.name}: version {version} is taken or not positive")
-        down = path.with_name(path.name.removesuffix(".sql") + ".down.sql")
-        text = down.read_text() if down.exists() else None
-        found[version] = Migration(version, match[2], path.read_text(), text)
-    if not found:
+    ups, downs = _files(folder)
+    if orphans := sorted(downs.keys() - {path.stem for path in ups.values()}):
+        raise errors.MigrationFailed(f"{orphans[0]}.down.sql has no {orphans[0]}.sql beside it")
+    if not ups:
         raise errors.MigrationFailed(f"no NNNN_name.sql in migration folder {str(folder)!r}")
-    return [found[version] for version in sorted(found)]
+    found: list[Migration] = []
+    for version in sorted(ups):
+        path, down = ups[version], downs.get(ups[version].stem)
+        text = down.read_text("utf-8") if down else None
+        found.append(Migration(version, path.stem[5:], path.read_text("utf-8"), text))
+    return found
 
 
-REQUIRED_VERSION = max(
-    int(match[1])
-    for path in migrations.dir().glob("*.sql")
-    if (match := _FILE.fullmatch(path.name))
-)
+def _files(folder: Path) -> tuple[dict[int, Path], dict[str, Path]]:
+    """Up files by version, down files by the stem of their up file."""
+    ups: dict[int, Path] = {}
+    downs: dict[str, Path] = {}
+    for path in sorted(folder.glob("[0-9]*.sql")):
+        match = _FILE.fullmatch(path.name)
+        if match is None:
+            raise errors.MigrationFailed(f"{path.name}: a migration is named NNNN_name.sql")
+        version = int(match[1])
+        if match[3]:
+            downs[path.name.removesuffix(".down.sql")] = path
+        elif version in ups or version < 1:
+            raise errors.MigrationFailed(f"{path.name}: version {version} is taken or not positive")
+        else:
+            ups[version] = path
+    return ups, downs
+
+
+REQUIRED_VERSION = max(_files(migrations.dir())[0])
 """The schema version that this code works with: the highest of its own chain."""
 
 
 @contextmanager
 def _exclusive(version_table: str) -> Generator[pool.Connection]:
-    """A connection without time-outs that holds the chain's advisory lock; waits for other holders."""
+    """A connection without time-outs that holds the chain's advisory lock; waits for it."""
     with pool.connect(limited=False) as conn:
         conn.execute(
             "SELECT pg_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0))",
@@ -118,9 +133,9 @@ def bootstrap(
 ) -> list[int]:
     """Apply what the ledger does not have yet; the versions applied now, lowest first.
 
-    Any number of processes may call it at once: an advisory lock lets one migrate and the others see
-    that it is done. Each migration is one transaction with its ledger row. Raises `MigrationFailed`
-    and `SchemaTooNew`.
+    Any number of processes may call it at once: an advisory lock lets one migrate and the others
+    see that it is done. Each migration is one transaction with its ledger row. Raises
+    `MigrationFailed` and `SchemaTooNew`.
     """
     steps = chain(migrations_dir)
     table = sql.Identifier(version_table)
@@ -231,8 +246,8 @@ def downgrade(
 ) -> list[int]:
     """Revert all above `to_version` in one transaction; the versions reverted, highest first.
 
-    Unless `allow_data_loss`, raises `DataLossRefused` listing the rows and the values other than
-    defaults that would go, with nothing changed. Takes the same lock as `bootstrap`.
+    Unless `allow_data_loss`, raises `DataLossRefused` listing the tables, rows and values other
+    than defaults that would go, with nothing changed. Takes the same lock as `bootstrap`.
     """
     steps = {step.version: step for step in chain(migrations_dir)}
     table = sql.Identifier(version_table)
@@ -244,20 +259,15 @@ def downgrade(
             step = steps.get(version)
             if step is None or step.down is None:
                 raise errors.MigrationFailed(f"no down migration for version {version}")
-        before = _columns(conn)
-        with conn.transaction(force_rollback=not allow_data_loss):
-            _revert(conn, table, [steps[version] for version in targets])
-            after = _columns(conn)
-        if allow_data_loss:
-            return targets
-        losses = _losses(conn, before, after)
-        if losses:
-            raise errors.DataLossRefused(
-                f"downgrade to version {to_version} would drop {'; '.join(losses)}. "
-                "Pass allow_data_loss=True to do it all the same"
-            )
+        down = [steps[version] for version in targets]
         with conn.transaction():
-            _revert(conn, table, [steps[version] for version in targets])
+            if allow_data_loss:
+                _revert(conn, table, down)
+            elif lost := losses.of(conn, lambda: _revert(conn, table, down), besides=version_table):
+                raise errors.DataLossRefused(
+                    f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
+                    "Pass allow_data_loss=True to do it all the same"
+                )
     return targets
 
 
@@ -272,42 +282,3 @@ def _revert(conn: pool.Connection, table: sql.Identifier, steps: list[Migration]
             raise errors.MigrationFailed(
                 f"down migration {step.version:04d}_{step.name}: {str(error).strip()}"
             ) from error
-
-
-def _columns(conn: pool.Connection) -> dict[tuple[str, str], str | None]:
-    """(table, column) → default expression, for the tables of the current schema."""
-    rows = conn.execute(
-        "SELECT c.table_name, c.column_name, c.column_default FROM information_schema.columns c"
-        " JOIN information_schema.tables t USING (table_schema, table_name)"
-        " WHERE c.table_schema = current_schema() AND t.table_type = 'BASE TABLE'"
-    ).fetchall()
-    return {(row["table_name"], row["column_name"]): row["column_default"] for row in rows}
-
-
-def _losses(
-    conn: pool.Connection,
-    before: dict[tuple[str, str], str | None],
-    after: dict[tuple[str, str], str | None],
-) -> list[str]:
-    left = {table for table, _ in after}
-    losses: list[str] = []
-    for table in sorted({table for table, _ in before} - left):
-        count = _count(conn, sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(table)))
-        if count:
-            losses.append(f"table {table} with {count} rows")
-    for (table, column), default in sorted(before.items()):
-        if table not in left or (table, column) in after or "nextval(" in (default or ""):
-            continue
-        query = sql.SQL("SELECT count(*) AS n FROM {} WHERE {} IS DISTINCT FROM {}").format(
-            sql.Identifier(table),
-            sql.Identifier(column),
-            # The default's text comes from the catalogue.
-            sql.SQL(cast("Any", default or "NULL")),
-        )
-        if count := _count(conn, query):
-            losses.append(f"column {table}.{column} with {count} values")
-    return losses
-
-
-def _count(conn: pool.Connection, query: sql.Composed) -> int:
-    return int((conn.execute(query).fetchone() or {"n": 0})["n"])

@@ -6,14 +6,16 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from operator import mul
 
 from queue_workflows import model_registry
-from queue_workflows.demo import folder, words
+from queue_workflows.demo import listing, words
 
 CODE_WORDS = "code-words"
 DIMENSIONS = 256
 """Unrelated vectors of this length are alike by about 1 / sqrt(256) = 6 %, by chance."""
+
+
+Vector = list[float]
 
 
 class CodeWords:
@@ -27,27 +29,22 @@ class CodeWords:
         """1 for a word of every document, rising with rarity; most for one never seen."""
         return 1 + math.log((1 + self.documents) / (1 + self.seen_in.get(word, 0)))
 
-    def vector(self, counts: Mapping[str, int]) -> list[float]:
-        """A unit vector: each word adds its weight at a place and with a sign that its hash gives."""
+    def vector(self, counts: Mapping[str, int]) -> Vector:
+        """A unit vector: each word adds its weight where, and with the sign that, its hash says."""
         vector = [0.0] * DIMENSIONS
         for word, times in sorted(counts.items()):
             code = zlib.crc32(word.encode())
             worth = (1 + math.log(times)) * self.weight(word)
             vector[code % DIMENSIONS] += worth if code & 0x80000000 else -worth
-        length = math.sqrt(sum(map(mul, vector, vector))) or 1.0
+        length = math.sqrt(sum(value * value for value in vector)) or 1.0
         return [value / length for value in vector]
-
-
-def likeness(one: list[float], other: list[float]) -> float:
-    """The cosine of two unit vectors: 1 for the same direction, about 0 for unrelated ones."""
-    return sum(map(mul, one, other))
 
 
 def load_code_words() -> CodeWords:
     """Fit the model to the modules of the standard library; takes about a second."""
-    sources = sorted(folder.standard_library().glob("*.py"))
+    sources = sorted(listing.standard_library().glob("*.py"))
     if not sources:
-        raise FileNotFoundError(f"no sources in {folder.standard_library()} to fit the model to")
+        raise FileNotFoundError(f"no sources in {listing.standard_library()} to fit the model to")
     seen_in: Counter[str] = Counter()
     for source in sources:
         seen_in.update(words.count_words(source.read_text("utf-8", "replace")).keys())

@@ -6,39 +6,55 @@ import ast
 import io
 import tokenize
 import warnings
+from collections import Counter
 from pathlib import PurePosixPath
-from typing import TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 from queue_workflows.demo import words
+from queue_workflows.demo.listing import Source
 
 COMPARED_LINES = 8
-"""Shorter functions are too much alike by nature to be compared."""
+"""Functions shorter than this are too much alike by nature to be compared."""
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
+_REFUSALS = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError)
+"""What decoding and parsing raise for a source that is none (UnicodeDecodeError: a ValueError)."""
 
 
-class FileFigures(TypedDict):
-    """One source in numbers. `problem` tells why it could not be parsed; then most of them are 0."""
+class Figures(TypedDict):
+    """What is counted of a source, and added up for a package; `complexity` over all functions."""
 
-    path: str
-    package: str
-    problem: str | None
     lines: int
     code: int
     comments: int
     docstrings: int
     classes: int
     functions: int
+    complexity: int
     public: int
     documented: int
+
+
+FIGURES: Final = (
+    "lines", "code", "comments", "docstrings", "classes", "functions", "complexity", "public",
+    "documented",
+)  # fmt: skip
+
+
+class File(Figures):
+    """One source; a `problem` tells why it is not parsed, and then only its lines count."""
+
+    path: str
+    module: str
+    package: str
+    problem: str | None
     imports: list[str]
-    words: dict[str, int]
 
 
-class FunctionFigures(TypedDict):
-    """One function or method; `words` is None for one that is nested or too short to compare."""
+class Function(TypedDict):
+    """One function or method; `words` is None for one too short, or nested, to be compared."""
 
     path: str
     package: str
@@ -49,37 +65,66 @@ class FunctionFigures(TypedDict):
     words: dict[str, int] | None
 
 
-def unparsed(path: str, package: str, raw: bytes, problem: str) -> FileFigures:
-    """The figures of a source that could not be parsed: its lines, and why."""
-    return FileFigures(
-        path=path, package=package, problem=problem, lines=len(_lines(raw.decode("latin-1"))),
-        code=0, comments=0, docstrings=0, classes=0, functions=0, public=0, documented=0,
-        imports=[], words={},
-    )  # fmt: skip
+class Measured(NamedTuple):
+    """What a source gives; `words` counts those of the whole text."""
+
+    file: File
+    functions: list[Function]
+    words: Counter[str]
 
 
-def measure(path: str, package: str, raw: bytes) -> tuple[FileFigures, list[FunctionFigures]]:
-    """A source's figures and those of its functions; one that does not parse has a `problem`."""
+def measure(source: Source, raw: bytes) -> Measured:
+    """The figures of a source; one that does not parse gets a `problem`, never an error."""
     try:
-        text = _decode(raw)
+        text = _unify(_decode(raw))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
-        return unparsed(path, package, raw, _reason(error)), []
-    reader = _Reader(path, package, _lines(text))
+    except _REFUSALS as error:
+        return unparsed(source, raw, _reason(error))
+    reader = _Reader(source, text)
     reader.read(tree)
-    return reader.figures(text), reader.functions
+    return Measured(reader.figures(), reader.functions, words.count_words(text))
+
+
+def unparsed(source: Source, raw: bytes, problem: str) -> Measured:
+    """The figures of a source that has a problem: how many lines it has."""
+    lines = len(_lines(_unify(raw.decode("latin-1"))))
+    return Measured(_file(source, problem, lines), [], Counter())
+
+
+def no_figures() -> Figures:
+    """Nothing counted yet."""
+    return Figures(
+        lines=0, code=0, comments=0, docstrings=0, classes=0, functions=0, complexity=0, public=0,
+        documented=0,
+    )  # fmt: skip
+
+
+def _file(source: Source, problem: str | None, lines: int) -> File:
+    file = File(
+        **no_figures(),
+        path=source["path"],
+        module=source["module"],
+        package=source["package"],
+        problem=problem,
+        imports=[],
+    )
+    file["lines"] = lines
+    return file
 
 
 def _decode(raw: bytes) -> str:
     encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
-    text = raw.decode(encoding)
+    return raw.decode(encoding)
+
+
+def _unify(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _lines(text: str) -> list[str]:
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = text.split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
@@ -87,37 +132,33 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.lineno:
         return f"line {error.lineno}: {error.msg}"
     if isinstance(error, UnicodeDecodeError):
-        return f"not {error.encoding}: byte {error.object[error.start]:#04x} at {error.start}"
+        return f"byte {error.object[error.start]:#04x} at {error.start} is not {error.encoding}"
     return str(error) or type(error).__name__
 
 
-class _Scope:
-    """Where a piece of the tree stands: in the module, a class or a function."""
+class _Scope(NamedTuple):
+    """What a node stands in: the module, a class or a function."""
 
-    __slots__ = ("function", "is_public", "name")
-
-    def __init__(self, name: str, is_public: bool, function: FunctionFigures | None) -> None:
-        self.name = name
-        self.is_public = is_public
-        self.function = function
+    name: str
+    is_public: bool
+    function: Function | None
 
 
 class _Reader:
-    """One walk over a tree, which collects all that is counted."""
+    """One walk over a tree that collects all that is counted."""
 
-    def __init__(self, path: str, package: str, lines: list[str]) -> None:
-        self.path = path
-        self.package = package
-        self.lines = lines
-        self.functions: list[FunctionFigures] = []
+    def __init__(self, source: Source, text: str) -> None:
+        self.source = source
+        self.lines = _lines(text)
+        self.file = _file(source, None, len(self.lines))
+        self.functions: list[Function] = []
         self.imports: set[str] = set()
-        self.classes = self.public = self.documented = 0
         self.docstring_lines: set[int] = set()
         self.string_lines: set[int] = set()
 
     def read(self, tree: ast.Module) -> None:
-        """Visit every node with its scope; a stack of our own, as trees can be deep."""
-        stem = PurePosixPath(self.path).stem
+        """Visit every node; the stack is a list, since trees can be deeper than Python's own."""
+        stem = PurePosixPath(self.source["path"]).stem
         scope = _Scope("", stem == "__init__" or not stem.startswith("_"), None)
         self._note_documentation(tree, scope)
         waiting: list[tuple[ast.AST, _Scope]] = [(tree, scope)]
@@ -126,93 +167,83 @@ class _Reader:
             for child in ast.iter_child_nodes(node):
                 waiting.append((child, self._enter(child, scope)))
 
+    def figures(self) -> File:
+        """All that was counted, and the lines by what they hold."""
+        for number, line in enumerate(self.lines, 1):
+            if number in self.docstring_lines:
+                self.file["docstrings"] += 1
+            elif number in self.string_lines:
+                self.file["code"] += 1
+            elif content := line.strip():
+                self.file["comments" if content.startswith("#") else "code"] += 1
+        self.file["functions"] = len(self.functions)
+        self.file["complexity"] = sum(function["complexity"] for function in self.functions)
+        self.file["imports"] = sorted(self.imports)
+        return self.file
+
     def _enter(self, node: ast.AST, scope: _Scope) -> _Scope:
-        """Count a node; the scope of its children."""
-        if isinstance(node, _FUNCTIONS):
-            return self._enter_function(node, scope)
-        if isinstance(node, ast.ClassDef):
-            return self._enter_class(node, scope)
+        """Count a node; what its children stand in."""
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            return self._enter_definition(node, scope)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            self.imports.update(_imported(node, self.path))
+            self.imports.update(_imported(node, self.source))
         elif isinstance(node, (ast.Constant, ast.JoinedStr)):
             self._note_string(node)
         elif scope.function is not None:
             scope.function["complexity"] += _branches(node)
         return scope
 
-    def _enter_function(self, node: Function, scope: _Scope) -> _Scope:
-        name = f"{scope.name}.{node.name}".lstrip(".")
-        first, last = node.lineno, node.end_lineno or node.lineno
-        compared = scope.function is None and last - first + 1 >= COMPARED_LINES
-        figures = FunctionFigures(
-            path=self.path,
-            package=self.package,
+    def _enter_definition(self, node: Definition, scope: _Scope) -> _Scope:
+        name = f"{scope.name}.{node.name}" if scope.name else node.name
+        is_public = scope.is_public and scope.function is None and not node.name.startswith("_")
+        function = None
+        if isinstance(node, ast.ClassDef):
+            self.file["classes"] += 1
+        else:
+            function = self._function(node, name, is_nested=scope.function is not None)
+            self.functions.append(function)
+        inner = _Scope(name, is_public, function)
+        self._note_documentation(node, inner)
+        return inner
+
+    def _function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, *, is_nested: bool
+    ) -> Function:
+        body = self.lines[node.lineno - 1 : node.end_lineno]
+        is_compared = len(body) >= COMPARED_LINES and not is_nested
+        return Function(
+            path=self.source["path"],
+            package=self.source["package"],
             name=name,
-            line=first,
-            lines=last - first + 1,
+            line=node.lineno,
+            lines=len(body),
             complexity=1,
-            words=words.count_words("\n".join(self.lines[first - 1 : last])) if compared else None,
+            words=words.count_words("\n".join(body)) if is_compared else None,
         )
-        self.functions.append(figures)
-        is_public = scope.is_public and scope.function is None and not node.name.startswith("_")
-        inner = _Scope(name, is_public, figures)
-        self._note_documentation(node, inner)
-        return inner
 
-    def _enter_class(self, node: ast.ClassDef, scope: _Scope) -> _Scope:
-        self.classes += 1
-        is_public = scope.is_public and scope.function is None and not node.name.startswith("_")
-        inner = _Scope(f"{scope.name}.{node.name}".lstrip("."), is_public, None)
-        self._note_documentation(node, inner)
-        return inner
-
-    def _note_documentation(self, node: ast.Module | ast.ClassDef | Function, scope: _Scope) -> None:
+    def _note_documentation(self, node: ast.Module | Definition, scope: _Scope) -> None:
         docstring = _docstring(node)
-        self.public += scope.is_public
-        self.documented += scope.is_public and docstring is not None
+        self.file["public"] += scope.is_public
+        self.file["documented"] += scope.is_public and docstring is not None
         if docstring is not None:
-            before = self.lines[docstring.lineno - 1].encode()[: docstring.col_offset]
-            first = docstring.lineno + (1 if before.strip() else 0)
-            self.docstring_lines.update(range(first, (docstring.end_lineno or first) + 1))
+            shared = bool(self._left_of(docstring).strip())
+            first, last = docstring.lineno + shared, docstring.end_lineno or docstring.lineno
+            self.docstring_lines.update(range(first, last + 1))
 
     def _note_string(self, node: ast.Constant | ast.JoinedStr) -> None:
         """Remember the lines that a triple-quoted string goes on to: a `#` there is no comment."""
         last = node.end_lineno or node.lineno
         if last == node.lineno:
             return
-        start = self.lines[node.lineno - 1].encode()[node.col_offset :]
-        if start.lstrip(b"rRbBuUfFtT").startswith((b'"""', b"'''")):
+        line = self.lines[node.lineno - 1].encode()
+        if line[node.col_offset :].lstrip(b"rRbBuUfFtT").startswith((b'"""', b"'''")):
             self.string_lines.update(range(node.lineno + 1, last + 1))
 
-    def figures(self, text: str) -> FileFigures:
-        """All that was counted."""
-        code = comments = 0
-        for number, line in enumerate(self.lines, 1):
-            if number in self.docstring_lines:
-                continue
-            if number in self.string_lines:
-                code += 1
-            elif content := line.strip():
-                comments += content.startswith("#")
-                code += not content.startswith("#")
-        return FileFigures(
-            path=self.path,
-            package=self.package,
-            problem=None,
-            lines=len(self.lines),
-            code=code,
-            comments=comments,
-            docstrings=len(self.docstring_lines),
-            classes=self.classes,
-            functions=len(self.functions),
-            public=self.public,
-            documented=self.documented,
-            imports=sorted(self.imports),
-            words=words.count_words(text),
-        )
+    def _left_of(self, node: ast.Constant) -> bytes:
+        return self.lines[node.lineno - 1].encode()[: node.col_offset]
 
 
-def _docstring(node: ast.Module | ast.ClassDef | Function) -> ast.Constant | None:
+def _docstring(node: ast.Module | Definition) -> ast.Constant | None:
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         return first.value if isinstance(first.value.value, str) else None
@@ -220,7 +251,7 @@ def _docstring(node: ast.Module | ast.ClassDef | Function) -> ast.Constant | Non
 
 
 def _branches(node: ast.AST) -> int:
-    """How many more ways a node opens through its function (McCabe's count)."""
+    """How many more ways through its function a node opens (cyclomatic complexity)."""
     if isinstance(node, _BRANCHES):
         return 1
     if isinstance(node, ast.BoolOp):
@@ -230,14 +261,16 @@ def _branches(node: ast.AST) -> int:
     return 0
 
 
-def _imported(node: ast.Import | ast.ImportFrom, path: str) -> list[str]:
-    """The dotted names that may be modules; a relative one starts from the path's own folder."""
+def _imported(node: ast.Import | ast.ImportFrom, source: Source) -> list[str]:
+    """The dotted names that an import may find modules under; too many dots find nothing."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     base = [node.module] if node.module else []
     if node.level:
-        folders = PurePosixPath(path).parent.parts
-        if node.level - 1 > len(folders):
+        own = source["module"].split(".")
+        is_package = PurePosixPath(source["path"]).stem == "__init__"
+        above = len(own) - node.level + is_package
+        if above < 1:
             return []
-        base = [*folders[: len(folders) - node.level + 1], *base]
+        base = [*own[:above], *base]
     return [".".join([*base, alias.name]) for alias in node.names]

@@ -43,7 +43,7 @@ CREATE INDEX IF NOT EXISTS workflow_runs_delayed_idx ON workflow_runs (available
     WHERE status = 'queued' AND mode = 'node' AND available_at IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS ingest_job_events (
-    id         bigserial PRIMARY KEY,
+    id         bigserial,
     job_id     text NOT NULL,
     attempt    integer NOT NULL DEFAULT 0,
     event_type text NOT NULL,
@@ -54,9 +54,10 @@ CREATE TABLE IF NOT EXISTS ingest_job_events (
     elapsed_s  double precision,
     error      text,
     detail     jsonb NOT NULL DEFAULT '{}'::jsonb,
-    created_at timestamptz NOT NULL DEFAULT now()
+    created_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job_id, id)
 );
-CREATE INDEX IF NOT EXISTS ingest_job_events_job_idx ON ingest_job_events (job_id, id);
+CREATE INDEX IF NOT EXISTS ingest_job_events_created_idx ON ingest_job_events USING brin (created_at);
 
 CREATE TABLE IF NOT EXISTS schedule_fires (
     name       text NOT NULL,

@@ -70,6 +70,9 @@ BEGIN
         IF NEW.status = 'queued' THEN
             IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
                 NEW.blocked_reason := 'not_due';
+            ELSIF NEW.available_at IS NULL AND NEW.blocked_reason = 'not_due' THEN
+                NEW.blocked_reason := NULL;
+                PERFORM pg_notify(TG_ARGV[0], NEW.queue);
             ELSIF NEW.blocked_reason IS NULL AND OLD.blocked_reason IS NOT NULL THEN
                 PERFORM pg_notify(TG_ARGV[0], NEW.queue);
             END IF;
@@ -89,8 +92,17 @@ BEGIN
             NEW.claim_no := OLD.claim_no + 1;
             NEW.worker_id := 'legacy:' || coalesce(NEW.claimed_by, 'unknown');
             NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
+            NEW.blocked_reason := NULL;
+            NEW.available_at := NULL;
         END IF;
         RETURN NEW;
+    END IF;
+    -- Our own statements take the worker off; what leaves it on is a plain UPDATE, which knows no claim.
+    IF OLD.status = 'running' AND NEW.worker_id = OLD.worker_id
+       AND NEW.status IN ('completed', 'failed', 'awaiting_input')
+       AND NOT starts_with(OLD.worker_id, 'legacy:') THEN
+        RAISE EXCEPTION 'claim % of job % is held by %; mark_completed() and mark_failed() end it by hand',
+            OLD.claim_no, OLD.id, OLD.worker_id USING ERRCODE = 'QW001';
     END IF;
     NEW.worker_id := NULL;
     NEW.lease_expires_at := NULL;

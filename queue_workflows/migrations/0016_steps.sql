@@ -216,32 +216,36 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb)
-RETURNS SETOF ingest_jobs LANGUAGE plpgsql
+RETURNS TABLE (
+    id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb,
+    claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer,
+    crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text)
+LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+#variable_conflict use_column
 DECLARE
-    v_done  jsonb;
+    v_count bigint;
     v_row   ingest_jobs;
 BEGIN
     IF p_done IS NOT NULL THEN
-        FOR v_done IN SELECT jsonb_array_elements(p_done) LOOP
-            UPDATE ingest_jobs
-               SET status = 'completed', result = v_done -> 'result', error = NULL,
-                   seconds = (v_done ->> 'seconds')::float8, finished_at = now(), worker_id = NULL,
-                   lease_expires_at = NULL
-             WHERE id = v_done ->> 'id' AND worker_id IS NOT DISTINCT FROM p_worker
-               AND claim_no = (v_done ->> 'claim_no')::bigint AND status = 'running'
-            RETURNING * INTO v_row;
-            IF NOT FOUND THEN
-                RAISE EXCEPTION 'claim % of job % is no longer held', v_done ->> 'claim_no', v_done ->> 'id'
-                    USING ERRCODE = 'QW001';
-            END IF;
-            INSERT INTO ingest_job_events
-                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
-            VALUES (v_row.id, v_row.attempts, 'completed', v_row.claim_no, p_worker, v_row.claimed_by,
-                    v_row.queue, v_row.seconds);
-        END LOOP;
+        WITH done AS (
+            UPDATE ingest_jobs j
+               SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+              FROM jsonb_to_recordset(p_done) AS f (id text, claim_no bigint, result jsonb, seconds float8)
+             WHERE j.id = f.id AND j.worker_id IS NOT DISTINCT FROM p_worker
+               AND j.claim_no = f.claim_no AND j.status = 'running'
+            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by)
+        INSERT INTO ingest_job_events
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
+        SELECT id, attempts, 'completed', claim_no, p_worker, claimed_by, queue, seconds FROM done;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        IF v_count <> jsonb_array_length(p_done) THEN
+            RAISE EXCEPTION '% of % claims are no longer held', jsonb_array_length(p_done) - v_count,
+                jsonb_array_length(p_done) USING ERRCODE = 'QW001';
+        END IF;
     END IF;
     IF p_claim < 1 OR (p_obey AND EXISTS (
         SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue = p_queue
@@ -270,7 +274,10 @@ BEGIN
             INSERT INTO ingest_job_events
                    (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
             VALUES (v_row.id, v_row.attempts, 'claimed', v_row.claim_no, p_worker, p_host, v_row.queue);
-            RETURN NEXT v_row;
+            RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue, v_row.reason, v_row.priority,
+                v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
+                v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
+                v_row.headers, v_row.partition_key, v_row.lock_key;
         END IF;
         RETURN;
     END IF;
@@ -289,6 +296,9 @@ BEGIN
     logged AS (
         INSERT INTO ingest_job_events
                (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
-        SELECT id, attempts, 'claimed', claim_no, p_worker, p_host, queue FROM claimed)
-    SELECT claimed.* FROM claimed;
+        SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
+    SELECT c.id, c.task_name, c.queue, c.reason, c.priority, c.seq, c.args, c.claim_no,
+           c.worker_id, c.claimed_by, c.attempts, c.max_attempts, c.crash_count,
+           c.timeout_s, c.headers, c.partition_key, c.lock_key
+      FROM claimed c;
 END $$;

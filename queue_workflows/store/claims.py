@@ -81,9 +81,9 @@ def node_step(
 ) -> Row | None:
     """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
 
-    The job as a dict whose timestamps are ISO texts, with `run` (id, out_dir, workflow_name, generation)
-    and, if its template has refs, `context`; None when nothing was claimed. `promote` first lets jobs
-    in that have become due. Raises `ClaimLost` with nothing written or claimed.
+    The job as a dict whose timestamps are ISO texts, with `run` (id, out_dir, workflow_name,
+    generation) and, if its template has refs, `context`; None when nothing was claimed. `promote`
+    first lets jobs in that have become due. Raises `ClaimLost` with nothing written or claimed.
     """
     finished: tuple[Any, ...] = (None,) * 6
     if done is not None:
@@ -170,7 +170,8 @@ def _renewing(table: tables.JobTable) -> bytes:
         sql.SQL(
             "UPDATE {jobs} j SET lease_expires_at = now() + %s::float8 * interval '1 second',"
             " heartbeat_at = now(), progress = coalesce(held.progress, j.progress)"
-            " FROM unnest(%s::text[], %s::bigint[], %s::text[]::jsonb[]) AS held (id, claim_no, progress)"
+            " FROM unnest(%s::text[], %s::bigint[], %s::text[]::jsonb[])"
+            " AS held (id, claim_no, progress)"
             " WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = %s"
             " AND j.status = 'running'"
             " RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR {over} AS cancel"
@@ -190,7 +191,7 @@ def renew(
     lease_s: float,
     progress: Sequence[str | None] = (),
 ) -> list[Renewal]:
-    """Push the leases of one worker and table out by `lease_s`, store progress (JSON texts), and report.
+    """Push the leases of one worker and table out by `lease_s`, store progress (JSON texts).
 
     A lease without a `Renewal` is lost.
     """
@@ -211,7 +212,7 @@ def renew(
 
 
 def is_settled(conn: db.Connection, lease: tables.Lease) -> bool:
-    """Whether this claim has left `running` by its own hand: no later claim, and no longer running."""
+    """Whether this claim left `running` by its own hand: no later claim, and no longer running."""
     row = conn.execute(
         sql.SQL("SELECT claim_no, status FROM {} WHERE id = %s").format(
             sql.Identifier(lease.table.name)

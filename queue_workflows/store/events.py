@@ -7,9 +7,10 @@ from typing import Any
 from queue_workflows import db
 
 _NODE_EVENT = (
-    "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label, queue,"
-    " model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s, %(attempt)s,"
-    " %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s, %(detail)s::jsonb)"
+    "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
+    " queue, model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s,"
+    " %(attempt)s, %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
+    " %(detail)s::jsonb)"
 )
 _PRUNE = (
     "WITH old AS MATERIALIZED (SELECT id FROM workflow_node_events"

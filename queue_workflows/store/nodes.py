@@ -20,22 +20,23 @@ _ENQUEUE = (
     " ON CONFLICT (run_id, node_id) DO NOTHING RETURNING id"
 )
 _INSERT_MANY = (
-    "INSERT INTO workflow_node_jobs AS j (run_id, node_id, node_module, queue, required_model, status,"
-    " priority, pipeline_name, inputs, input_template, ref_heads, generation, finished_at)"
+    "INSERT INTO workflow_node_jobs AS j (run_id, node_id, node_module, queue, required_model,"
+    " status, priority, pipeline_name, inputs, input_template, ref_heads, generation, finished_at)"
     " SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status, r.priority,"
     " n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,"
     " CASE n.status WHEN 'skipped' THEN now() END"
     " FROM workflow_runs r, jsonb_to_recordset(%s::jsonb) AS n (node_id text, node_module text,"
     " queue text, required_model text, status text, pipeline_name text, inputs jsonb,"
     " input_template jsonb, ref_heads text[]) WHERE r.id = %s"
-    " ON CONFLICT (run_id, node_id) DO UPDATE SET status = EXCLUDED.status, inputs = EXCLUDED.inputs,"
-    " input_template = EXCLUDED.input_template, ref_heads = EXCLUDED.ref_heads,"
-    " node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,"
+    " ON CONFLICT (run_id, node_id) DO UPDATE SET status = EXCLUDED.status,"
+    " inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,"
+    " ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,"
     " required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,"
     " generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,"
     " error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,"
-    " input_spec = NULL, context_delta = '{}', blocked_reason = NULL, available_at = NULL,"
-    " cancel_requested_at = NULL, progress = NULL, created_at = now(), started_at = NULL"
+    " seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',"
+    " blocked_reason = NULL, available_at = NULL, cancel_requested_at = NULL, progress = NULL,"
+    " created_at = now(), started_at = NULL"
     " WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')"
 )
 
@@ -115,8 +116,8 @@ def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> di
     row = conn.execute(
         "SELECT coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)"
         " WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')"
-        " || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta) FROM workflow_node_jobs j"
-        " WHERE j.run_id = r.id AND j.status = 'completed'"
+        " || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta)"
+        " FROM workflow_node_jobs j WHERE j.run_id = r.id AND j.status = 'completed'"
         " AND (%(heads)s::text[] IS NULL OR j.node_id = ANY (%(heads)s::text[]))), '{}') AS context"
         " FROM workflow_runs r WHERE r.id = %(run_id)s",
         {"heads": wanted, "run_id": run_id},
@@ -186,7 +187,7 @@ def set_input_spec(conn: db.Connection, job_id: str, value: str) -> Row | None:
 
 
 def answer(conn: db.Connection, job_id: str, context_delta: str) -> Row | None:
-    """Complete a node that waits for its input, with event and outbox row; None if it waits no more."""
+    """Complete a node that waits for its input, with event and outbox row; None: it waits not."""
     parameters = {
         "job": job_id,
         "result": context_delta,
@@ -208,10 +209,12 @@ _ANSWER = tables.transition(
 )
 
 _TO_QUEUE = (
-    "UPDATE {jobs} j SET status = 'queued', worker_id = NULL, lease_expires_at = NULL,"
-    " started_at = NULL, priority = least(j.priority, %(band)s::smallint)"
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL,"
+    " started_at = CASE WHEN {over} THEN j.started_at END,"
+    " priority = least(j.priority, %(band)s::smallint)"
 )
-_REQUEUED = sql.SQL("'requeued'")
+_REQUEUED = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
 _REQUEUE = {
     "retry": tables.transition(
         tables.NODE_JOBS,
@@ -244,7 +247,7 @@ _REQUEUE = {
 
 
 def requeue(conn: db.Connection, which: str, **parameters: Any) -> list[Row]:
-    """An operator takes running jobs back: `retry` one, `all` nodes, or a table's of host and queue."""
+    """An operator takes running jobs back: `retry` one, `all` nodes, or one host's of a queue."""
     base = {
         "worker": None,
         "seconds": None,
@@ -297,7 +300,7 @@ def _plain(**parameters: Any) -> dict[str, Any]:
 
 
 def sweep_orphans(conn: db.Connection) -> int:
-    """Cancel queued and waiting jobs whose run is over (a job that came in beside a cancel); how many."""
+    """Cancel queued and waiting jobs whose run is over (they came in beside a cancel); how many."""
     return len(conn.execute(_SWEEP, _plain()).fetchall())
 
 
@@ -311,6 +314,7 @@ _SWEEP = tables.transition(
     chosen=sql.SQL(
         "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workflow_runs r ON r.id = q.run_id"
         " WHERE q.status IN ('queued', 'awaiting_input') AND r.mode = 'node'"
-        " AND r.status IN ('completed', 'failed', 'cancelled') LIMIT 500 FOR UPDATE OF q SKIP LOCKED), "
+        " AND r.status IN ('completed', 'failed', 'cancelled')"
+        " LIMIT 500 FOR UPDATE OF q SKIP LOCKED), "
     ),
 )

@@ -28,8 +28,8 @@ def look(conn: db.Connection) -> Pending:
         " AND (available_at IS NULL OR available_at <= now())) AS events,"
         " EXISTS (SELECT FROM workflow_input_submissions WHERE status IN ('pending', 'processing')"
         " AND (available_at IS NULL OR available_at <= now())) AS submissions,"
-        " EXISTS (SELECT FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL"
-        " AND available_at <= now())"
+        " EXISTS (SELECT FROM workflow_node_jobs WHERE status = 'queued'"
+        " AND blocked_reason IS NOT NULL AND available_at <= now())"
         " OR EXISTS (SELECT FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL"
         " AND available_at <= now())"
         " OR EXISTS (SELECT FROM workflow_runs WHERE status = 'queued' AND mode = 'node'"
@@ -51,14 +51,15 @@ def promote_due(conn: db.Connection) -> int:
 _PROMOTE = (
     "WITH due AS MATERIALIZED (SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
     " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"
-    " FOR UPDATE SKIP LOCKED) UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL"
-    " FROM due WHERE j.id = due.id",
+    " FOR UPDATE SKIP LOCKED) UPDATE workflow_node_jobs j"
+    " SET blocked_reason = NULL, available_at = NULL FROM due WHERE j.id = due.id",
     "WITH due AS MATERIALIZED (SELECT id FROM ingest_jobs WHERE status = 'queued'"
     " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"
     " FOR UPDATE SKIP LOCKED) UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL"
     " FROM due WHERE j.id = due.id",
-    "WITH due AS MATERIALIZED (SELECT id FROM workflow_runs WHERE status = 'queued' AND mode = 'node'"
-    " AND available_at <= now() ORDER BY available_at LIMIT 1000 FOR UPDATE SKIP LOCKED)"
+    "WITH due AS MATERIALIZED (SELECT id FROM workflow_runs WHERE status = 'queued'"
+    " AND mode = 'node' AND available_at <= now() ORDER BY available_at LIMIT 1000"
+    " FOR UPDATE SKIP LOCKED)"
     " UPDATE workflow_runs r SET available_at = NULL FROM due WHERE r.id = due.id",
 )
 
@@ -76,7 +77,10 @@ def runs_with_events(conn: db.Connection, limit: int) -> list[str]:
 
 
 def open_events(conn: db.Connection, run_id: str, limit: int, only: int | None = None) -> list[Row]:
-    """A run's open events (`only`: that one), oldest first, with the node's `node_status`, `node_error`."""
+    """A run's open events (`only`: that one), oldest first.
+
+    Each with `node_status` and `node_error`, its node's.
+    """
     return conn.execute(
         "SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS node_error"
         " FROM workflow_dispatch_events e"

@@ -30,8 +30,8 @@ class Outcome(NamedTuple):
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     """A failed outcome that says what was raised, with the traceback for the history."""
-    name = type(error).__name__
-    text = f"{name}: {error}" if str(error) else name
+    name, said = type(error).__name__, payload.error_text(error)
+    text = f"{name}: {said}" if said else name
     if isinstance(error, SystemExit):
         text = f"the body called sys.exit({error.code!r})"
     trace = "".join(traceback.format_exception(error))[-payload.ERROR_LIMIT :]
@@ -55,8 +55,8 @@ def ingest_result(lease: tables.Lease, outcome: Outcome) -> claims.IngestResult:
 def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
     """Write the outcome under the lease.
 
-    `"completed"` (parked ones too), `"failed"` (retried ones too), or `"skipped"`: cancelled, or the
-    claim is no longer held and nothing was written.
+    `"completed"` (parked ones too), `"failed"` (retried ones too), or `"skipped"`: cancelled, or
+    the claim is no longer held and nothing was written.
     """
     if outcome.kind == "completed":
         return _complete(conn, lease, outcome)

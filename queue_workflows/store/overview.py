@@ -22,15 +22,22 @@ def run_head(conn: db.Connection, run_id: str) -> Row | None:
 
 
 def steps(conn: db.Connection, run_id: str) -> list[Row]:
-    """Per step (a node id up to its first slash) and status: step, status, n, elapsed_s.
+    """Per step (a node id up to its first slash): step, how many nodes per status, elapsed_s.
 
-    `elapsed_s` from the first start to the last end, or to now while any has not ended.
+    `elapsed_s` from the first start to the last end, or to now while any has not ended; or None.
     """
     return conn.execute(
-        "SELECT split_part(node_id, '/', 1) AS step, status, count(*) AS n,"
+        "SELECT split_part(node_id, '/', 1) AS step,"
+        " count(*) FILTER (WHERE status = 'queued') AS queued,"
+        " count(*) FILTER (WHERE status = 'running') AS running,"
+        " count(*) FILTER (WHERE status = 'awaiting_input') AS awaiting_input,"
+        " count(*) FILTER (WHERE status = 'completed') AS completed,"
+        " count(*) FILTER (WHERE status = 'skipped') AS skipped,"
+        " count(*) FILTER (WHERE status = 'failed') AS failed,"
+        " count(*) FILTER (WHERE status = 'cancelled') AS cancelled,"
         " extract(epoch FROM CASE WHEN bool_and(finished_at IS NOT NULL) THEN max(finished_at)"
         " ELSE now() END - min(started_at))::float8 AS elapsed_s"
-        " FROM workflow_node_jobs WHERE run_id = %s GROUP BY 1, 2",
+        " FROM workflow_node_jobs WHERE run_id = %s GROUP BY 1",
         (run_id,),
     ).fetchall()
 
@@ -104,7 +111,9 @@ def queues(conn: db.Connection) -> list[Row]:
 
 def runs_by_status(conn: db.Connection) -> dict[str, int]:
     """How many runs there are of each status."""
-    rows = conn.execute("SELECT status, count(*) AS n FROM workflow_runs GROUP BY status").fetchall()
+    rows = conn.execute(
+        "SELECT status, count(*) AS n FROM workflow_runs GROUP BY status"
+    ).fetchall()
     return {row["status"]: row["n"] for row in rows}
 
 
@@ -121,7 +130,8 @@ def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:
         " FROM workflow_dispatch_events WHERE processed_at IS NULL"
     ).fetchone()
     answers = conn.execute(
-        "SELECT count(*) AS n FROM workflow_input_submissions WHERE status IN ('pending', 'processing')"
+        "SELECT count(*) AS n FROM workflow_input_submissions"
+        " WHERE status IN ('pending', 'processing')"
     ).fetchone()
     waiting = conn.execute(_WAITING).fetchone()
     late = conn.execute(

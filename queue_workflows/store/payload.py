@@ -20,26 +20,28 @@ _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
 def encode(value: Any, what: str) -> str:
     """The value as JSON text that PostgreSQL's jsonb takes.
 
-    Raises `InvalidPayload` (a ValueError) naming `what`, for values that JSON cannot carry (sets, NaN,
-    infinities, other objects, keys that are not strings), for NUL characters and lone surrogates,
-    and past MAX_PAYLOAD_DEPTH levels or MAX_PAYLOAD_KB KiB.
+    Raises `InvalidPayload` (a ValueError) naming `what`, for values that JSON cannot carry (sets,
+    NaN, infinities, other objects, keys that are not strings), for NUL characters and lone
+    surrogates, and past MAX_PAYLOAD_DEPTH levels of nesting or MAX_PAYLOAD_KB KiB.
     """
-    limit = config.MAX_PAYLOAD_DEPTH.read()
+    limit_kb = config.MAX_PAYLOAD_KB.read()
     if isinstance(value, (dict, list, tuple)):
-        _check(value, what, limit)
+        _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), limit_kb)
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.InvalidPayload(f"{what}: JSON cannot carry it: {error}") from error
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
         raise errors.InvalidPayload(f"{what}: text with a NUL character or a lone surrogate")
-    size_kb = len(text) / 1024
-    if size_kb > config.MAX_PAYLOAD_KB.read():
-        raise errors.InvalidPayload(
-            f"{what}: {size_kb:.0f} KiB of JSON, more than the {config.MAX_PAYLOAD_KB.read()} KiB of "
-            "MAX_PAYLOAD_KB; store a path instead"
-        )
+    if len(text) > limit_kb * 1024:
+        raise _too_large(what, f"{len(text) / 1024:.0f} KiB of JSON", limit_kb)
     return text
+
+
+def _too_large(what: str, found: str, limit_kb: int) -> errors.InvalidPayload:
+    return errors.InvalidPayload(
+        f"{what}: {found}, more than the {limit_kb} KiB of MAX_PAYLOAD_KB; store a path instead"
+    )
 
 
 def encode_definition(definition: dict[str, Any]) -> str:
@@ -76,9 +78,9 @@ def _bounded(row: plan.NewNode) -> Any:
     return row.inputs or {}
 
 
-def _check(value: Any, what: str, limit: int) -> None:
+def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
     level: list[Any] = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         deeper: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -91,6 +93,9 @@ def _check(value: Any, what: str, limit: int) -> None:
                 deeper += [m for m in item if isinstance(m, (dict, list, tuple))]  # pyright: ignore[reportUnknownVariableType]
         if not deeper:
             return
+        # Each takes two characters at least: a value that holds itself twice is never written out.
+        if len(deeper) * 2 > limit_kb * 1024:
+            raise _too_large(what, f"at least {len(deeper)} lists and objects", limit_kb)
         level = deeper
     raise errors.InvalidPayload(f"{what}: nested deeper than {limit} levels")
 
@@ -112,4 +117,8 @@ def _unstorable(value: Any) -> bool:
 
 def error_text(error: object) -> str:
     """An error as text that the database stores: no NUL, no lone surrogate, at most ERROR_LIMIT."""
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", str(error))[:ERROR_LIMIT]
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  the boundary around host code: an error's own __str__
+        text = f"{type(error).__name__} that cannot be printed"
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]

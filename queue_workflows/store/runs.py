@@ -22,9 +22,9 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 def insert(conn: db.Connection, values: dict[str, Any]) -> Row:
     """Insert a run; the row. `context` is JSON text."""
     row = conn.execute(
-        "INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, status, priority, mode, context)"
-        " VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(status)s, %(priority)s,"
-        " %(mode)s, %(context)s::jsonb) RETURNING *",
+        "INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, status, priority, mode,"
+        " context) VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(status)s,"
+        " %(priority)s, %(mode)s, %(context)s::jsonb) RETURNING *",
         values,
     ).fetchone()
     assert row is not None
@@ -42,7 +42,7 @@ def delete(conn: db.Connection, run_id: str) -> bool:
 
 
 def update(conn: db.Connection, run_id: str, values: dict[str, Any]) -> Row | None:
-    """Set columns (JSON ones as text); None: no such run, or its status is terminal and would change.
+    """Set columns (JSON ones as text); None: no such run, or a terminal one would change status.
 
     `failed|cancelled -> queued` is let through: it reopens the run.
     """
@@ -107,8 +107,8 @@ def freeze(conn: db.Connection, run_id: str, definition_json: str, digest: str) 
     """Store the definition unless there is one; whether it was stored."""
     return (
         conn.execute(
-            "UPDATE workflow_runs SET definition = %s::jsonb, definition_hash = %s, updated_at = now()"
-            " WHERE id = %s AND definition IS NULL",
+            "UPDATE workflow_runs SET definition = %s::jsonb, definition_hash = %s,"
+            " updated_at = now() WHERE id = %s AND definition IS NULL",
             (definition_json, digest, run_id),
         ).rowcount
         == 1
@@ -132,8 +132,8 @@ def complete(conn: db.Connection, run_id: str) -> bool:
     """Any live state → completed; False when it was over or queued."""
     return (
         conn.execute(
-            "UPDATE workflow_runs SET status = 'completed', finished_at = now(), progress_pct = 100,"
-            " error = NULL, updated_at = now() WHERE id = %s"
+            "UPDATE workflow_runs SET status = 'completed', finished_at = now(),"
+            " progress_pct = 100, error = NULL, updated_at = now() WHERE id = %s"
             " AND status NOT IN ('queued', 'completed', 'failed', 'cancelled')",
             (run_id,),
         ).rowcount
@@ -175,7 +175,7 @@ def delay(conn: db.Connection, run_id: str, *, error: str, after_s: float) -> in
 
 
 def reopen(conn: db.Connection, run_id: str) -> Row | None:
-    """failed or cancelled → queued in a new generation (the guard trigger raises it); None: neither."""
+    """failed or cancelled → queued in a new generation (the guard raises it); None: neither."""
     return conn.execute(
         "UPDATE workflow_runs SET status = 'queued', updated_at = now()"
         " WHERE id = %s AND status IN ('failed', 'cancelled') RETURNING *",
@@ -189,8 +189,9 @@ def reopen_from(conn: db.Connection, run_id: str, node_ids: list[str]) -> Row | 
     So the start that follows opens them again, and no other write could leave their terminal state.
     """
     row = conn.execute(
-        "UPDATE workflow_runs SET status = 'queued', generation = generation + 2, finished_at = NULL,"
-        " error = NULL, start_attempts = 0, available_at = NULL, queued_at = now(), updated_at = now()"
+        "UPDATE workflow_runs SET status = 'queued', generation = generation + 2,"
+        " finished_at = NULL, error = NULL, start_attempts = 0, available_at = NULL,"
+        " queued_at = now(), updated_at = now()"
         " WHERE id = %s AND status IN ('completed', 'failed', 'cancelled') RETURNING *",
         (run_id,),
     ).fetchone()
@@ -215,10 +216,11 @@ def reenqueue_running(conn: db.Connection) -> int:
 def listing(conn: db.Connection, *, limit: int, status: str | None = None) -> list[Row]:
     """The newest runs with their node counts by status under `nodes`."""
     return conn.execute(
-        "SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode, r.created_at,"
-        " r.started_at, r.finished_at, r.generation, coalesce((SELECT jsonb_object_agg(status, n) FROM"
-        " (SELECT status, count(*) AS n FROM workflow_node_jobs j WHERE j.run_id = r.id GROUP BY 1) c),"
-        " '{}') AS nodes, jsonb_array_length(r.definition -> 'nodes') AS nodes_total"
+        "SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode,"
+        " r.created_at, r.started_at, r.finished_at, r.generation,"
+        " coalesce((SELECT jsonb_object_agg(status, n) FROM (SELECT status, count(*) AS n"
+        " FROM workflow_node_jobs j WHERE j.run_id = r.id GROUP BY 1) c), '{}') AS nodes,"
+        " jsonb_array_length(r.definition -> 'nodes') AS nodes_total"
         " FROM workflow_runs r WHERE %(status)s::text IS NULL OR r.status = %(status)s"
         " ORDER BY r.created_at DESC, r.id LIMIT %(limit)s",
         {"limit": limit, "status": status},

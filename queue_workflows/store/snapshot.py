@@ -12,7 +12,7 @@ LISTED = 50
 
 
 def nodes(conn: db.Connection) -> dict[str, Any]:
-    """Per DAG queue the running and queued jobs (at most LISTED each), and counts per queue and status."""
+    """Per DAG queue running and queued jobs, at most LISTED each; counts by queue and status."""
     result: dict[str, Any] = {}
     for queue in ("cpu", "gpu"):
         result[queue] = {

@@ -52,9 +52,10 @@ _SENT = sql.SQL(
     " generation) SELECT run_id, node_id, status, id, claim_no, generation FROM done"
     " WHERE status IN ('completed', 'failed', 'awaiting_input'))"
 )
-_RUN_OVER = sql.SQL(
-    "EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id"
-    " AND r.status IN ('completed', 'failed', 'cancelled'))"
+_ASKED_TO_END = sql.SQL("(j.cancel_requested_at IS NOT NULL)")
+_OVER = sql.SQL(
+    "(j.cancel_requested_at IS NOT NULL OR EXISTS (SELECT FROM workflow_runs r"
+    " WHERE r.id = j.run_id AND r.status IN ('completed', 'failed', 'cancelled')))"
 )
 
 
@@ -63,14 +64,15 @@ def transition(
 ) -> bytes:
     """A statement that makes `change`, with its event and its outbox row; returns the changed rows.
 
-    `change` is an UPDATE of `{jobs} j` without RETURNING; `{result}` and `{run_over}` are filled in too.
-    `event` is an expression over `done`, the changed rows; `chosen` a CTE, with its comma, that
-    `change` selects from. Parameters besides theirs: worker, seconds, error, detail.
+    `change` is an UPDATE of `{jobs} j` without RETURNING; `{result}` is filled in too, and
+    `{over}`: its end was asked for, or its run is over. `event` is an expression over `done`, the
+    changed rows; `chosen` a CTE, with its comma, that `change` selects from. Parameters besides
+    theirs: worker, seconds, error, detail.
     """
     parts = {
         "jobs": sql.Identifier(table.name),
         "result": sql.Identifier(table.result),
-        "run_over": _RUN_OVER if table.in_run else sql.SQL("false"),
+        "over": _OVER if table.in_run else _ASKED_TO_END,
     }
     return _STATEMENT.format(
         chosen=chosen.format(**parts),
@@ -84,7 +86,10 @@ def transition(
     ).as_bytes(None)
 
 
-HELD: Final = "j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s AND j.status = 'running'"
+HELD: Final = (
+    "j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s"
+    " AND j.status = 'running'"
+)
 """The fence: true for the row that this claim holds, and for no other."""
 
 

@@ -1,4 +1,4 @@
-"""Every other transition of a job, written once for both families, each with its event and outbox row."""
+"""Every other transition of a job, once for both families, each with its event and outbox row."""
 
 from __future__ import annotations
 
@@ -11,58 +11,55 @@ from queue_workflows.store import payload, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 
-REQUEUED = (
-    "status = 'queued', worker_id = NULL, lease_expires_at = NULL, blocked_reason = NULL,"
-    " available_at = NULL, cancel_requested_at = NULL"
-)
 FRONT_PRIORITY = 10
 """The priority that work taken back from a worker gets at most (the contract's figure)."""
+RETRY_BACKOFF_S = 30.0
+"""Wait per attempt made before an ordinary failure is tried again (the contract's figure)."""
 
 _FAIL = sql.SQL(
-    "UPDATE {jobs} j SET status = CASE WHEN {run_over} THEN 'cancelled'"
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled'"
     " WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean THEN 'queued' ELSE 'failed' END,"
     " attempts = j.attempts + 1, error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {run_over} OR NOT (j.attempts + 1 < j.max_attempts"
+    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < j.max_attempts"
     " AND %(retry)s::boolean) THEN now() END,"
     " available_at = CASE WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean"
-    " THEN now() + (j.attempts + 1) * %(backoff)s::float8 * interval '1 second' END,"
+    " AND NOT {over} THEN now() + (j.attempts + 1) * %(backoff)s::float8 * interval '1 second' END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _FAIL_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'retried' ELSE status END")
 _PARK = sql.SQL(
-    "UPDATE {jobs} j SET status = CASE WHEN {run_over} THEN 'cancelled' ELSE 'awaiting_input' END,"
-    " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'awaiting_input' END,"
+    " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL"
+    " WHERE " + HELD
 )
 _PARK_EVENT = sql.SQL("CASE status WHEN 'awaiting_input' THEN 'parked' ELSE status END")
 _HAND_BACK = sql.SQL(
-    "UPDATE {jobs} j SET status = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL"
-    " THEN 'cancelled' ELSE 'queued' END, worker_id = NULL, lease_expires_at = NULL,"
-    " finished_at = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL THEN now() END,"
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL,"
     " priority = CASE WHEN %(front)s::boolean THEN least(j.priority, %(band)s::smallint)"
     " ELSE j.priority END WHERE " + HELD
 )
 _TRIP = sql.SQL(
-    "UPDATE {jobs} j SET status = CASE WHEN {run_over} THEN 'cancelled'"
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled'"
     " WHEN j.watchdog_retries < %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
     " watchdog_retries = j.watchdog_retries + 1, error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN j.watchdog_retries < %(cap)s::integer THEN NULL ELSE now() END,"
+    " finished_at = CASE WHEN {over} OR j.watchdog_retries >= %(cap)s::integer THEN now() END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _BACK_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
 
 _CRASHED = sql.SQL(
-    "UPDATE {jobs} j SET crash_count = j.crash_count + 1, worker_id = NULL, lease_expires_at = NULL,"
-    " status = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL THEN 'cancelled'"
+    "UPDATE {jobs} j SET crash_count = j.crash_count + 1, worker_id = NULL,"
+    " lease_expires_at = NULL, status = CASE WHEN {over} THEN 'cancelled'"
     " WHEN j.crash_count + 1 >= %(cap)s::integer THEN 'failed' ELSE 'queued' END,"
-    " finished_at = CASE WHEN {run_over} OR j.cancel_requested_at IS NOT NULL"
-    " OR j.crash_count + 1 >= %(cap)s::integer THEN now() END,"
-    " error = CASE WHEN j.crash_count + 1 >= %(cap)s::integer THEN 'poison: took down '"
-    " || (j.crash_count + 1) || ' workers, the last one ' || coalesce(j.worker_id, j.claimed_by, '?')"
-    " || coalesce('; ' || %(error)s::text, '') END,"
+    " finished_at = CASE WHEN {over} OR j.crash_count + 1 >= %(cap)s::integer THEN now() END,"
+    " error = CASE WHEN NOT {over} AND j.crash_count + 1 >= %(cap)s::integer THEN"
+    " 'poison: took down ' || (j.crash_count + 1) || ' workers, the last one '"
+    " || coalesce(j.worker_id, j.claimed_by, '?') || coalesce('; ' || %(error)s::text, '') END,"
     " priority = CASE WHEN j.crash_count = 0 THEN least(j.priority, %(band)s::smallint)"
     " ELSE j.priority END,"
-    " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer"
-    " THEN now() + (j.crash_count + 1) * %(backoff)s::float8 * interval '1 second' END"
+    " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer AND"
+    " NOT {over} THEN now() + (j.crash_count + 1) * %(backoff)s::float8 * interval '1 second' END"
     " FROM chosen WHERE j.id = chosen.id"
 )
 _CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
@@ -101,12 +98,12 @@ def fail(
     detail: str | None = None,
     retry: bool = True,
 ) -> Row | None:
-    """An ordinary failure: queued again while attempts are left, else failed; None: the claim is lost.
+    """An ordinary failure: queued again while attempts are left, else failed.
 
-    The wait before a retry is `policy.backoff_s`, else 30 s, times the attempts made.
+    The wait before a retry is RETRY_BACKOFF_S times the attempts made. None: the claim is lost.
     """
     parameters = tables.fence(
-        lease, error=error, seconds=seconds, detail=detail, retry=retry, backoff=30.0
+        lease, error=error, seconds=seconds, detail=detail, retry=retry, backoff=RETRY_BACKOFF_S
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 
@@ -136,7 +133,7 @@ def trip(
     seconds: float,
     detail: str | None = None,
 ) -> Row | None:
-    """A watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, an ingest job fails.
+    """A watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, ingest jobs fail.
 
     None: the claim is lost.
     """
@@ -185,8 +182,9 @@ _REOPEN = tables.transition(
     tables.INGEST_JOBS,
     sql.SQL(
         "UPDATE {jobs} j SET status = 'queued', generation = j.generation + 1, error = NULL,"
-        " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0,"
-        " cancel_requested_at = NULL, blocked_reason = NULL, available_at = NULL, progress = NULL,"
+        " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0,"
+        " watchdog_retries = 0, cancel_requested_at = NULL, blocked_reason = NULL,"
+        " available_at = NULL, progress = NULL,"
         " {result} = NULL WHERE j.id = %(job)s AND j.status IN ('failed', 'cancelled')"
     ),
     event=sql.SQL("'retried'"),

@@ -8,7 +8,8 @@ from queue_workflows import db
 from queue_workflows.types import Row
 
 _BEAT = (
-    "INSERT INTO worker_heartbeats AS h (host_label, queue, concurrency, current_model, known_models)"
+    "INSERT INTO worker_heartbeats AS h"
+    " (host_label, queue, concurrency, current_model, known_models)"
     " VALUES (%(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,"
     " coalesce(%(known_models)s::text[], '{}'))"
     " ON CONFLICT (host_label, queue) DO UPDATE SET concurrency = EXCLUDED.concurrency,"
@@ -28,9 +29,10 @@ _WORKER = (
 )
 _REPORT = (
     "WITH w AS (" + _WORKER + ")"
-    " INSERT INTO worker_heartbeats AS h (host_label, queue, concurrency, current_model, known_models)"
-    " SELECT %(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s, %(known_models)s::text[]"
-    " WHERE NOT (%(obey)s AND " + _OFF + ")"
+    " INSERT INTO worker_heartbeats AS h"
+    " (host_label, queue, concurrency, current_model, known_models)"
+    " SELECT %(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,"
+    " %(known_models)s::text[] WHERE NOT (%(obey)s AND " + _OFF + ")"
     " ON CONFLICT (host_label, queue) DO UPDATE SET concurrency = EXCLUDED.concurrency,"
     " current_model = EXCLUDED.current_model, known_models = EXCLUDED.known_models,"
     " last_seen = now(), last_flagged_dead_at = NULL"
@@ -53,7 +55,8 @@ def report(conn: db.Connection, values: dict[str, Any]) -> None:
 def leave(conn: db.Connection, worker_id: str) -> None:
     """The worker ended in good order."""
     conn.execute(
-        "UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now() WHERE worker_id = %s",
+        "UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now()"
+        " WHERE worker_id = %s",
         (worker_id,),
     )
 
@@ -77,7 +80,7 @@ def clear_model(conn: db.Connection, host_label: str, queue: str, *, mark_stale:
 
 
 def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
-    """Flag, once each, hosts whose heartbeat is stale while they own running jobs; those flagged."""
+    """Flag, once each, hosts with a stale heartbeat that own running jobs; those flagged."""
     return conn.execute(
         "UPDATE worker_heartbeats h SET last_flagged_dead_at = now()"
         " WHERE last_seen < now() - %s * interval '1 second' AND last_flagged_dead_at IS NULL"
@@ -91,7 +94,7 @@ def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
 
 
 def listing(conn: db.Connection, stale_after_s: float) -> list[Row]:
-    """Worker processes seen within a day, newest first, with age and ON/OFF; state `dead` when stale."""
+    """Worker processes seen within a day with age and ON/OFF; `dead` are those gone stale."""
     return conn.execute(
         "SELECT w.worker_id, w.host_label, w.queue, w.pid, CASE WHEN w.state <> 'stopped'"
         " AND w.last_seen < now() - %s * interval '1 second' THEN 'dead' ELSE w.state END AS state,"

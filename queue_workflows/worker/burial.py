@@ -42,7 +42,7 @@ def bury(conn: db.Connection, ended: supervisor.Exit, *, host_label: str) -> lis
 
 
 def evidence(ended: supervisor.Exit) -> str:
-    """How a process died, in words for the job's error: signal or exit code, and its peak memory."""
+    """How a process died, in words for the job's error: signal or exit code, and peak memory."""
     how = "ended for a reason unknown"
     if ended.signal is not None:
         name = str(ended.signal)

@@ -1,12 +1,11 @@
-"""The worker's own connection: claim, finish, drain; reconnects, and settles commits of unknown outcome."""
+"""The worker's own connection: claim, finish, drain; survives outages and unknown commits."""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from queue_workflows import db, dispatcher, errors
 from queue_workflows.store import claims, outcomes, tables
@@ -14,7 +13,6 @@ from queue_workflows.types import Row
 from queue_workflows.worker import current
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 
@@ -48,6 +46,21 @@ class Claimer:
             self.close()
             raise
 
+    def claim_batch(
+        self, size: int, done: Sequence[claims.IngestResult] = (), *, promote: bool = False
+    ) -> list[Row]:
+        """Record all of `done` and claim up to `size` ingest jobs, in one transaction.
+
+        Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
+        """
+        try:
+            return claims.ingest_step(
+                self.connection(), self._who(), done=done, claim=size, promote=promote
+            )
+        except db.Error:
+            self.close()
+            raise
+
     def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
         """Record how the job ended and, if `claim`, take the next; the next job, or None.
 
@@ -61,12 +74,8 @@ class Claimer:
             except (db.OperationalError, db.InterfaceError) as error:
                 self.close()
                 if work.verdict() is not None:
-                    raise errors.ClaimLost(
-                        f"job {work.job['id']}: lease over, result unsaved"
-                    ) from error
-                _log.warning(
-                    "the result of job %s waits for the database: %s", work.job["id"], error
-                )
+                    raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
+                _log.warning("the result of job %s waits: %s", work.job["id"], error)
                 self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                 delay = min(RETRY_MAX_S, delay * 2)
                 if self._recorded(work):
@@ -100,7 +109,7 @@ class Claimer:
         return rows[0] if rows else None
 
     def _recorded(self, work: current.Work) -> bool:
-        """Whether a commit whose reply was lost did happen. Unknown counts as no: it is tried again."""
+        """Whether a commit whose reply was lost did happen; unknown counts as no."""
         try:
             return claims.is_settled(self.connection(), work.lease)
         except db.Error:

@@ -1,4 +1,4 @@
-"""What the worker is doing right now, shared by the thread that runs the body and the one that watches."""
+"""What the worker does right now, shared by the thread that runs it and the one that watches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Work:
         """Progress as JSON text that no renewal has stored yet."""
 
     def status(self, *values: Any, **fields: Any) -> None:
-        """The body's `status_callback`: a number from 0 to 1 or a dict is progress, all else a beat."""
+        """The body's `status_callback`: a number 0 to 1 or a dict is progress, all else a beat."""
         now = self._now()
         for guard in self.guards:
             if guard is not self.lease_end:

@@ -1,4 +1,4 @@
-"""The worker's main loop: wait for work, run it, record it, take the next in the same round trip."""
+"""The worker's main loop: wait, run, then record and take the next in one round trip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, outcomes, tables
 from queue_workflows.types import Row
-from queue_workflows.worker import claimer, current, watch
+from queue_workflows.worker import batch, claimer, current, watch
 
 _log = logging.getLogger(__name__)
 READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
@@ -30,6 +30,7 @@ class WorkLoop:
         watcher: watch.Watch,
         *,
         model_cache: ModelCache | None,
+        batch_size: int = 1,
     ) -> None:
         self._queue = queue
         self._who = who
@@ -37,6 +38,11 @@ class WorkLoop:
         self._cache = model_cache
         self._table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
+        self._batch = (
+            batch.Batch(batch_size, self._claimer, watcher, who().lease_s)
+            if batch_size > 1
+            else None
+        )
         self._ready = threading.Event()
         self._promote = True
         self._stopping = False
@@ -102,6 +108,9 @@ class WorkLoop:
                 self._ready.set()
 
     def _drain_queue(self) -> None:
+        if self._batch is not None:
+            self._batch.drain(lambda: self._stopping, promote=self._promote)
+            return
         job = self._claimer.claim(promote=self._promote)
         while job is not None:
             if self._stopping:

@@ -6,12 +6,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from queue_workflows import config, db, worker_control
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, payload, transitions, workers
+from queue_workflows.store import claims, payload, tables, transitions, workers
 from queue_workflows.types import ExitFn, NowFn
 from queue_workflows.worker import current, guards
 
@@ -44,6 +44,7 @@ class Watch:
         self._now = now_fn
         self._lock = threading.Lock()
         self._work: current.Work | None = None
+        self._held: Sequence[tables.Lease] = ()
         self._conn: db.Connection | None = None
         self.stop_deadline: float | None = None
         """Monotonic instant at which a stopping worker gives its job back."""
@@ -60,15 +61,17 @@ class Watch:
             tasks.append(service.Task("reap", REAP_S, model_cache.reap_idle_once))
         self.loop = service.Loop("worker-watch", tasks, now_fn=now_fn)
 
-    def begin(self, work: current.Work) -> None:
-        """A job runs from now on."""
+    def begin(self, work: current.Work, held: Sequence[tables.Lease] = ()) -> None:
+        """A job runs from now on; `held` are claims of the same batch that wait or are done."""
         with self._lock:
             self._work = work
+            self._held = held
 
     def end(self) -> None:
         """The body has ended; nothing is judged any more."""
         with self._lock:
             self._work = None
+            self._held = ()
 
     def close(self) -> None:
         """Say that the worker ends in good order, and close the connection."""
@@ -101,15 +104,20 @@ class Watch:
             return
         sent = self._now()
         text, work.unsaved = work.unsaved, None
+        held = [lease for lease in self._held if lease.job_id != work.lease.job_id]
         try:
             found = claims.renew(
-                self._connection(), [work.lease], lease_s=self._who().lease_s, progress=[text]
+                self._connection(),
+                [work.lease, *held],
+                lease_s=self._who().lease_s,
+                progress=[text] + [None] * len(held),
             )
         except db.Error:
             work.unsaved = work.unsaved or text
             self._drop()
             raise
-        if not found:
+        own = next((r for r in found if r.job_id == work.lease.job_id), None)
+        if own is None:
             if work.settling or not self._is_running(work):
                 return
             lost = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
@@ -117,7 +125,7 @@ class Watch:
             return
         work.lease_end.beat(sent)
         work.renewed = sent
-        if found[0].cancel:
+        if own.cancel:
             work.cancel.set()
 
     def _judge(self) -> None:
@@ -155,7 +163,7 @@ class Watch:
             raise
 
     def _obey(self) -> None:
-        """While a job runs the ON/OFF row is read here; an idle worker's claims refuse by themselves."""
+        """Read the ON/OFF row while a job runs; an idle worker's claims refuse by themselves."""
         work = self._work
         if work is None:
             return
@@ -190,7 +198,7 @@ class Watch:
             self._on_exit(0)
 
     def _carry_out(self, work: current.Work, trip: guards.Trip) -> None:
-        """The one place where a trip takes effect: record it, clear the model, leave the process."""
+        """Where a trip takes effect: record it, clear the model, leave the process."""
         seconds = self._now() - work.started
         _log.error("job %s: %s; leaving with %d", work.job["id"], trip.reason, trip.code)
         detail = payload.encode({"guard": trip.event, "exit_code": trip.code}, "detail")
@@ -207,7 +215,7 @@ class Watch:
             self._on_exit(trip.code)
 
     def _bookkeep(self, work: current.Work, write: Callable[[db.Connection], object]) -> None:
-        """Best effort within BOOKKEEPING_S a statement; nothing for a claim that is no longer current."""
+        """Best effort, BOOKKEEPING_S a statement; nothing once the job has ended."""
         if not self._is_running(work):
             return
         who = self._who()

@@ -27,9 +27,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def queued(*node_ids: str) -> str:
     run = run_store.insert_run(workflow_name="w", status="running")
     for node_id in node_ids:
-        node_queue.enqueue_node_job(
-            run_id=run["id"], node_id=node_id, node_module="m", queue="cpu"
-        )
+        node_queue.enqueue_node_job(run_id=run["id"], node_id=node_id, node_module="m", queue="cpu")
     return run["id"]
 
 
@@ -92,7 +90,8 @@ def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
     with db.connect() as conn:
         for name in (worker_id, other):
             conn.execute(
-                "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, 'box', 'cpu', 1)",
+                "INSERT INTO workers (worker_id, host_label, queue, pid)"
+                " VALUES (%s, 'box', 'cpu', 1)",
                 (name,),
             )
         ended = supervisor.Exit("cpu-1", 4321, None, signal.SIGKILL, 42, 0.5)

@@ -1,0 +1,28 @@
+"""`queue-workflows`, `python -m queue_workflows`: the command line, if its extra is installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+_EXTRA = ("typer", "rich")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of a command; 2 with one line where the extra `cli` is not installed."""
+    try:
+        # By name: the commands are no floor below this one, and may be absent.
+        cli = importlib.import_module("queue_workflows.cli")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        sys.stderr.write(
+            f"queue-workflows: {error.name} is not installed: pip install 'queue_workflows[cli]'\n"
+        )
+        return 2
+    return int(cli.main(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

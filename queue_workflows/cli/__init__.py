@@ -1,0 +1,58 @@
+"""The `queue-workflows` command (extra: cli): one module per command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from queue_workflows import __version__
+from queue_workflows.cli import demo, migrate, run, runs, status, up, workers
+
+app = typer.Typer(
+    help="Postgres as queue, message bus and memory of a workflow engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("up")(up.up)
+app.command("run")(run.run)
+app.command("status")(status.status)
+app.command("runs")(runs.runs)
+app.command("workers")(workers.workers)
+app.command("migrate")(migrate.migrate)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"queue-workflows {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]  typer holds it
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    del version
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code, 2 for input that it refuses."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A node id or an error in a script that this terminal cannot show ends no command.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(args=None if argv is None else list(argv), prog_name="queue-workflows")
+    except SystemExit as end:
+        with contextlib.suppress(TypeError, ValueError):
+            return int(end.code or 0)
+        return 1
+    return 0

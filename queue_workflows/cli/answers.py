@@ -1,0 +1,111 @@
+"""Answers to input nodes: what `--yes` says, and the question as it is asked on a terminal."""
+
+from __future__ import annotations
+
+import select
+import sys
+from typing import Any, cast
+
+from queue_workflows import dispatcher, errors
+from queue_workflows.cli import inputs, output
+from queue_workflows.runtime import signals
+from queue_workflows.types import Row
+
+
+def default(spec: dict[str, Any]) -> Any:
+    """What `--yes` answers: the step's own `default`, else its first option, all of a multiple
+    choice, nothing for an upload, and true for any other question.
+    """
+    if "default" in spec:
+        return spec["default"]
+    found = options(spec)
+    if found:
+        values = [value for _, value in found]
+        return values if spec.get("multiple") else values[0]
+    return None if spec.get("widget") in ("file_upload", "pick_or_upload", "choose_one") else True
+
+
+def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The choices as (label, value); [] for a question without."""
+    given: Any = spec.get("turnout_options") or spec.get("options") or spec.get("library")
+    if not isinstance(given, list):
+        return []
+    choices = cast("list[Any]", given)
+    return [_option(choice, pair=spec.get("widget") == "turnout") for choice in choices]
+
+
+def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
+    """A pair is `{"label", "value"}`; of any other object some name is shown, and all is the value."""
+    if not isinstance(choice, dict):
+        return output.line(choice), choice
+    record = cast("dict[str, Any]", choice)
+    name = next((record[k] for k in ("label", "name", "rel_path", "id") if k in record), record)
+    return output.line(name), record.get("value") if pair else record
+
+
+def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
+    """Ask on the terminal until the answer fits; (True, value), or (False, None) for none.
+
+    An empty line takes what `--yes` would say. None at the end of the input or when asked to stop.
+    """
+    spec: dict[str, Any] = node["input_spec"]
+    choices = options(spec)
+    prompt = output.line(spec.get("prompt") or f"{node['node_id']}: your answer?", 500)
+    output.echo(prompt)
+    for number, (label, _) in enumerate(choices, 1):
+        output.echo(f"  {number}  {label}")
+    while True:
+        sys.stdout.write(f"[Enter: {output.line(_said(default(spec)), 60)}] > ")
+        sys.stdout.flush()
+        text = _line(stop)
+        if text is None:
+            return False, None
+        try:
+            return True, read(text.strip(), spec)
+        except errors.InputRefused as error:
+            output.echo(str(error))
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def read(text: str, spec: dict[str, Any]) -> Any:
+    """The answer that a typed line means; `InputRefused` when it names no choice there is."""
+    if not text:
+        return default(spec)
+    choices = options(spec)
+    if not choices:
+        return inputs.value_of(text, "answer")
+    if spec.get("multiple"):
+        return [_choice(part.strip(), choices) for part in text.split(",")]
+    return _choice(text, choices)
+
+
+def _choice(text: str, choices: list[tuple[str, Any]]) -> Any:
+    if text.isdecimal() and 1 <= int(text) <= len(choices):
+        return choices[int(text) - 1][1]
+    for label, value in choices:
+        if text == label:
+            return value
+    raise errors.InputRefused(
+        f"{text!r} is none of the choices: type a number from 1 to {len(choices)}"
+    )
+
+
+def _line(stop: signals.StopRequest) -> str | None:
+    # input() would go on reading after a signal: its handler only sets the flag.
+    while not stop.requested.is_set():
+        ready, _, _ = select.select([sys.stdin, stop.requested], [], [], signals.RECHECK_S)
+        if sys.stdin in ready:
+            return sys.stdin.readline() or None
+    return None
+
+
+def submit(run_id: str, node_id: str, value: Any) -> str:
+    """Hand the answer in; "" or, when another one was first, why it was refused."""
+    try:
+        dispatcher.submit_input(run_id, node_id, value)
+    except errors.InputRefused as error:
+        return str(error)
+    return ""

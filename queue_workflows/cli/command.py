@@ -1,0 +1,82 @@
+"""What every command does around its body: exit codes, the app, the database in use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from typing import NoReturn
+
+import typer
+
+from queue_workflows import config, db, embedded, errors
+from queue_workflows.runtime import process, signals
+
+PROG = "queue-workflows"
+
+
+def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
+    """Run a command's body and leave with its exit code; one line for an error of ours."""
+
+    def guarded() -> int:
+        try:
+            code = body()
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output has seen enough; nothing may be flushed into it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except db.OperationalError as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
+        return code
+
+    raise typer.Exit(process.run_main(f"{PROG} {name}", guarded, debug=debug))
+
+
+def say(text: str) -> None:
+    """One line to stderr, where it disturbs no output that a program reads."""
+    sys.stderr.write(f"{PROG}: {process.mask(text)}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def database(*, create: bool) -> Generator[str]:
+    """The database in words, while its connections live: the DSN's, else the embedded server.
+
+    `create=False` joins or starts an embedded server that exists and makes none. With a DSN the
+    embedded server is never touched. Raises `InvalidConfig` for a DSN that cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        if config.database_url() is None:
+            server = stack.enter_context(embedded.ensure(create=create))
+            config.configure(embedded=True)
+            words = server.describe()
+        else:
+            words = db.describe()
+        stack.callback(db.close_pool)
+        yield words
+
+
+@contextlib.contextmanager
+def reading(app: str | None) -> Generator[str]:
+    """The database for a command that reads: it must answer now, and have the schema.
+
+    Raises `DatabaseUnavailable` and `SchemaTimeout`, each with the remedy.
+    """
+    config.load_app(app)
+    with database(create=False) as words:
+        db.wait_until_reachable(timeout_s=0)
+        db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
+        yield words
+
+
+def prepare(stop: signals.StopRequest) -> bool:
+    """Wait for the database and bring its schema; False when asked to stop before it answered."""
+    process.setup_logging("warning")
+    if not db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+        return False
+    if db.pending():
+        db.bootstrap()
+    return True

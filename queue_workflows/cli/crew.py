@@ -1,0 +1,94 @@
+"""The processes that one run needs: those that serve the database already, else our own."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from types import TracebackType
+
+from queue_workflows import errors
+from queue_workflows.cli import command, fleet
+from queue_workflows.cli.picture import Picture
+from queue_workflows.runtime import signals
+from queue_workflows.types import NowFn
+
+LOOK_EVERY_S = 5.0
+PATIENCE_S = 2.0
+"""Time that others get to start a queued run (a new run starts within 2 s)."""
+
+
+class Crew:
+    """Starts what nobody else does, at once or when those who did are gone; stops it when left.
+
+    `queues`: those that the run's nodes go to. `wanted` None: there is no app to start any with.
+    """
+
+    def __init__(
+        self,
+        queues: set[str],
+        wanted: fleet.Roles | None,
+        *,
+        app: str | None,
+        stop: signals.StopRequest,
+        log: Path | None,
+        now_fn: NowFn = time.monotonic,
+    ) -> None:
+        self._queues = queues
+        self._wanted = wanted
+        self._app = app
+        self._stop = stop
+        self._log = log
+        self._now = now_fn
+        self._stack = contextlib.ExitStack()
+        self._own: fleet.Fleet | None = None
+        self._looked = self._queued_since = now_fn()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def begin(self) -> None:
+        """Start the workers that are missing. Raises `InvalidConfig` when that takes an app."""
+        missing = fleet.unserved(self._queues)
+        if missing:
+            self._start(missing)
+
+    def tick(self, seen: Picture) -> None:
+        """Look after them: raises `InvalidConfig` when they refuse to start."""
+        if self._own is not None:
+            self._own.check()
+            return
+        now = self._now()
+        if seen.run["status"] == "queued":
+            if now - self._queued_since >= PATIENCE_S:
+                self._start(fleet.unserved(self._queues))
+            return
+        self._queued_since = now
+        if now - self._looked >= LOOK_EVERY_S:
+            self._looked = now
+            if missing := fleet.unserved(self._queues):
+                self._start(missing)
+
+    def _start(self, missing: set[str]) -> None:
+        if self._wanted is None:
+            what = (
+                f"no worker serves {', '.join(sorted(missing))}" if missing else "nobody starts it"
+            )
+            raise errors.InvalidConfig(
+                f"{what}: name the host app by --app, so that it can be run here"
+            )
+        roles = self._wanted._replace(
+            cpu=self._wanted.cpu if "cpu" in missing else 0,
+            gpu=max(1, self._wanted.gpu) if "gpu" in missing else 0,
+        )
+        command.say(f"starting {roles.describe()}")
+        children = fleet.specs(roles, app=self._app, log_level="warning", log=self._log, quiet=True)
+        self._own = self._stack.enter_context(fleet.Fleet(children, self._stop))

@@ -1,0 +1,123 @@
+"""`queue-workflows demo`: the example app at work on a real folder, from nothing to its report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config, db, dispatcher, errors
+from queue_workflows.cli import command, fleet, follow, options, output, picture, run
+from queue_workflows.runtime import signals
+from queue_workflows.store import overview
+
+APP = "queue_workflows.demo:setup"
+WORKFLOW = "code_report"
+REPORTS = ("report/write/report.html", "report/write/report.md")
+DEFAULT_OUT = Path("queue-workflows-demo")
+
+
+def demo(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Python code to report on; default: the standard library."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, metavar="N", help="cpu workers; default: one per core."),
+    ] = None,
+    out: options.Out = DEFAULT_OUT,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Bring everything up and run the example workflow over a folder of Python code."""
+
+    def body() -> int:
+        if not yes and not sys.stdin.isatty():
+            raise errors.InvalidConfig(
+                "demo asks one question on the way: use a terminal, or --yes"
+            )
+        source = _source(folder)
+        config.load_app(APP)
+        wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
+        with signals.StopRequest() as stop, command.database(create=True) as words:
+            command.say(words)
+            if not command.prepare(stop):
+                return follow.exit_code(None)
+            _refuse_company()
+            request = run.Request(
+                workflow=WORKFLOW,
+                context={"folder": str(source)},
+                out_dir=run.folder(out),
+                priority=100,
+                queues=set(),
+            )
+            return _run(request, wanted, stop, yes=yes, as_json=as_json)
+
+    command.execute("demo", body, debug=debug)
+
+
+def _run(
+    request: run.Request,
+    wanted: fleet.Roles,
+    stop: signals.StopRequest,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    with contextlib.ExitStack() as stack:
+        view, log = run.view_for(stack, live=True, quiet=False, as_json=as_json)
+        command.say(f"starting {wanted.describe()}")
+        children = fleet.specs(wanted, app=APP, log_level="warning", log=log, quiet=True)
+        running = stack.enter_context(fleet.Fleet(children, stop))
+        row = request.insert()
+        follower = follow.Follower(view, stop, lambda _: running.check(), yes=yes)
+        seen = follower.follow(row["id"])
+        if seen is None:
+            dispatcher.cancel_run(row["id"])
+    if seen is None:
+        command.say(f"run {row['id']} is cancelled")
+        return follow.exit_code(None)
+    code = run.finish(row["id"], seen, as_json=as_json)
+    if not as_json:
+        _show_reports(seen)
+    return code
+
+
+def _source(folder: Path | None) -> Path:
+    source = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
+    if not source.is_dir():
+        raise errors.InvalidConfig(f"{source}: no such folder")
+    return source.resolve()
+
+
+def _refuse_company() -> None:
+    """Refuse a database where other work waits: these workers would take it and fail it."""
+    cfg = config.get_config()
+    with db.transaction() as conn:
+        others = overview.foreign_work(conn, [WORKFLOW], cfg.ingest_task_map)
+    serving = {"cpu", "gpu"} - fleet.unserved({"cpu", "gpu"})
+    if others:
+        first = others[0]
+        what = f"unfinished work of another app ({first['kind']} of {first['name']!r})"
+    elif serving:
+        what = f"workers already ({', '.join(sorted(serving))})"
+    else:
+        return
+    raise errors.InvalidConfig(
+        f"this database has {what}, which the demo's workers must not mix with: name another one by "
+        "QUEUE_WORKFLOWS_DB_URL, or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR"
+    )
+
+
+def _show_reports(seen: picture.Picture) -> None:
+    for name in REPORTS:
+        path = Path(seen.run["out_dir"]) / name
+        if path.exists():
+            output.echo(f"report: {path}")

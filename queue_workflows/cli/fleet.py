@@ -1,0 +1,183 @@
+"""Which processes a host app needs, and keeping them running under one supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from queue_workflows import config, db, errors, model_registry
+from queue_workflows.runtime import identity, service, signals, supervisor
+from queue_workflows.store import workers
+from queue_workflows.worker import burial
+
+_log = logging.getLogger(__name__)
+_STOP_S = 60.0
+_SERVING = frozenset({"idle", "busy"})
+
+
+class Roles(NamedTuple):
+    """How many processes of each kind; an orchestrator always is one of them."""
+
+    cpu: int
+    gpu: int
+    ingest: tuple[str, ...]
+    scheduler: bool
+
+    def describe(self) -> str:
+        """`orchestrator, 2 cpu, 1 gpu, fetch, load, scheduler`."""
+        named = [f"{n} {queue}" for n, queue in ((self.cpu, "cpu"), (self.gpu, "gpu")) if n]
+        return ", ".join(
+            ["orchestrator", *named, *self.ingest, *(["scheduler"] if self.scheduler else [])]
+        )
+
+
+def roles(*, cpu: int | None = None, gpu: int | None = None, ingest: bool = True) -> Roles:
+    """What the app that was loaded can use; None takes the knobs WORKFLOW_CPU_WORKERS and _GPU_.
+
+    Node workers need an app that knows nodes, gpu workers besides one that registers models, unless
+    asked for by number; ingest workers (one per queue) need tasks, the scheduler a schedule.
+    Raises `InvalidConfig` for an app with nothing to run, and for workers it has no nodes for.
+    """
+    cfg = config.get_config()
+    nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
+    if not (nodes or tasks or cfg.workflow_loader):
+        raise errors.InvalidConfig(
+            "nothing to start: no node, ingest task or workflow provider is registered; name the "
+            "host app by --app or QUEUE_WORKFLOWS_APP"
+        )
+    if not nodes and (cpu or gpu):
+        raise errors.InvalidConfig(
+            "--cpu and --gpu need an app that knows nodes: set_node_module_package(), "
+            "set_node_resolver() or register_node()"
+        )
+    models = bool(cfg.builtin_model_registrar or model_registry.known_ids())
+    cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0
+    gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and models else 0
+    return Roles(
+        cpu=max(0, cpu_default) if cpu is None else cpu,
+        gpu=max(0, gpu_default) if gpu is None else gpu,
+        ingest=tuple(sorted(cfg.ingest_queues)) if ingest and tasks else (),
+        scheduler=bool(ingest and tasks and cfg.ingest_schedule),
+    )
+
+
+def specs(
+    wanted: Roles, *, app: str | None, log_level: str, log: Path | None = None, quiet: bool = False
+) -> list[supervisor.ChildSpec]:
+    """The processes of these roles, each `python -m queue_workflows.<role>` with our own Python.
+
+    What they print goes where ours goes; `quiet`: all to stderr; `log`: all to that file.
+    """
+    commands = {"orchestrator": ["queue_workflows.orchestrator"]}
+    for queue, count in (("cpu", wanted.cpu), ("gpu", wanted.gpu)):
+        for number in range(1, count + 1):
+            commands[f"{queue}-{number}"] = ["queue_workflows.claim_worker", "--queue", queue]
+    for queue in wanted.ingest:
+        commands[f"ingest {queue}"] = ["queue_workflows.claim_worker", "--queue", queue]
+    if wanted.scheduler:
+        commands["scheduler"] = ["queue_workflows.scheduler"]
+    common = ["--log-level", log_level, *(["--app", app] if app else [])]
+    env = {"QUEUE_WORKFLOWS_EMBEDDED": "1"} if config.database_url() is None else None
+    return [
+        supervisor.ChildSpec(
+            name, [*_redirect(log, quiet), sys.executable, "-m", *command, *common], env
+        )
+        for name, command in commands.items()
+    ]
+
+
+def _redirect(log: Path | None, quiet: bool) -> list[str]:
+    """A shell that becomes the command by exec, with its output sent elsewhere."""
+    if log is not None:
+        return ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', str(log)]
+    return ["/bin/sh", "-c", 'exec "$@" >&2', "sh"] if quiet else []
+
+
+class Fleet:
+    """Processes under a supervisor on a thread of its own, and the burial of those that die.
+
+    Inside the `with` block they run; leaving it stops them all. A further request in `stop` hurries
+    them. They die with this process.
+    """
+
+    def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
+        self._outer = stop
+        self._burials = burial.Burials()
+        self._stop = signals.StopRequest()
+        self.supervisor = supervisor.Supervisor(
+            children, on_exit=self._burials.report, fail_fast=True
+        )
+        self._pool = service.Pool("supervisor", 1, lambda _: self.supervisor.run(self._stop))
+
+    def __enter__(self) -> Fleet:
+        self._burials.__enter__()
+        self._pool.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        hurried = max(1, self._outer.count)
+        self._stop.request()
+        waits = int(_STOP_S / signals.RECHECK_S)
+        while not self._pool.stop(signals.RECHECK_S) and waits:
+            waits -= 1
+            if self._outer.count > hurried:
+                hurried = self._outer.count
+                self._stop.request()
+        self._burials.__exit__()
+
+    def check(self) -> None:
+        """Raise `InvalidConfig` when the processes refuse to start."""
+        if names := self.supervisor.gave_up:
+            raise errors.InvalidConfig(
+                f"{', '.join(names)} refused to start {supervisor.GIVE_UP_AFTER} times; "
+                "what they printed says why"
+            )
+
+
+def unserved(queues: set[str]) -> set[str]:
+    """Those of the queues that no live worker serves; a local one whose process is gone is dead."""
+    with db.transaction() as conn:
+        rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
+    here = identity.machine()
+    return queues - {
+        row["queue"]
+        for row in rows
+        if row["state"] in _SERVING
+        and row["desired_state"] == "on"
+        and (f":{here}:" not in row["worker_id"] or _exists(row["pid"]))
+    }
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class ChildLog:
+    """A file for what children print while the terminal shows a live picture; gone if empty."""
+
+    def __init__(self) -> None:
+        handle, name = tempfile.mkstemp(prefix="queue-workflows-", suffix=".log")
+        os.close(handle)
+        self.path = Path(name)
+
+    def __enter__(self) -> ChildLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.path.stat().st_size:
+            self.path.unlink()
+
+    @property
+    def text(self) -> str:
+        """Where it is, or "" when nothing was printed."""
+        return f"what the processes printed: {self.path}" if self.path.stat().st_size else ""

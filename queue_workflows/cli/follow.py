@@ -1,0 +1,76 @@
+"""Following a run to its end: show it, answer or ask what it asks, keep an eye on its processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from queue_workflows.cli import answers, output, picture, views
+from queue_workflows.runtime import process, signals
+from queue_workflows.types import Row
+
+TICK_S = 0.2
+TICK_LARGE_S = 0.5
+
+
+class Follower(NamedTuple):
+    """What following needs besides the run; `yes` answers questions, else a terminal is asked."""
+
+    view: views.View
+    stop: signals.StopRequest
+    tick: Callable[[picture.Picture], object] | None
+    yes: bool = False
+
+    def follow(self, run_id: str) -> picture.Picture | None:
+        """The run when it is over; None when asked to stop before that.
+
+        `tick` is called with every picture. Raises `UnknownJob` when the run is deleted meanwhile,
+        and what `tick` raises.
+        """
+        reader = picture.Reader(run_id)
+        settled: set[str] = set()
+        try:
+            while not self.stop.requested.is_set():
+                seen = reader.read()
+                pause_s = TICK_LARGE_S
+                if seen is not None:
+                    self.view.show(seen)
+                    if seen.over:
+                        return seen
+                    if self.tick is not None:
+                        self.tick(seen)
+                    for node in seen.questions:
+                        self._settle(run_id, node, settled)
+                    pause_s = TICK_S if seen.total <= picture.SMALL else TICK_LARGE_S
+                self.stop.requested.wait(pause_s)
+            return None
+        finally:
+            reader.close()
+
+    def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
+        """Answer a question, once; one that nobody here can answer is only told."""
+        if node["id"] in settled:
+            return
+        settled.add(node["id"])
+        where = output.line(node["node_id"])
+        if self.yes:
+            value = answers.default(node["input_spec"])
+            said = answers.submit(run_id, node["node_id"], value) or f"answered {where}: {value!r}"
+            self.view.say(output.line(said, 300))
+            return
+        if not sys.stdin.isatty():
+            prompt = output.line(node["input_spec"].get("prompt") or "")
+            self.view.say(f"{where} waits for an answer (queue_workflows.submit_input): {prompt}")
+            return
+        with self.view.aside():
+            answered, value = answers.ask(node, self.stop)
+        if answered and (refused := answers.submit(run_id, node["node_id"], value)):
+            self.view.say(output.line(refused, 300))
+
+
+def exit_code(seen: picture.Picture | None) -> int:
+    """0 for a completed run, 1 for a failed or cancelled one, 130 when it was left."""
+    if seen is None:
+        return process.INTERRUPTED
+    return 0 if seen.run["status"] == "completed" else 1

@@ -1,0 +1,54 @@
+"""`--input k=v` and `--input @file.json`: what a run's context is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from queue_workflows import errors
+
+
+def context(given: Iterable[str]) -> dict[str, Any]:
+    """The members of all `k=v` and files, the later ones win; a value that is no JSON is text.
+
+    Raises `InvalidConfig` that names the option and the form it should have.
+    """
+    merged: dict[str, Any] = {}
+    for text in given:
+        if text.startswith("@"):
+            merged |= _from_file(text[1:])
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise errors.InvalidConfig(f"--input {text!r}: it should be key=value or @file.json")
+        merged[key] = value_of(value, f"--input {key}")
+    return merged
+
+
+def value_of(text: str, what: str) -> Any:
+    """The text as JSON if it is, else the text itself."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise errors.InvalidConfig(f"{what}: nested too deeply") from None
+    except ValueError:
+        return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _from_file(name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(name).read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise errors.InvalidConfig(f"--input @{name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise errors.InvalidConfig(f"--input @{name}: not JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise errors.InvalidConfig(f"--input @{name}: it should hold a JSON object")
+    return found  # pyright: ignore[reportUnknownVariableType]  a JSON object has string keys

@@ -1,0 +1,37 @@
+"""Options that several commands take, each spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from queue_workflows.runtime import process
+
+App = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE[:CALLABLE]", help="The host app (or env QUEUE_WORKFLOWS_APP)."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of refused input.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, ISO times.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the run's files; nodes write below it."),
+]
+
+
+def _level(value: str) -> str:
+    if value.lower() not in process.LOG_LEVELS:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(process.LOG_LEVELS)}")
+    return value.lower()
+
+
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        metavar="LEVEL",
+        callback=_level,
+        help=f"Of the processes started: {', '.join(process.LOG_LEVELS)}.",
+    ),
+]

@@ -1,0 +1,196 @@
+"""`queue-workflows run WORKFLOW`: one run from its insert to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import config, db, errors, run_store
+from queue_workflows.cli import (
+    command,
+    crew,
+    fleet,
+    follow,
+    inputs,
+    options,
+    output,
+    picture,
+    summary,
+    views,
+)
+from queue_workflows.dispatch import hooks
+from queue_workflows.runtime import signals
+from queue_workflows.types import JsonDict
+
+
+def run(
+    workflow: Annotated[str, typer.Argument(help="Its name, as the app's provider knows it.")],
+    app: options.App = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="K=V|@FILE", help="Context: JSON if it is, else text; repeatable."
+        ),
+    ] = None,
+    out: options.Out = None,
+    priority: Annotated[
+        int, typer.Option(min=-32768, max=32767, metavar="N", help="Lower is sooner.")
+    ] = 100,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the nodes as they go.")] = False,
+    no_up: Annotated[
+        bool, typer.Option("--no-up", help="Start no processes: others serve the database.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Queue it, print its id, and leave; implies --no-up.")
+    ] = False,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run a workflow; exit code 0: completed, 1: failed or cancelled, 130: left by Ctrl-C."""
+
+    def body() -> int:
+        chosen = config.load_app(app)
+        alone = no_up or no_wait
+        request = Request(
+            workflow=workflow,
+            context=inputs.context(given or ()),
+            out_dir=folder(out),
+            priority=priority,
+            queues=used_queues(workflow, app=chosen),
+        )
+        with signals.StopRequest() as stop, command.database(create=not alone) as words:
+            command.say(words)
+            if not (_ready(stop) if alone else command.prepare(stop)):
+                return follow.exit_code(None)
+            if no_wait:
+                return _queue_only(request, as_json=as_json)
+            wanted = fleet.roles(ingest=False) if chosen else None
+            with contextlib.ExitStack() as stack:
+                view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
+                helper = crew.Crew(request.queues, wanted, app=chosen, stop=stop, log=log)
+                if not alone:
+                    stack.enter_context(helper).begin()
+                row = request.insert()
+                if not watch:
+                    command.say(f"run {row['id']} is queued")
+                seen = follow.Follower(view, stop, None if alone else helper.tick).follow(row["id"])
+            return finish(row["id"], seen, as_json=as_json)
+
+    command.execute("run", body, debug=debug)
+
+
+class Request:
+    """A run as it was asked for, checked."""
+
+    def __init__(
+        self,
+        *,
+        workflow: str,
+        context: JsonDict,
+        out_dir: Path | None,
+        priority: int,
+        queues: set[str],
+    ) -> None:
+        self.workflow = workflow
+        self.context = context
+        self.out_dir = out_dir
+        self.priority = priority
+        self.queues = queues
+
+    def insert(self) -> dict[str, Any]:
+        """Insert the run; its row. Raises `InvalidPayload` before any write."""
+        return run_store.insert_run(
+            workflow_name=self.workflow,
+            out_dir=None if self.out_dir is None else str(self.out_dir),
+            priority=self.priority,
+            context=self.context,
+        )
+
+
+def folder(out: Path | None) -> Path | None:
+    """The folder, made and absolute. Raises `InvalidConfig` for one that cannot be used."""
+    if out is None:
+        return None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidConfig(f"--out {out}: {error.strerror}") from None
+    return out.resolve()
+
+
+def used_queues(workflow: str, *, app: str | None) -> set[str]:
+    """The queues that the workflow's nodes go to; cpu alone when no provider is here to ask.
+
+    Raises `UnknownWorkflow` and `InvalidWorkflow`, and `InvalidConfig` for an app without a provider.
+    """
+    try:
+        made = hooks.expand({"id": workflow, "workflow_name": workflow})
+    except hooks.NoProvider:
+        if app is None:
+            return {"cpu"}
+        raise errors.InvalidConfig(
+            f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
+        ) from None
+    except errors.UnknownWorkflow as error:
+        raise errors.UnknownWorkflow(f"{error}; is --app {app} the one that has it?") from error
+    return {node["queue"] for node in made["nodes"]}
+
+
+def _ready(stop: signals.StopRequest) -> bool:
+    if not db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+        return False
+    db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
+    return True
+
+
+def _queue_only(request: Request, *, as_json: bool) -> int:
+    row = request.insert()
+    if as_json:
+        output.dump(
+            {key: row[key] for key in ("id", "workflow_name", "status", "priority", "out_dir")}
+        )
+    else:
+        output.echo(row["id"])
+    return 0
+
+
+def view_for(
+    stack: contextlib.ExitStack, *, live: bool, quiet: bool, as_json: bool
+) -> tuple[views.View, Path | None]:
+    """How to show a run, and the file that takes the processes' output while a picture is drawn.
+
+    A live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
+    """
+    if live and not as_json and sys.stdout.isatty():
+        from rich.console import Console
+
+        from queue_workflows.cli import tree
+
+        log = stack.enter_context(fleet.ChildLog())
+        stack.callback(lambda: log.text and command.say(log.text))
+        return stack.enter_context(tree.Tree(Console())), log.path
+    if quiet:
+        return views.Quiet(command.say), None
+    return views.Lines(command.say if as_json else _print), None
+
+
+def _print(text: str) -> None:
+    output.echo(text)
+    sys.stdout.flush()
+
+
+def finish(run_id: str, seen: picture.Picture | None, *, as_json: bool) -> int:
+    """Say how the run ended; the exit code."""
+    if seen is None:
+        command.say(
+            f"left run {run_id} as it is; `queue-workflows up` with its app goes on with it"
+        )
+    elif as_json:
+        output.dump(summary.collect(seen))
+    else:
+        summary.show(summary.collect(seen))
+    return follow.exit_code(seen)

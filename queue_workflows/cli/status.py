@@ -1,0 +1,129 @@
+"""`queue-workflows status`: the whole system on one page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_workflows import config, db
+from queue_workflows.cli import command, options, output
+from queue_workflows.cli import workers as workers_command
+from queue_workflows.store import overview
+from queue_workflows.types import Row
+
+PATIENCE_S = 2.0
+"""Age at which a queued run counts as one that nobody starts (a new run starts within 2 s)."""
+_NOT_SERVING = frozenset({"dead", "stopped", "parked"})
+
+
+def status(
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show queues, workers, runs by state, orchestrator lag and the schema's version."""
+
+    def body() -> int:
+        config.load_app(app)
+        with command.database(create=False) as words:
+            db.wait_until_reachable(timeout_s=0)
+            found = _collect(words)
+        if as_json:
+            output.dump(found)
+        else:
+            _show(found)
+        return 0
+
+    command.execute("status", body, debug=debug)
+
+
+def _collect(words: str) -> dict[str, Any]:
+    version = db.current_schema_version()
+    found: dict[str, Any] = {
+        "database": words,
+        "embedded": config.database_url() is None,
+        "schema_version": version,
+        "required_version": db.REQUIRED_VERSION,
+        "queues": [],
+        "workers": [],
+        "runs": {},
+        "orchestrator": None,
+    }
+    if version < db.REQUIRED_VERSION:
+        return found
+    with db.transaction() as conn:
+        counts = overview.queues(conn)
+        found["runs"] = overview.runs_by_status(conn)
+        found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
+    found["workers"] = workers_command.listing()
+    found["queues"] = _queues(counts, found["workers"])
+    return found
+
+
+def _queues(counts: list[Row], workers: list[Row]) -> list[dict[str, Any]]:
+    names = config.queues() | {row["queue"] for row in counts} | {row["queue"] for row in workers}
+    queues: dict[str, dict[str, Any]] = {
+        name: {
+            "queue": name,
+            "queued": 0,
+            "running": 0,
+            "not_due": 0,
+            "oldest_s": None,
+            "workers": 0,
+        }
+        for name in sorted(names)
+    }
+    for row in counts:
+        queue = queues[row["queue"]]
+        queue[row["state"]] = row["n"]
+        if row["state"] == "queued":
+            queue["not_due"], queue["oldest_s"] = row["blocked"], row["oldest_s"]
+    for row in workers:
+        queues[row["queue"]]["workers"] += row["state"] not in _NOT_SERVING
+    return list(queues.values())
+
+
+def _show(found: dict[str, Any]) -> None:
+    version, required = found["schema_version"], found["required_version"]
+    output.echo(found["database"])
+    if version < required:
+        output.echo(
+            f"schema version {version}, this code needs {required}: `queue-workflows migrate` or "
+            "an orchestrator brings it"
+        )
+        return
+    newer = f" (this code knows {required})" if version > required else ""
+    output.echo(f"schema version {version}{newer}")
+    output.echo()
+    output.table(
+        ("queue", "workers", "queued", "running", "not due", "oldest"),
+        [
+            (
+                q["queue"],
+                q["workers"],
+                q["queued"],
+                q["running"],
+                q["not_due"],
+                output.seconds(q["oldest_s"]),
+            )
+            for q in found["queues"]
+        ],
+    )
+    output.echo()
+    runs = ", ".join(f"{n} {name}" for name, n in sorted(found["runs"].items())) or "none"
+    output.echo(f"runs: {runs}")
+    _show_orchestrator(found["orchestrator"])
+    if found["workers"]:
+        output.echo()
+        workers_command.show(found["workers"])
+
+
+def _show_orchestrator(state: dict[str, Any]) -> None:
+    lag = f"orchestrator: {output.counted(state['open_events'], 'open event')}"
+    output.echo(f"{lag}, lag {output.seconds(state['lag_s'])}")
+    if state["awaiting_input"]:
+        output.echo(f"waiting for a person: {output.counted(state['awaiting_input'], 'node')}")
+    if late := state["not_started"]:
+        output.echo(
+            f"waiting for a workflow provider: {output.counted(len(late), 'run')} ({late[0]}"
+            f"{' and others' if len(late) > 1 else ''}); is an orchestrator running, with --app?"
+        )

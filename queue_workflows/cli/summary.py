@@ -1,0 +1,100 @@
+"""What a finished run amounts to: which workers ran how many nodes, and its longest chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from queue_workflows import db
+from queue_workflows.cli import output, views
+from queue_workflows.cli.picture import Picture
+from queue_workflows.dag import graph
+from queue_workflows.store import overview, runs
+
+
+def collect(seen: Picture) -> dict[str, Any]:
+    """The run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`."""
+    run_id = seen.run["id"]
+    with db.transaction() as conn:
+        places = overview.ran_where(conn, run_id)
+        seconds = overview.node_seconds(conn, run_id)
+        frozen = runs.definition(conn, run_id)
+        crashes = overview.crashes(conn, run_id)
+    chain = longest_chain(graph.Graph(frozen), seconds) if frozen else []
+    return {
+        "id": run_id,
+        "workflow_name": seen.run["workflow_name"],
+        "status": seen.run["status"],
+        "error": seen.run["error"],
+        "out_dir": seen.run["out_dir"],
+        "elapsed_s": seen.run["elapsed_s"],
+        "nodes_total": seen.total,
+        "nodes": _by_status(seen),
+        "workers": [_place(row) for row in places],
+        "longest_chain": {"nodes": chain, "seconds": sum(seconds.get(name, 0.0) for name in chain)},
+        "taken_back": crashes,
+    }
+
+
+def _by_status(seen: Picture) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for step in seen.steps:
+        for status, n in step.counts.items():
+            counts[status] = counts.get(status, 0) + n
+    return counts
+
+
+def _place(row: Mapping[str, Any]) -> dict[str, Any]:
+    pid = str(row["worker_id"]).partition(":")[2].partition(":")[0]
+    kept = {key: row[key] for key in ("host_label", "queue", "worker_id", "nodes", "seconds")}
+    return kept | {"pid": int(pid) if pid.isdecimal() else None}
+
+
+def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
+    """The ids of the path whose bodies took longest together, first node first."""
+    ends: dict[str, float] = {}
+    before: dict[str, str] = {}
+    open_deps = {node.id: len(node.deps) for node in walk.nodes.values()}
+    ready = list(walk.sources)
+    for node_id in ready:
+        ends[node_id] = ends.get(node_id, 0.0) + seconds.get(node_id, 0.0)
+        for follower in walk.downstream(node_id):
+            if follower not in before or ends[node_id] > ends[before[follower]]:
+                before[follower] = node_id
+                ends[follower] = ends[node_id]
+            open_deps[follower] -= 1
+            if not open_deps[follower]:
+                ready.append(follower)
+    chain = [max(ends, key=ends.__getitem__)] if ends else []
+    while chain and chain[-1] in before:
+        chain.append(before[chain[-1]])
+    return chain[::-1]
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print it."""
+    nodes = ", ".join(f"{n} {status}" for status, n in sorted(found["nodes"].items()))
+    name = output.line(found["workflow_name"])
+    output.echo(
+        f"run {found['id']} ({name}): {found['status']} in {output.seconds(found['elapsed_s'])}"
+    )
+    output.echo(f"nodes: {nodes or 'none'}")
+    for place in found["workers"]:
+        where = views.place(place["worker_id"])
+        did = output.counted(place["nodes"], "node")
+        output.echo(f"  {place['queue']} {where}: {did}, {output.seconds(place['seconds'])}")
+    if found["taken_back"]:
+        output.echo(f"taken back from dead workers: {output.counted(found['taken_back'], 'time')}")
+    chain = found["longest_chain"]
+    if chain["nodes"]:
+        ends = (
+            f"{chain['nodes'][0]} ... {chain['nodes'][-1]}"
+            if len(chain["nodes"]) > 1
+            else chain["nodes"][0]
+        )
+        output.echo(
+            f"longest chain: {output.counted(len(chain['nodes']), 'node')}, "
+            f"{output.seconds(chain['seconds'])} ({output.line(ends, 120)})"
+        )
+    if found["error"]:
+        output.echo(f"error: {output.line(found['error'], 2000)}")

@@ -1,0 +1,51 @@
+"""`queue-workflows up`: every process of a host app, kept running until Ctrl-C."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config
+from queue_workflows.cli import command, fleet, options
+from queue_workflows.runtime import process, signals, supervisor
+from queue_workflows.worker import burial
+
+
+def up(
+    app: options.App = None,
+    cpu: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="cpu workers; default: WORKFLOW_CPU_WORKERS."),
+    ] = None,
+    gpu: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="gpu workers; default: WORKFLOW_GPU_WORKERS, 0 if the app registers no model.",
+        ),
+    ] = None,
+    no_ingest: Annotated[
+        bool, typer.Option("--no-ingest", help="No ingest workers, no scheduler.")
+    ] = False,
+    log_level: options.LogLevel = "info",
+    debug: options.Debug = False,
+) -> None:
+    """Run orchestrator, workers and scheduler of an app; Ctrl-C stops them, twice at once."""
+
+    def body() -> int:
+        process.setup_logging(log_level)
+        chosen = config.load_app(app)
+        wanted = fleet.roles(cpu=cpu, gpu=gpu, ingest=not no_ingest)
+        with signals.StopRequest() as stop, command.database(create=True) as words:
+            command.say(words)
+            if not command.prepare(stop):
+                return 0
+            children = fleet.specs(wanted, app=chosen, log_level=log_level)
+            command.say(f"starting {wanted.describe()}; Ctrl-C stops them")
+            with burial.Burials() as burials:
+                running = supervisor.Supervisor(children, on_exit=burials.report)
+                return running.run(stop)
+
+    command.execute("up", body, debug=debug)

@@ -1,0 +1,148 @@
+"""Two ways to show a run: a live tree on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+from queue_workflows.cli import output
+from queue_workflows.cli.picture import Picture, Step
+from queue_workflows.types import NowFn, Row
+
+AGAIN_S = 2.0
+"""Least time between two lines about one step that goes on."""
+
+
+class View(Protocol):
+    """Shows a run as it goes."""
+
+    def show(self, picture: Picture) -> None:
+        """Show it as it is now."""
+        ...
+
+    def say(self, text: str) -> None:
+        """One line beside the picture."""
+        ...
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Step aside while a question is asked on the terminal."""
+        ...
+
+
+class Quiet:
+    """Shows nothing but what must be said."""
+
+    def __init__(self, echo: Callable[[str], object]) -> None:
+        self._echo = echo
+
+    def show(self, picture: Picture) -> None:
+        del picture
+
+    def say(self, text: str) -> None:
+        self._echo(text)
+
+    def aside(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class Lines(Quiet):
+    """One line per change of a step's state, and at most every 2 s per step that goes on."""
+
+    def __init__(self, echo: Callable[[str], object], *, now_fn: NowFn = time.monotonic) -> None:
+        super().__init__(echo)
+        self._now = now_fn
+        self._status = ""
+        self._said: dict[str, tuple[str, int, float]] = {}
+        self._nodes: dict[str, str] = {}
+
+    def show(self, picture: Picture) -> None:
+        if picture.run["status"] != self._status:
+            self._status = picture.run["status"]
+            self.say(heading(picture))
+        for step in picture.steps:
+            self._show_step(step)
+        for node in picture.nodes:
+            self._show_node(node)
+
+    def _show_step(self, step: Step) -> None:
+        state, done, said_at = self._said.get(step.name, ("waiting", 0, 0.0))
+        now = self._now()
+        going_on = step.state == state
+        if going_on and (step.done == done or now - said_at < AGAIN_S):
+            return
+        self._said[step.name] = (step.state, step.done, now)
+        self.say(f"  {output.line(step.name)}: {step_text(step)}")
+
+    def _show_node(self, node: Row) -> None:
+        mark = f"{node['status']} {node['crash_count']}"
+        if self._nodes.get(node["node_id"], "") == mark:
+            return
+        self._nodes[node["node_id"]] = mark
+        if node["status"] == "failed" or node["crash_count"]:
+            self.say(f"    {output.line(node['node_id'])}: {node_text(node)}")
+
+
+def heading(picture: Picture) -> str:
+    """`run ID (workflow): running, 3/10 nodes, 1.2 s`."""
+    run = picture.run
+    nodes = f"{picture.done}/{picture.total} nodes, " if picture.total else ""
+    name = output.line(run["workflow_name"])
+    text = f"run {run['id']} ({name}): {run['status']}, {nodes}{output.seconds(run['elapsed_s'])}"
+    return f"{text}: {output.line(run['error'])}" if run["error"] else text
+
+
+def step_text(step: Step) -> str:
+    """`12/300 completed, 4 running, 1.2 s`; of a step of one node its state and time."""
+    elapsed = f", {output.seconds(step.elapsed_s)}" if step.elapsed_s is not None else ""
+    if step.total == 1:
+        return f"{_words(step.state)}{elapsed}"
+    live = ("running", "awaiting_input", "failed", "cancelled")
+    rest = "".join(f", {step.counts[s]} {_words(s)}" for s in live if step.counts.get(s))
+    return f"{step.done}/{step.total} {_words('completed')}{rest}{elapsed}"
+
+
+def node_text(node: Row) -> str:
+    """A node's state, time, progress, where it runs, and what went wrong."""
+    parts = [_words(node["status"])]
+    if node["elapsed_s"] is not None:
+        parts.append(output.seconds(node["elapsed_s"]))
+    if node["status"] == "running":
+        if shown := progress_text(node["progress"]):
+            parts.append(shown)
+        parts.append(f"on {place(node['worker_id'])}")
+    if node["crash_count"]:
+        parts.append(f"taken back from a dead worker {output.counted(node['crash_count'], 'time')}")
+    if node["error"]:
+        parts.append(output.line(node["error"]))
+    return ", ".join(parts)
+
+
+def place(worker_id: str | None) -> str:
+    """`queue host pid 123` without the rest of a worker's id; `?` for none."""
+    label, _, rest = (worker_id or "").partition(":")
+    pid = rest.partition(":")[0]
+    return (
+        f"{output.line(label, 40)} pid {pid}" if pid.isdecimal() else output.line(label or "?", 40)
+    )
+
+
+def progress_text(progress: Any) -> str:
+    """`40 %` for a number from 0 to 1, else the members of the dict; "" for none."""
+    if isinstance(progress, (int, float)) and not isinstance(progress, bool):
+        return f"{progress * 100:.0f} %"
+    if isinstance(progress, dict):
+        members = cast("dict[str, Any]", progress).items()
+        return output.line(" ".join(f"{k}={_short(v)}" for k, v in members), 60)
+    return ""
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _words(status: str) -> str:
+    return {"awaiting_input": "waiting for an answer"}.get(status, status)

@@ -1,0 +1,86 @@
+"""What a change of the schema would drop, counted under locks: tables, columns and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+from psycopg import sql
+
+from queue_workflows.db import pool
+
+_Columns: TypeAlias = "dict[tuple[str, str], str | None]"
+"""(table, column) → default expression."""
+
+
+def of(conn: pool.Connection, change: Callable[[], None], *, besides: str) -> list[str]:
+    """Make the change and return what it dropped; [] when nothing did go.
+
+    Joins the caller's transaction, who rolls back what it does not want. The change is rehearsed
+    first; what that touched (not `besides`, the ledger) stays locked, so that nothing slips in.
+    """
+    before = _columns(conn)
+    with conn.transaction(force_rollback=True):
+        change()
+        touched = _touched(conn, {table for table, _ in before} - {besides})
+        after = _columns(conn)
+    if touched:
+        names = sql.SQL(", ").join(map(sql.Identifier, touched))
+        conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+    kept = {table for table, _ in after}
+    losses = _tables(conn, before, kept) + _values(conn, before, after, kept)
+    rows = {table: _count_rows(conn, table) for table in touched if table in kept}
+    change()
+    for table, count in rows.items():
+        if gone := count - _count_rows(conn, table):
+            losses.append(f"{gone} rows of table {table}")
+    return losses
+
+
+def _columns(conn: pool.Connection) -> _Columns:
+    rows = conn.execute(
+        "SELECT c.table_name, c.column_name, c.column_default FROM information_schema.columns c"
+        " JOIN information_schema.tables t USING (table_schema, table_name)"
+        " WHERE c.table_schema = current_schema() AND t.table_type = 'BASE TABLE'"
+    ).fetchall()
+    return {(row["table_name"], row["column_name"]): row["column_default"] for row in rows}
+
+
+def _touched(conn: pool.Connection, tables: set[str]) -> list[str]:
+    """Those of `tables` that are gone, or that this transaction holds a writer's lock on."""
+    rows = conn.execute(
+        "SELECT c.relname AS name FROM pg_class c"
+        " WHERE c.relnamespace = current_schema()::regnamespace AND NOT EXISTS ("
+        "SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation = c.oid"
+        " AND l.mode NOT IN ('AccessShareLock', 'RowShareLock'))"
+    ).fetchall()
+    return sorted(tables - {row["name"] for row in rows})
+
+
+def _tables(conn: pool.Connection, before: _Columns, kept: set[str]) -> list[str]:
+    counts = {table: _count_rows(conn, table) for table in {t for t, _ in before} - kept}
+    return [f"table {table} with {n} rows" for table, n in sorted(counts.items()) if n]
+
+
+def _values(conn: pool.Connection, before: _Columns, after: _Columns, kept: set[str]) -> list[str]:
+    losses: list[str] = []
+    for (table, column), default in sorted(before.items()):
+        if table not in kept or (table, column) in after or "nextval(" in (default or ""):
+            continue
+        query = sql.SQL("SELECT count(*) AS n FROM {} WHERE {} IS DISTINCT FROM {}").format(
+            sql.Identifier(table),
+            sql.Identifier(column),
+            # The default's text comes from the catalogue.
+            sql.SQL(cast("Any", default or "NULL")),
+        )
+        if count := _count(conn, query):
+            losses.append(f"column {table}.{column} with {count} values")
+    return losses
+
+
+def _count_rows(conn: pool.Connection, table: str) -> int:
+    return _count(conn, sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(table)))
+
+
+def _count(conn: pool.Connection, query: sql.Composed) -> int:
+    return int((conn.execute(query).fetchone() or {"n": 0})["n"])

@@ -1,0 +1,122 @@
+"""One step of a run: plan what its nodes allow now, and write it under the run's lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from queue_workflows import config, db, errors
+from queue_workflows.dag import plan, readiness
+from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.store import nodes, payload, runs, tables
+from queue_workflows.types import Row
+
+State: TypeAlias = Callable[[Row], bool]
+NEVER_RUNS = (errors.InvalidWorkflow, errors.UnknownWorkflow)
+"""What a definition raises that no later try will mend: the run fails with it."""
+
+# Progress is shared by the threads of a process. Whoever waits for it holds no pooled connection
+# that its holder could need: under the run's lock all reads go over the transaction's own.
+_planning = threading.Lock()
+
+
+def is_queued(run: Row) -> bool:
+    """A run of ours that waits for its start."""
+    return run["mode"] == "node" and run["status"] == "queued"
+
+
+def is_live(run: Row) -> bool:
+    """A run of ours that was started and is not over; a host's own status counts as live."""
+    return run["mode"] == "node" and run["status"] not in (*tables.TERMINAL, "queued")
+
+
+def make_plan(
+    progress: readiness.Progress, run: Row, reader: plan.Reader, finished: list[str] | None
+) -> plan.Plan:
+    """What follows from these finished nodes; None: all that has not been done yet."""
+    resolver = config.get_config().get_resolve_ref()
+    out_dir, custom = run["out_dir"], hooks.host_resolves()
+    with _planning:
+        if finished is None:
+            return plan.plan_start(
+                progress, reader, resolver, out_dir=out_dir, custom_resolver=custom
+            )
+        return plan.plan(
+            progress, finished, reader, resolver, out_dir=out_dir, custom_resolver=custom
+        )
+
+
+def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
+    """Write a plan under the run's lock; how many rows are new.
+
+    A node that cannot get its inputs, or only such as cannot be stored, fails the run.
+    """
+    count = 0
+    try:
+        if made.failure is not None:
+            raise errors.InvalidPayload(made.failure[1])
+        if made.rows:
+            count = nodes.insert_many(conn, run["id"], payload.encode_plan(made.rows))
+    except errors.InvalidPayload as error:
+        runs.fail(conn, run["id"], payload.error_text(error))
+        return 0
+    if made.complete:
+        runs.complete(conn, run["id"])
+    return count
+
+
+def advance(
+    begin: knowledge.Begin,
+    run_id: str,
+    finished: list[str] | None,
+    *,
+    expected: State,
+    settle: Callable[[db.Connection], object] = lambda _: None,
+    nowait: bool = False,
+) -> int | None:
+    """Plan from `finished` and write it, `settle` in the same transaction; how many rows are new.
+
+    None, and nothing written, unless the run is still as `expected` and in the generation that the
+    plan was made for, or when `nowait` and it is locked. With the built-in resolver all happens
+    under the run's lock; a host's resolver runs before it is taken.
+    """
+    with begin() as conn:
+        run = runs.head(conn, run_id)
+    if run is None or not expected(run):
+        return None
+    try:
+        progress = knowledge.learn(begin, run)
+        made = None
+        if hooks.host_resolves():
+            made = make_plan(progress, run, knowledge.Reader(begin, run_id), finished)
+        with begin() as conn:
+            locked = runs.lock(conn, run_id, nowait=nowait)
+            if locked is None or not expected(locked):
+                return None
+            if locked["generation"] != run["generation"]:
+                return None
+            if made is None:
+                reader = knowledge.Reader(knowledge.joined(conn), run_id)
+                made = make_plan(progress, locked, reader, finished)
+            if is_queued(locked):
+                runs.start(conn, run_id)
+            count = write(conn, locked, made)
+            settle(conn)
+            return count
+    except BaseException:
+        # The progress may hold skips that were rolled back.
+        knowledge.forget(run_id)
+        raise
+
+
+def fail(begin: knowledge.Begin, run_id: str, reason: str) -> None:
+    """Fail a run that is not over, which cancels its waiting nodes."""
+    with begin() as conn:
+        runs.lock(conn, run_id)
+        runs.fail(conn, run_id, payload.error_text(reason))
+
+
+def node_failure(node_id: str, error: str | None) -> str:
+    """A run's error for a node that failed."""
+    return payload.error_text(f"node {node_id} failed: {error or 'no error was given'}")

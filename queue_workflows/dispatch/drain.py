@@ -1,0 +1,219 @@
+"""The outbox drain: what nodes became, acted on in batches, one transaction a run."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from queue_workflows import config, db
+from queue_workflows.dispatch import advance, hooks, inputs, knowledge, starts
+from queue_workflows.store import nodes, outbox, payload, runs
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+EVENTS_A_BATCH = 1000
+RUNS_A_ROUND = 50
+
+
+class _Outside(Exception):
+    """The definition has to be read or made, or a host's resolver called, without the lock."""
+
+    def __init__(self, events: list[Row]) -> None:
+        self.events = events
+
+
+class _Done(NamedTuple):
+    """What a batch came to: new rows, nodes parked by it, and whether there may be more events."""
+
+    rows: int = 0
+    parked: list[Row] = []  # noqa: RUF012  never changed
+    more: bool = False
+
+
+def drain_run(
+    run_id: str,
+    *,
+    begin: knowledge.Begin = db.transaction,
+    nowait: bool = False,
+    only: int | None = None,
+) -> int:
+    """Dispatch a run's open events (`only`: one of them); how many new rows.
+
+    `nowait`, for workers: 0 at once when another dispatcher has the run, and what needs the host's
+    hooks is left open.
+    """
+    total = 0
+    while True:
+        try:
+            done = _batch(run_id, begin, nowait, only)
+        except _Outside as request:
+            done = _outside(run_id, begin, nowait, request.events)
+        except BaseException:
+            # The progress may hold skips that were rolled back.
+            knowledge.forget(run_id)
+            raise
+        for event in () if nowait else done.parked:
+            inputs.ask(begin, run_id, event["node_id"], event["id"])
+        total += done.rows
+        if not done.more:
+            return total
+
+
+def _batch(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) -> _Done:
+    with begin() as conn:
+        run = runs.lock(conn, run_id, nowait=nowait)
+        if run is None:
+            return _Done()
+        events = outbox.open_events(conn, run_id, EVENTS_A_BATCH, only)
+        if not events:
+            return _Done()
+        finished = _finished(events)
+        if finished and advance.is_live(run):
+            if nowait and (hooks.host_resolves() or not run["has_definition"]):
+                return _Done()
+            if hooks.host_resolves() or knowledge.recall(run) is None:
+                raise _Outside(events)
+        count, parked = _settle(conn, run, events, finished)
+    more = len(events) == EVENTS_A_BATCH and not (nowait and parked)
+    return _Done(count, parked, more)
+
+
+def _finished(events: list[Row]) -> list[str]:
+    """The nodes that these events say are done, and that are."""
+    return list(
+        dict.fromkeys(
+            event["node_id"]
+            for event in events
+            if event["kind"] == "completed" and event["node_status"] in ("completed", "skipped")
+        )
+    )
+
+
+def _failed(events: list[Row]) -> Row | None:
+    return next((e for e in events if e["kind"] == "failed" and e["node_status"] == "failed"), None)
+
+
+def _settle(
+    conn: db.Connection, run: Row, events: list[Row], finished: list[str]
+) -> tuple[int, list[Row]]:
+    """Act on events under the lock and close them, but for the parked ones, which are returned.
+
+    What a queued run's nodes have completed its start sees for itself.
+    """
+    count, parked = 0, list[Row]()
+    failed = _failed(events)
+    live = advance.is_live(run)
+    if failed is not None and (live or _fails_queued(conn, run, failed)):
+        reason = advance.node_failure(failed["node_id"], failed["node_error"])
+        runs.fail(conn, run["id"], reason)
+    elif live or advance.is_queued(run):
+        parked = [
+            event
+            for event in events
+            if event["kind"] == "awaiting_input" and event["node_status"] == "awaiting_input"
+        ]
+        progress = knowledge.recall(run) if live and finished else None
+        if progress is not None:
+            reader = knowledge.Reader(knowledge.joined(conn), run["id"])
+            made = advance.make_plan(progress, run, reader, finished)
+            count = advance.write(conn, run, made)
+    kept = {event["id"] for event in parked}
+    outbox.processed(conn, [event["id"] for event in events if event["id"] not in kept])
+    return count, parked
+
+
+def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
+    """Whether it failed in the generation that waits for its start, which would not mend it."""
+    if not advance.is_queued(run):
+        return False
+    job = nodes.get_by_node(conn, run["id"], failed["node_id"])
+    return job is not None and job["generation"] == run["generation"]
+
+
+def _outside(run_id: str, begin: knowledge.Begin, nowait: bool, events: list[Row]) -> _Done:
+    """Learn the run, and with a host's resolver plan it, with no transaction open; look again."""
+    with begin() as conn:
+        run = runs.head(conn, run_id)
+    if run is None:
+        return _Done()
+    try:
+        knowledge.learn(begin, run)
+    except advance.NEVER_RUNS as error:
+        if not nowait:
+            advance.fail(begin, run_id, str(error))
+        return _Done(more=not nowait)
+    if not hooks.host_resolves():
+        return _Done(more=True)
+    failed = _failed(events)
+    if failed is not None:
+        advance.fail(begin, run_id, advance.node_failure(failed["node_id"], failed["node_error"]))
+        return _Done(more=True)
+    closed = [event["id"] for event in events if event["kind"] != "awaiting_input"]
+    count = advance.advance(
+        begin,
+        run_id,
+        _finished(events),
+        expected=advance.is_live,
+        settle=lambda conn: outbox.processed(conn, closed),
+    )
+    return _Done(count or 0, more=True)
+
+
+def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A_ROUND) -> bool:
+    """Dispatch open events of up to `limit` runs, oldest first; whether to ask again at once.
+
+    A run whose dispatch fails is retried event by event with back-off; at DISPATCH_MAX_ATTEMPTS the
+    event is poison and the run fails with a message that says so.
+    """
+    with begin() as conn:
+        ids = outbox.runs_with_events(conn, limit)
+    went_on = 0
+    for run_id in ids:
+        try:
+            drain_run(run_id, begin=begin)
+            went_on += 1
+        except hooks.NoProvider as error:
+            _log.debug("%s", error)
+        except (db.OperationalError, db.InterfaceError) as error:
+            _later(run_id, error)
+        except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
+            _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
+            _singly(begin, run_id)
+    return went_on > 0 and len(ids) == limit
+
+
+def _later(run_id: str, error: Exception) -> None:
+    """Raise unless the connection is well and only the run is not to be had now."""
+    if not starts.is_busy(error):
+        raise error
+    _log.warning("run %s is dispatched later: %s", run_id, str(error).strip())
+
+
+def _singly(begin: knowledge.Begin, run_id: str) -> None:
+    with begin() as conn:
+        events = outbox.open_events(conn, run_id, EVENTS_A_BATCH)
+    for event in events:
+        try:
+            drain_run(run_id, begin=begin, only=event["id"])
+        except (db.OperationalError, db.InterfaceError) as error:
+            _later(run_id, error)
+        except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
+            _count_failure(begin, run_id, event, error)
+
+
+def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: Exception) -> None:
+    """Let the event rest, or after too many failures fail its run, the run locked first."""
+    reason = payload.error_text(error if isinstance(error, hooks.HookFailed) else hooks.told(error))
+    with begin() as conn:
+        runs.lock(conn, run_id)
+        delay_s = starts.backoff_s(event["attempts"] + 1)
+        attempts = outbox.postpone(conn, event["id"], error=reason, after_s=delay_s)
+        if attempts < config.DISPATCH_MAX_ATTEMPTS.read():
+            return
+        message = (
+            f"poison: dispatching {event['kind']} of node {event['node_id']} failed "
+            f"{attempts} times: {reason}"
+        )
+        outbox.processed(conn, [event["id"]], reason)
+        runs.fail(conn, run_id, payload.error_text(message))
+    _log.error("run %s: %s", run_id, message)

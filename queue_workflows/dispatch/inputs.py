@@ -1,0 +1,118 @@
+"""What nodes receive: a job's inputs when it is executed, and people's answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_workflows import config, db, errors, refs
+from queue_workflows.dag import widgets
+from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.store import nodes, outbox, payload, runs, submissions
+from queue_workflows.types import Row
+
+PREFIX = "__input__"
+"""How the `node_module` of an input node starts (the contract's name)."""
+
+
+def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None = None) -> None:
+    """Store what a parked node asks for as its `input_spec`, and close the event that said so.
+
+    The spec is made with no transaction open, and written only if the node still waits as it did.
+    """
+    with begin() as conn:
+        run = runs.get(conn, run_id)
+        job = nodes.get_by_node(conn, run_id, node_id)
+    spec = None
+    if run is not None and job is not None and job["status"] == "awaiting_input":
+        made = _spec(begin, run, node_id)
+        spec = payload.encode(made, f"input_spec of node {node_id!r}")
+    with begin() as conn:
+        runs.lock(conn, run_id)
+        now = nodes.get_by_node(conn, run_id, node_id)
+        if spec is not None and now is not None and _same_wait(job, now):
+            nodes.set_input_spec(conn, now["id"], spec)
+        if event_id is not None:
+            outbox.processed(conn, [event_id])
+
+
+def _same_wait(then: Row | None, now: Row) -> bool:
+    what = ("id", "status", "claim_no", "generation")
+    return then is not None and all(then[column] == now[column] for column in what)
+
+
+def _spec(begin: knowledge.Begin, run: Row, node_id: str) -> dict[str, Any]:
+    head = run | {"has_definition": run["definition"] is not None}
+    node = knowledge.learn(begin, head).graph.nodes.get(node_id)
+    step = dict(node.step or {}) if node else {"id": node_id}
+    made = hooks.widget_spec(step, run)
+    if made is not None:
+        return made
+    wanted = None if hooks.host_resolves() else refs.heads(step)
+    with begin() as conn:
+        context = nodes.context(conn, run["id"], wanted)
+    resolver = config.get_config().get_resolve_ref()
+    return widgets.build_spec(step, context=context, out_dir=run["out_dir"], resolver=resolver)
+
+
+def answer_delta(job: Row, value: Any) -> str:
+    """The `context_delta` (JSON text) that an answer makes: `{target: value}`, or `{}`."""
+    inputs: Any = job["inputs"]
+    target = inputs.get("target") if isinstance(inputs, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    delta = {} if not target or value is None else {str(target): value}  # pyright: ignore[reportUnknownArgumentType]
+    return payload.encode(delta, f"answer to {job['node_id']!r}")
+
+
+def submit_input(
+    run_id: str, node_id: str, value: Any, *, conn: db.Connection | None = None
+) -> str:
+    """Answer an input node; the submission's id. `conn`: join the caller's transaction.
+
+    The first answer wins: `InputRefused` (a ValueError) for a later one and for a node that does
+    not wait. A node that has not parked yet keeps the answer until it does. Raises `UnknownJob`
+    (a KeyError) and `InvalidPayload` before any write.
+    """
+    text = payload.encode(value, f"answer to {node_id!r}")
+    where = f"node {node_id!r} of run {run_id!r}"
+    with db.transaction(conn) as own:
+        job = nodes.get_by_node(own, run_id, node_id)
+        if job is None:
+            raise errors.UnknownJob(f"there is no {where} yet")
+        if not job["node_module"].startswith(PREFIX):
+            raise errors.InputRefused(f"{where} asks for no input")
+        if job["status"] not in ("queued", "running", "awaiting_input"):
+            raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")
+        row = submissions.insert(own, run_id, node_id, text)
+        if row is None:
+            raise errors.InputRefused(f"{where} has been answered already; the first answer counts")
+        return row["id"]
+
+
+def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
+    """The inputs of a job, its template resolved once against the context as it is now.
+
+    A ref that has stopped resolving keeps the value from `inputs`. A host that queued the job
+    itself left no template: there `inputs` is the template, and `InvalidPayload` (a ValueError)
+    names the input that does not resolve. Raises `UnknownJob` (a KeyError).
+    """
+    if job is None:
+        with db.transaction() as conn:
+            job = nodes.get(conn, job_id)
+        if job is None:
+            raise errors.UnknownJob(f"no node job {job_id!r}")
+    inputs: dict[str, Any] = job["inputs"] or {}
+    by_host = job["input_template"] is None
+    template: dict[str, Any] = inputs if by_host else job["input_template"]
+    custom = hooks.host_resolves()
+    if not custom and not refs.has_refs(template):
+        return dict(inputs)
+    context = job.get("context")
+    if context is None or custom:
+        with db.transaction() as conn:
+            heads = None if custom else refs.heads(template)
+            context = nodes.context(conn, job["run_id"], heads)
+    resolver = config.get_config().get_resolve_ref()
+    found = refs.resolve_inputs(template, context, {} if by_host else inputs, resolver)
+    for name in template.keys() - found.keys():
+        _, reason = refs.attempt(template[name], context, resolver)
+        raise errors.InvalidPayload(f"node {job['node_id']!r}: input {name!r}: {reason}")
+    return found

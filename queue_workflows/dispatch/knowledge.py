@@ -1,0 +1,136 @@
+"""What this process knows of the runs it works on, and how it reads the rest from the database."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
+
+from queue_workflows import db, errors
+from queue_workflows.dag import definition, graph, readiness
+from queue_workflows.dispatch import hooks
+from queue_workflows.store import nodes, payload, runs
+from queue_workflows.types import Row
+
+Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
+"""Opens a transaction: from the pool, or on a connection that the caller keeps."""
+
+CACHED_RUNS = 64
+
+
+@contextmanager
+def _on(conn: db.Connection) -> Generator[db.Connection]:
+    with conn.transaction():
+        yield conn
+
+
+def on_connection(conn: db.Connection) -> Begin:
+    """A `Begin` on one autocommit connection, for callers that keep theirs."""
+    return functools.partial(_on, conn)
+
+
+def joined(conn: db.Connection) -> Begin:
+    """A `Begin` that joins the transaction which is open on `conn`."""
+
+    @contextmanager
+    def begin() -> Generator[db.Connection]:
+        yield conn
+
+    return begin
+
+
+class Reader:
+    """The database's truth about a run's nodes, read in the transactions that `begin` opens."""
+
+    def __init__(self, begin: Begin, run_id: str) -> None:
+        self._begin = begin
+        self._run_id = run_id
+
+    def done_among(self, ids: Collection[str]) -> set[str]:
+        with self._begin() as conn:
+            return nodes.done_among(conn, self._run_id, ids)
+
+    def present(self, ids: Collection[str]) -> set[str]:
+        with self._begin() as conn:
+            return nodes.present(conn, self._run_id, ids)
+
+    def done_all(self) -> set[str]:
+        with self._begin() as conn:
+            return nodes.all_done(conn, self._run_id)
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:
+        with self._begin() as conn:
+            return nodes.context(conn, self._run_id, heads)
+
+
+_Key: TypeAlias = "tuple[str, int, Any]"
+
+
+def _key(run: Row) -> _Key:
+    """A run that was deleted and made again under its old id is another one."""
+    return run["id"], run["generation"], run.get("created_at")
+
+
+class _Cache:
+    """Progress by run and generation; the least recently used goes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._items: OrderedDict[_Key, readiness.Progress] = OrderedDict()
+
+    def get(self, key: _Key) -> readiness.Progress | None:
+        with self._lock:
+            item = self._items.get(key)
+            if item is not None:
+                self._items.move_to_end(key)
+            return item
+
+    def put(self, key: _Key, item: readiness.Progress) -> None:
+        with self._lock:
+            self._items[key] = item
+            while len(self._items) > self._size:
+                self._items.popitem(last=False)
+
+    def drop(self, run_id: str) -> None:
+        with self._lock:
+            for key in [key for key in self._items if key[0] == run_id]:
+                del self._items[key]
+
+
+_cache = _Cache(CACHED_RUNS)
+
+
+def forget(run_id: str) -> None:
+    """Drop what this process remembers of a run; the database stays the truth."""
+    _cache.drop(run_id)
+
+
+def recall(run: Row) -> readiness.Progress | None:
+    """What is known of a run in its generation, without a look at the database."""
+    return _cache.get(_key(run))
+
+
+def learn(begin: Begin, run: Row) -> readiness.Progress:
+    """What is known of a run; its definition is read now if need be, or made and frozen.
+
+    Opens transactions, and outside of them may call the provider. Raises what `hooks.expand` does.
+    """
+    progress = recall(run)
+    if progress is not None:
+        return progress
+    if not run["has_definition"]:
+        made = hooks.expand(run)
+        with begin() as conn:
+            runs.lock(conn, run["id"])
+            runs.freeze(conn, run["id"], payload.encode_definition(made), definition.digest(made))
+    with begin() as conn:
+        frozen = runs.definition(conn, run["id"])
+    if frozen is None:
+        raise errors.UnknownJob(f"run {run['id']!r} is gone")
+    progress = readiness.Progress(graph.Graph(frozen))
+    _cache.put(_key(run), progress)
+    return progress

@@ -1,0 +1,110 @@
+"""What people do to runs and jobs: cancel, and run again. Each call is one transaction."""
+
+from __future__ import annotations
+
+from queue_workflows import db, errors
+from queue_workflows.dag import graph
+from queue_workflows.store import nodes, runs, tables
+from queue_workflows.store import transitions as moves
+from queue_workflows.types import Row
+
+
+def cancel_run(run_id: str, *, conn: db.Connection | None = None) -> Row | None:
+    """Cancel a run and, in one transaction, its waiting nodes; running ones get `cancel_event`.
+
+    The run's row; None when there is no such run or it is over. `conn`: join a transaction.
+    """
+    with db.transaction(conn) as own:
+        return runs.cancel(own, run_id)
+
+
+def cancel_job(job_id: str) -> Row | None:
+    """Cancel a job of either family: a waiting one at once, a running one through `cancel_event`.
+
+    A cancelled node takes its run with it, since what depends on it can never run. The job's row;
+    None when there is no such job or it is over.
+    """
+    with db.transaction() as conn:
+        job = nodes.get(conn, job_id)
+        if job is None:
+            return nodes.cancel(conn, tables.INGEST_JOBS, job_id)
+        runs.lock(conn, job["run_id"])
+        row = nodes.cancel(conn, tables.NODE_JOBS, job_id)
+        if row is not None:
+            runs.cancel(conn, job["run_id"])
+        return row
+
+
+def retry_run(run_id: str, *, from_node: str | None = None) -> Row:
+    """Run a finished run again in a new generation; its row.
+
+    Completed nodes keep their outputs, but for `from_node` and what depends on it. Raises
+    `UnknownJob` (a KeyError) for no such run or node, `InvalidConfig` (a ValueError) for a run that
+    is not over, a completed one without `from_node`, and while a node to be run again still runs.
+    """
+    with db.transaction() as conn:
+        return _retry(conn, run_id, from_node)
+
+
+def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
+    run = runs.lock(conn, run_id)
+    if run is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    if run["status"] not in tables.TERMINAL:
+        raise errors.InvalidConfig(
+            f"run {run_id!r} is {run['status']}: only a finished one is retried"
+        )
+    if from_node is not None:
+        again = _from(conn, run_id, from_node)
+        _refuse_running(conn, run_id, again)
+        reopened = runs.reopen_from(conn, run_id, sorted(again))
+    elif run["status"] == "completed":
+        raise errors.InvalidConfig(f"run {run_id!r} is completed: name the node to retry from")
+    else:
+        reopened = runs.reopen(conn, run_id)
+    assert reopened is not None
+    return reopened
+
+
+def _from(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
+    """A node and all that depends on it."""
+    frozen = runs.definition(conn, run_id)
+    walk = graph.Graph(frozen) if frozen else None
+    if walk is None or node_id not in walk.nodes:
+        raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
+    found, todo = {node_id}, [node_id]
+    while todo:
+        following = set(walk.downstream(todo.pop())) - found
+        found |= following
+        todo += following
+    return found
+
+
+def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
+    """What still runs would bring in a result of the old generation."""
+    for job in nodes.of_run(conn, run_id):
+        if job["status"] == "running" and job["node_id"] in again:
+            raise errors.InvalidConfig(
+                f"node {job['node_id']!r} of run {run_id!r} still runs: retry once it has ended"
+            )
+
+
+def retry_job(job_id: str) -> Row:
+    """Run a failed or cancelled job again in a new generation; its row.
+
+    A node's retry reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError)
+    and `InvalidConfig` (a ValueError).
+    """
+    with db.transaction() as conn:
+        job = nodes.get(conn, job_id)
+        if job is None:
+            row = moves.reopen_ingest(conn, job_id)
+            if row is None:
+                raise errors.UnknownJob(f"no failed or cancelled job {job_id!r}")
+            return row
+        if job["status"] not in ("failed", "cancelled"):
+            raise errors.InvalidConfig(
+                f"job {job_id!r} is {job['status']}: only a failed or cancelled one is retried"
+            )
+        _retry(conn, job["run_id"], None)
+        return nodes.get(conn, job_id) or job

@@ -1,0 +1,84 @@
+"""Starting runs: freeze the definition, queue the first nodes, flip the status."""
+
+from __future__ import annotations
+
+import logging
+
+from queue_workflows import config, db
+from queue_workflows.dispatch import advance, hooks, knowledge
+from queue_workflows.store import payload, runs
+
+_log = logging.getLogger(__name__)
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 60.0
+BUSY = frozenset({"55P03", "57014", "40P01", "40001"})
+"""SQLSTATEs of a run that somebody else holds, or of a server out of breath: lock not available,
+statement timeout, deadlock, serialization. The connection is well; the run has its turn later."""
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after that many failures in a row."""
+    return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(failures - 1, 30))
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether a database error says "later" rather than "the connection is gone"."""
+    return getattr(error, "sqlstate", None) in BUSY
+
+
+def start_run(run_id: str, *, begin: knowledge.Begin = db.transaction) -> int:
+    """Freeze the definition, queue the first nodes, and flip the run to running; how many new rows.
+
+    Idempotent: 0 for a run that is not queued. A definition that cannot run fails the run, with the
+    node and the reason in its `error`. Raises `NoProvider` and `HookFailed` with nothing changed.
+    """
+    return _start(run_id, begin, nowait=False) or 0
+
+
+def _start(run_id: str, begin: knowledge.Begin, *, nowait: bool) -> int | None:
+    """How many rows are new; None for a run that is not queued, or `nowait` and locked."""
+    knowledge.forget(run_id)
+    try:
+        return advance.advance(begin, run_id, None, expected=advance.is_queued, nowait=nowait)
+    except advance.NEVER_RUNS as error:
+        advance.fail(begin, run_id, str(error))
+        return 0
+
+
+def start_queued(
+    *, begin: knowledge.Begin = db.transaction, limit: int = 50
+) -> tuple[int, list[str]]:
+    """Start the queued runs that are due; how many have left the queue, and those without provider.
+
+    A provider's error (other than not-found) delays its run with back-off; at DISPATCH_MAX_ATTEMPTS
+    the run fails. A run whose row is locked keeps its place for the next round.
+    """
+    with begin() as conn:
+        ids = runs.startable(conn, limit)
+    started, waiting = 0, list[str]()
+    for run_id in ids:
+        try:
+            started += _start(run_id, begin, nowait=True) is not None
+        except hooks.NoProvider:
+            waiting.append(run_id)
+        except (db.OperationalError, db.InterfaceError) as error:
+            if not is_busy(error):
+                raise
+            _log.warning("run %s starts later: %s", run_id, str(error).strip())
+        except Exception as error:  # noqa: BLE001  host code: the provider
+            _delay(begin, run_id, error)
+    return started, waiting
+
+
+def _delay(begin: knowledge.Begin, run_id: str, error: Exception) -> None:
+    reason = payload.error_text(error)
+    with begin() as conn:
+        run = runs.lock(conn, run_id)
+        if run is None or not advance.is_queued(run):
+            return
+        failed = run["start_attempts"] + 1
+        runs.delay(conn, run_id, error=reason, after_s=backoff_s(failed))
+        if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
+            message = f"poison: the run could not start in {failed} tries: {reason}"
+            runs.fail(conn, run_id, payload.error_text(message))
+    _log.warning("run %s could not start (try %d): %s", run_id, failed, reason)
