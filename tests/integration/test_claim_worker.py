@@ -1,0 +1,448 @@
+"""The worker around its jobs: leases, guards, control, outages and signals, against a real database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import (
+    claim_worker,
+    config,
+    db as database,
+    dispatcher,
+    errors,
+    node_queue,
+    run_store,
+    worker_control,
+)
+from queue_workflows.store import claims, tables, transitions
+from queue_workflows.worker import guards
+from tests.support import wait
+
+Row = dict[str, Any]
+
+
+class Body:
+    """A node body that says when it runs and waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.release = threading.Event()
+        self.runs = 0
+        self.cancelled = False
+
+    def __call__(
+        self, cancel_event: threading.Event, status_callback: Callable[..., object]
+    ) -> Row:
+        self.runs += 1
+        status_callback(0.25)
+        self.started.set()
+        while not self.release.wait(0.01) and not cancel_event.is_set():
+            pass
+        self.cancelled = cancel_event.is_set()
+        return {"runs": self.runs}
+
+
+@pytest.fixture
+def body(db: Any) -> Generator[Body]:
+    made = Body()
+    queue_workflows.register_node("body", made)
+    queue_workflows.register_node("quick", lambda: {"done": True})
+    yield made
+    made.release.set()
+
+
+def queued(node_module: str = "body", *, node_id: str = "n", **more: Any) -> str:
+    run = run_store.insert_run(workflow_name="w", status="running")
+    return node_queue.enqueue_node_job(
+        run_id=run["id"], node_id=node_id, node_module=node_module, queue="cpu", **more
+    )
+
+
+def job(job_id: str) -> Row:
+    found = node_queue.get_node_job(job_id)
+    assert found is not None
+    return found
+
+
+def sql(statement: str, *parameters: Any) -> list[Row]:
+    with database.connection() as conn:
+        cursor = conn.execute(statement, parameters)  # pyright: ignore[reportArgumentType]
+        return cursor.fetchall() if cursor.description else []
+
+
+def event_types(job_id: str) -> list[str]:
+    rows = sql("SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id", job_id)
+    return [row["event_type"] for row in rows]
+
+
+@contextmanager
+def running(worker: claim_worker.ClaimWorker) -> Generator[None]:
+    thread = threading.Thread(target=worker.run_forever, name="test-worker")
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(15)
+        assert not thread.is_alive()
+
+
+def worker(**more: Any) -> claim_worker.ClaimWorker:
+    return claim_worker.ClaimWorker(queue="cpu", host="box", **more)
+
+
+def test_runs_one_job_and_records_it_with_its_events_and_its_outbox_row(body: Body) -> None:
+    job_id = queued("quick")
+    assert worker().run_once() is True
+    assert worker().run_once() is False
+    row = job(job_id)
+    assert (row["status"], row["context_delta"]) == ("completed", {"done": True})
+    assert (row["worker_id"], row["lease_expires_at"]) == (None, None)
+    assert row["claimed_by"] == "box"
+    assert event_types(job_id) == ["claimed", "completed"]
+    events = node_queue.list_unprocessed_dispatch_events()
+    assert [(e["kind"], e["claim_no"]) for e in events if e["job_id"] == job_id] in (
+        [("completed", 1)],
+        [],  # the worker has dispatched it already
+    )
+
+
+def test_an_idle_worker_is_woken_by_the_insert(body: Body, monkeypatch: Any) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
+    with running(worker()):
+        wait.until(lambda: sql("SELECT 1 FROM workers WHERE host_label = 'box'"))
+        job_id = queued("quick")
+        wait.until(lambda: job(job_id)["status"] == "completed", timeout_s=5)
+
+
+def test_a_lease_is_renewed_while_the_body_runs(body: Body) -> None:
+    job_id = queued()
+    with running(worker(lease_s=1.2)):
+        assert body.started.wait(10)
+        first = job(job_id)["lease_expires_at"]
+        wait.until(lambda: job(job_id)["lease_expires_at"] > first)
+        assert node_queue.reclaim_expired_leases() == []
+        body.release.set()
+        wait.until(lambda: job(job_id)["status"] == "completed")
+    assert body.runs == 1
+
+
+def test_progress_is_stored_while_the_body_runs(body: Body) -> None:
+    job_id = queued()
+    with running(worker(lease_s=1.2)):
+        wait.until(lambda: job(job_id)["progress"] == 0.25)
+        body.release.set()
+
+
+@pytest.mark.parametrize("how", ["run by SQL", "run", "job"])
+def test_a_cancel_reaches_the_running_body(body: Body, how: str) -> None:
+    job_id = queued()
+    with running(worker()):
+        assert body.started.wait(10)
+        run_id = job(job_id)["run_id"]
+        if how == "run by SQL":
+            sql(
+                "UPDATE workflow_runs SET status = 'cancelled', finished_at = now() WHERE id = %s",
+                run_id,
+            )
+        elif how == "run":
+            queue_workflows.cancel_run(run_id)
+        else:
+            queue_workflows.cancel_job(job_id)
+        wait.until(lambda: body.cancelled, timeout_s=5)
+        wait.until(lambda: job(job_id)["status"] == "cancelled")
+    run = run_store.get_run(run_id)
+    assert run is not None
+    assert run["status"] == "cancelled"
+    assert event_types(job_id) == ["claimed", "cancelled"]
+
+
+def test_a_budget_trip_requeues_up_to_the_cap_then_fails_with_its_event(
+    body: Body, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WATCHDOG_MAX_RETRIES", "1")
+    job_id = queued()
+    sql("UPDATE workflow_node_jobs SET timeout_s = 0.05 WHERE id = %s", job_id)
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        body.release.set()
+
+    worker(on_exit=leave).run_once()
+    row = job(job_id)
+    assert codes == [75]
+    assert (row["status"], row["watchdog_retries"], row["attempts"]) == ("queued", 1, 0)
+    assert node_queue.list_unprocessed_dispatch_events() == []
+
+    body.release.clear()
+    worker(on_exit=leave).run_once()
+    row = job(job_id)
+    assert codes == [75, 75]
+    assert (row["status"], row["watchdog_retries"]) == ("failed", 2)
+    assert "budget" in row["error"]
+    events = node_queue.list_unprocessed_dispatch_events()
+    assert [(e["job_id"], e["kind"]) for e in events] == [(job_id, "failed")]
+
+
+def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Body) -> None:
+    job_id = queued()
+    codes: list[int] = []
+    slow = worker(lease_s=0.6, on_exit=lambda code: (codes.append(code), body.release.set()))
+    thread = threading.Thread(target=slow.run_once)
+    thread.start()
+    assert body.started.wait(10)
+    with database.transaction() as conn:
+        conn.execute(
+            "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
+            (job_id,),
+        )
+        assert [r["id"] for r in transitions.reclaim_lapsed(conn, tables.NODE_JOBS)] == [job_id]
+    successor = claims.Claimant("other:1:b:r", "other", "cpu")
+    with database.transaction() as conn:
+        taken = claims.node_step(conn, successor)
+    assert taken is not None
+    thread.join(15)
+    row = job(job_id)
+    assert codes[:1] == [77]
+    assert (row["status"], row["worker_id"], row["claim_no"]) == ("running", "other:1:b:r", 2)
+    assert (row["crash_count"], row["priority"]) == (1, 10)
+
+
+def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
+    """O3: a verdict about a job that has ended is dropped."""
+    first = queued()
+    codes: list[int] = []
+    subject = worker(on_exit=codes.append)
+    watcher = subject._watch
+    thread = threading.Thread(target=subject.run_once)
+    thread.start()
+    assert body.started.wait(10)
+    old = watcher._work
+    assert old is not None
+    body.release.set()
+    thread.join(15)
+    watcher._carry_out(old, guards.Trip(75, "budget_trip", "late"))
+    watcher._renew()
+    watcher.close()
+    assert codes == []
+    assert job(first)["status"] == "completed"
+
+
+def test_a_connection_that_dies_under_the_body_costs_nothing(body: Body) -> None:
+    job_id = queued()
+    with running(worker()):
+        assert body.started.wait(10)
+        sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        body.release.set()
+        wait.until(lambda: job(job_id)["status"] == "completed")
+        again = queued("quick", node_id="m")
+        wait.until(lambda: job(again)["status"] == "completed")
+    assert body.runs == 1
+    assert job(job_id)["claim_no"] == 1
+
+
+def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body, monkeypatch: Any) -> None:
+    job_id = queued("quick")
+    subject = worker()
+    real = claims.node_step
+    cut: list[bool] = []
+
+    def step(conn: database.Connection, who: claims.Claimant, **more: Any) -> Row | None:
+        found = real(conn, who, **more)
+        if more.get("done") is not None and not cut:
+            cut.append(True)
+            conn.close()
+            raise database.OperationalError("the reply was lost")
+        return found
+
+    monkeypatch.setattr(claims, "node_step", step)
+    assert subject.run_once()
+    assert cut
+    assert job(job_id)["status"] == "completed"
+    assert event_types(job_id) == ["claimed", "completed"]
+
+
+def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
+    job_id = queued()
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        body.release.set()
+
+    with running(worker(on_exit=leave)):
+        assert body.started.wait(10)
+        worker_control.disable_worker("box", "cpu", requested_by="test")
+        wait.until(lambda: codes == [79], timeout_s=5)
+        row = job(job_id)
+        assert (row["status"], row["watchdog_retries"], row["crash_count"], row["attempts"]) == (
+            "queued",
+            0,
+            0,
+            0,
+        )
+    assert job(job_id)["priority"] == 10
+
+
+def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
+    body: Body, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    worker_control.disable_worker("box", "cpu")
+    job_id = queued("quick")
+    with running(worker()):
+        wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
+        assert sql("SELECT 1 FROM worker_heartbeats") == []
+        assert job(job_id)["status"] == "queued"
+        worker_control.enable_worker("box", "cpu")
+        wait.until(lambda: job(job_id)["status"] == "completed", timeout_s=5)
+        wait.until(lambda: sql("SELECT 1 FROM worker_heartbeats WHERE host_label = 'box'"))
+
+
+def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.2")
+    job_id = queued()
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        body.release.set()
+
+    subject = worker(on_exit=leave)
+    with running(subject):
+        assert body.started.wait(10)
+        subject.stop()
+        wait.until(lambda: codes == [0])
+    row = job(job_id)
+    assert (row["status"], row["attempts"], row["crash_count"]) == ("queued", 0, 0)
+    assert event_types(job_id) == ["claimed", "requeued"]
+
+
+def test_stop_lets_a_short_job_end(body: Body) -> None:
+    job_id = queued()
+    codes: list[int] = []
+    subject = worker(on_exit=codes.append)
+    with running(subject):
+        assert body.started.wait(10)
+        subject.stop()
+        body.release.set()
+    assert job(job_id)["status"] == "completed"
+    assert codes == []
+
+
+def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> None:
+    """O2: the label only displays; a renewal or OFF of one does not reach the other's claim."""
+    job_id = queued()
+    first, second = worker(), worker()
+    assert first.worker_id != second.worker_id
+    thread = threading.Thread(target=first.run_once)
+    thread.start()
+    assert body.started.wait(10)
+    row = job(job_id)
+    stranger = tables.Lease(tables.NODE_JOBS, job_id, second.worker_id, row["claim_no"])
+    with database.transaction() as conn:
+        assert claims.renew(conn, [stranger], lease_s=600) == []
+        assert transitions.fail(conn, stranger, error="x") is None
+        assert transitions.hand_back(conn, stranger, reason="x") is None
+    body.release.set()
+    thread.join(15)
+    assert job(job_id)["status"] == "completed"
+
+
+def ingest_rows() -> list[Row]:
+    return sql("SELECT * FROM ingest_jobs ORDER BY seq")
+
+
+def test_batches_record_each_result_and_each_failure_once(db: Any) -> None:
+    seen: list[int] = []
+
+    def task(reason: str, args: Row) -> Row:
+        seen.append(args["i"])
+        if args["i"] == 3:
+            raise RuntimeError("three")
+        return {"i": args["i"]}
+
+    queue_workflows.register_ingest_task("t", task)
+    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(25)])
+    subject = claim_worker.ClaimWorker(queue="load", host="box", batch=10)
+    with running(subject):
+        wait.until(lambda: all(r["status"] in ("completed", "failed") for r in ingest_rows()))
+    rows = ingest_rows()
+    assert seen == list(range(25))
+    assert [r["status"] for r in rows].count("failed") == 1
+    assert all(r["result"] == {"i": i} for i, r in enumerate(rows) if i != 3)
+    events = sql("SELECT job_id, event_type FROM ingest_job_events")
+    assert len(events) == 50
+
+
+def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
+    def task(reason: str, args: Row) -> None:
+        if args["i"] == 1:
+            sql(
+                "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
+                " AND (args ->> 'i')::int = 0"
+            )
+            assert len(node_queue.reclaim_expired_ingest_leases()) == 1
+
+    queue_workflows.register_ingest_task("t", task)
+    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(3)])
+    subject = claim_worker.ClaimWorker(queue="load", host="box", batch=3)
+    with running(subject):
+        wait.until(lambda: [r["status"] for r in ingest_rows()].count("completed") == 3)
+    assert [(r["claim_no"], r["crash_count"]) for r in ingest_rows()] == [(2, 1), (1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("queue", "more"),
+    [("nope", {}), ("cpu", {"lease_s": 0}), ("cpu", {"batch": 2}), ("load", {"batch": 0})],
+)
+def test_what_cannot_work_is_refused(queue: str, more: Row) -> None:
+    with pytest.raises(ValueError, match=queue if queue == "nope" else "must|batch"):
+        claim_worker.ClaimWorker(queue=queue, **more)
+    assert issubclass(errors.UnknownQueue, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("row", "budget_s"),
+    [
+        ({"queue": "gpu", "node_module": "m", "required_model": None}, 8100),
+        ({"queue": "gpu", "node_module": "m", "required_model": "v"}, 1800),
+        ({"queue": "cpu", "node_module": "m"}, 2100),
+        ({"queue": "cpu", "node_module": "__input__choose_one"}, 120),
+        ({"queue": "fetch"}, 7200),
+        ({"queue": "load"}, 3600),
+        ({"queue": "other"}, 42),
+        ({"queue": "cpu", "node_module": "m", "timeout_s": 7.5}, 7.5),
+    ],
+)
+def test_budgets_are_those_of_the_contract(row: Row, budget_s: float) -> None:
+    config.configure(video_model_ids={"v"}, ingest_default_budget_s=42)
+    assert claim_worker.budget_for(row) == budget_s
+
+
+def test_the_worker_dispatches_what_it_finished_without_an_orchestrator(body: Body) -> None:
+    workflow = {"name": "w", "steps": [{"id": "s", "kind": "pipeline", "pipeline": "p"}]}
+    pipeline = {
+        "name": "p",
+        "nodes": [
+            {"id": "a", "node": "quick"},
+            {"id": "b", "node": "quick", "depends_on": ["a"]},
+            {"id": "c", "node": "quick", "depends_on": ["b"]},
+        ],
+    }
+    queue_workflows.set_workflow_provider(lambda _: workflow, lambda _: pipeline)
+    run = run_store.insert_run(workflow_name="w")
+    assert dispatcher.start_run(run["id"]) == 1
+    with running(worker()):
+        wait.until(lambda: (run_store.get_run(run["id"]) or {})["status"] == "completed")
+    assert node_queue.count_unprocessed_dispatch_events() == 0
