@@ -17,6 +17,8 @@ from queue_workflows.types import NowFn
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
 PRUNE_WORKERS_S = 3600.0
+HEAD_START_S = 0.004
+"""How long events are left to the workers that wrote them, who mostly dispatch them at once."""
 
 
 class NodePool:
@@ -82,6 +84,8 @@ class NodePool:
         # Under a stream of notifications the listener never polls, and what has become due is seen
         # by a look only.
         kinds = {text for _, text in wake.notified}
+        if kinds == {"event"}:
+            self._stopped.wait(HEAD_START_S)
         try:
             if wake.reason != "notify" or self._now() >= self._look_at:
                 self.look()

@@ -35,7 +35,7 @@ def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
-    """A pair is `{"label", "value"}`; of any other object some name is shown, and all is the value."""
+    """Label and value: those of a pair, else some name and the whole choice."""
     if not isinstance(choice, dict):
         return output.line(choice), choice
     record = cast("dict[str, Any]", choice)

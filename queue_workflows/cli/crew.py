@@ -21,12 +21,12 @@ PATIENCE_S = 2.0
 class Crew:
     """Starts what nobody else does, at once or when those who did are gone; stops it when left.
 
-    `queues`: those that the run's nodes go to. `wanted` None: there is no app to start any with.
+    `queues`: how many nodes of the run go to each. `wanted` None: no app to start any with.
     """
 
     def __init__(
         self,
-        queues: set[str],
+        queues: dict[str, int],
         wanted: fleet.Roles | None,
         *,
         app: str | None,
@@ -57,7 +57,7 @@ class Crew:
 
     def begin(self) -> None:
         """Start the workers that are missing. Raises `InvalidConfig` when that takes an app."""
-        missing = fleet.unserved(self._queues)
+        missing = fleet.unserved(set(self._queues))
         if missing:
             self._start(missing)
 
@@ -69,12 +69,12 @@ class Crew:
         now = self._now()
         if seen.run["status"] == "queued":
             if now - self._queued_since >= PATIENCE_S:
-                self._start(fleet.unserved(self._queues))
+                self._start(fleet.unserved(set(self._queues)))
             return
         self._queued_since = now
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
-            if missing := fleet.unserved(self._queues):
+            if missing := fleet.unserved(set(self._queues)):
                 self._start(missing)
 
     def _start(self, missing: set[str]) -> None:
@@ -86,7 +86,7 @@ class Crew:
                 f"{what}: name the host app by --app, so that it can be run here"
             )
         roles = self._wanted._replace(
-            cpu=self._wanted.cpu if "cpu" in missing else 0,
+            cpu=min(self._wanted.cpu, self._queues["cpu"]) if "cpu" in missing else 0,
             gpu=max(1, self._wanted.gpu) if "gpu" in missing else 0,
         )
         command.say(f"starting {roles.describe()}")

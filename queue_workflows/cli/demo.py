@@ -56,7 +56,7 @@ def demo(
                 context={"folder": str(source)},
                 out_dir=run.folder(out),
                 priority=100,
-                queues=set(),
+                queues={},
             )
             return _run(request, wanted, stop, yes=yes, as_json=as_json)
 
@@ -77,7 +77,7 @@ def _run(
         children = fleet.specs(wanted, app=APP, log_level="warning", log=log, quiet=True)
         running = stack.enter_context(fleet.Fleet(children, stop))
         row = request.insert()
-        follower = follow.Follower(view, stop, lambda _: running.check(), yes=yes)
+        follower = follow.Follower(view, stop, running.check, yes=yes)
         seen = follower.follow(row["id"])
         if seen is None:
             dispatcher.cancel_run(row["id"])
@@ -111,8 +111,8 @@ def _refuse_company() -> None:
     else:
         return
     raise errors.InvalidConfig(
-        f"this database has {what}, which the demo's workers must not mix with: name another one by "
-        "QUEUE_WORKFLOWS_DB_URL, or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR"
+        f"this database has {what}, which the demo's workers must not mix with: name another one "
+        "by QUEUE_WORKFLOWS_DB_URL, or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR"
     )
 
 

@@ -129,7 +129,7 @@ class Fleet:
                 self._stop.request()
         self._burials.__exit__()
 
-    def check(self) -> None:
+    def check(self, *_: object) -> None:
         """Raise `InvalidConfig` when the processes refuse to start."""
         if names := self.supervisor.gave_up:
             raise errors.InvalidConfig(

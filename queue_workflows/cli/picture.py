@@ -85,7 +85,7 @@ class Reader:
             conn.close()
 
     def read(self) -> Picture | None:
-        """The run now; None while the database is away. Raises `UnknownJob` for a run that is gone."""
+        """The run now; None while the database is away. `UnknownJob` for a run that is gone."""
         try:
             if self._conn is None:
                 self._conn = db.connect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +94,7 @@ class Request:
         context: JsonDict,
         out_dir: Path | None,
         priority: int,
-        queues: set[str],
+        queues: dict[str, int],
     ) -> None:
         self.workflow = workflow
         self.context = context
@@ -122,22 +123,22 @@ def folder(out: Path | None) -> Path | None:
     return out.resolve()
 
 
-def used_queues(workflow: str, *, app: str | None) -> set[str]:
-    """The queues that the workflow's nodes go to; cpu alone when no provider is here to ask.
+def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
+    """How many nodes of the workflow go to each queue; a cpu one when no provider is here to ask.
 
-    Raises `UnknownWorkflow` and `InvalidWorkflow`, and `InvalidConfig` for an app without a provider.
+    Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
     """
     try:
         made = hooks.expand({"id": workflow, "workflow_name": workflow})
     except hooks.NoProvider:
         if app is None:
-            return {"cpu"}
+            return {"cpu": 1}
         raise errors.InvalidConfig(
             f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
         ) from None
     except errors.UnknownWorkflow as error:
         raise errors.UnknownWorkflow(f"{error}; is --app {app} the one that has it?") from error
-    return {node["queue"] for node in made["nodes"]}
+    return dict(Counter(node["queue"] for node in made["nodes"]))
 
 
 def _ready(stop: signals.StopRequest) -> bool:

@@ -86,6 +86,8 @@ class Tree:
     def render(self, picture: Picture) -> RenderableType:
         """The whole picture, no higher than the terminal."""
         grid = Table.grid(padding=(0, 2))
+        for _ in range(3):
+            grid.add_column(no_wrap=True)
         room = self._console.size.height - _RESERVED - len(picture.steps)
         shown: dict[str, list[Row]] = {}
         for node in picture.nodes:
@@ -111,11 +113,11 @@ class Tree:
     def _step(self, step: Step) -> tuple[Text, Text]:
         style = _STYLES.get(step.state, "dim")
         if step.total == 1:
-            return Text(""), Text(views.step_text(step), style=style)
+            return Text(""), _cut(views.step_text(step), style)
         filled = _BAR * step.done // step.total
         full, empty = ("━", "─") if self._signs is _SIGNS else ("#", "-")
         bar = Text(full * filled, style="green") + Text(empty * (_BAR - filled), style="dim")
-        return bar, Text(views.step_text(step), style=style)
+        return bar, _cut(views.step_text(step), style)
 
     def _node(self, node: Row) -> tuple[Text, Text, Text, Text]:
         style = _STYLES.get(node["status"], "dim")
@@ -125,5 +127,10 @@ class Tree:
             sign,
             Text("  " + output.line(name, 38)),
             Text(""),
-            Text(views.node_text(node), style=style),
+            _cut(views.node_text(node), style),
         )
+
+
+def _cut(text: str, style: str) -> Text:
+    """Text that ends in an ellipsis where the terminal ends."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -50,7 +50,10 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """One line per change of a step's state, and at most every 2 s per step that goes on."""
+    """One line per change of a step's state, and at most every 2 s per step that goes on.
+
+    How the run ended is the summary's to say.
+    """
 
     def __init__(self, echo: Callable[[str], object], *, now_fn: NowFn = time.monotonic) -> None:
         super().__init__(echo)
@@ -60,7 +63,7 @@ class Lines(Quiet):
         self._nodes: dict[str, str] = {}
 
     def show(self, picture: Picture) -> None:
-        if picture.run["status"] != self._status:
+        if picture.run["status"] != self._status and not picture.over:
             self._status = picture.run["status"]
             self.say(heading(picture))
         for step in picture.steps:
@@ -100,6 +103,8 @@ def step_text(step: Step) -> str:
     elapsed = f", {output.seconds(step.elapsed_s)}" if step.elapsed_s is not None else ""
     if step.total == 1:
         return f"{_words(step.state)}{elapsed}"
+    if step.state == "waiting":
+        return f"waiting, {step.total} nodes"
     live = ("running", "awaiting_input", "failed", "cancelled")
     rest = "".join(f", {step.counts[s]} {_words(s)}" for s in live if step.counts.get(s))
     return f"{step.done}/{step.total} {_words('completed')}{rest}{elapsed}"

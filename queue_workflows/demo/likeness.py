@@ -172,10 +172,10 @@ def lay_out(vectors: Mapping[str, Vector]) -> list[Position]:
 def _main_direction(rows: list[Vector], rounds: int = 40) -> Vector:
     """The direction of the largest variance, by power iteration from a fixed start."""
     columns = list(zip(*rows, strict=True))
-    direction = [1.0 + 0.01 * place for place in range(len(columns))]
+    direction: Vector = [1.0 + 0.01 * place for place in range(len(columns))]
     for _ in range(rounds):
         along = [cosine(row, direction) for row in rows]
-        direction = [sum(map(mul, along, column)) for column in columns]
+        direction = [math.fsum(map(mul, along, column)) for column in columns]
         length = math.sqrt(cosine(direction, direction)) or 1.0
         direction = [part / length for part in direction]
     return direction

@@ -165,10 +165,12 @@ def focuses(survey: Survey) -> list[Option]:
         return [Option(label=f"{name.capitalize()}: nothing found", value=name) for name in FOCUSES]
     largest = max(packages, key=lambda package: package["code"])
     needed = max(packages, key=lambda package: package["imported_by"])
+    mean = ratio(total["complexity"], total["functions"])
+    knotty = max((function["complexity"] for function in survey["most_complex"]), default=0)
     share = ratio(total["documented"], total["public"])
     told = {
         "size": f"{largest['name']} is the largest package, {largest['code']:,} lines of code",
-        "complexity": f"{ratio(total['complexity'], total['functions']):.1f} ways through a function",
+        "complexity": f"{mean:.1f} for the average function, {knotty:,} for one",
         "documentation": f"{share:.0%} of the public definitions have a docstring",
         "imports": f"{needed['name']} is imported by {needed['imported_by']:,} other packages",
     }

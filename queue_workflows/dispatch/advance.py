@@ -74,19 +74,20 @@ def advance(
     expected: State,
     settle: Callable[[db.Connection], object] = lambda _: None,
     nowait: bool = False,
+    head: Row | None = None,
 ) -> int | None:
     """Plan from `finished` and write it, `settle` in the same transaction; how many rows are new.
 
     None, and nothing written, unless the run is still as `expected` and in the generation that the
     plan was made for, or when `nowait` and it is locked. With the built-in resolver all happens
-    under the run's lock; a host's resolver runs before it is taken.
+    under the run's lock; a host's resolver runs before it is taken. `head` saves reading the run.
     """
-    with begin() as conn:
-        run = runs.head(conn, run_id)
+    with knowledge.reading(begin) as conn:
+        run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
     try:
-        progress = knowledge.learn(begin, run)
+        progress, unfrozen = knowledge.prepare(begin, run)
         made = None
         if hooks.host_resolves():
             made = make_plan(progress, run, knowledge.Reader(begin, run_id), finished)
@@ -95,6 +96,8 @@ def advance(
             if locked is None or not expected(locked):
                 return None
             if locked["generation"] != run["generation"]:
+                return None
+            if unfrozen is not None and not knowledge.freeze(conn, run, unfrozen):
                 return None
             if made is None:
                 reader = knowledge.Reader(knowledge.joined(conn), run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator
@@ -21,15 +20,31 @@ Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
 CACHED_RUNS = 64
 
 
-@contextmanager
-def _on(conn: db.Connection) -> Generator[db.Connection]:
-    with conn.transaction():
-        yield conn
-
-
-def on_connection(conn: db.Connection) -> Begin:
+class OnConnection:
     """A `Begin` on one autocommit connection, for callers that keep theirs."""
-    return functools.partial(_on, conn)
+
+    def __init__(self, conn: db.Connection) -> None:
+        self._conn = conn
+
+    @contextmanager
+    def __call__(self) -> Generator[db.Connection]:
+        with self._conn.transaction():
+            yield self._conn
+
+    @contextmanager
+    def read(self) -> Generator[db.Connection]:
+        """The connection for a single statement, which needs no transaction around it."""
+        yield self._conn
+
+
+def on_connection(conn: db.Connection) -> OnConnection:
+    """A `Begin` on one autocommit connection, for callers that keep theirs."""
+    return OnConnection(conn)
+
+
+def reading(begin: Begin) -> AbstractContextManager[db.Connection]:
+    """A connection for a single statement: without a transaction of its own where that is enough."""
+    return begin.read() if isinstance(begin, OnConnection) else begin()
 
 
 def joined(conn: db.Connection) -> Begin:
@@ -50,19 +65,19 @@ class Reader:
         self._run_id = run_id
 
     def done_among(self, ids: Collection[str]) -> set[str]:
-        with self._begin() as conn:
+        with reading(self._begin) as conn:
             return nodes.done_among(conn, self._run_id, ids)
 
     def present(self, ids: Collection[str]) -> set[str]:
-        with self._begin() as conn:
+        with reading(self._begin) as conn:
             return nodes.present(conn, self._run_id, ids)
 
     def done_all(self) -> set[str]:
-        with self._begin() as conn:
+        with reading(self._begin) as conn:
             return nodes.all_done(conn, self._run_id)
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
-        with self._begin() as conn:
+        with reading(self._begin) as conn:
             return nodes.context(conn, self._run_id, heads)
 
 
@@ -71,7 +86,7 @@ _Key: TypeAlias = "tuple[str, int, Any]"
 
 def _key(run: Row) -> _Key:
     """A run that was deleted and made again under its old id is another one."""
-    return run["id"], run["generation"], run.get("created_at")
+    return run["id"], run["generation"], run.get("born")
 
 
 class _Cache:
@@ -119,18 +134,36 @@ def learn(begin: Begin, run: Row) -> readiness.Progress:
 
     Opens transactions, and outside of them may call the provider. Raises what `hooks.expand` does.
     """
-    progress = recall(run)
-    if progress is not None:
-        return progress
-    if not run["has_definition"]:
-        made = hooks.expand(run)
+    progress, made = prepare(begin, run)
+    if made is not None:
         with begin() as conn:
             runs.lock(conn, run["id"])
-            runs.freeze(conn, run["id"], payload.encode_definition(made), definition.digest(made))
-    with begin() as conn:
-        frozen = runs.definition(conn, run["id"])
+            if not freeze(conn, run, made):
+                return learn(begin, run | {"has_definition": True})
+    return progress
+
+
+def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] | None]:
+    """What is known of a run and, if its definition was only just made, that for `freeze`."""
+    progress = recall(run)
+    if progress is not None:
+        return progress, None
+    made = None
+    if run["has_definition"]:
+        with reading(begin) as conn:
+            frozen = runs.definition(conn, run["id"])
+    else:
+        frozen = made = hooks.expand(run)
     if frozen is None:
         raise errors.UnknownJob(f"run {run['id']!r} is gone")
     progress = readiness.Progress(graph.Graph(frozen))
     _cache.put(_key(run), progress)
-    return progress
+    return progress, made
+
+
+def freeze(conn: db.Connection, run: Row, made: dict[str, Any]) -> bool:
+    """Store a definition under the run's lock; False, and forgotten, when there is one already."""
+    stored = runs.freeze(conn, run["id"], payload.encode_definition(made), definition.digest(made))
+    if not stored:
+        forget(run["id"])
+    return stored

@@ -7,6 +7,7 @@ import logging
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, knowledge
 from queue_workflows.store import payload, runs
+from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.5
@@ -35,11 +36,15 @@ def start_run(run_id: str, *, begin: knowledge.Begin = db.transaction) -> int:
     return _start(run_id, begin, nowait=False) or 0
 
 
-def _start(run_id: str, begin: knowledge.Begin, *, nowait: bool) -> int | None:
+def _start(
+    run_id: str, begin: knowledge.Begin, *, nowait: bool, head: Row | None = None
+) -> int | None:
     """How many rows are new; None for a run that is not queued, or `nowait` and locked."""
     knowledge.forget(run_id)
     try:
-        return advance.advance(begin, run_id, None, expected=advance.is_queued, nowait=nowait)
+        return advance.advance(
+            begin, run_id, None, expected=advance.is_queued, nowait=nowait, head=head
+        )
     except advance.NEVER_RUNS as error:
         advance.fail(begin, run_id, str(error))
         return 0
@@ -53,12 +58,13 @@ def start_queued(
     A provider's error (other than not-found) delays its run with back-off; at DISPATCH_MAX_ATTEMPTS
     the run fails. A run whose row is locked keeps its place for the next round.
     """
-    with begin() as conn:
-        ids = runs.startable(conn, limit)
+    with knowledge.reading(begin) as conn:
+        heads = runs.startable(conn, limit)
     started, waiting = 0, list[str]()
-    for run_id in ids:
+    for head in heads:
+        run_id = head["id"]
         try:
-            started += _start(run_id, begin, nowait=True) is not None
+            started += _start(run_id, begin, nowait=True, head=head) is not None
         except hooks.NoProvider:
             waiting.append(run_id)
         except (db.OperationalError, db.InterfaceError) as error:

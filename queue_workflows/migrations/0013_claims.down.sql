@@ -4,17 +4,26 @@ DROP INDEX IF EXISTS workflow_node_jobs_claim_idx, workflow_node_jobs_model_idx,
     workflow_node_jobs_blocked_idx, workflow_node_jobs_running_idx,
     workflow_node_jobs_celery_task_id_idx, ingest_jobs_claim_idx, ingest_jobs_blocked_idx,
     ingest_jobs_running_idx;
-ALTER TABLE workflow_node_jobs
-    ALTER COLUMN status DROP DEFAULT,
-    ALTER COLUMN status TYPE text, ALTER COLUMN queue TYPE text,
-    ADD CONSTRAINT workflow_node_jobs_queue_check CHECK (queue IN ('cpu', 'gpu')),
-    ADD CONSTRAINT workflow_node_jobs_status_check CHECK (status IN (
-        'queued', 'running', 'completed', 'failed', 'cancelled', 'awaiting_input', 'skipped'));
-ALTER TABLE ingest_jobs
-    ALTER COLUMN status DROP DEFAULT, ALTER COLUMN status TYPE text,
-    ALTER COLUMN status SET DEFAULT 'queued',
-    ADD CONSTRAINT ingest_jobs_status_check CHECK (status IN (
-        'queued', 'running', 'completed', 'failed', 'cancelled'));
+ALTER TABLE workflow_node_jobs ALTER COLUMN status DROP DEFAULT;
+-- Where the CHECK had to stay the column is still text.
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'workflow_node_jobs'::regclass
+                   AND conname = 'workflow_node_jobs_status_check') THEN
+        ALTER TABLE workflow_node_jobs
+            ALTER COLUMN status TYPE text, ALTER COLUMN queue TYPE text,
+            ADD CONSTRAINT workflow_node_jobs_queue_check CHECK (queue IN ('cpu', 'gpu')),
+            ADD CONSTRAINT workflow_node_jobs_status_check CHECK (status IN (
+                'queued', 'running', 'completed', 'failed', 'cancelled', 'awaiting_input', 'skipped'));
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'ingest_jobs'::regclass
+                   AND conname = 'ingest_jobs_status_check') THEN
+        ALTER TABLE ingest_jobs
+            ALTER COLUMN status DROP DEFAULT, ALTER COLUMN status TYPE text,
+            ALTER COLUMN status SET DEFAULT 'queued',
+            ADD CONSTRAINT ingest_jobs_status_check CHECK (status IN (
+                'queued', 'running', 'completed', 'failed', 'cancelled'));
+    END IF;
+END $$;
 DROP DOMAIN queue_workflows_dag_queue, queue_workflows_job_status, queue_workflows_node_status;
 CREATE TRIGGER node_job_ready_notify AFTER INSERT OR UPDATE OF status ON workflow_node_jobs
     FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_node_job_ready();

@@ -6,6 +6,7 @@ CREATE DOMAIN queue_workflows_node_status AS text CHECK (VALUE IN (
 CREATE DOMAIN queue_workflows_job_status AS text CHECK (VALUE IN (
     'queued', 'running', 'completed', 'failed', 'cancelled'));
 CREATE DOMAIN queue_workflows_dag_queue AS text CHECK (VALUE IN ('cpu', 'gpu'));
+-- Where a view, trigger or policy of the host names such a column its type cannot change: the CHECK stays.
 
 ALTER TABLE workflow_runs
     ADD COLUMN IF NOT EXISTS definition       jsonb,
@@ -25,11 +26,24 @@ DROP INDEX IF EXISTS workflow_node_jobs_lease_idx, workflow_node_jobs_claim_idx,
 DROP TRIGGER IF EXISTS node_job_ready_notify ON workflow_node_jobs;
 DROP TRIGGER IF EXISTS ingest_job_ready_notify ON ingest_jobs;
 
+DO $$ BEGIN
+    ALTER TABLE workflow_node_jobs
+        DROP CONSTRAINT IF EXISTS workflow_node_jobs_status_check,
+        DROP CONSTRAINT IF EXISTS workflow_node_jobs_queue_check,
+        ALTER COLUMN status TYPE queue_workflows_node_status,
+        ALTER COLUMN queue TYPE queue_workflows_dag_queue;
+EXCEPTION WHEN feature_not_supported THEN NULL;
+END $$;
+DO $$ BEGIN
+    ALTER TABLE ingest_jobs
+        DROP CONSTRAINT IF EXISTS ingest_jobs_status_check,
+        ALTER COLUMN status DROP DEFAULT,
+        ALTER COLUMN status TYPE queue_workflows_job_status,
+        ALTER COLUMN status SET DEFAULT 'queued';
+EXCEPTION WHEN feature_not_supported THEN NULL;
+END $$;
+
 ALTER TABLE workflow_node_jobs
-    DROP CONSTRAINT IF EXISTS workflow_node_jobs_status_check,
-    DROP CONSTRAINT IF EXISTS workflow_node_jobs_queue_check,
-    ALTER COLUMN status TYPE queue_workflows_node_status,
-    ALTER COLUMN queue TYPE queue_workflows_dag_queue,
     ADD COLUMN IF NOT EXISTS seq                 bigserial,
     ADD COLUMN IF NOT EXISTS claim_no            bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS worker_id           text,
@@ -52,10 +66,6 @@ ALTER TABLE workflow_node_jobs
     ALTER COLUMN status SET DEFAULT 'queued';
 
 ALTER TABLE ingest_jobs
-    DROP CONSTRAINT IF EXISTS ingest_jobs_status_check,
-    ALTER COLUMN status DROP DEFAULT,
-    ALTER COLUMN status TYPE queue_workflows_job_status,
-    ALTER COLUMN status SET DEFAULT 'queued',
     ADD COLUMN IF NOT EXISTS seq                 bigserial,
     ADD COLUMN IF NOT EXISTS claim_no            bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS worker_id           text,
@@ -82,27 +92,25 @@ ALTER TABLE workflow_node_jobs SET (fillfactor = 70);
 ALTER TABLE ingest_jobs SET (fillfactor = 70);
 ALTER TABLE worker_heartbeats SET (fillfactor = 50);
 
--- Rows that were queued before have their place in line by age.
-UPDATE workflow_node_jobs j SET seq = line.seq
+-- Rows that were there before have their place in line by age; a claim made before is fenced by the
+-- lease that it has, and whoever left `running` has none.
+UPDATE workflow_node_jobs j
+   SET seq = line.seq, claim_no = CASE status WHEN 'running' THEN 1 ELSE 0 END,
+       worker_id = CASE status WHEN 'running'
+           THEN 'legacy:' || coalesce(claimed_by, host_label, 'unknown') END,
+       lease_expires_at = CASE status WHEN 'running' THEN coalesce(lease_expires_at, now()) END
   FROM (SELECT id, row_number() OVER (ORDER BY created_at, id) AS seq FROM workflow_node_jobs) line
  WHERE j.id = line.id;
 SELECT setval(pg_get_serial_sequence('workflow_node_jobs', 'seq'),
               greatest(1, (SELECT coalesce(max(seq), 0) FROM workflow_node_jobs)));
-UPDATE ingest_jobs j SET seq = line.seq
+UPDATE ingest_jobs j
+   SET seq = line.seq, claim_no = CASE status WHEN 'running' THEN 1 ELSE 0 END,
+       worker_id = CASE status WHEN 'running' THEN 'legacy:' || coalesce(claimed_by, 'unknown') END,
+       lease_expires_at = CASE status WHEN 'running' THEN coalesce(lease_expires_at, now()) END
   FROM (SELECT id, row_number() OVER (ORDER BY created_at, id) AS seq FROM ingest_jobs) line
  WHERE j.id = line.id;
 SELECT setval(pg_get_serial_sequence('ingest_jobs', 'seq'),
               greatest(1, (SELECT coalesce(max(seq), 0) FROM ingest_jobs)));
-
--- A claim made before this migration is fenced by the lease that it has.
-UPDATE workflow_node_jobs
-   SET claim_no = 1, worker_id = 'legacy:' || coalesce(claimed_by, host_label, 'unknown'),
-       lease_expires_at = coalesce(lease_expires_at, now())
- WHERE status = 'running' AND worker_id IS NULL;
-UPDATE ingest_jobs
-   SET claim_no = 1, worker_id = 'legacy:' || coalesce(claimed_by, 'unknown'),
-       lease_expires_at = coalesce(lease_expires_at, now())
- WHERE status = 'running' AND worker_id IS NULL;
 
 -- The claim's order is its index. What is not due or blocked is not in it.
 CREATE INDEX workflow_node_jobs_claim_idx ON workflow_node_jobs (queue, priority, seq)

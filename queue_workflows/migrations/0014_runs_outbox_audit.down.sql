@@ -13,8 +13,14 @@ DROP TRIGGER IF EXISTS workflow_runs_forget ON workflow_runs;
 DROP FUNCTION IF EXISTS queue_workflows_forget_runs();
 DELETE FROM workflow_node_events e
  WHERE NOT EXISTS (SELECT FROM workflow_runs r WHERE r.id = e.run_id);
+ALTER TABLE workflow_node_events DROP CONSTRAINT IF EXISTS workflow_node_events_type_check;
+DO $$ BEGIN
+    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'workflow_node_events'::regclass
+               AND attname = 'event_type' AND atttypid = 'queue_workflows_node_event'::regtype) THEN
+        ALTER TABLE workflow_node_events ALTER COLUMN event_type TYPE text;
+    END IF;
+END $$;
 ALTER TABLE workflow_node_events
-    ALTER COLUMN event_type TYPE text,
     ADD CONSTRAINT workflow_node_events_run_id_fkey
         FOREIGN KEY (run_id) REFERENCES workflow_runs (id) ON DELETE CASCADE,
     ADD CONSTRAINT workflow_node_events_type_check CHECK (event_type IN (

@@ -10,6 +10,7 @@ DROP TRIGGER IF EXISTS workflow_node_jobs_hold ON workflow_node_jobs;
 DROP FUNCTION IF EXISTS queue_workflows_hold_until_due();
 DROP TRIGGER IF EXISTS input_submission_notify ON workflow_input_submissions;
 DROP TRIGGER IF EXISTS dispatch_event_notify ON workflow_dispatch_events;
+DROP FUNCTION IF EXISTS notify_dispatch_event();
 DROP TRIGGER IF EXISTS workflow_run_ready_notify ON workflow_runs;
 DROP TRIGGER IF EXISTS workflow_run_ready_notify_insert ON workflow_runs;
 DROP FUNCTION IF EXISTS notify_orchestrator();

@@ -35,9 +35,17 @@ CREATE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, available_at ON
     WHEN (NEW.status = 'queued' AND NEW.mode = 'node' AND NEW.available_at IS NULL
           AND (OLD.status IS DISTINCT FROM NEW.status OR OLD.available_at IS NOT NULL))
     EXECUTE FUNCTION notify_orchestrator('run');
+-- An event that its worker has dispatched already comes in closed, and wakes nobody.
+CREATE OR REPLACE FUNCTION notify_dispatch_event() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.processed_at IS NULL THEN
+        PERFORM pg_notify('orchestrator_work', 'event');
+    END IF;
+    RETURN NULL;
+END $$;
 DROP TRIGGER IF EXISTS dispatch_event_notify ON workflow_dispatch_events;
 CREATE TRIGGER dispatch_event_notify AFTER INSERT ON workflow_dispatch_events
-    FOR EACH STATEMENT EXECUTE FUNCTION notify_orchestrator('event');
+    FOR EACH ROW EXECUTE FUNCTION notify_dispatch_event();
 DROP TRIGGER IF EXISTS input_submission_notify ON workflow_input_submissions;
 CREATE TRIGGER input_submission_notify AFTER INSERT ON workflow_input_submissions
     FOR EACH STATEMENT EXECUTE FUNCTION notify_orchestrator('input');

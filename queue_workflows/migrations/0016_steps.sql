@@ -109,15 +109,49 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- The rows of a plan, with the run's priority and generation; how many are new. An existing row is left
+-- alone, but one that failed or was cancelled in an earlier generation is opened again.
+CREATE OR REPLACE FUNCTION queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    INSERT INTO workflow_node_jobs AS j
+           (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
+            input_template, ref_heads, generation, finished_at)
+    SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status, r.priority,
+           n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
+           CASE n.status WHEN 'skipped' THEN now() END
+      FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
+           node_id text, node_module text, queue text, required_model text, status text,
+           pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[])
+     WHERE r.id = p_run
+        ON CONFLICT (run_id, node_id) DO UPDATE SET
+           status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
+           ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
+           required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,
+           generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
+           error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
+           seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
+           blocked_reason = NULL, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
+           created_at = now(), started_at = NULL
+     WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled');
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
 -- Returns the claimed job with `run` (out_dir, workflow_name, generation) and, for a template with refs,
 -- `context` (what its ref_heads name). NULL: nothing to claim. SQLSTATE QW001: the finished claim was lost,
--- nothing was written. p_job NULL: nothing to finish.
+-- nothing was written. p_job NULL: nothing to finish. p_next and p_end: what the worker knows to follow
+-- from its node (rows of a plan, the end of the run); taken only if nobody else holds the run, which is
+-- live and in p_generation, and then its event is closed at once.
 CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
     p_model text, p_models text[], p_lane smallint,
     p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer,
-    p_resolved jsonb)
+    p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean)
 RETURNS jsonb LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
@@ -128,6 +162,7 @@ DECLARE
     v_new workflow_node_jobs;
     v_run jsonb;
     v_ctx jsonb;
+    v_ahead boolean := false;
 BEGIN
     IF p_job IS NOT NULL THEN
         UPDATE workflow_node_jobs
@@ -141,8 +176,26 @@ BEGIN
             RAISE EXCEPTION 'claim % of job % is no longer held', p_claim_no, p_job
                 USING ERRCODE = 'QW001';
         END IF;
-        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
-        VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation);
+        IF p_generation IS NOT NULL THEN
+            PERFORM FROM workflow_runs
+              WHERE id = v_old.run_id AND generation = p_generation AND mode = 'node'
+                AND status NOT IN ('queued', 'completed', 'failed', 'cancelled')
+                FOR NO KEY UPDATE SKIP LOCKED;
+            v_ahead := FOUND;
+        END IF;
+        INSERT INTO workflow_dispatch_events
+               (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
+        VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,
+                CASE WHEN v_ahead THEN now() END);
+        IF v_ahead AND p_next IS NOT NULL THEN
+            PERFORM queue_workflows_insert_nodes(v_old.run_id, p_next);
+        END IF;
+        IF v_ahead AND p_end THEN
+            UPDATE workflow_runs
+               SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
+                   updated_at = now()
+             WHERE id = v_old.run_id;
+        END IF;
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
                 worker_id, claim_no)
@@ -206,7 +259,8 @@ BEGIN
           INTO v_ctx FROM workflow_runs r WHERE r.id = v_new.run_id;
     END IF;
     SELECT jsonb_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                              'generation', r.generation)
+                              'generation', r.generation,
+                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
       INTO v_run FROM workflow_runs r WHERE r.id = v_new.run_id;
     RETURN to_jsonb(v_new) || jsonb_build_object('run', v_run, 'context', v_ctx);
 END $$;

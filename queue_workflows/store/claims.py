@@ -46,6 +46,15 @@ class NodeResult(NamedTuple):
     """None when the claim has stored them already."""
 
 
+class Ahead(NamedTuple):
+    """What a worker knows to follow from the node it completes, for the transaction that records it."""
+
+    generation: int
+    rows: str | None
+    """The rows of a plan as JSON text; None: none."""
+    complete: bool
+
+
 class IngestResult(NamedTuple):
     """What a completed ingest job leaves: JSON text and seconds."""
 
@@ -57,7 +66,8 @@ class IngestResult(NamedTuple):
 _NODE_STEP = (
     b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8, %s::boolean,"
     b" %s::boolean, %s::boolean, %s::boolean, %s::text, %s::text[], %s::smallint, %s::text,"
-    b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb) AS job"
+    b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb, %s::integer, %s::jsonb, %s::boolean)"
+    b" AS job"
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
@@ -76,6 +86,7 @@ def node_step(
     who: Claimant,
     *,
     done: NodeResult | None = None,
+    ahead: Ahead | None = None,
     claim: bool = True,
     promote: bool = False,
 ) -> Row | None:
@@ -102,6 +113,7 @@ def node_step(
                 *(who.worker_id, who.host, who.queue, who.lease_s),
                 *(claim, who.obey, promote, who.newest, who.model, who.models, who.lane),
                 *finished,
+                *(ahead or (None, None, None)),
             ),
             prepare=True,
         ).fetchone()

@@ -19,26 +19,6 @@ _ENQUEUE = (
     " FROM workflow_runs r WHERE r.id = %(run_id)s"
     " ON CONFLICT (run_id, node_id) DO NOTHING RETURNING id"
 )
-_INSERT_MANY = (
-    "INSERT INTO workflow_node_jobs AS j (run_id, node_id, node_module, queue, required_model,"
-    " status, priority, pipeline_name, inputs, input_template, ref_heads, generation, finished_at)"
-    " SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status, r.priority,"
-    " n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,"
-    " CASE n.status WHEN 'skipped' THEN now() END"
-    " FROM workflow_runs r, jsonb_to_recordset(%s::jsonb) AS n (node_id text, node_module text,"
-    " queue text, required_model text, status text, pipeline_name text, inputs jsonb,"
-    " input_template jsonb, ref_heads text[]) WHERE r.id = %s"
-    " ON CONFLICT (run_id, node_id) DO UPDATE SET status = EXCLUDED.status,"
-    " inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,"
-    " ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,"
-    " required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,"
-    " generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,"
-    " error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,"
-    " seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',"
-    " blocked_reason = NULL, available_at = NULL, cancel_requested_at = NULL, progress = NULL,"
-    " created_at = now(), started_at = NULL"
-    " WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')"
-)
 
 
 def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
@@ -53,7 +33,12 @@ def insert_many(conn: db.Connection, run_id: str, rows_json: str) -> int:
     An existing row is left alone, except that one that failed or was cancelled in an earlier
     generation is opened again. How many rows are new or opened.
     """
-    return conn.execute(_INSERT_MANY, (rows_json, run_id), prepare=True).rowcount
+    row = conn.execute(
+        "SELECT queue_workflows_insert_nodes(%s::text, %s::jsonb) AS n",
+        (run_id, rows_json),
+        prepare=True,
+    ).fetchone()
+    return row["n"] if row else 0
 
 
 def get(conn: db.Connection, job_id: str) -> Row | None:

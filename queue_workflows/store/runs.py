@@ -19,6 +19,13 @@ WRITABLE = frozenset(
 JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 
 
+_HEAD_COLUMNS = (
+    "SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,"
+    " definition IS NOT NULL AS has_definition,"
+    " (extract(epoch FROM created_at) * 1000000)::bigint AS born FROM workflow_runs"
+)
+
+
 def insert(conn: db.Connection, values: dict[str, Any]) -> Row:
     """Insert a run; the row. `context` is JSON text."""
     row = conn.execute(
@@ -65,14 +72,14 @@ def update(conn: db.Connection, run_id: str, values: dict[str, Any]) -> Row | No
     ).fetchone()
 
 
-def startable(conn: db.Connection, limit: int) -> list[str]:
-    """Queued runs that may start now, in the order in which they should."""
-    rows = conn.execute(
-        "SELECT id FROM workflow_runs WHERE status = 'queued' AND mode = 'node'"
-        " AND available_at IS NULL ORDER BY priority, queued_at, id LIMIT %s",
+def startable(conn: db.Connection, limit: int) -> list[Row]:
+    """Queued runs that may start now, in the order in which they should, as `head` returns them."""
+    return conn.execute(
+        _HEAD_COLUMNS + " WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL"
+        " ORDER BY priority, queued_at, id LIMIT %s",
         (limit,),
+        prepare=True,
     ).fetchall()
-    return [row["id"] for row in rows]
 
 
 def lock(conn: db.Connection, run_id: str, *, nowait: bool = False) -> Row | None:
@@ -83,11 +90,7 @@ def lock(conn: db.Connection, run_id: str, *, nowait: bool = False) -> Row | Non
     return conn.execute(_LOCK_SKIP if nowait else _LOCK, (run_id,), prepare=True).fetchone()
 
 
-_HEAD = (
-    "SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,"
-    " definition IS NOT NULL AS has_definition"
-    " FROM workflow_runs WHERE id = %s"
-)
+_HEAD = _HEAD_COLUMNS + " WHERE id = %s"
 _LOCK = _HEAD + " FOR NO KEY UPDATE"
 _LOCK_SKIP = _HEAD + " FOR NO KEY UPDATE SKIP LOCKED"
 

@@ -189,3 +189,25 @@ _REOPEN = tables.transition(
     ),
     event=sql.SQL("'retried'"),
 )
+
+
+def release_strays(
+    conn: db.Connection, table: tables.JobTable, worker_id: str, keep: list[str]
+) -> list[Row]:
+    """Queue again, counting nothing, what a worker holds without knowing it; the changed rows.
+
+    Such claims come from commits whose reply was lost. `keep` are the job ids that it does know.
+    """
+    parameters = {"worker": worker_id, "keep": keep, "seconds": None, "error": None}
+    detail = payload.encode({"reason": "claimed unknowingly"}, "reason")
+    return conn.execute(_STRAYS_SQL[table.name], parameters | {"detail": detail}).fetchall()
+
+
+_STRAYS_SQL = _both(
+    sql.SQL(
+        "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
+        " finished_at = CASE WHEN {over} THEN now() END"
+        " WHERE j.status = 'running' AND j.worker_id = %(worker)s AND j.id <> ALL (%(keep)s)"
+    ),
+    _BACK_EVENT,
+)

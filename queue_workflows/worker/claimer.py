@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from queue_workflows import db, dispatcher, errors
-from queue_workflows.store import claims, outcomes, tables
+from queue_workflows.store import claims, outcomes, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import current
 
@@ -24,12 +24,20 @@ class Claimer:
         self._table = table
         self._who = who
         self._conn: db.Connection | None = None
+        self._was_lost = False
+        self._mine: list[str] = []
+        """The jobs that this worker knows to hold."""
         self._pause = threading.Event()
 
     def connection(self) -> db.Connection:
         """The connection, opened when there is none."""
         if self._conn is None or self._conn.closed:
-            self._conn = db.connect()
+            conn = db.connect()
+            if self._was_lost:
+                # A commit whose reply was lost may have claimed a job that nobody here knows of.
+                transitions.release_strays(conn, self._table, self._who().worker_id, self._mine)
+                self._was_lost = False
+            self._conn = conn
         return self._conn
 
     def close(self) -> None:
@@ -38,12 +46,17 @@ class Claimer:
         if conn is not None:
             conn.close()
 
+    def _lose(self) -> None:
+        self._was_lost = True
+        self.close()
+
     def claim(self, *, promote: bool = False) -> Row | None:
         """The next job, claimed, or None. Database errors pass, with the connection dropped."""
+        self._mine = []
         try:
             return self._step(None, claim=True, promote=promote)
         except db.Error:
-            self.close()
+            self._lose()
             raise
 
     def claim_batch(
@@ -53,12 +66,13 @@ class Claimer:
 
         Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
         """
+        self._mine = [result.lease.job_id for result in done]
         try:
             return claims.ingest_step(
                 self.connection(), self._who(), done=done, claim=size, promote=promote
             )
         except db.Error:
-            self.close()
+            self._lose()
             raise
 
     def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
@@ -68,11 +82,15 @@ class Claimer:
         been committed is looked up by its claim. Raises `ClaimLost` with nothing written.
         """
         delay = RETRY_FIRST_S
+        ahead = None
+        if self._table.in_run and outcome.kind == "completed":
+            ahead = dispatcher.look_ahead(work.job, outcome.value)
         while True:
             try:
-                return self._record(work, outcome, claim=claim)
+                return self._record(work, outcome, ahead, claim=claim)
             except (db.OperationalError, db.InterfaceError) as error:
-                self.close()
+                self._lose()
+                self._mine = [work.job["id"]]
                 if work.verdict() is not None:
                     raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
                 _log.warning("the result of job %s waits: %s", work.job["id"], error)
@@ -81,9 +99,16 @@ class Claimer:
                 if self._recorded(work):
                     return None
 
-    def _record(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
+    def _record(
+        self,
+        work: current.Work,
+        outcome: outcomes.Outcome,
+        ahead: claims.Ahead | None,
+        *,
+        claim: bool,
+    ) -> Row | None:
         if outcome.kind == "completed":
-            return self._step((work.lease, outcome), claim=claim)
+            return self._step((work.lease, outcome), ahead, claim=claim)
         if outcomes.record(self.connection(), work.lease, outcome) == "skipped" and (
             outcome.kind != "cancelled"
         ):
@@ -93,6 +118,7 @@ class Claimer:
     def _step(
         self,
         done: tuple[tables.Lease, outcomes.Outcome] | None,
+        ahead: claims.Ahead | None = None,
         *,
         claim: bool,
         promote: bool = False,
@@ -100,7 +126,12 @@ class Claimer:
         if self._table.in_run:
             result = outcomes.node_result(*done) if done else None
             return claims.node_step(
-                self.connection(), self._who(), done=result, claim=claim, promote=promote
+                self.connection(),
+                self._who(),
+                done=result,
+                ahead=ahead,
+                claim=claim,
+                promote=promote,
             )
         results = [outcomes.ingest_result(*done)] if done else []
         rows = claims.ingest_step(

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from queue_workflows import config, db, errors, ingest_executor, node_executor
+from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_executor
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, outcomes, tables
@@ -132,6 +132,7 @@ class WorkLoop:
             following = self._claimer.finish(work, outcome, claim=claim and not self._stopping)
         except errors.ClaimLost as error:
             _log.warning("nothing was written: %s", error)
+            dispatcher.forget(str(job.get("run_id")))
             return None
         finally:
             self._watch.end()

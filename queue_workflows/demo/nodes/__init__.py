@@ -1,1 +1,1 @@
-"""The nodes: each module is one, found by its name; its `run` says by its parameters what it takes."""
+"""The nodes, one a module, found by its name; what `run` takes is told by its parameters."""

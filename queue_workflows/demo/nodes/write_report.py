@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from queue_workflows.demo import files
-from queue_workflows.demo.report import contents, html, markdown
+from queue_workflows.demo.report import contents, html, markdown, sections
 
 
 def run(
@@ -14,7 +14,7 @@ def run(
 ) -> dict[str, Any]:
     """Write `report.html` and `report.md`, led by what the person chose."""
     report = contents.compose(
-        contents.Findings(
+        sections.Findings(
             survey=files.read(survey / "survey.json"),
             pairs=files.read(pairs),
             positions=files.read(positions),

@@ -1,0 +1,1 @@
+"""The report: what it says (`contents`), in which pieces (`blocks`), and how they are shown."""

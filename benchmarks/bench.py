@@ -1,0 +1,71 @@
+"""What every measurement gets: the server, how much time it may take, and the peers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from benchmarks import processes
+from benchmarks.server import Server
+
+if TYPE_CHECKING:
+    from benchmarks.peers import Peer
+
+T = TypeVar("T")
+
+
+class Bench:
+    """One run of the benchmark."""
+
+    def __init__(
+        self, server: Server, scratch: Path, *, quick: bool, peers: Sequence[Peer] = ()
+    ) -> None:
+        self.server = server
+        self.quick = quick
+        self.peers = peers
+        self._scratch = scratch
+        self._begun = time.monotonic()
+
+    def pick(self, full: T, quick: T) -> T:
+        """The size for this run."""
+        return quick if self.quick else full
+
+    def say(self, text: str) -> None:
+        """Progress, on stderr."""
+        sys.stderr.write(f"{time.monotonic() - self._begun:6.1f} s  {text}\n")
+        sys.stderr.flush()
+
+    @contextmanager
+    def running(
+        self, dsn: str, *commands: tuple[str, list[str]]
+    ) -> Generator[list[processes.Process]]:
+        """These processes on that database."""
+        with processes.running(dsn, self._scratch, *commands) as started:
+            yield started
+
+    def finish(self, dsn: str, name: str, argv: list[str], timeout_s: float = 120.0) -> None:
+        """Run one process to its end."""
+        with processes.running(dsn, self._scratch, (name, argv)) as (process,):
+            process.wait(timeout_s)
+
+
+def until(
+    true: Callable[[], object],
+    what: str,
+    watched: Sequence[processes.Process] = (),
+    *,
+    timeout_s: float = 120.0,
+    every_s: float = 0.02,
+) -> None:
+    """Wait for a condition; an error that names it after `timeout_s`, or when a process has ended."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        for process in watched:
+            process.check()
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(every_s)

@@ -1,0 +1,52 @@
+"""The host app of the measured workers: bodies that do nothing, and workflows of any size by name."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import queue_workflows
+
+
+def noop() -> dict[str, Any]:
+    """A body that costs nothing."""
+    return {}
+
+
+def stamp() -> dict[str, Any]:
+    """When the body started; the monotonic clock is the same for every process of a machine."""
+    return {"ns": time.monotonic_ns()}
+
+
+def _nodes(name: str) -> list[dict[str, Any]]:
+    shape, _, size = name.partition(":")
+    count = int(size or 1)
+    if shape == "wide":
+        return [{"id": f"n{i}", "node": "noop"} for i in range(count)]
+    if shape == "chain":
+        return [
+            {"id": f"n{i}", "node": "stamp", "depends_on": [f"n{i - 1}"] if i else []}
+            for i in range(count)
+        ]
+    middle = [{"id": f"n{i}", "node": "noop", "depends_on": ["source"]} for i in range(count)]
+    join = {"id": "join", "node": "stamp", "depends_on": [node["id"] for node in middle]}
+    return [{"id": "source", "node": "stamp"}, *middle, join]
+
+
+def load_workflow(name: str) -> dict[str, Any]:
+    """`wide:N`, `chain:N` or `fan:N`: one step that runs the pipeline of the same name."""
+    if name.partition(":")[0] not in ("wide", "chain", "fan"):
+        raise LookupError(f"no workflow {name!r}")
+    return {"name": name, "steps": [{"id": "w", "kind": "pipeline", "pipeline": name}]}
+
+
+def pipeline_schema(name: str) -> dict[str, Any]:
+    """The nodes of a workflow."""
+    return {"name": name, "nodes": _nodes(name)}
+
+
+queue_workflows.register_node("noop", noop)
+queue_workflows.register_node("stamp", stamp)
+queue_workflows.register_ingest_task("noop", lambda reason: {})
+queue_workflows.register_ingest_task("stamp", lambda reason: stamp())
+queue_workflows.set_workflow_provider(load_workflow, pipeline_schema)

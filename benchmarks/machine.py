@@ -1,0 +1,46 @@
+"""What the figures were measured on: no host name and no path."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+
+def cpu_model() -> str:
+    """The processor's name, or its architecture where the kernel tells no more."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def describe(conn: psycopg.Connection[Any], server: str) -> dict[str, str]:
+    """Machine, server and client, in words."""
+    settings = dict(
+        conn.execute(
+            "SELECT name, current_setting(name) FROM pg_settings WHERE name IN"
+            " ('server_version', 'fsync', 'synchronous_commit', 'full_page_writes',"
+            " 'shared_buffers', 'wal_level')"
+        ).fetchall()
+    )
+    names = sorted(settings.keys() - {"server_version"})
+    durable = ", ".join(f"{name} {settings[name]}" for name in names)
+    return {
+        "CPU": f"{cpu_model()}, {os.cpu_count()} cores",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "PostgreSQL": f"{settings['server_version']} ({server}; {durable})",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+        "load average at the start": f"{os.getloadavg()[0]:.1f}",
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }

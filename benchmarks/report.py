@@ -1,0 +1,167 @@
+"""The table on the terminal, the JSON file and the page in docs/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import figures
+
+HEAD = ("row", "ours", "bare", "ratio", "target", "")
+RIGHT = {1, 2}
+_VERDICT = {True: "ok", False: "miss", None: ""}
+
+
+class Section(NamedTuple):
+    """One measurement: its name, how it is done, and what came of it."""
+
+    name: str
+    about: str
+    rows: list[figures.Row]
+    peer_rows: list[figures.PeerRow]
+    error: str | None = None
+
+
+class Report(NamedTuple):
+    """A whole run."""
+
+    machine: Mapping[str, str]
+    quick: bool
+    seconds: float
+    sections: list[Section]
+
+    @property
+    def rows(self) -> list[figures.Row]:
+        """Every row, in order."""
+        return [row for section in self.sections for row in section.rows]
+
+    @property
+    def peer_rows(self) -> list[figures.PeerRow]:
+        """Every peer's row, in order."""
+        return [row for section in self.sections for row in section.peer_rows]
+
+    def as_json(self) -> str:
+        """All of it."""
+        data: dict[str, Any] = {
+            "machine": dict(self.machine),
+            "quick": self.quick,
+            "seconds": round(self.seconds, 1),
+            "rows": [
+                row.as_json() | {"section": section.name}
+                for section in self.sections
+                for row in section.rows
+            ],
+            "peers": [row.as_json() for row in self.peer_rows],
+            "errors": {s.name: s.error for s in self.sections if s.error},
+        }
+        return json.dumps(data, indent=2) + "\n"
+
+
+def cells(row: figures.Row) -> tuple[str, ...]:
+    """A row as the table shows it."""
+    ratio = ""
+    if row.ratio is not None:
+        low, high = min(row.ratios), max(row.ratios)
+        spread = f" ({low:.2f}-{high:.2f})" if len(row.ratios) > 1 else ""
+        ratio = f"{row.ratio:.2f}{spread}"
+    return (
+        row.name,
+        f"{figures.number(row.ours)} {row.unit}",
+        "" if row.bare is None else f"{figures.number(row.bare)} {row.unit}",
+        ratio,
+        "" if row.target is None else str(row.target),
+        _VERDICT[row.met],
+    )
+
+
+def peer_table(report: Report) -> list[tuple[str, ...]]:
+    """Head and lines: the work, ours, then a column a peer."""
+    peers = sorted({row.peer for row in report.peer_rows})
+    lines: list[tuple[str, ...]] = [("work", "ours", *peers)]
+    for work in dict.fromkeys(row.work for row in report.peer_rows):
+        found = {row.peer: row for row in report.peer_rows if row.work == work}
+        any_row = next(iter(found.values()))
+        values = [
+            f"{figures.number(found[p].value)} {found[p].unit}" if p in found else "" for p in peers
+        ]
+        lines.append((work, f"{figures.number(any_row.ours)} {any_row.unit}", *values))
+    return lines
+
+
+def plain(lines: Sequence[Sequence[str]], right: Iterable[int]) -> str:
+    """Columns padded with blanks."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    flush_right = set(right)
+    text: list[str] = []
+    for line in lines:
+        padded = (
+            cell.rjust(width) if i in flush_right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        text.append("  ".join(padded).rstrip())
+    return "\n".join(text)
+
+
+def terminal(report: Report) -> str:
+    """What the command prints."""
+    parts = ["\n".join(f"{name}: {value}" for name, value in report.machine.items())]
+    if report.rows:
+        parts.append(plain([HEAD, *(cells(row) for row in report.rows)], RIGHT))
+    notes = [f"{row.name}: {row.note}" for row in report.rows if row.note]
+    if notes:
+        parts.append("\n".join(notes))
+    if report.peer_rows:
+        lines = peer_table(report)
+        parts.append(plain(lines, range(1, len(lines[0]))))
+    for section in report.sections:
+        if section.error:
+            parts.append(f"not measured to the end: {section.name}: {section.error}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(lines: Sequence[Sequence[str]], right: Iterable[int]) -> str:
+    flush_right = set(right)
+    rule = ["--:" if i in flush_right else "---" for i in range(len(lines[0]))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+_INTRO = """# Performance
+
+Written by `python -m benchmarks --markdown docs/performance.md`; do not edit by hand.
+
+What the engine costs, each figure beside a bare psycopg loop that does the same work on a plain table
+in the same run, on the same server, with the same durability: every commit is flushed to disk. The
+fence, the triggers, the outbox and the events are on in every row. Ours and bare take turns; the ratio
+is the median over the rounds, with the smallest and the largest in brackets. Targets are the design's.
+"""
+
+
+def markdown(report: Report) -> str:
+    """The page."""
+    parts = [_INTRO.rstrip()]
+    if report.quick:
+        parts.append("This was a `--quick` run: fewer rounds, smaller tables.")
+    lines = [("", ""), *((name, value) for name, value in report.machine.items())]
+    parts.append(_markdown_table(lines, ()))
+    parts.append(_markdown_table([HEAD, *(cells(row) for row in report.rows)], RIGHT))
+    if report.peer_rows:
+        peers = peer_table(report)
+        parts.append("## Beside other queues\n\n" + _PEERS)
+        parts.append(_markdown_table(peers, range(1, len(peers[0]))))
+    parts.append("## How each row is measured")
+    for section in report.sections:
+        parts.append(f"### {section.name}\n\n{section.about.strip()}")
+        notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
+        if notes:
+            parts.append("\n".join(notes))
+        if section.error:
+            parts.append(f"Not measured to the end: {section.error}")
+    return "\n\n".join(parts) + "\n"
+
+
+_PEERS = """The same work in the same run, each from the package index in an environment of its own, at its
+defaults but for what the work asks: one job at a time, or batches of 100. They write less than we do:
+pgqueuer deletes a finished job and appends one line to a log, procrastinate keeps the row and an event.
+Drain rates are by the times at which bodies start; pickup is from the return of their enqueue call,
+which ends after the commit, while ours is from the moment at which COMMIT is sent."""

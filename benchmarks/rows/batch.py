@@ -1,0 +1,50 @@
+"""Draining an ingest queue in batches of 100."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks import bare, figures, processes
+from benchmarks.bench import Bench
+from benchmarks.rows import drain
+from queue_workflows import db
+
+ABOUT = """As `drain`, with 20,000 ingest jobs and `queue-claim-worker --batch 100`. Bare is a process that finishes
+100 jobs by `unnest` and claims the next 100, in one round trip and one commit."""
+JOBS = 20_000
+SIZE = 100
+
+
+def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+    """One row."""
+    floor: list[float] = []
+    ours: list[float] = []
+    with (
+        bench.server.database("batch") as dsn,
+        db.connect(limited=False) as conn,
+        bench.running(dsn, ("load", processes.worker("load", "--batch", str(SIZE)))) as started,
+    ):
+        drain.drain_ingest(conn, "load", 500, started)
+        for _ in range(bench.pick(5, 3)):
+            floor.append(_bare(bench, conn, dsn))
+            ours.append(drain.drain_ingest(conn, "load", JOBS, started))
+        floor.append(_bare(bench, conn, dsn))
+    yield figures.Row(
+        f"drain ingest jobs, batches of {SIZE}",
+        figures.middle(ours),
+        "/s",
+        figures.middle(floor),
+        figures.against(ours, floor),
+        figures.at_least(0.45),
+    )
+    for peer in bench.peers:
+        if peer.batches:
+            value = peer.call("batch", JOBS)
+            work = f"drain, batches of {SIZE}"
+            yield figures.PeerRow(work, peer.title, value, "/s", figures.middle(ours))
+
+
+def _bare(bench: Bench, conn: bare.Connection, dsn: str) -> float:
+    bare.fill(conn, "load", JOBS)
+    bench.finish(dsn, "bare-batch", processes.bare("batch", "load", str(SIZE)))
+    return drain.rate(conn, drain.RATE_BARE)

@@ -1,0 +1,120 @@
+"""Draining a queue with one worker, one job at a time: ingest jobs and the nodes of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+
+from benchmarks import bare, figures, processes
+from benchmarks.bench import Bench, until
+from queue_workflows import db, node_queue, run_store
+
+ABOUT = """3,000 jobs whose bodies do nothing wait in the queue when one worker process sees them; the rate is
+from the first start to the last finish by the stored times (for nodes: to the end of the run). `queue-claim-worker`
+serves ingest jobs one by one; for nodes, `queue-claim-worker` and `queue-orchestrator` work on one run of
+3,000 independent nodes. Bare is a process with one connection that calls one SQL function a job, which
+finishes the job it has and then claims the next: one round trip and one commit a job, no events, no
+fence. Ratios are to the mean of the bare rounds before and after."""
+JOBS = 3000
+RATE_BARE = "SELECT count(*) / extract(epoch FROM max(finished_at) - min(started_at)) FROM bare_jobs"
+_INGEST = (
+    "SELECT count(*) / extract(epoch FROM max(finished_at) - min(started_at)) FROM ingest_jobs"
+    " WHERE status = 'completed'"
+)
+_NODES = (
+    "SELECT count(*) / extract(epoch FROM r.finished_at - min(j.started_at))"
+    " FROM workflow_node_jobs j JOIN workflow_runs r ON r.id = j.run_id"
+    " WHERE r.id = %s AND j.status = 'completed' GROUP BY r.finished_at"
+)
+_LEFT = "SELECT EXISTS (SELECT FROM ingest_jobs WHERE status IN ('queued', 'running'))"
+
+
+def rate(conn: bare.Connection, query: str, *values: object) -> float:
+    """The figure that a query with one number gives."""
+    row = conn.execute(query, values or None).fetchone()
+    assert row is not None
+    return float(next(iter(row.values())))
+
+
+def is_true(conn: bare.Connection, query: str, *values: object) -> bool:
+    """The answer of a query with one boolean."""
+    row = conn.execute(query, values or None).fetchone()
+    return bool(row and next(iter(row.values())))
+
+
+def empty_ingest(conn: psycopg.Connection[dict[str, object]]) -> None:
+    """No ingest jobs, and no trace of those before."""
+    conn.execute("TRUNCATE ingest_jobs, ingest_job_events")
+
+
+def empty_runs(conn: psycopg.Connection[dict[str, object]]) -> None:
+    """No runs, and no trace of those before."""
+    conn.execute("TRUNCATE workflow_runs, workflow_node_events CASCADE")
+
+
+def drain_ingest(
+    conn: bare.Connection, queue: str, count: int, watched: list[processes.Process]
+) -> float:
+    """Jobs a second of the running worker of that queue."""
+    empty_ingest(conn)
+    with conn.transaction():
+        node_queue.enqueue_ingest_jobs(task_name="noop", queue=queue, args=[{}] * count, conn=conn)
+        conn.execute("ANALYZE ingest_jobs")
+    until(lambda: not is_true(conn, _LEFT), f"{count} ingest jobs done", watched)
+    return rate(conn, _INGEST)
+
+
+def drain_nodes(conn: bare.Connection, count: int, watched: list[processes.Process]) -> float:
+    """Nodes a second of the running worker and orchestrator."""
+    empty_runs(conn)
+    run_id = run_store.insert_run(workflow_name=f"wide:{count}")["id"]
+    over = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
+    until(lambda: is_true(conn, over, run_id), f"a run of {count} nodes done", watched)
+    if not is_true(conn, "SELECT status = 'completed' FROM workflow_runs WHERE id = %s", run_id):
+        raise RuntimeError(f"the run ended otherwise: {run_store.get_run(run_id)}")
+    return rate(conn, _NODES, run_id)
+
+
+def drain_bare(bench: Bench, conn: bare.Connection, dsn: str, count: int) -> float:
+    """Jobs a second of the bare loop."""
+    bare.fill(conn, "load", count)
+    bench.finish(dsn, "bare-drain", processes.bare("drain", "load"))
+    return rate(conn, RATE_BARE)
+
+
+def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+    """A row for ingest jobs and one for nodes."""
+    commands = (
+        ("orchestrator", processes.orchestrator()),
+        ("cpu", processes.worker("cpu")),
+        ("load", processes.worker("load")),
+    )
+    floor: list[float] = []
+    ingest: list[float] = []
+    nodes: list[float] = []
+    with (
+        bench.server.database("drain") as dsn,
+        db.connect(limited=False) as conn,
+        bench.running(dsn, *commands) as started,
+    ):
+        drain_ingest(conn, "load", 50, started)
+        drain_nodes(conn, 50, started)
+        for _ in range(bench.pick(5, 3)):
+            floor.append(drain_bare(bench, conn, dsn, JOBS))
+            ingest.append(drain_ingest(conn, "load", JOBS, started))
+            nodes.append(drain_nodes(conn, JOBS, started))
+        floor.append(drain_bare(bench, conn, dsn, JOBS))
+    for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.4)):
+        yield figures.Row(
+            f"drain {name}, one by one",
+            figures.middle(rates),
+            "/s",
+            figures.middle(floor),
+            figures.against(rates, floor),
+            figures.at_least(limit),
+        )
+    for peer in bench.peers:
+        value = peer.call("drain", JOBS)
+        work = "drain, one by one"
+        yield figures.PeerRow(work, peer.title, value, "/s", figures.middle(ingest))

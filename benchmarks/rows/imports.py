@@ -1,0 +1,50 @@
+"""Import time, in fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from benchmarks import figures, processes
+from benchmarks.bench import Bench
+
+ABOUT = """`import` in a fresh interpreter each time, timed inside it, the smallest of several; the three
+imports take turns. Beside it `import psycopg`, which every worker needs."""
+_CODE = (
+    "import sys, time; begun = time.perf_counter(); __import__(sys.argv[1]);"
+    " print(time.perf_counter() - begun)"
+)
+MODULES = ("psycopg", "queue_workflows", "queue_workflows.claim_worker")
+
+
+def seconds(module: str) -> float:
+    """How long one import took."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, module],
+        env=processes.environment(os.environ.get("QUEUE_WORKFLOWS_DB_URL", "")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+def run(bench: Bench) -> Iterator[figures.Row]:
+    """Two rows against their limits in ms."""
+    times: dict[str, list[float]] = {module: [] for module in MODULES}
+    for _ in range(bench.pick(12, 5)):
+        for module in MODULES:
+            times[module].append(seconds(module) * 1000)
+    psycopg = times["psycopg"]
+    limits = {"queue_workflows": 30.0, "queue_workflows.claim_worker": 160.0}
+    for module, limit in limits.items():
+        yield figures.Row(
+            f"import {module}",
+            min(times[module]),
+            "ms",
+            min(psycopg),
+            figures.paired(times[module], psycopg),
+            figures.own_at_most(limit),
+        )

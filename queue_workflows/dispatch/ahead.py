@@ -1,0 +1,58 @@
+"""What a worker can decide about the node it completes without a look at the database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from queue_workflows import errors
+from queue_workflows.dispatch import advance, hooks, knowledge
+from queue_workflows.store import claims, payload
+from queue_workflows.types import JsonDict, Row
+
+
+class _MustLook(Exception):  # noqa: N818  a way out of a plan, not an error
+    """The plan asked for something that only the database knows."""
+
+
+class _OwnReader:
+    """Knows the completed node's result, and nothing else."""
+
+    def __init__(self, node_id: str, delta: JsonDict) -> None:
+        self._node_id = node_id
+        self._delta = delta
+
+    def done_among(self, ids: Collection[str]) -> set[str]:
+        raise _MustLook
+
+    def present(self, ids: Collection[str]) -> set[str]:
+        raise _MustLook
+
+    def done_all(self) -> set[str]:
+        raise _MustLook
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:
+        if heads is None or heads != {self._node_id}:
+            raise _MustLook
+        return {self._node_id: self._delta}
+
+
+def look(job: Row, delta: JsonDict) -> claims.Ahead | None:
+    """What follows from a claimed node that returned `delta`; None when the database must be asked.
+
+    Call `knowledge.forget` when the node is not recorded as completed after all.
+    """
+    run: Row = {"id": job["run_id"], **(job.get("run") or {})}
+    if hooks.host_resolves() or "born" not in run:
+        return None
+    progress = knowledge.recall(run)
+    if progress is None:
+        return None
+    try:
+        made = advance.make_plan(progress, run, _OwnReader(job["node_id"], delta), [job["node_id"]])
+        if made.failure is not None:
+            return None
+        rows = payload.encode_plan(made.rows) if made.rows else None
+    except (_MustLook, errors.InvalidPayload):
+        return None
+    return claims.Ahead(run["generation"], rows, made.complete)

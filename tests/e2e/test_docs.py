@@ -1,0 +1,140 @@
+"""Whatever README and docs/ show works: the blocks of each page run in order, links lead on."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from queue_workflows import model_registry
+from tests.support import markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = {page: markdown.blocks(page) for page in PAGES}
+COMMAND_S = 60
+_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+class Reader:
+    """Somebody who follows a page, in an empty folder, with the database of the test run."""
+
+    def __init__(self, folder: Path, dsn: str) -> None:
+        self.folder = folder
+        self.dsn = dsn
+        self.names: dict[str, Any] = {"__name__": "page"}
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "QUEUE_WORKFLOWS_DB_URL": dsn,
+            **{name: text for name, text in os.environ.items() if name.startswith("COVERAGE_")},
+        }
+
+    def follow(self, block: markdown.Block) -> None:
+        """Store the block if it has a file's name, then do what it says."""
+        if block.file:
+            (self.folder / block.file).write_text(block.text, encoding="utf-8")
+        {"python": self._python, "sql": self._sql, "console": self._console}[block.language](block)
+
+    def _python(self, block: markdown.Block) -> None:
+        code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+        exec(code, self.names)
+
+    def _sql(self, block: markdown.Block) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            try:
+                conn.execute(block.text.encode())
+            except psycopg.Error as error:
+                pytest.fail(f"{block}: {error}")
+
+    def _console(self, block: markdown.Block) -> None:
+        for command in markdown.commands(block):
+            done = subprocess.run(
+                ["bash", "-c", command.text],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_S,
+                check=False,
+            )
+            got = f"{block}: $ {command.text}\n{done.stdout}{done.stderr}"
+            assert done.returncode == 0, f"exit code {done.returncode}: {got}"
+            same = doctest.OutputChecker().check_output(command.output, done.stdout, _FLAGS)
+            assert same or not command.output, f"the page shows\n{command.output}but {got}"
+
+
+@pytest.fixture
+def reader(
+    db: ModuleType, own_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Reader]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield Reader(tmp_path, own_database.dsn)
+    model_registry.clear_for_tests()
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=_name)
+def test_blocks_of_page_run(page: Path, reader: Reader) -> None:
+    for block in BLOCKS[page]:
+        if block.language in markdown.RUN and not block.no_run:
+            reader.follow(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_no_block_hides_from_being_run(page: Path) -> None:
+    known = {*markdown.RUN, *markdown.SHOWN}
+    assert not [f"{b}: language {b.language!r}" for b in BLOCKS[page] if b.language not in known]
+    assert not [str(b) for b in BLOCKS[page] if b.no_run and len(b.no_run.split()) < 3]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in markdown.links(page):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{_name(page)}: {link}"
+        if anchor:
+            assert anchor in markdown.anchors(target), f"{_name(page)}: {link}"
+
+
+def test_a_wrong_block_fails(reader: Reader, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nassert 1 == 2\n```\n\n```sql\nSELECT nothing FROM nowhere\n```\n\n"
+        "```console\n$ false\n```\n\n```console\n$ echo one\ntwo\n```\n"
+    )
+    for block in markdown.blocks(page):
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            reader.follow(block)
+
+
+def test_commands_and_marks_are_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- no-run: needs two machines -->\n\n```console\n$ a \\\n  b\n$ c\nout\n```\n"
+        "text\n<!-- file: app.py -->\n```python\nx = 1\n```\n"
+    )
+    first, second = markdown.blocks(page)
+    assert (first.no_run, first.line, second.file) == ("needs two machines", 4, "app.py")
+    assert markdown.commands(first) == [("a \\\n  b", ""), ("c", "out\n")]

@@ -1,0 +1,130 @@
+"""`queue-workflows up` with real processes and real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import ModuleType
+
+import psycopg
+
+from queue_workflows import config, node_queue, run_store
+from tests.support import toyhost
+from tests.support.commands import TOYHOST, Command, Commands
+from tests.support.wait import until
+
+UP = ("queue-workflows", "up", "--app", TOYHOST)
+SMALL = (*UP, "--cpu", "2", "--gpu", "0", "--no-ingest")
+
+
+def queued(workflow: str, folder: Path, **more: object) -> str:
+    context = {"folder": str(folder)}
+    return run_store.insert_run(workflow_name=workflow, context=context, **more)["id"]  # type: ignore[arg-type]
+
+
+def status(run_id: str) -> str:
+    run = run_store.get_run(run_id)
+    assert run
+    return run["status"]
+
+
+def stopped(up: Command) -> None:
+    """Ctrl-C ends it with 0 and leaves no process."""
+    up.send(signal.SIGINT)
+    assert up.wait() == 0, up.err
+    until(lambda: not up.family())
+
+
+def test_all_roles_run_and_ctrl_c_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
+    up = cli.start(*UP, "--cpu", "1")
+    run_id = queued("full", tmp_path)
+    until(lambda: toyhost.pids(tmp_path, "predict"), timeout_s=30)
+    config.register_ingest_task("note", toyhost.note)
+    config.configure(ingest_queues={"notes"})
+    job_id = node_queue.enqueue_ingest_job(
+        task_name="note", queue="notes", args={"folder": str(tmp_path)}
+    )
+    until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed")
+    for part in ("orchestrator", "--queue cpu", "--queue gpu", "--queue notes", "scheduler"):
+        assert len(up.pids(part)) == 1, part
+    assert status(run_id) == "running"
+    assert "starting orchestrator, 1 cpu, 1 gpu, notes, scheduler" in up.err
+    stopped(up)
+
+
+def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_path: Path) -> None:
+    up = cli.start(*SMALL)
+    run_id = queued("hold", tmp_path)
+    first = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
+    killed_at = time.monotonic()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: len(toyhost.pids(tmp_path, "hold")) == 2, timeout_s=5)
+    until(lambda: status(run_id) == "completed")
+    assert time.monotonic() - killed_at < 5
+    job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
+    assert (job["crash_count"], job["claim_no"]) == (1, 2)
+    until(lambda: len(up.pids("--queue cpu")) == 2)
+    stopped(up)
+
+
+def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -> None:
+    config.register_ingest_task("note", toyhost.note)
+    config.configure(ingest_queues={"notes"})
+    args = {"folder": str(tmp_path), "wait": True}
+    job_id = node_queue.enqueue_ingest_job(task_name="note", queue="notes", args=args)
+    up = cli.start("queue-workflows", "up", "--app", "tests.support.toyhost:ingest_only")
+    first = until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)[0]
+    assert up.pids("--queue cpu") == [], "an app without nodes has no node workers"
+    (tmp_path / "go").touch()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed", timeout_s=15)
+    stopped(up)
+
+
+def test_a_killed_orchestrator_comes_back(cli: Commands, tmp_path: Path) -> None:
+    up = cli.start(*SMALL)
+    first = until(lambda: up.pids("queue_workflows.orchestrator"), timeout_s=30)[0]
+    until(lambda: "dispatches" in up.err, timeout_s=30)
+    os.kill(first, signal.SIGKILL)
+    run_id = queued("chain", tmp_path)
+    until(lambda: status(run_id) == "completed", timeout_s=20)
+    assert up.pids("queue_workflows.orchestrator") != [first]
+    stopped(up)
+
+
+def test_two_on_one_database_share_the_work_and_one_may_go(cli: Commands, tmp_path: Path) -> None:
+    one, two = cli.start(*SMALL), cli.start(*SMALL)
+    until(lambda: all("works on" in up.err for up in (one, two)), timeout_s=30)
+    runs = [queued("chain", tmp_path) for _ in range(5)]
+    stopped(one)
+    runs += [queued("chain", tmp_path) for _ in range(5)]
+    until(lambda: all(status(run_id) == "completed" for run_id in runs), timeout_s=20)
+    assert len(toyhost.pids(tmp_path, "quick")) == 20, "every node once"
+    stopped(two)
+
+
+def test_a_database_that_is_away_is_waited_for(
+    cli: Commands, dsn: str, db: ModuleType, tmp_path: Path
+) -> None:
+    name = "queue_workflows_late_test"
+    away = dsn.replace("queue_workflows_test", name)
+    assert away != dsn
+    up = cli.start(*SMALL, QUEUE_WORKFLOWS_DB_URL=away)
+    until(lambda: "does not answer, waiting for it" in up.err, timeout_s=20)
+    assert "starting" not in up.err
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+        try:
+            until(lambda: "works on" in up.err, timeout_s=30)
+            stopped(up)
+        finally:
+            up.close()
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_ctrl_c_ends_the_wait_for_a_database(cli: Commands) -> None:
+    up = cli.start(*SMALL, QUEUE_WORKFLOWS_DB_URL="postgresql://127.0.0.1:1/none")
+    until(lambda: "does not answer, waiting for it" in up.err, timeout_s=20)
+    stopped(up)

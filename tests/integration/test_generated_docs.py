@@ -1,0 +1,44 @@
+"""The generated pages say what the code and the migrated database say."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+import pytest
+
+from queue_workflows import config
+from tests.support import catalog, docgen
+
+REMEDY = "make it anew: python -m tests.support.docgen"
+
+
+@pytest.mark.parametrize("page", ["docs/configuration.md", "docs/schema.md"])
+def test_page_is_what_the_generator_makes(dsn: str, page: str) -> None:
+    made = docgen.pages(dsn)[page].splitlines()
+    committed = (docgen.ROOT / page).read_text(encoding="utf-8").splitlines()
+    difference = "\n".join(
+        difflib.unified_diff(committed, made, page, "generated", lineterm="", n=0)
+    )
+    assert not difference, f"{REMEDY}\n{difference}"
+
+
+def test_every_knob_and_argument_is_on_the_page() -> None:
+    text = docgen.configuration()
+    missing = [name for name in config.KNOBS if f"`QUEUE_WORKFLOWS_{name}`" not in text]
+    missing += [
+        n for n in inspect.signature(config.configure).parameters if f"| `{n}` |" not in text
+    ]
+    assert not missing
+
+
+def test_every_channel_has_a_sender(dsn: str) -> None:
+    channels = catalog.read(dsn).channels
+    assert {"node_job_ready", "ingest_job_ready", "worker_control"} <= channels.keys()
+    assert all(channels.values())
+
+
+def test_a_table_nobody_described_is_refused(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(catalog.PURPOSES, "workers")
+    with pytest.raises(KeyError, match="'workers'"):
+        catalog.read(dsn)

@@ -1,0 +1,144 @@
+"""What JSON or the database cannot carry is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from queue_workflows import errors
+from queue_workflows.store import payload
+
+
+def nested(levels: int, leaf: Any = 1) -> Any:
+    for _ in range(levels):
+        leaf = {"a": leaf}
+    return leaf
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": "b\x00c"},
+        {"a\x00": 1},
+        "\x00",
+        [["deep", {"x": "\x00"}]],
+        {"a": "\ud800"},
+        ["\udfff and text"],
+        {"\udc00": 1},
+        {"a": math.nan},
+        [math.inf],
+        -math.inf,
+        {"a": {1, 2}},
+        {"a": b"bytes"},
+        {"a": datetime(2020, 1, 1)},
+        {"a": object()},
+        {1: "int key"},
+        {None: 1},
+        {"a": [{True: 1}]},
+        {("t",): 1},
+        10**5000,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_stored_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(errors.InvalidPayload, match="the thing") as caught:
+        payload.encode(value, "the thing")
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        [],
+        0,
+        -0.0,
+        1e308,
+        10**30,
+        True,
+        "text",
+        "🎬 and \\u0000 as letters and \t\n\x01\x7f",
+        {"a": [1, {"b": None}], "ключ": "значение", "": ""},
+        {"a": "\\ud800 spelled out"},
+        {"$from": "looks like a ref"},
+    ],
+)
+def test_what_json_carries_round_trips(value: Any) -> None:
+    assert json.loads(payload.encode(value, "it")) == value
+
+
+def test_a_tuple_is_stored_as_a_list() -> None:
+    assert payload.encode({"a": (1, (2,))}, "it") == '{"a": [1, [2]]}'
+
+
+def test_nesting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload.encode(nested(64), "it")
+    with pytest.raises(errors.InvalidPayload, match="it: nested deeper than 64 levels"):
+        payload.encode(nested(65), "it")
+    with pytest.raises(errors.InvalidPayload, match="deeper"):
+        payload.encode(nested(100_000), "it")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "2")
+    payload.encode([[1]], "it")
+    with pytest.raises(errors.InvalidPayload, match="deeper than 2"):
+        payload.encode([[[]]], "it")
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    with pytest.raises(errors.InvalidPayload, match="deeper"):
+        payload.encode(loop, "it")
+
+
+def test_a_value_that_holds_itself_twice_is_refused_before_it_explodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "16")
+    value: Any = []
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(errors.InvalidPayload, match="lists and objects"):
+        payload.encode(value, "it")
+
+
+def test_size_is_bounded_and_the_text_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload.encode("x" * (1024 * 1024 - 2), "it")
+    with pytest.raises(errors.InvalidPayload, match=r"it: 1024 KiB .* 1024 KiB of MAX_PAYLOAD_KB"):
+        payload.encode("x" * (1024 * 1024 - 1), "it")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "1")
+    with pytest.raises(errors.InvalidPayload, match="store a path instead"):
+        payload.encode({"a": "é" * 200}, "it")
+
+
+def test_the_check_costs_a_large_flat_dict_less_than_writing_it_thrice() -> None:
+    value = {f"key{i}": f"text {i}" for i in range(20_000)}
+
+    def best(call: Any) -> float:
+        times: list[float] = []
+        for _ in range(5):
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    assert best(lambda: payload.encode(value, "it")) < 3 * best(lambda: json.dumps(value)) + 0.005
+
+
+def test_an_error_text_is_storable_and_cut() -> None:
+    text = payload.error_text("a\x00b\ud800" + "x" * 9000)
+    assert text.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}x")
+    assert len(text) == 8000
+
+
+def test_an_error_that_cannot_be_printed_is_still_an_error_text() -> None:
+    class Spiteful(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert payload.error_text(Spiteful()) == "Spiteful that cannot be printed"
