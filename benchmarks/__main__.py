@@ -31,8 +31,8 @@ PEERS_S = 120.0
 """Longest run; what is not measured by then is said to be missing. Peers come on top."""
 
 
-class Ended(BaseException):
-    """The time is over, or somebody wants us to stop."""
+class Ended(KeyboardInterrupt):
+    """The time is over, or somebody wants us to stop. psycopg cancels what runs at a Ctrl-C."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -33,6 +33,17 @@ class Bench:
     def pick(self, full: T, quick: T) -> T:
         """The size for this run."""
         return quick if self.quick else full
+
+    def rounds(self, full: int, quick: int, *, full_s: float, quick_s: float) -> Iterator[int]:
+        """Rounds up to a number; after the first, none begins that would end past the time."""
+        begun = time.monotonic()
+        limit = self.pick(full_s, quick_s)
+        for done in range(self.pick(full, quick)):
+            spent = time.monotonic() - begun
+            if done and spent * (done + 1) / done > limit:
+                self.say(f"{done} rounds took {spent:.0f} s: no more")
+                return
+            yield done
 
     def say(self, text: str) -> None:
         """Progress, on stderr."""

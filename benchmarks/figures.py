@@ -73,6 +73,7 @@ class Row(NamedTuple):
             "ratio": self.ratio,
             "ratio_min": min(self.ratios, default=None),
             "ratio_max": max(self.ratios, default=None),
+            "rounds": len(self.ratios),
             "target": None if self.target is None else str(self.target),
             "met": self.met,
             "note": self.note,

@@ -12,11 +12,13 @@ from queue_workflows import db
 ABOUT = """As `drain`, with 20,000 ingest jobs and `queue-claim-worker --batch 100`. Bare is a process that finishes
 100 jobs by `unnest` and claims the next 100, in one round trip and one commit."""
 JOBS = 20_000
+QUICK_JOBS = 10_000
 SIZE = 100
 
 
 def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
     """One row."""
+    count = bench.pick(JOBS, QUICK_JOBS)
     floor: list[float] = []
     ours: list[float] = []
     with (
@@ -25,10 +27,10 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
         bench.running(dsn, ("load", processes.worker("load", "--batch", str(SIZE)))) as started,
     ):
         drain.drain_ingest(conn, "load", 500, started)
-        for _ in range(bench.pick(5, 3)):
-            floor.append(_bare(bench, conn, dsn))
-            ours.append(drain.drain_ingest(conn, "load", JOBS, started))
-        floor.append(_bare(bench, conn, dsn))
+        for _ in bench.rounds(5, 3, full_s=25, quick_s=8):
+            floor.append(_bare(bench, conn, dsn, count))
+            ours.append(drain.drain_ingest(conn, "load", count, started))
+        floor.append(_bare(bench, conn, dsn, count))
     yield figures.Row(
         f"drain ingest jobs, batches of {SIZE}",
         figures.middle(ours),
@@ -36,15 +38,16 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
         figures.middle(floor),
         figures.against(ours, floor),
         figures.at_least(0.45),
+        f"{count:,} jobs" if bench.quick else "",
     )
     for peer in bench.peers:
         if peer.batches:
-            value = peer.call("batch", JOBS)
+            value = peer.call("batch", count)
             work = f"drain, batches of {SIZE}"
             yield figures.PeerRow(work, peer.title, value, "/s", figures.middle(ours))
 
 
-def _bare(bench: Bench, conn: bare.Connection, dsn: str) -> float:
-    bare.fill(conn, "load", JOBS)
+def _bare(bench: Bench, conn: bare.Connection, dsn: str, count: int) -> float:
+    bare.fill(conn, "load", count)
     bench.finish(dsn, "bare-batch", processes.bare("batch", "load", str(SIZE)))
     return drain.rate(conn, drain.RATE_BARE)

@@ -17,6 +17,7 @@ serves ingest jobs one by one; for nodes, `queue-claim-worker` and `queue-orches
 finishes the job it has and then claims the next: one round trip and one commit a job, no events, no
 fence. Ratios are to the mean of the bare rounds before and after."""
 JOBS = 3000
+QUICK_JOBS = 1000
 RATE_BARE = "SELECT count(*) / extract(epoch FROM max(finished_at) - min(started_at)) FROM bare_jobs"
 _INGEST = (
     "SELECT count(*) / extract(epoch FROM max(finished_at) - min(started_at)) FROM ingest_jobs"
@@ -100,11 +101,12 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
     ):
         drain_ingest(conn, "load", 50, started)
         drain_nodes(conn, 50, started)
-        for _ in range(bench.pick(5, 3)):
-            floor.append(drain_bare(bench, conn, dsn, JOBS))
-            ingest.append(drain_ingest(conn, "load", JOBS, started))
-            nodes.append(drain_nodes(conn, JOBS, started))
-        floor.append(drain_bare(bench, conn, dsn, JOBS))
+        count = bench.pick(JOBS, QUICK_JOBS)
+        for _ in bench.rounds(5, 3, full_s=45, quick_s=12):
+            floor.append(drain_bare(bench, conn, dsn, count))
+            ingest.append(drain_ingest(conn, "load", count, started))
+            nodes.append(drain_nodes(conn, count, started))
+        floor.append(drain_bare(bench, conn, dsn, count))
     for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.4)):
         yield figures.Row(
             f"drain {name}, one by one",
@@ -113,8 +115,9 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
             figures.middle(floor),
             figures.against(rates, floor),
             figures.at_least(limit),
+            f"{count:,} jobs" if bench.quick else "",
         )
     for peer in bench.peers:
-        value = peer.call("drain", JOBS)
+        value = peer.call("drain", count)
         work = "drain, one by one"
         yield figures.PeerRow(work, peer.title, value, "/s", figures.middle(ingest))

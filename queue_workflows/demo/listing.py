@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules"})
-CACHES = frozenset({"__pycache__"})
 TESTS = frozenset({"test", "tests", "idle_test"})
 READING_COST_BYTES = 1024
 """What opening a file costs, as so many bytes of parsing; many small files are work too."""
@@ -120,27 +119,20 @@ def _walk(top: Path, left_out: Counter[str]) -> Iterator[tuple[str, int]]:
 
 
 def _prune(here: Path, folders: list[str], left_out: Counter[str]) -> None:
-    """Take out the folders that `os.walk` shall not enter."""
+    """Take out the folders that `os.walk` shall not enter.
+
+    Caches come and go between two looks: they are not counted, so that the report stays the same.
+    """
     for name in list(folders):
-        reason = _why_not(here / name)
-        if reason is not None:
+        about = _about(here / name)
+        if name == "__pycache__" or name.startswith("."):
             folders.remove(name)
-            left_out[reason] += 1
-
-
-def _why_not(folder: Path) -> str | None:
-    """Why a folder is not entered, or None."""
-    if folder.name in TESTS:
-        return "folders of tests"
-    if folder.name in CACHES:
-        return "caches"
-    if folder.name in INSTALLED:
-        return "folders of installed code"
-    if folder.name.startswith("."):
-        return "hidden folders"
-    about = _about(folder)
-    is_link = about is not None and stat.S_ISLNK(about.st_mode)
-    return "links and special files" if is_link else None
+        elif name in TESTS or name in INSTALLED:
+            folders.remove(name)
+            left_out["folders of tests" if name in TESTS else "folders of installed code"] += 1
+        elif about is not None and stat.S_ISLNK(about.st_mode):
+            folders.remove(name)
+            left_out["links and special files"] += 1
 
 
 def _about(path: Path) -> os.stat_result | None:

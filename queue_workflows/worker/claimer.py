@@ -25,7 +25,7 @@ class Claimer:
         self._who = who
         self._conn: db.Connection | None = None
         self._was_lost = False
-        self._mine: list[str] = []
+        self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
         self._pause = threading.Event()
 
@@ -35,7 +35,9 @@ class Claimer:
             conn = db.connect()
             if self._was_lost:
                 # A commit whose reply was lost may have claimed a job that nobody here knows of.
-                transitions.release_strays(conn, self._table, self._who().worker_id, self._mine)
+                transitions.release_strays(
+                    conn, self._table, self._who().worker_id, sorted(self._held)
+                )
                 self._was_lost = False
             self._conn = conn
         return self._conn
@@ -52,12 +54,13 @@ class Claimer:
 
     def claim(self, *, promote: bool = False) -> Row | None:
         """The next job, claimed, or None. Database errors pass, with the connection dropped."""
-        self._mine = []
         try:
-            return self._step(None, claim=True, promote=promote)
+            job = self._step(None, claim=True, promote=promote)
         except db.Error:
             self._lose()
             raise
+        self._held = {job["id"]} if job else set()
+        return job
 
     def claim_batch(
         self, size: int, done: Sequence[claims.IngestResult] = (), *, promote: bool = False
@@ -66,31 +69,49 @@ class Claimer:
 
         Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
         """
-        self._mine = [result.lease.job_id for result in done]
         try:
-            return claims.ingest_step(
+            jobs = claims.ingest_step(
                 self.connection(), self._who(), done=done, claim=size, promote=promote
             )
         except db.Error:
             self._lose()
             raise
+        self._held -= {result.lease.job_id for result in done}
+        self._held |= {job["id"] for job in jobs}
+        return jobs
 
     def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
         """Record how the job ended and, if `claim`, take the next; the next job, or None.
 
-        While the database is away the write is retried until the lease ends; an outcome that may have
-        been committed is looked up by its claim. Raises `ClaimLost` with nothing written.
+        While the database is away the write is retried until the lease ends; an outcome that may
+        have been committed is looked up by its claim. Raises `ClaimLost` with nothing written.
         """
-        delay = RETRY_FIRST_S
         ahead = None
         if self._table.in_run and outcome.kind == "completed":
             ahead = dispatcher.look_ahead(work.job, outcome.value)
+        following = None
+        try:
+            following = self._insist(work, outcome, ahead, claim=claim)
+        finally:
+            self._held.discard(work.job["id"])
+        if following is not None:
+            self._held.add(following["id"])
+        return following
+
+    def _insist(
+        self,
+        work: current.Work,
+        outcome: outcomes.Outcome,
+        ahead: claims.Ahead | None,
+        *,
+        claim: bool,
+    ) -> Row | None:
+        delay = RETRY_FIRST_S
         while True:
             try:
                 return self._record(work, outcome, ahead, claim=claim)
             except (db.OperationalError, db.InterfaceError) as error:
                 self._lose()
-                self._mine = [work.job["id"]]
                 if work.verdict() is not None:
                     raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
                 _log.warning("the result of job %s waits: %s", work.job["id"], error)

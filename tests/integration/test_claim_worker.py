@@ -446,3 +446,31 @@ def test_the_worker_dispatches_what_it_finished_without_an_orchestrator(body: Bo
     with running(worker()):
         wait.until(lambda: (run_store.get_run(run["id"]) or {})["status"] == "completed")
     assert node_queue.count_unprocessed_dispatch_events() == 0
+
+
+def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
+    body: Body, monkeypatch: Any
+) -> None:
+    first = queued("quick")
+    run_id = job(first)["run_id"]
+    second = node_queue.enqueue_node_job(
+        run_id=run_id, node_id="m", node_module="quick", queue="cpu"
+    )
+    real = claims.node_step
+    cut: list[bool] = []
+
+    def step(conn: database.Connection, who: claims.Claimant, **more: Any) -> Row | None:
+        found = real(conn, who, **more)
+        if more.get("done") is not None and not cut:
+            cut.append(True)
+            conn.close()
+            raise database.OperationalError("the reply was lost")
+        return found
+
+    monkeypatch.setattr(claims, "node_step", step)
+    with running(worker()):
+        wait.until(lambda: job(second)["status"] == "completed", timeout_s=5)
+    assert job(first)["claim_no"] == 1
+    assert job(second)["claim_no"] == 2
+    assert event_types(second) == ["claimed", "requeued", "claimed", "completed"]
+    assert job(second)["crash_count"] == 0

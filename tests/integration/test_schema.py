@@ -104,33 +104,38 @@ PLAIN = {
 }
 
 
+@pytest.fixture(scope="module")
+def spare(own_database: database.Database) -> Generator[str]:
+    """The DSN of a database for this module alone."""
+    name = own_database.fresh_name()
+    yield own_database.create(name)
+    own_database.drop(name)
+
+
 @pytest.fixture
 def fresh(
-    fresh_database: str, clean_process: None, monkeypatch: pytest.MonkeyPatch
+    spare: str, clean_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[ModuleType]:
     """`queue_workflows.db` on a database without our schema."""
     from queue_workflows import db
 
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    with psycopg.connect(spare, autocommit=True) as conn:
+        conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", spare)
     yield db
     db.close_pool()
 
 
 @pytest.fixture(scope="module")
-def at_12(
-    own_database: database.Database, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
+def at_12(spare: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The catalogue of a database with 0001 to 0012."""
     from queue_workflows import db
 
-    name = own_database.fresh_name()
     folder = schemas.chain_up_to(12, tmp_path_factory.mktemp("chain") / "to12")
-    with database.environment(QUEUE_WORKFLOWS_DB_URL=own_database.create(name)):
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=spare), db.connect() as conn:
+        conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         db.bootstrap(migrations_dir=folder)
-        with db.connect() as conn:
-            found = schemas.catalogue(conn)
-    own_database.drop(name)
-    return found
+        return schemas.catalogue(conn)
 
 
 # --- the contract's tables ---------------------------------------------------------------------
@@ -436,12 +441,12 @@ def test_waiting_for_a_schema_sees_it_come(fresh: ModuleType) -> None:
 
 
 def test_waiting_outlasts_a_database_that_is_away(
-    fresh: ModuleType, monkeypatch: pytest.MonkeyPatch, fresh_database: str
+    fresh: ModuleType, monkeypatch: pytest.MonkeyPatch, spare: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@/x?host=/nowhere&port=1")
 
     def back(_: float) -> None:
-        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", spare)
         fresh.bootstrap()
 
     assert fresh.wait_for_schema(1, sleep_fn=back) == HEAD

@@ -28,7 +28,12 @@ class Command:
     """A running command; what it prints is in files, so that no pipe blocks it or its children."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, stdin: int | None = None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = None,
     ) -> None:
         self.mark = secrets.token_hex(8)
         self._out = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
@@ -38,7 +43,7 @@ class Command:
             cwd=ROOT,
             env={**os.environ, **env, _MARK: self.mark},
             stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=self._out,
+            stdout=self._out if stdout is None else stdout,
             stderr=self._err,
             start_new_session=True,
         )

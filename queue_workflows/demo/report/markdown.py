@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from queue_workflows.demo.report.blocks import (
@@ -37,7 +38,7 @@ def _block(block: Block) -> str:
         case Bars():
             return _titled(block.title, _bars(block))
         case Columns():
-            rows = zip(block.labels, map(str, block.counts), strict=True)
+            rows = zip(block.labels, (f"{count:,}" for count in block.counts), strict=True)
             return _titled(block.title, _table([block.axis, "functions"], rows, numbers=1))
         case Matrix():
             rows = [
@@ -54,12 +55,13 @@ def _block(block: Block) -> str:
 
 
 def _bars(block: Bars) -> str:
-    rows = [
-        [bar.label, bar.value, "█" * max(1, round(BAR_CHARS * bar.parts[0] / block.scale))]
-        for bar in block.bars
-    ]
+    rows = [[bar.label, bar.value, _drawn(bar.parts[0] / block.scale)] for bar in block.bars]
     first = f"of which {block.legend[0].lower()}" if block.legend else ""
-    return _table(["", "", first], rows)
+    return _table(["Package", "", first], rows)
+
+
+def _drawn(share: float) -> str:
+    return "█" * math.ceil(BAR_CHARS * share)
 
 
 def _titled(title: str, table: str) -> str:
@@ -74,6 +76,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int =
 
 def _plain(text: str) -> str:
     """The text with what Markdown would take for markup escaped, on one line."""
-    for char in "\\`*_|<[":
+    for char in "\\`*_|<&[":
         text = text.replace(char, f"\\{char}")
     return " ".join(text.split())

@@ -272,6 +272,7 @@ def method(survey: Survey) -> Section:
                 [
                     "A package is a folder with Python files; a module right in the top folder "
                     "stands for itself.",
+                    "Links are not followed; folders whose name starts with a dot are not entered.",
                     "A line counts once: as docstring, comment, code or blank. With code and a "
                     "comment in it, it is code.",
                     "Complexity is cyclomatic: one, and one more for each if, loop, except, case, "

@@ -1,0 +1,106 @@
+"""One node, then 1,000 at once, then their join: with two workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from benchmarks import bare, figures, processes
+from benchmarks.bench import Bench, until
+from benchmarks.rows import drain
+from queue_workflows import db, run_store
+
+ABOUT = """A run of one node, N nodes that depend on it and one that depends on all of them, with `queue-orchestrator` and
+two cpu workers: from the COMMIT of `insert_run` to the start of the join's body. Bare: two processes drain
+N rows inserted at once; the one that finds them all done inserts the join, which either runs: from the
+COMMIT of the rows to the start of the join. A run of 10,000 shows that a node costs no more in a larger
+fan: its ratio is the time a node there to the time a node at 1,000."""
+SMALL = 1000
+_JOIN = (
+    "SELECT (context_delta ->> 'ns')::bigint FROM workflow_node_jobs"
+    " WHERE run_id = %s AND node_id = 'w/join' AND status = 'completed'"
+)
+_BARE_JOIN = "SELECT (result ->> 'ns')::bigint FROM bare_jobs WHERE id = -1 AND status = 'done'"
+_OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
+
+
+def seconds(conn: bare.Connection, nodes: int, watched: list[processes.Process]) -> float:
+    """Our time for a fan."""
+    drain.empty_runs(conn)
+    with db.connect(autocommit=False) as own:
+        run_id = run_store.insert_run(workflow_name=f"fan:{nodes}", conn=own)["id"]
+        begun = time.monotonic_ns()
+        own.commit()
+    until(
+        lambda: drain.is_true(conn, _OVER, run_id),
+        f"a fan of {nodes} done",
+        watched,
+        every_s=0.1,
+    )
+    return (drain.rate(conn, _JOIN, run_id) - begun) / 1e9
+
+
+def bare_seconds(conn: bare.Connection, nodes: int, watched: list[processes.Process]) -> float:
+    """The bare loop's time for a fan."""
+    conn.execute("TRUNCATE bare_jobs RESTART IDENTITY")
+    with conn.transaction():
+        conn.execute(
+            "INSERT INTO bare_jobs (queue, task_name) SELECT 'load', 'fan'"
+            " FROM generate_series(1, %s)",
+            (nodes,),
+        )
+        conn.execute("ANALYZE bare_jobs")
+        conn.execute("SELECT pg_notify('bare_ready', 'load')")
+        begun = time.monotonic_ns()
+    done = "SELECT EXISTS (SELECT FROM bare_jobs WHERE id = -1 AND status = 'done')"
+    until(lambda: drain.is_true(conn, done), f"a bare fan of {nodes} done", watched, every_s=0.1)
+    return (drain.rate(conn, _BARE_JOIN) - begun) / 1e9
+
+
+def run(bench: Bench) -> Iterator[figures.Row]:
+    """The fan, and a larger one."""
+    commands = (
+        ("bare", processes.bare("listen", "load")),
+        ("bare", processes.bare("listen", "load")),
+        ("orchestrator", processes.orchestrator()),
+        ("cpu", processes.worker("cpu")),
+        ("cpu", processes.worker("cpu")),
+    )
+    large = bench.pick(10_000, 4_000)
+    ours: list[float] = []
+    floor: list[float] = []
+    big: list[float] = []
+    big_floor: list[float] = []
+    with (
+        bench.server.database("fan") as dsn,
+        db.connect(limited=False) as conn,
+        bench.running(dsn, *commands) as started,
+    ):
+        seconds(conn, 20, started)
+        bare_seconds(conn, 20, started)
+        for _ in bench.rounds(5, 3, full_s=20, quick_s=8):
+            floor.append(bare_seconds(conn, SMALL, started))
+            ours.append(seconds(conn, SMALL, started))
+        yield figures.Row(
+            f"fan 1 to {SMALL:,} to join, 2 workers",
+            figures.middle(ours),
+            "s",
+            figures.middle(floor),
+            figures.paired(ours, floor),
+            figures.at_most(1.6),
+        )
+        for _ in bench.rounds(3, 1, full_s=40, quick_s=8):
+            big_floor.append(bare_seconds(conn, large, started))
+            big.append(seconds(conn, large, started))
+            ours.append(seconds(conn, SMALL, started))
+    scale = SMALL / large
+    yield figures.Row(
+        f"fan 1 to {large:,} to join, 2 workers",
+        figures.middle(big),
+        "s",
+        figures.middle(big_floor),
+        [one * scale / figures.middle(ours) for one in big],
+        figures.at_most(1.3),
+        f"the ratio is the time a node to that at {SMALL:,}; to the bare loop it is"
+        f" {figures.middle(figures.paired(big, big_floor)):.2f}",
+    )

@@ -1,0 +1,156 @@
+"""From the commit of an enqueue to the start of the body, on an idle worker."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks import bare, figures, processes
+from benchmarks.bench import Bench, until
+from queue_workflows import db, node_queue, run_store
+
+ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms after each. The time is from
+the moment at which COMMIT is sent to the first line of the body, by the machine's monotonic clock,
+which the body returns. Ours is a `queue-claim-worker` on an ingest queue; bare is a process that LISTENs, claims
+on a notification and notes the time. Then the same for a whole run: from the COMMIT of `insert_run` to
+the body of its first node, with `queue-orchestrator` and a cpu worker, against the bare pickup's median.
+The samples of all take turns."""
+WARM = 15
+_INGEST = "SELECT result ->> 'ns' AS ns FROM ingest_jobs WHERE id = %s AND status = 'completed'"
+_NODE = (
+    "SELECT context_delta ->> 'ns' AS ns FROM workflow_node_jobs"
+    " WHERE run_id = %s AND status = 'completed'"
+)
+_BARE = "SELECT result ->> 'ns' AS ns FROM bare_jobs WHERE id = %s AND status = 'done'"
+Sample = tuple[str, int]
+
+
+class _Kind:
+    """One way to hand in work, and how to ask when its body started."""
+
+    def __init__(self, conn: db.Connection, insert: Callable[[db.Connection], str], query: str):
+        self._conn = conn
+        self._insert = insert
+        self._query = query
+        self.samples: list[Sample] = []
+
+    def submit(self) -> None:
+        """Hand one in, commit, and let the system become idle again."""
+        name = self._insert(self._conn)
+        begun = time.monotonic_ns()
+        self._conn.commit()
+        self.samples.append((name, begun))
+        time.sleep(random.uniform(0.010, 0.030))
+
+    def times_ms(self, reader: bare.Connection, watched: Sequence[processes.Process]) -> list[float]:
+        """How long each took, in the order in which they were handed in."""
+
+        def stamp(name: str) -> int | None:
+            row = reader.execute(self._query, (name,)).fetchone()  # pyright: ignore[reportArgumentType]
+            return int(row["ns"]) if row else None
+
+        found: list[float] = []
+        for name, begun in self.samples:
+            until(lambda name=name: stamp(name) is not None, f"job {name} ran", watched)
+            found.append(((stamp(name) or 0) - begun) / 1e6)
+        return found
+
+
+def _bare(conn: db.Connection) -> str:
+    row = conn.execute(
+        bare.ENQUEUE, ("stamp", "load", "tick", 100, json.dumps({})), prepare=True
+    ).fetchone()
+    conn.execute("SELECT pg_notify('bare_ready', 'load')", prepare=True)
+    assert row is not None
+    return str(row["id"])
+
+
+def _ingest(conn: db.Connection) -> str:
+    return node_queue.enqueue_ingest_job(task_name="stamp", queue="load", conn=conn)
+
+
+def _run(conn: db.Connection) -> str:
+    return run_store.insert_run(workflow_name="chain:1", conn=conn)["id"]
+
+
+def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+    """Pickup at p50 and p99, and the first node of a run."""
+    commands = (
+        ("bare", processes.bare("listen", "load")),
+        ("load", processes.worker("load")),
+        ("orchestrator", processes.orchestrator()),
+        ("cpu", processes.worker("cpu")),
+    )
+    with (
+        bench.server.database("pickup") as dsn,
+        bare.connect(dsn) as reader,
+        db.connect(autocommit=False) as one,
+        db.connect(autocommit=False) as two,
+        db.connect(autocommit=False) as three,
+        bench.running(dsn, *commands) as started,
+    ):
+        kinds = (_Kind(one, _bare, _BARE), _Kind(two, _ingest, _INGEST), _Kind(three, _run, _NODE))
+        floor, ingest, runs = (
+            _times(bench, kinds, reader, started)
+        )
+    yield from _rows(floor, ingest, runs)
+    for peer in bench.peers:
+        latencies = peer.samples("pickup", len(floor))
+        for pct in (50, 99):
+            yield figures.PeerRow(
+                f"pickup p{pct}",
+                peer.title,
+                figures.percentile(latencies, pct),
+                "ms",
+                figures.percentile(ingest, pct),
+            )
+
+
+def _times(
+    bench: Bench,
+    kinds: Sequence[_Kind],
+    reader: bare.Connection,
+    started: Sequence[processes.Process],
+) -> list[list[float]]:
+    for _ in range(WARM):
+        for kind in kinds:
+            kind.submit()
+    for kind in kinds:
+        kind.times_ms(reader, started)
+        kind.samples.clear()
+    for _ in range(bench.pick(600, 200)):
+        for kind in kinds:
+            kind.submit()
+    return [kind.times_ms(reader, started) for kind in kinds]
+
+
+def _rows(floor: list[float], ingest: list[float], runs: list[float]) -> Iterator[figures.Row]:
+    """The ratio of a percentile is that of each third of the samples, and of their median."""
+    for pct, limit in ((50, 1.8), (99, 1.3)):
+        parts = zip(_thirds(ingest), _thirds(floor), strict=True)
+        ratios = [figures.percentile(a, pct) / figures.percentile(b, pct) for a, b in parts]
+        yield figures.Row(
+            f"pickup by an idle worker, p{pct}",
+            figures.percentile(ingest, pct),
+            "ms",
+            figures.percentile(floor, pct),
+            ratios,
+            figures.at_most(limit),
+        )
+    middle = figures.middle
+    yield figures.Row(
+        "run inserted to first node, p50",
+        middle(runs),
+        "ms",
+        middle(floor),
+        [middle(a) / middle(b) for a, b in zip(_thirds(runs), _thirds(floor), strict=True)],
+        figures.at_most(3.0),
+        f"p99 {figures.number(figures.percentile(runs, 99))} ms",
+    )
+
+
+def _thirds(values: list[float]) -> list[list[float]]:
+    size = len(values) // 3
+    return [values[i * size : (i + 1) * size] for i in range(3)]

@@ -1,0 +1,196 @@
+"""`queue-workflows run` from the insert to the exit code, with processes of its own or others'."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from queue_workflows import embedded, run_store
+from queue_workflows.embedded import postmaster
+from tests.support import commands, toyhost
+from tests.support.commands import TOYHOST, Command, Commands
+from tests.support.wait import until
+
+RUN = ("queue-workflows", "run", "--app", TOYHOST)
+FEW = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "2"}
+
+
+def folder_of(path: Path) -> str:
+    return f"folder={path}"
+
+
+def status(run_id: str) -> str:
+    run = run_store.get_run(run_id)
+    assert run
+    return run["status"]
+
+
+def test_a_run_brings_its_processes_and_takes_them_away(cli: Commands, tmp_path: Path) -> None:
+    given = tmp_path / "context.json"
+    given.write_text(json.dumps({"folder": str(tmp_path), "number": 3}))
+    out = tmp_path / "out"
+    done = cli.run(
+        *RUN, "chain", "--input", f"@{given}", "--input", "number=4", "--input", "word=[x",
+        "--out", str(out), "--priority", "7", "--json", **FEW,
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    assert done.family() == {}
+    found = json.loads(done.out)
+    assert (found["status"], found["nodes"], found["out_dir"]) == (
+        "completed", {"completed": 2}, str(out),
+    )  # fmt: skip
+    assert found["longest_chain"]["nodes"] == ["work/first", "work/second"]
+    assert {place["pid"] for place in found["workers"]} == set(toyhost.pids(tmp_path, "quick"))
+    assert "starting orchestrator, 2 cpu" in done.err
+    run = run_store.get_run(found["id"])
+    assert run
+    assert run["context"] == {"folder": str(tmp_path), "number": 4, "word": "[x"}
+    assert run["priority"] == 7
+
+
+def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
+    cli: Commands, tmp_path: Path
+) -> None:
+    done = cli.run(*RUN, "fail", "--watch", "--input", folder_of(tmp_path), **FEW)
+    assert done.process.returncode == 1
+    assert "work/bad: failed" in done.out
+    assert "the toy broke [31m on purpose" in done.out
+    assert "\x1b" not in done.out
+
+
+def test_watch_prints_lines_and_others_answer(cli: Commands, tmp_path: Path) -> None:
+    from queue_workflows import dispatcher
+
+    run = cli.start(*RUN, "asking", "--watch", "--input", folder_of(tmp_path), **FEW)
+    until(lambda: "ask waits for an answer" in run.out, timeout_s=30)
+    assert "work: 2/2 completed" in run.out
+    dispatcher.submit_input(run_store.list_runs()[0]["id"], "ask", "l")
+    assert run.wait() == 0
+    assert "ask: completed" in run.out
+
+
+def test_a_killed_worker_does_not_stop_a_run(cli: Commands, tmp_path: Path) -> None:
+    run = cli.start(*RUN, "hold", "--watch", "--input", folder_of(tmp_path), **FEW)
+    os.kill(until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0], signal.SIGKILL)
+    assert run.wait(20) == 0, run.err
+    assert "taken back from dead workers: 1 time" in run.out
+    assert len(toyhost.pids(tmp_path, "hold")) == 2
+
+
+def test_ctrl_c_leaves_the_run_to_others_and_no_process(cli: Commands, tmp_path: Path) -> None:
+    run = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW)
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    run.send(signal.SIGINT)
+    run.send(signal.SIGINT)
+    assert run.wait() == 130, run.err
+    until(lambda: not run.family())
+    run_id = run_store.list_runs()[0]["id"]
+    assert f"left run {run_id} as it is" in run.err
+    assert status(run_id) == "running"
+
+
+def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
+    cli: Commands, tmp_path: Path
+) -> None:
+    up = cli.start(
+        "queue-workflows", "up", "--app", TOYHOST, "--cpu", "1", "--gpu", "0", "--no-ingest"
+    )
+    until(lambda: "works on" in up.err and "dispatches" in up.err, timeout_s=30)
+    served = cli.run(*RUN, "chain", "--input", folder_of(tmp_path))
+    assert served.process.returncode == 0
+    assert "starting" not in served.err
+    plain = ("queue-workflows", "run", "chain", "--input", folder_of(tmp_path))
+    assert cli.run(*plain).process.returncode == 0, "no --app is needed where others serve"
+    run_id = cli.run(*plain, "--no-wait").out.strip()
+    until(lambda: status(run_id) == "completed")
+
+    left = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW)
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    for signum in (signal.SIGINT, signal.SIGINT):
+        up.send(signum)
+    assert up.wait() == 0
+    assert left.wait(40) == 0, left.err
+    assert "starting orchestrator, 2 cpu" in left.err
+
+
+def test_on_a_terminal_it_draws_a_tree_and_asks(cli: Commands, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    run = Command(
+        ("queue-workflows", "run", "asking", "--watch", "--app", TOYHOST, "--input",
+         folder_of(tmp_path)),
+        {**cli.env, **FEW, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+        stdin=theirs, stdout=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    shown: list[str] = []
+
+    def seen(pattern: str) -> bool:
+        with_text = b""
+        try:
+            with_text = os.read(ours, 1 << 16)
+        except (BlockingIOError, OSError):
+            pass
+        shown.append(with_text.decode(errors="replace"))
+        return re.search(pattern, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(shown))) is not None
+
+    try:
+        until(lambda: seen(r"Left or right\?[\s\S]*2  Right[\s\S]*Enter: l"), timeout_s=30)
+        os.write(ours, b"3\n")
+        until(lambda: seen("'3' is none of the choices"))
+        os.write(ours, b"Right\n")
+        until(lambda: seen(r"completed in [\s\S]*longest chain"), timeout_s=20)
+        assert seen(r"✔ +ask +completed")
+        assert run.wait() == 0
+    finally:
+        run.close()
+        os.close(ours)
+    job_id = run_store.list_runs()[0]["id"]
+    from queue_workflows import node_queue
+
+    ask = next(j for j in node_queue.list_jobs_for_run(job_id) if j["node_id"] == "ask")
+    assert ask["context_delta"] == {"way": "r"}
+
+
+@pytest.fixture
+def own_server() -> Generator[tuple[Commands, Path]]:
+    """Commands without a DSN, whose embedded server lives in a folder of its own."""
+    base = Path(tempfile.mkdtemp(prefix="qw-e2e-"))
+    base.chmod(0o711)
+    try:
+        with commands.commands(QUEUE_WORKFLOWS_EMBEDDED_DIR=str(base / "pg"), **FEW) as made:
+            yield made, base
+    finally:
+        shutil.rmtree(base)
+
+
+def test_without_a_dsn_it_brings_the_embedded_server_and_stops_it(
+    own_server: tuple[Commands, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli, base = own_server
+    work = base / "work"
+    work.mkdir()
+    done = cli.run(*RUN, "chain", "--input", folder_of(work), timeout_s=60)
+    assert done.process.returncode == 0, done.err
+    assert (
+        f"embedded PostgreSQL 18, database queue_workflows, in {base / 'pg'} (started)" in done.err
+    )
+    assert not postmaster.alive(base / "pg")
+    found = json.loads(cli.run("queue-workflows", "status", "--json").out)
+    assert (found["embedded"], found["runs"]) == (True, {"completed": 1})
+    assert not postmaster.alive(base / "pg")
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(base / "pg"))
+    with embedded.ensure(create=False):
+        joined = cli.run("queue-workflows", "runs")
+        assert "completed" in joined.out
+        assert postmaster.alive(base / "pg"), "it is stopped by the last one only"
