@@ -61,9 +61,7 @@ def _bounded() -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _measure(
-    run: bench.Bench, name: str, module: ModuleType
-) -> tuple[report.Section, bool]:
+def _measure(run: bench.Bench, name: str, module: ModuleType) -> tuple[report.Section, bool]:
     """One section, and whether the run is over.
 
     What goes wrong in it is its error, and what was measured before stays.
@@ -92,23 +90,22 @@ def _run(options: argparse.Namespace) -> report.Report:
     begun = time.monotonic()
     sections: list[report.Section] = []
     with server.scratch_folder() as scratch:
-        found = peers.prepare(scratch) if options.peers else []
-        limit = (QUICK_S if options.quick else FULL_S) + (PEERS_S if found else 0)
+        kits = peers.prepare(scratch) if options.peers else []
+        limit = (QUICK_S if options.quick else FULL_S) + (PEERS_S if kits else 0)
         signal.setitimer(signal.ITIMER_REAL, limit)
         with server.running(options.dsn, scratch) as where:
             about = machine.describe(where.admin, where.kind)
             logs = scratch / "logs"
             logs.mkdir()
-            run = bench.Bench(where, logs, quick=options.quick, peers=found)
+            others = [peers.Peer(kit, where, logs) for kit in kits]
+            run = bench.Bench(where, logs, quick=options.quick, peers=others)
             for name in names:
                 section, ended = _measure(run, name, modules[name])
                 sections.append(section)
                 if ended:
                     break
     missing = [name for name in names if name not in {section.name for section in sections}]
-    sections += [
-        report.Section(name, modules[name].ABOUT, [], [], "not begun") for name in missing
-    ]
+    sections += [report.Section(name, modules[name].ABOUT, [], [], "not begun") for name in missing]
     return report.Report(about, options.quick, time.monotonic() - begun, sections)
 
 

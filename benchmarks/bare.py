@@ -108,7 +108,9 @@ def fill(conn: psycopg.Connection[Any], queue: str, count: int) -> None:
     conn.execute("ANALYZE bare_jobs")
 
 
-def step(conn: Connection, done: int | None, result: str | None, queue: str) -> dict[str, Any] | None:
+def step(
+    conn: Connection, done: int | None, result: str | None, queue: str
+) -> dict[str, Any] | None:
     """Finish `done`, claim the next; the claimed row, or None. One commit."""
     return conn.execute(STEP, (done, result, queue), prepare=True).fetchone()
 

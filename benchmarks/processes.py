@@ -106,9 +106,7 @@ def bare(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def running(
-    dsn: str, folder: Path, *commands: tuple[str, list[str]]
-) -> Generator[list[Process]]:
+def running(dsn: str, folder: Path, *commands: tuple[str, list[str]]) -> Generator[list[Process]]:
     """These processes, started in order; all stopped at the end."""
     started: list[Process] = []
     try:

@@ -71,6 +71,11 @@ class Server:
         finally:
             self._drop(name)
 
+    @staticmethod
+    def name_of(dsn: str) -> str:
+        """The database that a DSN names."""
+        return str(conninfo.conninfo_to_dict(dsn)["dbname"])
+
     def _drop(self, name: str) -> None:
         self.admin.execute(
             sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))

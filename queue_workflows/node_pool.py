@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 
 from queue_workflows import config, db, dispatcher, input_listener, node_queue
 from queue_workflows.runtime import service
@@ -17,6 +17,8 @@ from queue_workflows.types import NowFn
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
 PRUNE_WORKERS_S = 3600.0
+ORPHAN_SWEEP_S = 60.0
+"""It looks at every waiting job; the claim refuses orphans meanwhile."""
 HEAD_START_S = 0.004
 """How long events are left to the workers that wrote them, who mostly dispatch them at once."""
 
@@ -44,6 +46,7 @@ class NodePool:
         self._waiting_said = False
         self._stopped = threading.Event()
         self._inputs = input_listener.InputListener(begin=self._begin)
+        self._sweeps = Sweeps(now_fn)
         self._services: list[service.Service] = []
 
     def start(self) -> None:
@@ -55,7 +58,7 @@ class NodePool:
         listener = db.listen(CHANNEL, poll_s=config.DISPATCH_POLL_S.read)
         self._services = [
             service.Follow("dispatch", listener, self._act),
-            service.Loop("sweeps", maintenance(self._now)),
+            service.Loop("sweeps", maintenance(self._sweeps)),
         ]
         for each in self._services:
             each.start()
@@ -65,6 +68,7 @@ class NodePool:
         self._stopped.set()
         for each in self._services:
             each.stop()
+        self._sweeps.close()
         self._drop()
 
     def _begin(self) -> AbstractContextManager[db.Connection]:
@@ -138,11 +142,35 @@ class Sweeps:
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
         self._since = self._seen = now_fn()
+        self._conn: db.Connection | None = None
+
+    @contextmanager
+    def _connection(self) -> Generator[db.Connection]:
+        """One kept connection: idle sweeps are single statements, not pool checkouts."""
+        if self._conn is None or self._conn.closed:
+            self._conn = db.connect()
+        try:
+            yield self._conn
+        except db.Error:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; the next sweep opens another."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
 
     def reclaim(self) -> None:
         """Take back what is lapsed, and note that the database was there."""
-        reclaim()
+        with self._connection() as conn:
+            reclaim(conn)
         self._note()
+
+    def sweep_orphans(self) -> None:
+        """Cancel jobs that came in beside the end of their run."""
+        with self._connection() as conn:
+            sweep_orphans(conn)
 
     def _note(self) -> None:
         now = self._now()
@@ -155,26 +183,28 @@ class Sweeps:
         """Flag stale workers, once the database has been there for as long as makes one stale."""
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         if self._now() - self._since >= stale_after_s:
-            node_queue.flag_stale_workers_holding_running_jobs(stale_after_s=stale_after_s)
+            with self._connection() as conn:
+                node_queue.flag_stale_workers_holding_running_jobs(
+                    stale_after_s=stale_after_s, conn=conn
+                )
 
 
-def maintenance(now_fn: NowFn = time.monotonic) -> list[service.Task]:
+def maintenance(sweeps: Sweeps) -> list[service.Task]:
     """Every sweep with its interval; a new one is one line."""
-    sweeps = Sweeps(now_fn)
     reclaim_s = config.LEASE_RECLAIM_INTERVAL_S.read
     flag_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
     return [
         service.Task("reclaim", reclaim_s, sweeps.reclaim),
-        service.Task("orphans", reclaim_s, sweep_orphans),
+        service.Task("orphans", ORPHAN_SWEEP_S, sweeps.sweep_orphans),
         service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
         service.Task("prune-events", config.NODE_EVENT_PRUNE_INTERVAL_S.read, prune_events),
         service.Task("prune-workers", PRUNE_WORKERS_S, prune_workers),
     ]
 
 
-def reclaim() -> None:
+def reclaim(conn: db.Connection | None = None) -> None:
     """Take back the jobs of both families whose lease has lapsed, batch after batch."""
-    while rows := node_queue.reclaim_expired_leases():
+    while rows := node_queue.reclaim_expired_leases(conn=conn):
         for row in rows:
             _log.warning(
                 "node %s of run %s: lease lapsed, now %s",
@@ -182,16 +212,16 @@ def reclaim() -> None:
                 row["run_id"],
                 row["status"],
             )
-    while rows := node_queue.reclaim_expired_ingest_leases():
+    while rows := node_queue.reclaim_expired_ingest_leases(conn=conn):
         for row in rows:
             _log.warning("ingest job %s: lease lapsed, now %s", row["id"], row["status"])
 
 
-def sweep_orphans() -> None:
+def sweep_orphans(conn: db.Connection | None = None) -> None:
     """Cancel jobs that came in beside the end of their run, batch after batch."""
     while True:
-        with db.transaction() as conn:
-            if not nodes.sweep_orphans(conn):
+        with db.transaction(conn) as own:
+            if not nodes.sweep_orphans(own):
                 return
 
 

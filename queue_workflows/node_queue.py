@@ -215,10 +215,10 @@ def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | Non
         return nodes.set_input_spec(conn, job["id"], text) if job else None
 
 
-def reclaim_expired_leases() -> list[Row]:
+def reclaim_expired_leases(*, conn: db.Connection | None = None) -> list[Row]:
     """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status."""
-    with db.transaction() as conn:
-        rows = transitions.reclaim_lapsed(conn, tables.NODE_JOBS)
+    with db.transaction(conn) as own:
+        rows = transitions.reclaim_lapsed(own, tables.NODE_JOBS)
     return _brief(rows)
 
 
@@ -353,11 +353,13 @@ def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool 
         return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
 
 
-def flag_stale_workers_holding_running_jobs(*, stale_after_s: float | None = None) -> list[Row]:
+def flag_stale_workers_holding_running_jobs(
+    *, stale_after_s: float | None = None, conn: db.Connection | None = None
+) -> list[Row]:
     """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs."""
     limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
-    with db.transaction() as conn:
-        flagged = workers.flag_stale(conn, limit)
+    with db.transaction(conn) as own:
+        flagged = workers.flag_stale(own, limit)
     for row in flagged:
         _log.error(
             "DEAD WORKER: host %s queue %s was last seen at %s and owns running jobs; restart it, "
@@ -449,10 +451,10 @@ def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None)
     return _operate(job_id, tables.INGEST_JOBS, "failed", values)
 
 
-def reclaim_expired_ingest_leases() -> list[Row]:
+def reclaim_expired_ingest_leases(*, conn: db.Connection | None = None) -> list[Row]:
     """Take back ingest jobs whose lease has lapsed; the rows."""
-    with db.transaction() as conn:
-        return transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+    with db.transaction(conn) as own:
+        return transitions.reclaim_lapsed(own, tables.INGEST_JOBS)
 
 
 def ingest_snapshot() -> dict[str, Any]:

@@ -26,8 +26,9 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
         db.connect(limited=False) as conn,
         bench.running(dsn, ("load", processes.worker("load", "--batch", str(SIZE)))) as started,
     ):
+        conn.execute("SET enable_seqscan = off")
         drain.drain_ingest(conn, "load", 500, started)
-        for _ in bench.rounds(5, 3, full_s=25, quick_s=8):
+        for _ in bench.rounds(5, 3, full_s=25, quick_s=6):
             floor.append(_bare(bench, conn, dsn, count))
             ours.append(drain.drain_ingest(conn, "load", count, started))
         floor.append(_bare(bench, conn, dsn, count))

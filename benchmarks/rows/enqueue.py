@@ -119,9 +119,7 @@ def _row(
     )
 
 
-def _bulk(
-    bench: Bench, conn: bare.Connection
-) -> Iterator[figures.Row | figures.PeerRow]:
+def _bulk(bench: Bench, conn: bare.Connection) -> Iterator[figures.Row | figures.PeerRow]:
     args = [{"number": number} for number in range(BULK)]
     rates: dict[str, list[float]] = {"bare": [], "ours": [], "copy": []}
     with db.connect() as kept:

@@ -66,7 +66,7 @@ def run(bench: Bench) -> Iterator[figures.Row]:
         ("cpu", processes.worker("cpu")),
         ("cpu", processes.worker("cpu")),
     )
-    large = bench.pick(10_000, 4_000)
+    large = bench.pick(10_000, 3_000)
     ours: list[float] = []
     floor: list[float] = []
     big: list[float] = []
@@ -78,7 +78,7 @@ def run(bench: Bench) -> Iterator[figures.Row]:
     ):
         seconds(conn, 20, started)
         bare_seconds(conn, 20, started)
-        for _ in bench.rounds(5, 3, full_s=20, quick_s=8):
+        for _ in bench.rounds(5, 3, full_s=20, quick_s=6):
             floor.append(bare_seconds(conn, SMALL, started))
             ours.append(seconds(conn, SMALL, started))
         yield figures.Row(

@@ -11,7 +11,7 @@ from benchmarks import bare, figures, processes
 from benchmarks.bench import Bench, until
 from queue_workflows import db, node_queue, run_store
 
-ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms after each. The time is from
+ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms (`--quick`: 5 to 15) after each. The time is from
 the moment at which COMMIT is sent to the first line of the body, by the machine's monotonic clock,
 which the body returns. Ours is a `queue-claim-worker` on an ingest queue; bare is a process that LISTENs, claims
 on a notification and notes the time. Then the same for a whole run: from the COMMIT of `insert_run` to
@@ -30,10 +30,17 @@ Sample = tuple[str, int]
 class _Kind:
     """One way to hand in work, and how to ask when its body started."""
 
-    def __init__(self, conn: db.Connection, insert: Callable[[db.Connection], str], query: str):
+    def __init__(
+        self,
+        conn: db.Connection,
+        insert: Callable[[db.Connection], str],
+        query: str,
+        pause_s: tuple[float, float],
+    ) -> None:
         self._conn = conn
         self._insert = insert
         self._query = query
+        self._pause_s = pause_s
         self.samples: list[Sample] = []
 
     def submit(self) -> None:
@@ -42,9 +49,11 @@ class _Kind:
         begun = time.monotonic_ns()
         self._conn.commit()
         self.samples.append((name, begun))
-        time.sleep(random.uniform(0.010, 0.030))
+        time.sleep(random.uniform(*self._pause_s))
 
-    def times_ms(self, reader: bare.Connection, watched: Sequence[processes.Process]) -> list[float]:
+    def times_ms(
+        self, reader: bare.Connection, watched: Sequence[processes.Process]
+    ) -> list[float]:
         """How long each took, in the order in which they were handed in."""
 
         def stamp(name: str) -> int | None:
@@ -91,13 +100,16 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
         db.connect(autocommit=False) as three,
         bench.running(dsn, *commands) as started,
     ):
-        kinds = (_Kind(one, _bare, _BARE), _Kind(two, _ingest, _INGEST), _Kind(three, _run, _NODE))
-        floor, ingest, runs = (
-            _times(bench, kinds, reader, started)
+        pause_s = bench.pick((0.010, 0.030), (0.005, 0.015))
+        kinds = (
+            _Kind(one, _bare, _BARE, pause_s),
+            _Kind(two, _ingest, _INGEST, pause_s),
+            _Kind(three, _run, _NODE, pause_s),
         )
+        floor, ingest, runs = _times(bench, kinds, reader, started)
     yield from _rows(floor, ingest, runs)
     for peer in bench.peers:
-        latencies = peer.samples("pickup", len(floor))
+        latencies = peer.pickup_ms(len(floor))
         for pct in (50, 99):
             yield figures.PeerRow(
                 f"pickup p{pct}",

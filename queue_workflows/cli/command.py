@@ -41,6 +41,13 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def until_stopped() -> signals.StopRequest:
+    """What SIGTERM and Ctrl-C set; the first says on stderr what a second one does."""
+    # Inside a signal handler: no lock may be taken, as the stream's own write would.
+    text = f"{PROG}: stopping; Ctrl-C once more hands running jobs back at once\n".encode()
+    return signals.StopRequest(on_first=lambda: os.write(2, text))
+
+
 @contextlib.contextmanager
 def database(*, create: bool) -> Generator[str]:
     """The database in words, while its connections live: the DSN's, else the embedded server.

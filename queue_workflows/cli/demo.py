@@ -46,7 +46,7 @@ def demo(
         source = _source(folder)
         config.load_app(APP)
         wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
-        with signals.StopRequest() as stop, command.database(create=True) as words:
+        with command.until_stopped() as stop, command.database(create=True) as words:
             command.say(words)
             if not command.prepare(stop):
                 return follow.exit_code(None)

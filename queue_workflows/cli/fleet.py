@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from queue_workflows.worker import burial
 
 _log = logging.getLogger(__name__)
 _STOP_S = 60.0
+_HURRY_S = 0.2
 _SERVING = frozenset({"idle", "busy"})
 
 
@@ -119,13 +121,12 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        hurried = max(1, self._outer.count)
+        passed_on = 1
         self._stop.request()
-        waits = int(_STOP_S / signals.RECHECK_S)
-        while not self._pool.stop(signals.RECHECK_S) and waits:
-            waits -= 1
-            if self._outer.count > hurried:
-                hurried = self._outer.count
+        deadline = time.monotonic() + _STOP_S
+        while not self._pool.stop(_HURRY_S) and time.monotonic() < deadline:
+            if self._outer.count > passed_on:
+                passed_on = self._outer.count
                 self._stop.request()
         self._burials.__exit__()
 

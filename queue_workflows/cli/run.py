@@ -63,7 +63,7 @@ def run(
             priority=priority,
             queues=used_queues(workflow, app=chosen),
         )
-        with signals.StopRequest() as stop, command.database(create=not alone) as words:
+        with command.until_stopped() as stop, command.database(create=not alone) as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)):
                 return follow.exit_code(None)

@@ -8,7 +8,7 @@ import typer
 
 from queue_workflows import config
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import process, signals, supervisor
+from queue_workflows.runtime import process, supervisor
 from queue_workflows.worker import burial
 
 
@@ -38,7 +38,7 @@ def up(
         process.setup_logging(log_level)
         chosen = config.load_app(app)
         wanted = fleet.roles(cpu=cpu, gpu=gpu, ingest=not no_ingest)
-        with signals.StopRequest() as stop, command.database(create=True) as words:
+        with command.until_stopped() as stop, command.database(create=True) as words:
             command.say(words)
             if not command.prepare(stop):
                 return 0

@@ -11,8 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
-INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules"})
-TESTS = frozenset({"test", "tests", "idle_test"})
+TESTS, INSTALLED = "folders of tests", "folders of installed code"
+UNREADABLE, SPECIAL = "folders that cannot be read", "links and special files"
+NOT_ENTERED = {
+    "test": TESTS,
+    "tests": TESTS,
+    "idle_test": TESTS,
+    "site-packages": INSTALLED,
+    "dist-packages": INSTALLED,
+    "node_modules": INSTALLED,
+}
+MAX_SOURCE_KB = 2048
+"""A larger source is not parsed: the parser takes some hundred times its size in memory."""
 READING_COST_BYTES = 1024
 """What opening a file costs, as so many bytes of parsing; many small files are work too."""
 
@@ -74,7 +84,7 @@ def share_of(sources: list[Source], part: int, parts: int) -> list[Source]:
 
 
 def _cost(source: Source) -> int:
-    return READING_COST_BYTES + source["size_bytes"]
+    return READING_COST_BYTES + min(source["size_bytes"], MAX_SOURCE_KB * 1024)
 
 
 def _source(path: str, above: tuple[str, ...], size_bytes: int) -> Source:
@@ -101,12 +111,12 @@ def _walk(top: Path, left_out: Counter[str]) -> Iterator[tuple[str, int]]:
     def unreadable(error: OSError) -> None:
         if error.filename == str(top):
             raise error
-        left_out["folders that cannot be read"] += 1
+        left_out[UNREADABLE] += 1
 
     for folder, folders, names in os.walk(top, onerror=unreadable):
         here = Path(folder)
         if "pyvenv.cfg" in names and here != top:
-            left_out["folders of installed code"] += 1
+            left_out[INSTALLED] += 1
             folders.clear()
             continue
         _prune(here, folders, left_out)
@@ -115,7 +125,7 @@ def _walk(top: Path, left_out: Counter[str]) -> Iterator[tuple[str, int]]:
             if about is not None and stat.S_ISREG(about.st_mode):
                 yield path.relative_to(top).as_posix(), about.st_size
             else:
-                left_out["links and special files"] += 1
+                left_out[SPECIAL] += 1
 
 
 def _prune(here: Path, folders: list[str], left_out: Counter[str]) -> None:
@@ -127,12 +137,12 @@ def _prune(here: Path, folders: list[str], left_out: Counter[str]) -> None:
         about = _about(here / name)
         if name == "__pycache__" or name.startswith("."):
             folders.remove(name)
-        elif name in TESTS or name in INSTALLED:
+        elif name in NOT_ENTERED:
             folders.remove(name)
-            left_out["folders of tests" if name in TESTS else "folders of installed code"] += 1
+            left_out[NOT_ENTERED[name]] += 1
         elif about is not None and stat.S_ISLNK(about.st_mode):
             folders.remove(name)
-            left_out["links and special files"] += 1
+            left_out[SPECIAL] += 1
 
 
 def _about(path: Path) -> os.stat_result | None:

@@ -172,7 +172,8 @@ def focuses(survey: Survey) -> list[Option]:
         "size": f"{largest['name']} is the largest package, {largest['code']:,} lines of code",
         "complexity": f"{mean:.1f} for the average function, {knotty:,} for one",
         "documentation": f"{share:.0%} of the public definitions have a docstring",
-        "imports": f"{needed['name']} is imported by {needed['imported_by']:,} other packages",
+        "imports": f"{needed['name']} is imported by {needed['imported_by']:,} "
+        f"of {len(packages) - 1:,} other packages",
     }
     return [Option(label=f"{name.capitalize()}: {told[name]}", value=name) for name in FOCUSES]
 

@@ -10,9 +10,6 @@ from typing import Any
 
 from queue_workflows.demo import files, listing, source
 
-MAX_SOURCE_KB = 2048
-"""A larger source is not parsed: the parser takes some hundred times its size in memory."""
-
 
 def run(
     sources: Path,
@@ -46,11 +43,12 @@ def run(
 
 
 def _measure(folder: Path, each: listing.Source) -> source.Measured:
+    limit = listing.MAX_SOURCE_KB * 1024
     try:
         with (folder / each["path"]).open("rb") as file:
-            raw = file.read(MAX_SOURCE_KB * 1024 + 1)
+            raw = file.read(limit + 1)
     except OSError as error:
         return source.unparsed(each, b"", error.strerror or type(error).__name__)
-    if len(raw) > MAX_SOURCE_KB * 1024:
-        return source.unparsed(each, b"", f"larger than {MAX_SOURCE_KB:,} KB")
+    if len(raw) > limit:
+        return source.unparsed(each, b"", f"larger than {listing.MAX_SOURCE_KB:,} KB")
     return source.measure(each, raw)

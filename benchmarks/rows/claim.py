@@ -1,0 +1,268 @@
+"""What it costs to finish a job and claim the next, however long the queue and the history are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+import psycopg
+
+from benchmarks import bare, figures
+from benchmarks.bench import Bench
+from queue_workflows import db
+from queue_workflows.store import claims, outbox, tables
+
+ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept connection:
+the median of 300 (`--quick`: 150). Each takes turns with one on a database with 1,000 queued jobs, and the
+ratio, per 30, is to the cost there. The other database has more queued jobs, or 1,000 queued beside 100,000 that are
+not due, or 1,000 beside 1,000,000 finished ones. Each is measured twice, on new connections whose plans are
+made anew: with the statistics of the empty tables, then after ANALYZE (autovacuum is off for these tables, so
+that they stay what they are). Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per
+1,000. Bare is the bare loop's step on as many rows, after ANALYZE. The orchestrator's look is the one
+statement by which it sees whether there is anything to do."""
+BASE = 1000
+BLOCK = 30
+_TABLES = (
+    "ingest_jobs, ingest_job_events, bare_jobs, workflow_runs, workflow_node_jobs,"
+    " workflow_dispatch_events, workflow_node_events"
+)
+Conn = psycopg.Connection[Any]
+Step = Callable[[], None]
+
+
+class Case(NamedTuple):
+    """What lies in the tables besides the base's queued jobs."""
+
+    name: str
+    queued: int = 0
+    not_due: int = 0
+    finished: int = 0
+    limit: float = 1.3
+
+
+def cases(bench: Bench) -> list[Case]:
+    """The cases of this run; --quick has 100,000 where the others have 1,000,000."""
+    many = bench.pick(1_000_000, 100_000)
+    sizes = sorted({100_000, many})
+    return [
+        *(Case(f"at {size:,} queued", queued=size - BASE) for size in sizes),
+        Case("at 100,000 not due", not_due=100_000),
+        Case(f"beside {many:,} finished", finished=many, limit=1.1),
+    ]
+
+
+class Family(NamedTuple):
+    """How to load and to step one kind of job."""
+
+    name: str
+    load: Callable[[Conn, int, str], None]
+    """How many, and `queued`, `not_due` or `finished`."""
+    step: Callable[[db.Connection], Step]
+
+
+_STATE = {
+    "queued": ("queued", None),
+    "not_due": ("queued", "not_due"),
+    "finished": ("completed", None),
+}
+
+
+def load_ingest(conn: Conn, count: int, state: str) -> None:
+    """Insert ingest jobs."""
+    status, blocked = _STATE[state]
+    conn.execute(
+        "INSERT INTO ingest_jobs (task_name, queue, status, blocked_reason, available_at, finished_at)"
+        " SELECT 'noop', 'load', %(status)s::text, %(blocked)s::text,"
+        " CASE WHEN %(blocked)s::text IS NOT NULL THEN now() + interval '1 day' END,"
+        " CASE WHEN %(status)s::text = 'completed' THEN now() END FROM generate_series(1, %(count)s::int)",
+        {"status": status, "blocked": blocked, "count": count},
+    )
+
+
+def load_nodes(conn: Conn, count: int, state: str) -> None:
+    """Insert nodes, and a run for each 1,000 of them."""
+    status, blocked = _STATE[state]
+    values = {"status": status, "blocked": blocked, "count": count, "per_run": BASE}
+    conn.execute(
+        "WITH run AS (INSERT INTO workflow_runs (workflow_name, status, started_at)"
+        " SELECT 'bench', CASE WHEN %(status)s::text = 'completed' THEN 'completed' ELSE 'running' END,"
+        " now() FROM generate_series(1, greatest(1, %(count)s::int / %(per_run)s::int)) RETURNING id)"
+        " INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, ref_heads,"
+        " blocked_reason, available_at, finished_at)"
+        " SELECT run.id, 'n' || n, 'noop', 'cpu', %(status)s::text, '{}', %(blocked)s::text,"
+        " CASE WHEN %(blocked)s::text IS NOT NULL THEN now() + interval '1 day' END,"
+        " CASE WHEN %(status)s::text = 'completed' THEN now() END"
+        " FROM run CROSS JOIN generate_series(1, least(%(count)s::int, %(per_run)s::int)) n",
+        values,
+    )
+    if state == "finished":
+        conn.execute(
+            "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, processed_at)"
+            " SELECT run_id, node_id, 'completed', now() FROM workflow_node_jobs"
+            " WHERE status = 'completed'"
+        )
+
+
+def load_bare(conn: Conn, count: int, state: str) -> None:
+    """Insert bare jobs; what is not due has its own status, which keeps it out of the index."""
+    status = {"finished": "done", "not_due": "not_due"}.get(state, "queued")
+    conn.execute(
+        "INSERT INTO bare_jobs (queue, status) SELECT 'load', %s FROM generate_series(1, %s)",
+        (status, count),
+    )
+
+
+def _ingest_step(conn: db.Connection) -> Step:
+    who = claims.Claimant("bench", "bench", "load")
+    held = claims.ingest_step(conn, who)
+
+    def step() -> None:
+        done = claims.IngestResult(tables.lease_of(tables.INGEST_JOBS, held[0]), "{}", 0.0)
+        held[:] = claims.ingest_step(conn, who, done=[done])
+
+    return step
+
+
+def _node_step(conn: db.Connection) -> Step:
+    who = claims.Claimant("bench", "bench", "cpu")
+    held = [claims.node_step(conn, who)]
+
+    def step() -> None:
+        job = held[0]
+        assert job is not None
+        done = claims.NodeResult(tables.lease_of(tables.NODE_JOBS, job), "{}", 0.0)
+        held[0] = claims.node_step(conn, who, done=done)
+
+    return step
+
+
+def _bare_step(conn: db.Connection) -> Step:
+    held = [bare.step(conn, None, None, "load")]
+
+    def step() -> None:
+        job = held[0]
+        assert job is not None
+        held[0] = bare.step(conn, job["id"], "{}", "load")
+
+    return step
+
+
+def _look_step(conn: db.Connection) -> Step:
+    return lambda: void(outbox.look(conn))
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+INGEST = Family("ingest", load_ingest, _ingest_step)
+NODES = Family("nodes", load_nodes, _node_step)
+BARE = Family("bare", load_bare, _bare_step)
+LOOK = Family("look", lambda conn, count, state: None, _look_step)
+
+
+def _timed_ms(step: Step) -> float:
+    begun = time.perf_counter()
+    step()
+    return (time.perf_counter() - begun) * 1000
+
+
+def _block(steps: Sequence[Step]) -> list[list[float]]:
+    """The times of each step; they take turns, and take turns at going first."""
+    times: list[list[float]] = [[] for _ in steps]
+    order = list(range(len(steps)))
+    for _ in range(BLOCK):
+        for i in order:
+            times[i].append(_timed_ms(steps[i]))
+        order.reverse()
+    return times
+
+
+class _Pair:
+    """Two databases, one with the base alone and one with the case, and the steps on both."""
+
+    def __init__(self, urls: tuple[str, str], stack: ExitStack, blocks: int) -> None:
+        self._urls = urls
+        self._blocks = blocks
+        self.loaders = [stack.enter_context(psycopg.connect(u, autocommit=True)) for u in urls]
+        for conn in self.loaders:
+            # Loading is not what is measured: without triggers and foreign keys it is twice as fast.
+            with suppress(psycopg.errors.InsufficientPrivilege):
+                conn.execute("SET session_replication_role = replica")
+
+    def compare(self, family: Family) -> tuple[list[float], list[float], list[float]]:
+        """Costs in ms at the base and in the case, and the ratio of each pair of blocks."""
+        every: tuple[list[float], list[float]] = ([], [])
+        ratios: list[float] = []
+        with db.connect(url=self._urls[0]) as one, db.connect(url=self._urls[1]) as other:
+            steps = [family.step(one), family.step(other)]
+            _block(steps)
+            for _ in range(self._blocks):
+                for loader in self.loaders:
+                    family.load(loader, BLOCK, "queued")
+                base, case = _block(steps)
+                every[0].extend(base)
+                every[1].extend(case)
+                ratios.append(figures.middle(case) / figures.middle(base))
+        return every[0], every[1], ratios
+
+
+@contextmanager
+def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_Pair]:
+    """The pair with its rows in, and statistics of when its tables were empty."""
+    with (
+        ExitStack() as stack,
+        bench.server.database("claim_base") as base,
+        bench.server.database("claim_case") as loaded,
+    ):
+        pair = _Pair((base, loaded), stack, bench.pick(10, 5))
+        for conn in pair.loaders:
+            for table in _TABLES.split(", "):
+                conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)".encode())
+            conn.execute(f"ANALYZE {_TABLES}".encode())
+        for family in families:
+            family.load(pair.loaders[1], case.not_due, "not_due")
+            family.load(pair.loaders[1], case.finished, "finished")
+            family.load(pair.loaders[1], case.queued, "queued")
+            for conn in pair.loaders:
+                family.load(conn, BASE, "queued")
+        pair.loaders[0].execute("CHECKPOINT")
+        yield pair
+        stack.close()
+
+
+def run(bench: Bench) -> Iterator[figures.Row]:
+    """Two rows a case and family, and the orchestrator's look beside the last case."""
+    families = (INGEST, NODES, BARE)
+    for case in cases(bench):
+        with _loaded(bench, case, families) as pair:
+            bench.say(f"{case.name}: loaded")
+            stale = {family.name: pair.compare(family) for family in (INGEST, NODES)}
+            for conn in pair.loaders:
+                conn.execute(f"ANALYZE {_TABLES}".encode())
+            fresh = {family.name: pair.compare(family) for family in (*families, LOOK)}
+        floor = figures.middle(fresh["bare"][1])
+        for family in (INGEST, NODES):
+            for when, found in (("before", stale), ("after", fresh)):
+                base, costs, ratios = found[family.name]
+                yield figures.Row(
+                    f"claim + finish, {family.name}, {case.name}, {when} ANALYZE",
+                    figures.middle(costs),
+                    "ms",
+                    floor,
+                    ratios,
+                    figures.at_most(case.limit),
+                    f"the ratio is to {figures.number(figures.middle(base))} ms at {BASE:,}",
+                )
+        _, costs, ratios = fresh["look"]
+        yield figures.Row(
+            f"orchestrator's look, {case.name}",
+            figures.middle(costs),
+            "ms",
+            None,
+            ratios,
+            figures.at_most(case.limit),
+            f"the ratio is to its own at {BASE:,}",
+        )

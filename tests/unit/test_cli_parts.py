@@ -1,0 +1,258 @@
+"""What the commands are made of: inputs, answers, durations, pictures, lines and chains."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from queue_workflows import errors
+from queue_workflows.cli import answers, inputs, output, summary, tree, views
+from queue_workflows.cli.picture import Picture, Step
+from queue_workflows.dag import graph
+
+TURNOUT = {
+    "widget": "turnout",
+    "turnout_options": [{"label": "Left", "value": "l"}, {"label": "Right", "value": ["r"]}],
+}
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ('{"a": [true]}', {"a": [True]}),
+        ('"1"', "1"),
+        ("word", "word"),
+        ("", ""),
+        ("a=b", "a=b"),
+        ("NaN", "NaN"),
+        ("[1", "[1"),
+    ],
+)
+def test_a_value_is_json_if_it_can_be_and_else_text(text: str, value: object) -> None:
+    assert inputs.context([f"key={text}"]) == {"key": value}
+
+
+def test_later_inputs_win_over_earlier_ones_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"a": 1, "b": 2}')
+    assert inputs.context(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("[1]", "a JSON object"), ("{", "not JSON"), ("[" * 99999, "not JSON")]
+)
+def test_a_file_that_holds_no_object_is_named(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    with pytest.raises(errors.InvalidConfig, match=said) as refusal:
+        inputs.context([f"@{path}"])
+    assert str(path) in str(refusal.value)
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(errors.InvalidConfig, match="--input k: nested too deeply"):
+        inputs.context(["k=" + "[" * 100_000])
+
+
+# --- answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        (TURNOUT, "l"),
+        (TURNOUT | {"default": "x"}, "x"),
+        ({"widget": "choose_one", "options": ["a", "b"]}, "a"),
+        ({"widget": "choose_one", "options": [{"name": "n"}], "multiple": True}, [{"name": "n"}]),
+        ({"widget": "choose_one", "options": []}, None),
+        ({"widget": "file_upload"}, None),
+        ({"widget": "confirm"}, True),
+    ],
+)
+def test_what_yes_answers(spec: dict[str, Any], value: object) -> None:
+    assert answers.default(spec) == value
+    assert answers.read("", spec) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "value"),
+    [
+        ("2", TURNOUT, ["r"]),
+        ("Left", TURNOUT, "l"),
+        ("1, b", {"options": ["a", "b"], "multiple": True}, ["a", "b"]),
+        ("a.txt", {"options": [{"rel_path": "a.txt", "n": 1}]}, {"rel_path": "a.txt", "n": 1}),
+        ("5", {"widget": "number"}, 5),
+        ("free text", {"widget": "text"}, "free text"),
+    ],
+)
+def test_what_a_typed_line_means(text: str, spec: dict[str, Any], value: object) -> None:
+    assert answers.read(text, spec) == value
+
+
+@pytest.mark.parametrize("text", ["0", "3", "left", "1,9"])
+def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
+    with pytest.raises(errors.InputRefused, match="none of the choices"):
+        answers.read(text, TURNOUT | {"multiple": "," in text})
+
+
+# --- output ------------------------------------------------------------------------------------
+
+
+def test_text_from_outside_becomes_one_harmless_line() -> None:
+    assert output.line("a\x1b[31m\nb\x9b\u202ec\x00") == "a [31m b c"
+    assert output.line("x" * 300) == "x" * 197 + "..."
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), (0.04, "0.0 s"), (59.9, "59.9 s"), (125, "2 min 05 s"), (11_220, "3 h 07 min")],
+)
+def test_durations_in_words(value: float | None, shown: str) -> None:
+    assert output.seconds(value) == shown
+
+
+def test_json_has_utc_times(capsys: pytest.CaptureFixture[str]) -> None:
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    output.dump({"at": datetime.datetime(2026, 1, 1, 1, tzinfo=zone)})
+    assert json.loads(capsys.readouterr().out) == {"at": "2025-12-31T23:00:00+00:00"}
+
+
+# --- pictures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "state"),
+    [
+        ({}, "waiting"),
+        ({"queued": 1}, "queued"),
+        ({"completed": 1}, "running"),
+        ({"completed": 2, "running": 1}, "running"),
+        ({"completed": 2, "awaiting_input": 1}, "awaiting_input"),
+        ({"completed": 2, "running": 1, "failed": 1}, "failed"),
+        ({"completed": 2, "cancelled": 1}, "cancelled"),
+        ({"completed": 2, "skipped": 1}, "completed"),
+        ({"skipped": 3}, "skipped"),
+    ],
+)
+def test_the_word_for_a_step(counts: dict[str, int], state: str) -> None:
+    assert Step("s", 3, counts, None).state == state
+
+
+def a_node(node_id: str, status: str, **more: Any) -> dict[str, Any]:
+    return {
+        "node_id": node_id, "status": status, "elapsed_s": 1.5, "progress": None, "error": None,
+        "worker_id": "box:12:0a1b2c3d:ff", "crash_count": 0,
+    } | more  # fmt: skip
+
+
+def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> Picture:
+    run = {"id": "R", "workflow_name": "w", "status": "running", "error": None, "elapsed_s": 2.0}
+    return Picture(run, steps, nodes)
+
+
+@pytest.mark.parametrize(
+    ("progress", "shown"),
+    [
+        (0.4, "40 %"),
+        ({"files": 3, "of": "x\ny"}, "files=3 of=x y"),
+        (None, ""),
+        ([1], ""),
+        (True, ""),
+    ],
+)
+def test_progress_in_words(progress: object, shown: str) -> None:
+    assert views.progress_text(progress) == shown
+
+
+def test_a_running_node_says_where_and_how_far() -> None:
+    node = a_node("s/n", "running", progress=0.5, crash_count=1)
+    assert views.node_text(node) == (
+        "running, 1.5 s, 50 %, on box pid 12, taken back from a dead worker 1 time"
+    )
+
+
+def test_lines_tell_changes_once_and_progress_now_and_then() -> None:
+    said: list[str] = []
+    now = [0.0]
+    lines = views.Lines(said.append, now_fn=lambda: now[0])
+
+    def show(done: int, status: str = "running", nodes: int = 0) -> list[str]:
+        said.clear()
+        counts = {"completed": done, status: 3 - done}
+        failed = [a_node("s/bad", "failed", error="boom")] * nodes
+        lines.show(a_picture([Step("s", 3, counts, 1.0)], failed))
+        return list(said)
+
+    assert show(0) == [
+        "run R (w): running, 0/3 nodes, 2.0 s",
+        "  s: 0/3 completed, 3 running, 1.0 s",
+    ]
+    assert show(0) == []
+    assert show(1) == []
+    now[0] += views.AGAIN_S
+    assert show(1) == ["  s: 1/3 completed, 2 running, 1.0 s"]
+    assert show(2, "failed", 1) == [
+        "  s: 2/3 completed, 1 failed, 1.0 s",
+        "    s/bad: failed, 1.5 s, boom",
+    ]
+    assert show(2, "failed", 1) == []
+
+
+@pytest.mark.parametrize(("encoding", "signs"), [("utf-8", "✔▶·"), ("ascii", "+>.")])
+def test_the_tree_shows_steps_and_nodes_in_a_terminals_own_signs(
+    encoding: str, signs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "encoding", encoding)
+    console = Console(width=80, height=30, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
+    steps = [
+        Step("parse", 2, {"completed": 1, "running": 1}, 1.0),
+        Step("[red]", 1, {}, None),
+    ]
+    nodes = [a_node("parse/a", "completed"), a_node("parse/b", "running", progress=0.25)]
+    console.print(tree.Tree(console).render(a_picture(steps, nodes)))
+    console.file.close()
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0][:3] == ["run", "R", "(w):"]
+    assert lines[1][:2] == [signs[1], "parse"]
+    assert lines[2][:3] == [signs[0], "a", "completed,"]
+    assert lines[3][:7] == [signs[1], "b", "running,", "1.5", "s,", "25", "%,"]
+    assert lines[4] == [signs[2], "[red]", "waiting"]
+
+
+def test_a_tree_is_no_higher_than_the_terminal() -> None:
+    console = Console(width=80, height=16, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
+    nodes = [a_node(f"s/{n}", "running") for n in range(40)]
+    console.print(
+        tree.Tree(console).render(a_picture([Step("s", 40, {"running": 40}, 1.0)], nodes))
+    )
+    console.file.close()
+    assert len(console.export_text().splitlines()) < 16
+
+
+# --- the longest chain -------------------------------------------------------------------------
+
+
+def a_graph(**deps: list[str]) -> graph.Graph:
+    rest = {"module": "m", "queue": "cpu", "model": None, "inputs": {}, "skip_if": None}
+    nodes = [
+        {"id": name, "deps": before, "pipeline": None, "step": None, **rest}
+        for name, before in deps.items()
+    ]
+    return graph.Graph({"version": 1, "workflow": "w", "nodes": nodes})
+
+
+def test_the_longest_chain_is_by_time_not_by_number() -> None:
+    walk = a_graph(a=[], b=["a"], c=["b"], slow=["a"], end=["c", "slow"], other=[])
+    seconds = {"a": 1.0, "b": 1.0, "c": 1.0, "slow": 5.0, "end": 1.0, "other": 6.5}
+    assert summary.longest_chain(walk, seconds) == ["a", "slow", "end"]
+    assert summary.longest_chain(walk, seconds | {"slow": 0.5}) == ["other"]
+    assert summary.longest_chain(a_graph(), {}) == []
