@@ -22,8 +22,8 @@ class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
     `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `on_exit` leaves the process
-    when a guard trips. Raises `UnknownQueue` and `InvalidConfig` (both ValueErrors).
+    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `on_exit` leaves the
+    process when a guard trips. Raises `UnknownQueue` and `InvalidConfig` (both ValueErrors).
     """
 
     def __init__(
@@ -136,8 +136,8 @@ def _check_host(queue: str) -> None:
     cfg = config.get_config()
     if queue in config.DAG_QUEUES and not cfg.knows_nodes():
         raise errors.InvalidConfig(
-            f"a {queue} worker that knows no node would fail every job: name the host app with --app "
-            "or QUEUE_WORKFLOWS_APP, so that it sets a node package or resolver, or registers nodes"
+            f"a {queue} worker that knows no node would fail every job: name the host app with "
+            "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
         )
 
 

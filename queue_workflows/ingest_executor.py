@@ -16,8 +16,8 @@ from queue_workflows.types import Row
 def execute_ingest_job(job: Row) -> str:
     """Run a claimed ingest job and record how it ended, fenced by the claim in `job`.
 
-    `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: the claim is no
-    longer held and nothing was written.
+    `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: the claim is
+    no longer held and nothing was written.
     """
     outcome = run_task(job)
     with db.transaction() as conn:

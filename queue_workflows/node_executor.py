@@ -40,8 +40,8 @@ def execute_node(
 ) -> str:
     """Run a claimed node job and record how it ended, fenced by the claim in `job`.
 
-    `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was cancelled, or its
-    claim is no longer held and nothing was written.
+    `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was cancelled, or
+    its claim is no longer held and nothing was written.
     """
     outcome = run_body(
         job, model_cache=model_cache, cancel_event=cancel_event, status_callback=status_callback

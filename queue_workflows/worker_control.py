@@ -68,9 +68,11 @@ def set_worker_control(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Write the row of a (host, queue), which wakes its worker; the row. `conn`: join a transaction.
+    """Write the row of a (host, queue), which wakes its worker; the row.
 
-    Raises `UnknownPolicy` (a ValueError) before any write for a bad state or an unregistered policy.
+    `conn`: join the caller's transaction.
+
+    Raises `UnknownPolicy` (a ValueError) before any write for a bad state or policy.
     """
     if desired_state not in STATES:
         raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")

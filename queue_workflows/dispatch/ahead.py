@@ -11,7 +11,7 @@ from queue_workflows.store import claims, payload
 from queue_workflows.types import JsonDict, Row
 
 
-class _MustLook(Exception):  # noqa: N818  a way out of a plan, not an error
+class _MustLook(Exception):
     """The plan asked for something that only the database knows."""
 
 
@@ -22,10 +22,10 @@ class _OwnReader:
         self._node_id = node_id
         self._delta = delta
 
-    def done_among(self, ids: Collection[str]) -> set[str]:
+    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
         raise _MustLook
 
-    def present(self, ids: Collection[str]) -> set[str]:
+    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
         raise _MustLook
 
     def done_all(self) -> set[str]:

@@ -43,7 +43,7 @@ def on_connection(conn: db.Connection) -> OnConnection:
 
 
 def reading(begin: Begin) -> AbstractContextManager[db.Connection]:
-    """A connection for a single statement: without a transaction of its own where that is enough."""
+    """A connection for a single statement, without a transaction where that is enough."""
     return begin.read() if isinstance(begin, OnConnection) else begin()
 
 

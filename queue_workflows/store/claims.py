@@ -47,7 +47,7 @@ class NodeResult(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a worker knows to follow from the node it completes, for the transaction that records it."""
+    """What follows from a node that a worker completes, for the transaction that records it."""
 
     generation: int
     rows: str | None
@@ -66,8 +66,8 @@ class IngestResult(NamedTuple):
 _NODE_STEP = (
     b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8, %s::boolean,"
     b" %s::boolean, %s::boolean, %s::boolean, %s::text, %s::text[], %s::smallint, %s::text,"
-    b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb, %s::integer, %s::jsonb, %s::boolean)"
-    b" AS job"
+    b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb, %s::integer, %s::jsonb,"
+    b" %s::boolean) AS job"
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
