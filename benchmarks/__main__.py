@@ -7,12 +7,13 @@ import importlib
 import signal
 import sys
 import time
-from contextlib import contextmanager
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
 
 from benchmarks import bench, figures, machine, peers, processes, report, server
+from queue_workflows import errors
 
 SECTIONS = {
     "import": "imports",
@@ -116,8 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with _bounded():
             made = _run(options)
-    except Ended as end:
-        sys.stderr.write(f"benchmarks: {end}\n")
+    except (Ended, errors.QueueWorkflowsError) as error:
+        sys.stderr.write(f"benchmarks: {error}\n")
         return 1
     sys.stdout.write(report.terminal(made))
     if options.json:

@@ -72,7 +72,7 @@ def until(
     timeout_s: float = 120.0,
     every_s: float = 0.02,
 ) -> None:
-    """Wait for a condition; an error that names it after `timeout_s`, or when a process has ended."""
+    """Wait for a condition; an error that names it after `timeout_s`, or when a process ends."""
     deadline = time.monotonic() + timeout_s
     while not true():
         for process in watched:

@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
     def __str__(self) -> str:
         sign = "≥" if self.at_least else "≤"
-        return f"{sign} {self.limit:g}" + (" ×" if self.on_ratio else "")
+        return f"{sign} {self.limit:g}" + (" ×" if self.on_ratio else "")  # noqa: RUF001
 
 
 def at_least(limit: float) -> Target:

@@ -1,4 +1,4 @@
-"""The host app of the measured workers: bodies that do nothing, and workflows of any size by name."""
+"""The measured workers' host app: bodies that do nothing, workflows of any size by name."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def pipeline_schema(name: str) -> dict[str, Any]:
 
 queue_workflows.register_node("noop", noop)
 queue_workflows.register_node("stamp", stamp)
-queue_workflows.register_ingest_task("noop", lambda reason: {})
-queue_workflows.register_ingest_task("stamp", lambda reason: stamp())
+queue_workflows.register_ingest_task("noop", noop)
+queue_workflows.register_ingest_task("stamp", stamp)
 queue_workflows.set_workflow_provider(load_workflow, pipeline_schema)

@@ -130,10 +130,11 @@ _INTRO = """# Performance
 
 Written by `python -m benchmarks --markdown docs/performance.md`; do not edit by hand.
 
-What the engine costs, each figure beside a bare psycopg loop that does the same work on a plain table
-in the same run, on the same server, with the same durability: every commit is flushed to disk. The
-fence, the triggers, the outbox and the events are on in every row. Ours and bare take turns; the ratio
-is the median over the rounds, with the smallest and the largest in brackets. Targets are the design's.
+What the engine costs, each figure beside a bare psycopg loop that does the same work on a plain
+table in the same run, on the same server, with the same durability: every commit is flushed to
+disk. The fence, the triggers, the outbox and the events are on in every row. Ours and bare take
+turns; the ratio is the median over the rounds, with the smallest and the largest in brackets.
+Targets are the design's.
 """
 
 
@@ -160,8 +161,9 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_PEERS = """The same work in the same run, each from the package index in an environment of its own, at its
-defaults but for what the work asks: one job at a time, or batches of 100. They write less than we do:
-pgqueuer deletes a finished job and appends one line to a log, procrastinate keeps the row and an event.
-Drain rates are by the times at which bodies start; pickup is from the return of their enqueue call,
-which ends after the commit, while ours is from the moment at which COMMIT is sent."""
+_PEERS = """The same work in the same run, each from the package index in an environment of its
+own, at its defaults but for what the work asks: one job at a time, or batches of 100. They write
+less than we do: pgqueuer deletes a finished job and appends one line to a log, procrastinate keeps
+the row and an event. Drain rates are by the times at which bodies start; pickup is from the return
+of their enqueue call, which ends after the commit, while ours is from the moment at which COMMIT
+is sent."""

@@ -1,4 +1,4 @@
-"""The server: a throw-away PostgreSQL of our own, or the one that a DSN names; a database per measurement."""
+"""The server, a throw-away one or the one that a DSN names; a database per measurement."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ class Server:
         self._prefix = prefix[:40]
         self._dsn = url(self._parts, "postgres")
         self.kind = kind
-        self.admin = psycopg.connect(self._dsn, autocommit=True)
-        """A connection to the maintenance database, whose statements count for no other."""
+        try:
+            self.admin = psycopg.connect(self._dsn, autocommit=True)
+        except psycopg.OperationalError as error:
+            raise SystemExit(f"benchmarks: {db.describe(dsn)}: {error}") from None
         self._template = f"{self._prefix}_template{SUFFIX}"
 
     def prepare(self) -> None:
@@ -127,7 +129,7 @@ def _serve(server: Server) -> Generator[Server]:
 
 @contextmanager
 def scratch_folder() -> Generator[Path]:
-    """A folder for this run, gone at the end; those of runs that were killed go at the beginning."""
+    """A folder for this run, gone at the end; those of killed runs go at the beginning."""
     _sweep()
     base = Path(tempfile.mkdtemp(prefix=_FOLDERS))
     base.chmod(0o711)  # as root the server runs under another account, which has to pass

@@ -6,6 +6,8 @@ import argparse
 import logging
 import os
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from queue_workflows import config, db, errors, gpu_model_cache, model_registry
 from queue_workflows.model_cache import ModelCache
@@ -64,7 +66,7 @@ class ClaimWorker:
             on_exit=on_exit,
         )
         if self._cache is not None:
-            self._cache.set_publisher(lambda _: self._watch.loop.wake("beat"))
+            self._cache.set_publisher(lambda _: self._watch.wake("beat"))
         self._loop = loop.WorkLoop(
             queue, self._claimant, self._watch, model_cache=self._cache, batch_size=batch
         )
@@ -84,25 +86,21 @@ class ClaimWorker:
 
     def run_once(self) -> bool:
         """Claim one job and see it through; False when there was none."""
-        if self._watch.loop.alive:
+        with self._working():
             return self._loop.run_once()
-        try:
-            with self._watch.loop:
-                return self._loop.run_once()
-        finally:
-            self._close()
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop`; survives the loss of its database."""
-        try:
-            with self._watch.loop:
-                self._loop.run_forever()
-        finally:
-            self._close()
+        with self._working():
+            self._loop.run_forever()
 
-    def _close(self) -> None:
-        self._watch.close()
-        self._loop.close()
+    @contextmanager
+    def _working(self) -> Generator[None]:
+        try:
+            with self._watch.watching():
+                yield
+        finally:
+            self._loop.close()
 
     def stop(self) -> None:
         """Take no further job; one that runs has SHUTDOWN_TIMEOUT_S to end, then it is given back.

@@ -1,4 +1,4 @@
-"""Other queues from the package index, each in its own environment, driven by one small file each."""
+"""Other queues from the package index, each in its own environment, with one small driver each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives pgqueuer: `drive_pgqueuer.py ROLE COUNT ANSWER`; runs in its environment, not ours."""
+"""Drives pgqueuer, in its own environment: `drive_pgqueuer.py ROLE COUNT ANSWER`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives procrastinate: `drive_procrastinate.py ROLE COUNT ANSWER`; runs in its environment, not ours."""
+"""Drives procrastinate, in its own environment: `drive_procrastinate.py ROLE COUNT ANSWER`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The measurements: each module has `ABOUT` and `run(bench)`, which yields rows as they are done."""
+"""The measurements: each module has `ABOUT` and `run(bench)`, which yields rows when measured."""

@@ -9,8 +9,9 @@ from benchmarks.bench import Bench
 from benchmarks.rows import drain
 from queue_workflows import db
 
-ABOUT = """As `drain`, with 20,000 ingest jobs and `queue-claim-worker --batch 100`. Bare is a process that finishes
-100 jobs by `unnest` and claims the next 100, in one round trip and one commit."""
+ABOUT = """As `drain`, with 20,000 ingest jobs and `queue-claim-worker --batch 100`. Bare is a
+process that finishes 100 jobs by `unnest` and claims the next 100, in one round trip and one
+commit."""
 JOBS = 20_000
 QUICK_JOBS = 10_000
 SIZE = 100
@@ -28,7 +29,7 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
     ):
         conn.execute("SET enable_seqscan = off")
         drain.drain_ingest(conn, "load", 500, started)
-        for _ in bench.rounds(5, 3, full_s=25, quick_s=6):
+        for _ in bench.rounds(5, 3, full_s=25, quick_s=4):
             floor.append(_bare(bench, conn, dsn, count))
             ours.append(drain.drain_ingest(conn, "load", count, started))
         floor.append(_bare(bench, conn, dsn, count))

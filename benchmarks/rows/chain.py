@@ -10,10 +10,10 @@ from benchmarks.bench import Bench, until
 from benchmarks.rows import drain
 from queue_workflows import db, run_store
 
-ABOUT = """A run of 100 nodes, each depending on the one before, with `queue-orchestrator` and two idle cpu workers; a hop
-is the time between the starts of two bodies that follow each other, over the whole chain. Bare: two
-processes that LISTEN; whoever claims the job finishes it, inserts the next and notifies, in one
-transaction, and then waits for a notification like the other."""
+ABOUT = """A run of 100 nodes, each depending on the one before, with `queue-orchestrator` and two
+idle cpu workers; a hop is the time between the starts of two bodies that follow each other, over
+the whole chain. Bare: two processes that LISTEN; whoever claims the job finishes it, inserts the
+next and notifies, in one transaction, and then waits for a notification like the other."""
 NODES = 100
 _CHAIN = (
     "SELECT (max((context_delta ->> 'ns')::bigint) - min((context_delta ->> 'ns')::bigint)) / 1e6"
@@ -67,7 +67,7 @@ def run(bench: Bench) -> Iterator[figures.Row]:
             hop_ms(conn, 20, started)
             bare_hop_ms(conn, 20, started)
         time.sleep(1.0)  # both workers have found the queue empty
-        for _ in bench.rounds(15, 5, full_s=20, quick_s=5):
+        for _ in bench.rounds(15, 5, full_s=20, quick_s=4):
             floor.append(bare_hop_ms(conn, NODES, started))
             ours.append(hop_ms(conn, NODES, started))
     yield figures.Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -10,12 +11,16 @@ from benchmarks import bare, figures, processes
 from benchmarks.bench import Bench, until
 from queue_workflows import db, node_queue, run_store
 
-ABOUT = """3,000 jobs whose bodies do nothing wait in the queue when one worker process sees them; the rate is
-from the first start to the last finish by the stored times (for nodes: to the end of the run). `queue-claim-worker`
-serves ingest jobs one by one; for nodes, `queue-claim-worker` and `queue-orchestrator` work on one run of
-3,000 independent nodes. Bare is a process with one connection that calls one SQL function a job, which
-finishes the job it has and then claims the next: one round trip and one commit a job, no events, no
-fence. Ratios are to the mean of the bare rounds before and after."""
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+ABOUT = """3,000 jobs whose bodies do nothing wait in the queue when one worker process sees them;
+the rate is from the first start to the last finish by the stored times (for nodes: to the end of
+the run). `queue-claim-worker` serves ingest jobs one by one; for nodes, `queue-claim-worker` and
+`queue-orchestrator` work on one run of 3,000 independent nodes. Bare is a process with one
+connection that calls one SQL function a job, which finishes the job it has and then claims the
+next: one round trip and one commit a job, no events, no fence. Ratios are to the mean of the bare
+rounds before and after."""
 JOBS = 3000
 QUICK_JOBS = 1000
 RATE_BARE = (
@@ -37,14 +42,14 @@ _LEFT = (
 """Looked up while the workers work: by index, or it would cost them time."""
 
 
-def rate(conn: bare.Connection, query: str, *values: object) -> float:
+def rate(conn: bare.Connection, query: LiteralString, *values: object) -> float:
     """The figure that a query with one number gives."""
     row = conn.execute(query, values or None).fetchone()
     assert row is not None
     return float(next(iter(row.values())))
 
 
-def is_true(conn: bare.Connection, query: str, *values: object) -> bool:
+def is_true(conn: bare.Connection, query: LiteralString, *values: object) -> bool:
     """The answer of a query with one boolean."""
     row = conn.execute(query, values or None).fetchone()
     return bool(row and next(iter(row.values())))
@@ -65,8 +70,9 @@ def drain_ingest(
 ) -> float:
     """Jobs a second of the running worker of that queue."""
     empty_ingest(conn)
+    args: list[dict[str, object]] = [{}] * count
     with conn.transaction():
-        node_queue.enqueue_ingest_jobs(task_name="noop", queue=queue, args=[{}] * count, conn=conn)
+        node_queue.enqueue_ingest_jobs(task_name="noop", queue=queue, args=args, conn=conn)
         conn.execute("ANALYZE ingest_jobs")
     until(lambda: not is_true(conn, _LEFT), f"{count} ingest jobs done", watched, every_s=0.05)
     return rate(conn, _INGEST)
@@ -109,7 +115,7 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
         drain_ingest(conn, "load", 50, started)
         drain_nodes(conn, 50, started)
         count = bench.pick(JOBS, QUICK_JOBS)
-        for _ in bench.rounds(5, 3, full_s=45, quick_s=9):
+        for _ in bench.rounds(5, 3, full_s=45, quick_s=7):
             floor.append(drain_bare(bench, conn, dsn, count))
             ingest.append(drain_ingest(conn, "load", count, started))
             nodes.append(drain_nodes(conn, count, started))

@@ -12,13 +12,13 @@ from benchmarks import bare, figures
 from benchmarks.bench import Bench
 from queue_workflows import db, node_queue
 
-ABOUT = """One at a time: `enqueue_ingest_job`, each job its own commit, in blocks that take turns. On a
-kept connection in autocommit (`conn=`; bare: one INSERT in autocommit), on a kept connection with
-`commit()` after each (bare: the same with its INSERT), and without `conn=`, through the engine's pool,
-which tests a connection before it lends it (bare: the INSERT in autocommit). In bulk: 10,000 jobs with
-arguments through one `enqueue_ingest_jobs` and one commit; bare is one `INSERT … SELECT unnest` of the
-same texts into its plain table. Ours also writes the row's other columns, validates the payload, fires
-the wake-up trigger and returns the ids."""
+ABOUT = """One at a time: `enqueue_ingest_job`, each job its own commit, in blocks that take turns.
+On a kept connection in autocommit (`conn=`; bare: one INSERT in autocommit), on a kept connection
+with `commit()` after each (bare: the same with its INSERT), and without `conn=`, through the
+engine's pool, which tests a connection before it lends it (bare: the INSERT in autocommit). In
+bulk: 10,000 jobs with arguments through one `enqueue_ingest_jobs` and one commit; bare is one
+`INSERT … SELECT unnest` of the same texts into its plain table. Ours also writes the row's other
+columns, validates the payload, fires the wake-up trigger and returns the ids."""
 BULK = 10_000
 BLOCK = 25
 _VALUES = ("noop", "load", "tick", 100)

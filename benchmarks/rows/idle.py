@@ -9,12 +9,13 @@ from typing import NamedTuple
 from benchmarks import figures, processes
 from benchmarks.bench import Bench, until
 
-ABOUT = """A `queue-claim-worker`, a `queue-orchestrator` and a bare process that LISTENs and looks for a job every
-second, each alone on an empty database of its own, all three in the same window, after they have settled.
-Transactions a second are the commits and rollbacks that `pg_stat_database` counts for that database (each
-of their statements is one; the counters are read over a connection to another database, so that reading
-adds none; autovacuum's few are in). CPU is the processes' own time from the kernel, not the server's.
-Memory is VmRSS, which counts shared pages of libraries too."""
+ABOUT = """A `queue-claim-worker`, a `queue-orchestrator` and a bare process that LISTENs and looks
+for a job every second, each alone on an empty database of its own, all three in the same window,
+after they have settled. Transactions a second are the commits and rollbacks that
+`pg_stat_database` counts for that database (each of their statements is one; the counters are read
+over a connection to another database, so that reading adds none; autovacuum's few are in). CPU is
+the processes' own time from the kernel, not the server's. Memory is VmRSS, which counts shared
+pages of libraries too."""
 _COUNT = (
     "SELECT datname, xact_commit + xact_rollback FROM pg_stat_database WHERE datname = ANY (%s)"
 )
@@ -31,7 +32,7 @@ class Cost(NamedTuple):
 
 def _costs(bench: Bench, started: list[processes.Process], names: list[str]) -> list[Cost]:
     admin = bench.server.admin
-    window = bench.pick(60.0, 12.0)
+    window = bench.pick(60.0, 9.0)
     cpu = [process.cpu_s() for process in started]
     before = dict(admin.execute(_COUNT, (names,)).fetchall())
     begun = time.monotonic()
@@ -72,7 +73,7 @@ def run(bench: Bench) -> Iterator[figures.Row]:
                 f"somebody on {name}",
                 started,
             )
-        time.sleep(bench.pick(15.0, 3.0))
+        time.sleep(bench.pick(15.0, 2.0))
         worker_cost, orchestrator_cost, bare_cost = _costs(bench, started, names)
     yield from _rows("idle worker", worker_cost, bare_cost, (1.2, 0.12, 42))
     yield from _rows("idle orchestrator", orchestrator_cost, bare_cost, (2.0, None, None))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from benchmarks import figures, processes
 from benchmarks.bench import Bench
 
-ABOUT = """`import` in a fresh interpreter each time, timed inside it, the smallest of several; the three
-imports take turns. Beside it `import psycopg`, which every worker needs."""
+ABOUT = """`import` in a fresh interpreter each time, timed inside it, the smallest of several; the
+three imports take turns. Beside it `import psycopg`, which every worker needs."""
 _CODE = (
     "import sys, time; begun = time.perf_counter(); __import__(sys.argv[1]);"
     " print(time.perf_counter() - begun)"
@@ -34,7 +34,7 @@ def seconds(module: str) -> float:
 def run(bench: Bench) -> Iterator[figures.Row]:
     """Two rows against their limits in ms."""
     times: dict[str, list[float]] = {module: [] for module in MODULES}
-    for _ in range(bench.pick(12, 5)):
+    for _ in range(bench.pick(12, 3)):
         for module in MODULES:
             times[module].append(seconds(module) * 1000)
     psycopg = times["psycopg"]

@@ -6,17 +6,22 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from benchmarks import bare, figures, processes
 from benchmarks.bench import Bench, until
 from queue_workflows import db, node_queue, run_store
 
-ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms (`--quick`: 5 to 15) after each. The time is from
-the moment at which COMMIT is sent to the first line of the body, by the machine's monotonic clock,
-which the body returns. Ours is a `queue-claim-worker` on an ingest queue; bare is a process that LISTENs, claims
-on a notification and notes the time. Then the same for a whole run: from the COMMIT of `insert_run` to
-the body of its first node, with `queue-orchestrator` and a cpu worker, against the bare pickup's median.
-The samples of all take turns."""
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms (`--quick`: 5
+to 15) after each. The time is from the moment at which COMMIT is sent to the first line of the
+body, by the machine's monotonic clock, which the body returns. Ours is a `queue-claim-worker` on
+an ingest queue; bare is a process that LISTENs, claims on a notification and notes the time. Then
+the same for a whole run: from the COMMIT of `insert_run` to the body of its first node, with
+`queue-orchestrator` and a cpu worker, against the bare pickup's median. The samples of all take
+turns."""
 WARM = 15
 _INGEST = "SELECT result ->> 'ns' AS ns FROM ingest_jobs WHERE id = %s AND status = 'completed'"
 _NODE = (
@@ -34,12 +39,12 @@ class _Kind:
         self,
         conn: db.Connection,
         insert: Callable[[db.Connection], str],
-        query: str,
+        query: LiteralString,
         pause_s: tuple[float, float],
     ) -> None:
         self._conn = conn
         self._insert = insert
-        self._query = query
+        self._query: LiteralString = query
         self._pause_s = pause_s
         self.samples: list[Sample] = []
 
@@ -57,7 +62,7 @@ class _Kind:
         """How long each took, in the order in which they were handed in."""
 
         def stamp(name: str) -> int | None:
-            row = reader.execute(self._query, (name,)).fetchone()  # pyright: ignore[reportArgumentType]
+            row = reader.execute(self._query, (name,)).fetchone()
             return int(row["ns"]) if row else None
 
         found: list[float] = []

@@ -44,26 +44,25 @@ def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
 
 
 def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
-    """Ask on the terminal until the answer fits; (True, value), or (False, None) for none.
+    """Ask on stderr and stdin until the answer fits; (True, value), or (False, None) for none.
 
     An empty line takes what `--yes` would say. None at the end of the input or when asked to stop.
     """
     spec: dict[str, Any] = node["input_spec"]
     choices = options(spec)
     prompt = output.line(spec.get("prompt") or f"{node['node_id']}: your answer?", 500)
-    output.echo(prompt)
-    for number, (label, _) in enumerate(choices, 1):
-        output.echo(f"  {number}  {label}")
+    listed = [f"  {number}  {label}\n" for number, (label, _) in enumerate(choices, 1)]
+    sys.stderr.write(f"{prompt}\n{''.join(listed)}")
     while True:
-        sys.stdout.write(f"[Enter: {output.line(_said(default(spec)), 60)}] > ")
-        sys.stdout.flush()
+        sys.stderr.write(f"[Enter: {output.line(_said(default(spec)), 60)}] > ")
+        sys.stderr.flush()
         text = _line(stop)
         if text is None:
             return False, None
         try:
             return True, read(text.strip(), spec)
         except errors.InputRefused as error:
-            output.echo(str(error))
+            sys.stderr.write(f"{error}\n")
 
 
 def _said(value: Any) -> str:

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from queue_workflows import errors
+from queue_workflows import db, errors
 from queue_workflows.cli import command, fleet
 from queue_workflows.cli.picture import Picture
 from queue_workflows.runtime import signals
 from queue_workflows.types import NowFn
 
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S = 2.0
 PATIENCE_S = 2.0
 """Time that others get to start a queued run (a new run starts within 2 s)."""
 
@@ -66,8 +66,13 @@ class Crew:
         if self._own is not None:
             self._own.check()
             return
+        # While the database is away nobody can be seen to serve it: the next look decides.
+        with contextlib.suppress(db.OperationalError):
+            self._look(seen.run["status"])
+
+    def _look(self, status: str) -> None:
         now = self._now()
-        if seen.run["status"] == "queued":
+        if status == "queued":
             if now - self._queued_since >= PATIENCE_S:
                 self._start(fleet.unserved(set(self._queues)))
             return

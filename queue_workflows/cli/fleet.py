@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import sys
 import tempfile
@@ -15,7 +15,6 @@ from queue_workflows.runtime import identity, service, signals, supervisor
 from queue_workflows.store import workers
 from queue_workflows.worker import burial
 
-_log = logging.getLogger(__name__)
 _STOP_S = 60.0
 _HURRY_S = 0.2
 _SERVING = frozenset({"idle", "busy"})
@@ -141,7 +140,7 @@ class Fleet:
 
 def unserved(queues: set[str]) -> set[str]:
     """Those of the queues that no live worker serves; a local one whose process is gone is dead."""
-    with db.transaction() as conn:
+    with contextlib.closing(db.connect()) as conn:
         rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
     here = identity.machine()
     return queues - {

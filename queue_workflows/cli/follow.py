@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
+from queue_workflows import db
 from queue_workflows.cli import answers, output, picture, views
 from queue_workflows.runtime import process, signals
 from queue_workflows.types import Row
@@ -49,10 +50,18 @@ class Follower(NamedTuple):
             reader.close()
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
-        """Answer a question, once; one that nobody here can answer is only told."""
+        """Answer a question, once; while the database is away, again."""
         if node["id"] in settled:
             return
         settled.add(node["id"])
+        try:
+            self._answer(run_id, node)
+        except db.OperationalError as error:
+            settled.discard(node["id"])
+            self.view.say(output.line(process.mask(f"the answer waits for the database: {error}")))
+
+    def _answer(self, run_id: str, node: Row) -> None:
+        """Answer a question; one that nobody here can answer is only told."""
         where = output.line(node["node_id"])
         if self.yes:
             value = answers.default(node["input_spec"])

@@ -23,10 +23,10 @@ def status(
     """Show queues, workers, runs by state, orchestrator lag and the schema's version."""
 
     def body() -> int:
-        config.load_app(app)
+        chosen = config.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
-            found = _collect(words)
+            found = _collect(words, config.queues() if chosen else config.DAG_QUEUES)
         if as_json:
             output.dump(found)
         else:
@@ -36,7 +36,7 @@ def status(
     command.execute("status", body, debug=debug)
 
 
-def _collect(words: str) -> dict[str, Any]:
+def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     version = db.current_schema_version()
     found: dict[str, Any] = {
         "database": words,
@@ -55,12 +55,13 @@ def _collect(words: str) -> dict[str, Any]:
         found["runs"] = overview.runs_by_status(conn)
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
     found["workers"] = workers_command.listing()
-    found["queues"] = _queues(counts, found["workers"])
+    found["queues"] = _queues(known, counts, found["workers"])
     return found
 
 
-def _queues(counts: list[Row], workers: list[Row]) -> list[dict[str, Any]]:
-    names = config.queues() | {row["queue"] for row in counts} | {row["queue"] for row in workers}
+def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> list[dict[str, Any]]:
+    """One entry per queue that the app names, that has work, or that a worker serves."""
+    names = known | {row["queue"] for row in counts} | {row["queue"] for row in workers}
     queues: dict[str, dict[str, Any]] = {
         name: {
             "queue": name,

@@ -51,21 +51,21 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
-    """The ids of the path whose bodies took longest together, first node first."""
-    ends: dict[str, float] = {}
+    """The ids of the path whose bodies took longest together (if equal: of most), in order."""
+    reached: dict[str, tuple[float, int]] = {}
     before: dict[str, str] = {}
     open_deps = {node.id: len(node.deps) for node in walk.nodes.values()}
     ready = list(walk.sources)
     for node_id in ready:
-        ends[node_id] = ends.get(node_id, 0.0) + seconds.get(node_id, 0.0)
+        so_far, length = reached[before[node_id]] if node_id in before else (0.0, 0)
+        reached[node_id] = (so_far + seconds.get(node_id, 0.0), length + 1)
         for follower in walk.downstream(node_id):
-            if follower not in before or ends[node_id] > ends[before[follower]]:
+            if follower not in before or reached[node_id] > reached[before[follower]]:
                 before[follower] = node_id
-                ends[follower] = ends[node_id]
             open_deps[follower] -= 1
             if not open_deps[follower]:
                 ready.append(follower)
-    chain = [max(ends, key=ends.__getitem__)] if ends else []
+    chain = [max(reached, key=reached.__getitem__)] if reached else []
     while chain and chain[-1] in before:
         chain.append(before[chain[-1]])
     return chain[::-1]

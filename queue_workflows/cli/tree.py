@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 from collections.abc import Generator
+from typing import TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -45,7 +48,7 @@ _RESERVED = 6
 class Tree:
     """A picture that stays in place; enter it before the first `show`.
 
-    It is drawn by whoever calls `show`: no thread of its own.
+    It is drawn by whoever calls `show`: no thread of its own. What is logged appears above it.
     """
 
     def __init__(self, console: Console) -> None:
@@ -54,13 +57,25 @@ class Tree:
         unicode = (console.encoding or "").lower().startswith("utf")
         self._signs = _SIGNS if unicode else _ASCII
         self._last: RenderableType = ""
+        self._moved: list[logging.StreamHandler[TextIO]] = []
+        self._stderr = sys.stderr
 
     def __enter__(self) -> Tree:
+        self._stderr = sys.stderr
         self._live.start()
+        # The picture replaces sys.stderr; handlers made before it hold the stream underneath.
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler):
+                ours = cast("logging.StreamHandler[TextIO]", handler)
+                if ours.stream is self._stderr:
+                    ours.setStream(sys.stderr)
+                    self._moved.append(ours)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        for handler in self._moved:
+            handler.setStream(self._stderr)
 
     def show(self, picture: Picture) -> None:
         """Draw it."""

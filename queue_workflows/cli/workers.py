@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from queue_workflows import config, db
 from queue_workflows.cli import command, options, output
+from queue_workflows.store import overview
 from queue_workflows.store import workers as rows_of
 from queue_workflows.types import Row
 
@@ -33,9 +34,17 @@ def workers(
 
 
 def listing() -> list[Row]:
-    """The workers with the keys that `--json` shows."""
+    """The workers with the keys that `--json` shows.
+
+    What they hold is read from the jobs: their own reports are up to a heartbeat old.
+    """
     with db.transaction() as conn:
         rows = rows_of.listing(conn, config.STALE_WORKER_AFTER_S.read())
+        held = overview.held_jobs(conn)
+    for row in rows:
+        row["job_ids"] = held.get(row["worker_id"], [])
+        if row["state"] in ("idle", "busy"):
+            row["state"] = "busy" if row["job_ids"] else "idle"
     return [{key: row[key] for key in _KEYS} for row in rows]
 
 

@@ -11,8 +11,8 @@ node `choose_focus`, what the report leads with.
 from __future__ import annotations
 
 import queue_workflows
+from queue_workflows import scheduler
 from queue_workflows.demo import models, tasks, workflows
-from queue_workflows.scheduler import ScheduleEntry
 
 
 def setup() -> None:
@@ -24,7 +24,7 @@ def setup() -> None:
     queue_workflows.register_ingest_task("snapshot_folder", tasks.snapshot_folder)
     queue_workflows.set_ingest_schedule(
         [
-            ScheduleEntry(
+            scheduler.ScheduleEntry(
                 "nightly-snapshot", minute=15, task_name="snapshot_folder", queue="fetch", hours={3}
             )
         ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter, mul
 from typing import TypedDict
 
-from queue_workflows.demo.models import CodeWords, Vector
-from queue_workflows.demo.source import Function
+from queue_workflows.demo import models, source
+from queue_workflows.demo.models import Vector
 
 PAIRS = 15
 GROUPS = 20
@@ -80,7 +80,9 @@ def like_pairs(vectors: Mapping[str, Vector], progress: Progress) -> list[Pair]:
     return sorted(pairs, key=lambda pair: (-pair["likeness"], pair["one"], pair["other"]))[:PAIRS]
 
 
-def like_functions(functions: list[Function], model: CodeWords, progress: Progress) -> Groups:
+def like_functions(
+    functions: list[source.Function], model: models.CodeWords, progress: Progress
+) -> Groups:
     """The groups of near-duplicates among functions that have `words`.
 
     Each function joins the first group whose leader it is like, or leads a new one. Only leaders
@@ -91,35 +93,41 @@ def like_functions(functions: list[Function], model: CodeWords, progress: Progre
     known: defaultdict[str, list[_Leader]] = defaultdict(list)
     for number, function in enumerate(functions, 1):
         words = function["words"] or {}
-        rare = sorted((w for w in words if spread[w] > 1), key=lambda w: (spread[w], w))[
-            :RARE_WORDS
-        ]
-        candidates = {leader.number: leader for word in rare for leader in known[word]}
+        rare = _rarest(words, spread)
         vector = model.vector(words)
-        for _, leader in sorted(candidates.items()):
-            if leader.takes(function, vector):
-                break
-        else:
+        candidates = {leader.number: leader for word in rare for leader in known[word]}
+        if not any(candidates[place].takes(function, vector) for place in sorted(candidates)):
             leader = _Leader(len(leaders), function, vector)
             leaders.append(leader)
             for word in rare:
                 known[word].append(leader)
         if number % 100 == 0:
             progress(number / len(functions))
-    return _summary(
-        [leader.group for leader in leaders if len(leader.group["places"]) > 1], functions
+    groups = [leader.group for leader in leaders if len(leader.group["places"]) > 1]
+    return Groups(
+        compared=len(functions),
+        groups=len(groups),
+        functions=sum(len(group["places"]) for group in groups),
+        repeated=sum(group["repeated"] for group in groups),
+        largest=sorted(groups, key=itemgetter("repeated"), reverse=True)[:GROUPS],
     )
+
+
+def _rarest(words: Iterable[str], spread: Mapping[str, int]) -> list[str]:
+    """The words that the fewest other functions have, but at least one."""
+    shared = [word for word in words if spread[word] > 1]
+    return sorted(shared, key=lambda word: (spread[word], word))[:RARE_WORDS]
 
 
 class _Leader:
     """The first function of a group, with which all others are compared."""
 
-    def __init__(self, number: int, function: Function, vector: Vector) -> None:
+    def __init__(self, number: int, function: source.Function, vector: Vector) -> None:
         self.number = number
         self.vector = vector
         self.group = Group(places=[_place(function)], likeness=1.0, repeated=0)
 
-    def takes(self, function: Function, vector: Vector) -> bool:
+    def takes(self, function: source.Function, vector: Vector) -> bool:
         """Take a function into the group if it is like the leader; whether it was."""
         likeness = cosine(self.vector, vector)
         if likeness < LIKE_FUNCTIONS:
@@ -130,22 +138,12 @@ class _Leader:
         return True
 
 
-def _place(function: Function) -> Place:
+def _place(function: source.Function) -> Place:
     return Place(
         path=function["path"],
         name=function["name"],
         line=function["line"],
         lines=function["lines"],
-    )
-
-
-def _summary(groups: list[Group], functions: list[Function]) -> Groups:
-    return Groups(
-        compared=len(functions),
-        groups=len(groups),
-        functions=sum(len(group["places"]) for group in groups),
-        repeated=sum(group["repeated"] for group in groups),
-        largest=sorted(groups, key=itemgetter("repeated"), reverse=True)[:GROUPS],
     )
 
 
@@ -186,7 +184,7 @@ def _unit_range(values: list[float]) -> list[float]:
     return [(value - low) / ((high - low) or 1.0) for value in values]
 
 
-def telling_words(counts: Mapping[str, int], model: CodeWords, limit: int = 8) -> list[str]:
+def telling_words(counts: Mapping[str, int], model: models.CodeWords, limit: int = 8) -> list[str]:
     """The words that are frequent here and rare elsewhere, most telling first."""
 
     def rank(word: str) -> tuple[float, str]:

@@ -88,8 +88,11 @@ def _cost(source: Source) -> int:
 
 
 def _source(path: str, above: tuple[str, ...], size_bytes: int) -> Source:
-    """A folder is a package; a module right in the top folder stands for itself."""
-    file = PurePosixPath(path)
+    """A folder is a package; a module right in the top folder stands for itself.
+
+    Names are shown to people: unlike in the path, what is no UTF-8 in them becomes `?`.
+    """
+    file = PurePosixPath(path.encode("utf-8", "replace").decode())
     folders = (*above, *file.parent.parts)
     names = folders if file.stem == "__init__" and folders else (*folders, file.stem)
     package = ".".join(folders) or file.stem

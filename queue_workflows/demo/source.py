@@ -10,14 +10,13 @@ from collections import Counter
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple, TypedDict
 
-from queue_workflows.demo import words
-from queue_workflows.demo.listing import Source
+from queue_workflows.demo import listing, words
 
 COMPARED_LINES = 8
 """Functions shorter than this are too much alike by nature to be compared."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
 _REFUSALS = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError)
 """What decoding and parsing raise for a source that is none (UnicodeDecodeError: a ValueError)."""
@@ -54,7 +53,7 @@ class File(Figures):
 
 
 class Function(TypedDict):
-    """One function or method; `words` is None for one too short, or nested, to be compared."""
+    """One function or method; `words` is None for one too short, or local, to be compared."""
 
     path: str
     package: str
@@ -73,7 +72,7 @@ class Measured(NamedTuple):
     words: Counter[str]
 
 
-def measure(source: Source, raw: bytes) -> Measured:
+def measure(source: listing.Source, raw: bytes) -> Measured:
     """The figures of a source; one that does not parse gets a `problem`, never an error."""
     try:
         text = _unify(_decode(raw))
@@ -87,7 +86,7 @@ def measure(source: Source, raw: bytes) -> Measured:
     return Measured(reader.figures(), reader.functions, words.count_words(text))
 
 
-def unparsed(source: Source, raw: bytes, problem: str) -> Measured:
+def unparsed(source: listing.Source, raw: bytes, problem: str) -> Measured:
     """The figures of a source that has a problem: how many lines it has."""
     lines = len(_lines(_unify(raw.decode("latin-1"))))
     return Measured(_file(source, problem, lines), [], Counter())
@@ -101,7 +100,7 @@ def no_figures() -> Figures:
     )  # fmt: skip
 
 
-def _file(source: Source, problem: str | None, lines: int) -> File:
+def _file(source: listing.Source, problem: str | None, lines: int) -> File:
     file = File(
         **no_figures(),
         path=source["path"],
@@ -137,17 +136,18 @@ def _reason(error: BaseException) -> str:
 
 
 class _Scope(NamedTuple):
-    """What a node stands in: the module, a class or a function."""
+    """What a node stands in: the module, a class or a function; local: in a function."""
 
     name: str
     is_public: bool
-    function: Function | None
+    is_local: bool = False
+    function: Function | None = None
 
 
 class _Reader:
     """One walk over a tree that collects all that is counted."""
 
-    def __init__(self, source: Source, text: str) -> None:
+    def __init__(self, source: listing.Source, text: str) -> None:
         self.source = source
         self.lines = _lines(text)
         self.file = _file(source, None, len(self.lines))
@@ -159,7 +159,7 @@ class _Reader:
     def read(self, tree: ast.Module) -> None:
         """Visit every node; the stack is a list, since trees can be deeper than Python's own."""
         stem = PurePosixPath(self.source["path"]).stem
-        scope = _Scope("", stem == "__init__" or not stem.startswith("_"), None)
+        scope = _Scope("", stem == "__init__" or not stem.startswith("_"))
         self._note_documentation(tree, scope)
         waiting: list[tuple[ast.AST, _Scope]] = [(tree, scope)]
         while waiting:
@@ -183,7 +183,7 @@ class _Reader:
 
     def _enter(self, node: ast.AST, scope: _Scope) -> _Scope:
         """Count a node; what its children stand in."""
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        if isinstance(node, _DEFINITIONS):
             return self._enter_definition(node, scope)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             self.imports.update(_imported(node, self.source))
@@ -195,22 +195,22 @@ class _Reader:
 
     def _enter_definition(self, node: Definition, scope: _Scope) -> _Scope:
         name = f"{scope.name}.{node.name}" if scope.name else node.name
-        is_public = scope.is_public and scope.function is None and not node.name.startswith("_")
-        function = None
+        is_public = scope.is_public and not scope.is_local and not node.name.startswith("_")
         if isinstance(node, ast.ClassDef):
             self.file["classes"] += 1
+            inner = _Scope(name, is_public, scope.is_local)
         else:
-            function = self._function(node, name, is_nested=scope.function is not None)
+            function = self._function(node, name, is_compared=not scope.is_local)
             self.functions.append(function)
-        inner = _Scope(name, is_public, function)
+            inner = _Scope(name, is_public, True, function)
         self._note_documentation(node, inner)
         return inner
 
     def _function(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, *, is_nested: bool
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, *, is_compared: bool
     ) -> Function:
         body = self.lines[node.lineno - 1 : node.end_lineno]
-        is_compared = len(body) >= COMPARED_LINES and not is_nested
+        is_compared = is_compared and len(body) >= COMPARED_LINES
         return Function(
             path=self.source["path"],
             package=self.source["package"],
@@ -261,7 +261,7 @@ def _branches(node: ast.AST) -> int:
     return 0
 
 
-def _imported(node: ast.Import | ast.ImportFrom, source: Source) -> list[str]:
+def _imported(node: ast.Import | ast.ImportFrom, source: listing.Source) -> list[str]:
     """The dotted names that an import may find modules under; too many dots find nothing."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]

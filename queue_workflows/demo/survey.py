@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, Literal, TypedDict
 
-from queue_workflows.demo.listing import Listing
-from queue_workflows.demo.source import FIGURES, Figures, File, Function, no_figures
+from queue_workflows.demo import listing, source
 
 RANKED = 12
 """How many functions the report names in a ranking."""
@@ -25,7 +24,7 @@ COMPLEXITY_STEPS = (1, 2, 5, 10, 20, 50)
 """Upper ends of the classes in the histogram; what is beyond makes one more class."""
 
 
-class Package(Figures):
+class Package(source.Figures):
     """One package in numbers. `imports`: per package that it imports, by how many of its files."""
 
     name: str
@@ -50,8 +49,8 @@ class Survey(TypedDict):
     total: Package
     packages: list[Package]
     histogram: list[int]
-    longest: list[Function]
-    most_complex: list[Function]
+    longest: list[source.Function]
+    most_complex: list[source.Function]
     problems: list[Problem]
 
 
@@ -62,7 +61,9 @@ class Option(TypedDict):
     value: str
 
 
-def make_survey(listing: Listing, files: list[File], functions: list[Function]) -> Survey:
+def make_survey(
+    found: listing.Listing, files: list[source.File], functions: list[source.Function]
+) -> Survey:
     """The survey of a folder out of what was measured, in whatever order that came."""
     files = sorted(files, key=lambda file: file["path"])
     packages = {name: _empty(name) for name in sorted({file["package"] for file in files})}
@@ -71,17 +72,17 @@ def make_survey(listing: Listing, files: list[File], functions: list[Function]) 
     for file in files:
         _add(packages[file["package"]], file)
         _add(total, file)
-        found = {modules.package_of(name) for name in file["imports"]} - {None, file["package"]}
-        for name in sorted(name for name in found if name):
+        linked = {modules.package_of(name) for name in file["imports"]} - {file["package"]}
+        for name in sorted(name for name in linked if name):
             links = packages[file["package"]]["imports"]
             links[name] = links.get(name, 0) + 1
     for package in packages.values():
         for name in package["imports"]:
             packages[name]["imported_by"] += 1
     return Survey(
-        folder=listing["folder"],
-        python=listing["python"],
-        left_out=listing["left_out"],
+        folder=found["folder"],
+        python=found["python"],
+        left_out=found["left_out"],
         total=total,
         packages=list(packages.values()),
         histogram=_histogram(functions),
@@ -94,7 +95,7 @@ def make_survey(listing: Listing, files: list[File], functions: list[Function]) 
 class Modules:
     """Which package of the folder provides what an import names."""
 
-    def __init__(self, files: Iterable[File]) -> None:
+    def __init__(self, files: Iterable[source.File]) -> None:
         self._packages = {file["module"]: file["package"] for file in files}
         containers = {file["module"] for file in files if file["path"].endswith("__init__.py")}
         for module, package in sorted(self._packages.items()):
@@ -118,16 +119,16 @@ def _importable(module: str, containers: set[str]) -> str:
 
 
 def _empty(name: str) -> Package:
-    return Package(**no_figures(), name=name, files=0, imports={}, imported_by=0)
+    return Package(**source.no_figures(), name=name, files=0, imports={}, imported_by=0)
 
 
-def _add(package: Package, file: File) -> None:
+def _add(package: Package, file: source.File) -> None:
     package["files"] += 1
-    for figure in FIGURES:
+    for figure in source.FIGURES:
         package[figure] += file[figure]
 
 
-def _histogram(functions: Iterable[Function]) -> list[int]:
+def _histogram(functions: Iterable[source.Function]) -> list[int]:
     counts = [0] * (len(COMPLEXITY_STEPS) + 1)
     for complexity, times in Counter(f["complexity"] for f in functions).items():
         counts[sum(complexity > step for step in COMPLEXITY_STEPS)] += times
@@ -135,9 +136,9 @@ def _histogram(functions: Iterable[Function]) -> list[int]:
 
 
 def _ranking(
-    functions: Iterable[Function], figure: Literal["lines", "complexity"]
-) -> list[Function]:
-    def place(function: Function) -> tuple[int, str, int]:
+    functions: Iterable[source.Function], figure: Literal["lines", "complexity"]
+) -> list[source.Function]:
+    def place(function: source.Function) -> tuple[int, str, int]:
         return -function[figure], function["path"], function["line"]
 
     return sorted(functions, key=place)[:RANKED]
@@ -150,7 +151,7 @@ def compared_packages(survey: Survey) -> list[str]:
     return [package["name"] for package in large[:COMPARED_PACKAGES]]
 
 
-def compared_functions(functions: Iterable[Function]) -> list[Function]:
+def compared_functions(functions: Iterable[source.Function]) -> list[source.Function]:
     """The functions that are worth comparing, in the order of the sources."""
     comparable = [function for function in functions if function["words"]]
     comparable.sort(key=lambda function: -function["lines"])

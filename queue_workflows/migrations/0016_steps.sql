@@ -62,7 +62,20 @@ BEGIN
     WHILE cardinality(v_models) > 0 LOOP
         v_found := false;
         SELECT true, head.model, head.priority INTO v_found, v_choice, v_band
-          FROM (SELECT m.model, j.priority, j.seq
+          FROM (SELECT m.model, j.priority,
+                       CASE WHEN NOT p_newest THEN j.seq
+                            WHEN m.model <> '' THEN -(
+                                SELECT k.seq FROM workflow_node_jobs k
+                                 WHERE k.required_model = m.model AND k.priority = j.priority
+                                   AND k.queue = 'gpu' AND k.status = 'queued'
+                                   AND k.blocked_reason IS NULL
+                                 ORDER BY k.seq DESC LIMIT 1)
+                            ELSE -(
+                                SELECT k.seq FROM workflow_node_jobs k
+                                 WHERE k.required_model IS NULL AND k.priority = j.priority
+                                   AND k.queue = 'gpu' AND k.status = 'queued'
+                                   AND k.blocked_reason IS NULL
+                                 ORDER BY k.seq DESC LIMIT 1) END AS place
                   FROM unnest(v_models) AS m(model)
                  CROSS JOIN LATERAL (
                        (SELECT k.priority, k.seq FROM workflow_node_jobs k
@@ -74,11 +87,18 @@ BEGIN
                          WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
                            AND k.status = 'queued' AND k.blocked_reason IS NULL
                          ORDER BY k.priority, k.seq LIMIT 1)) j) head
-         ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.seq LIMIT 1;
+         ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.place LIMIT 1;
         IF v_found IS NOT TRUE THEN
             RETURN NULL;
         END IF;
-        IF p_newest THEN
+        IF p_newest AND v_choice = '' THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model IS NULL AND j.priority = v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSIF p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
                AND j.required_model = v_choice AND j.priority = v_band
@@ -227,7 +247,9 @@ BEGIN
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                        AND r.status NOT IN ('completed', 'failed', 'cancelled'))
          ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-    ELSE
+    END IF;
+    -- An overflow host finds its band empty when what is in it is locked, or left of a run that is over.
+    IF v_id IS NULL AND p_queue <> 'gpu' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id

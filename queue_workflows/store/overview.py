@@ -150,6 +150,17 @@ def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:
     }
 
 
+def held_jobs(conn: db.Connection) -> dict[str, list[str]]:
+    """The ids of the jobs that run now, of both families, by the worker that holds them."""
+    rows = conn.execute(
+        "SELECT worker_id, array_agg(id) AS ids FROM ("
+        "SELECT worker_id, id FROM workflow_node_jobs WHERE status = 'running'"
+        " UNION ALL SELECT worker_id, id FROM ingest_jobs WHERE status = 'running') held"
+        " WHERE worker_id IS NOT NULL GROUP BY worker_id"
+    ).fetchall()
+    return {row["worker_id"]: row["ids"] for row in rows}
+
+
 def foreign_work(conn: db.Connection, workflows: Iterable[str], tasks: Iterable[str]) -> list[Row]:
     """Unfinished runs of other workflows and ingest jobs of other tasks: kind, name, n."""
     return conn.execute(

@@ -102,7 +102,7 @@ class WorkLoop:
                 self._watch.cancelled(text)
             elif channel == "worker_control":
                 if text == f"{self._who().host}:{self._queue}":
-                    self._watch.loop.wake("control", "beat")
+                    self._watch.wake("control", "beat")
                     self._ready.set()
             elif text == self._queue:
                 self._ready.set()

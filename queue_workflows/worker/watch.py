@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from queue_workflows import config, db, worker_control
 from queue_workflows.model_cache import ModelCache
@@ -59,7 +60,28 @@ class Watch:
             tasks.append(service.Task("control", config.WORKER_CONTROL_POLL_S.read, self._obey))
         if model_cache is not None:
             tasks.append(service.Task("reap", REAP_S, model_cache.reap_idle_once))
-        self.loop = service.Loop("worker-watch", tasks, now_fn=now_fn)
+        self._tasks = tasks
+        self._loop: service.Loop | None = None
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Watch in a thread of its own while the block runs; joins a watch that runs already."""
+        if self._loop is not None:
+            yield
+            return
+        self._loop = service.Loop("worker-watch", self._tasks, now_fn=self._now)
+        try:
+            with self._loop:
+                yield
+        finally:
+            self._loop = None
+            self._close()
+
+    def wake(self, *tasks: str) -> None:
+        """Make tasks (`renew`, `beat`, `control`) due at once; those that are disabled are not."""
+        loop, known = self._loop, {task.name for task in self._tasks}
+        if loop is not None and (due := known.intersection(tasks)):
+            loop.wake(*due)
 
     def begin(self, work: current.Work, held: Sequence[tables.Lease] = ()) -> None:
         """A job runs from now on; `held` are claims of the same batch that wait or are done."""
@@ -73,7 +95,7 @@ class Watch:
             self._work = None
             self._held = ()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Say that the worker ends in good order, and close the connection."""
         try:
             if self._conn is not None:
@@ -86,7 +108,7 @@ class Watch:
         """A run or job of this name was cancelled: look at once if it is ours."""
         work = self._work
         if work is not None and name in (work.job["id"][:1000], str(work.job.get("run_id"))[:1000]):
-            self.loop.wake("renew")
+            self.wake("renew")
 
     def _connection(self) -> db.Connection:
         if self._conn is None or self._conn.closed:

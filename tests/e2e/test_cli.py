@@ -112,14 +112,22 @@ def test_runs_are_listed_newest_first_with_iso_times(
     assert len(text.splitlines()) == 2
 
 
-def test_workers_are_listed(db: ModuleType, invoke: Callable[..., Invoked]) -> None:
+def test_workers_are_listed_with_what_they_hold_now(
+    db: ModuleType, invoke: Callable[..., Invoked]
+) -> None:
+    run = run_store.insert_run(workflow_name="w", status="running")
+    node_queue.enqueue_node_job(run_id=run["id"], node_id="n", node_module="m", queue="cpu")
+    job = node_queue.claim_next_cpu_job(host="box")
+    assert job
     with db.connect() as conn:
         conn.execute(
-            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES ('w', 'box', 'cpu', 7)"
+            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, 'box', 'cpu', 7)",
+            (job["worker_id"],),
         )
     row = json.loads(invoke("workers", "--json").out)[0]
-    assert (row["host_label"], row["queue"], row["pid"], row["state"]) == ("box", "cpu", 7, "idle")
-    assert invoke("workers").out.splitlines()[1].split()[:3] == ["box", "cpu", "7"]
+    assert (row["host_label"], row["queue"], row["pid"]) == ("box", "cpu", 7)
+    assert (row["state"], row["job_ids"]) == ("busy", [job["id"]])
+    assert invoke("workers").out.splitlines()[1].split()[:4] == ["box", "cpu", "7", "busy"]
 
 
 def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
@@ -168,6 +176,22 @@ def test_one_line_names_what_is_wrong(
     assert said in refusal.line
     assert refusal.line.startswith(f"queue-workflows {argv[0]}: ")
     assert run_store.list_runs() == []
+
+
+def test_the_demo_mixes_with_no_other_apps_work(
+    db: ModuleType, invoke: Callable[..., Invoked], tmp_path: Path
+) -> None:
+    run = run_store.insert_run(workflow_name="theirs")
+    refusal = invoke("demo", "--yes", "--out", str(tmp_path / "out"))
+    assert "unfinished work of another app (run of 'theirs')" in refusal.line
+    run_store.update_run(run["id"], status="cancelled")
+    with db.connect() as conn:
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES ('w', 'box', 'cpu', 7)"
+        )
+    refusal = invoke("demo", "--yes", "--out", str(tmp_path / "out"))
+    assert "this database has workers already (cpu)" in refusal.line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("command", ["status", "runs", "workers", "migrate"])

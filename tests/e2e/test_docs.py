@@ -46,7 +46,9 @@ class Reader:
     def follow(self, block: markdown.Block) -> None:
         """Store the block if it has a file's name, then do what it says."""
         if block.file:
-            (self.folder / block.file).write_text(block.text, encoding="utf-8")
+            target = self.folder / block.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text, encoding="utf-8")
         {"python": self._python, "sql": self._sql, "console": self._console}[block.language](block)
 
     def _python(self, block: markdown.Block) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import embedded, run_store
+from queue_workflows import dispatcher, embedded, node_queue, run_store
 from queue_workflows.embedded import postmaster
 from tests.support import commands, toyhost
 from tests.support.commands import TOYHOST, Command, Commands
@@ -76,8 +76,6 @@ def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
 
 
 def test_watch_prints_lines_and_others_answer(cli: Commands, tmp_path: Path) -> None:
-    from queue_workflows import dispatcher
-
     run = cli.start(*RUN, "asking", "--watch", "--input", folder_of(tmp_path), **FEW)
     until(lambda: "ask waits for an answer" in run.out, timeout_s=30)
     assert "work: 2/2 completed" in run.out
@@ -95,10 +93,11 @@ def test_a_killed_worker_does_not_stop_a_run(cli: Commands, tmp_path: Path) -> N
 
 
 def test_ctrl_c_leaves_the_run_to_others_and_no_process(cli: Commands, tmp_path: Path) -> None:
-    run = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW)
+    patient = {"QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S": "60"}
+    run = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW, **patient)
     until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
     stop_at_once(run)
-    assert run.wait() == 130, run.err
+    assert run.wait(20) == 130, run.err
     until(lambda: not run.family())
     run_id = run_store.list_runs()[0]["id"]
     assert f"left run {run_id} as it is" in run.err
@@ -128,39 +127,75 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
     assert "starting orchestrator, 2 cpu" in left.err
 
 
-def test_on_a_terminal_it_draws_a_tree_and_asks(cli: Commands, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
-    run = Command(
-        ("queue-workflows", "run", "asking", "--watch", "--app", TOYHOST, "--input",
-         folder_of(tmp_path)),
-        {**cli.env, **FEW, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
-        stdin=theirs, stdout=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    shown: list[str] = []
+class Terminal:
+    """Our end of a pseudo terminal, and all the words that were shown on it."""
 
-    def seen(pattern: str) -> bool:
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+        os.set_blocking(self._ours, False)
+        self._raw = ""
+
+    def shows(self, pattern: str) -> bool:
         with contextlib.suppress(OSError):
-            shown.append(os.read(ours, 1 << 16).decode(errors="replace"))
-        return re.search(pattern, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(shown))) is not None
+            self._raw += os.read(self._ours, 1 << 16).decode(errors="replace")
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._raw)
+        return re.search(pattern, " ".join(text.split())) is not None
 
-    try:
-        until(lambda: seen(r"Left or right\?[\s\S]*2  Right[\s\S]*Enter: l"), timeout_s=30)
-        os.write(ours, b"3\n")
-        until(lambda: seen("'3' is none of the choices"))
-        os.write(ours, b"Right\n")
-        until(lambda: seen(r"completed in [\s\S]*longest chain"), timeout_s=20)
-        assert seen(r"✔ +ask +completed")
-        assert run.wait() == 0
-    finally:
-        run.close()
-        os.close(ours)
-    job_id = run_store.list_runs()[0]["id"]
-    from queue_workflows import node_queue
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
 
-    ask = next(j for j in node_queue.list_jobs_for_run(job_id) if j["node_id"] == "ask")
+    def close(self) -> None:
+        os.close(self._ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def terminal() -> Generator[Terminal]:
+    made = Terminal()
+    yield made
+    made.close()
+
+
+SCREEN = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+
+
+def test_on_a_terminal_it_draws_a_tree_and_asks(
+    cli: Commands, tmp_path: Path, terminal: Terminal
+) -> None:
+    run = cli.start(
+        *RUN, "asking", "--watch", "--input", folder_of(tmp_path), terminal=terminal.theirs,
+        **FEW, **SCREEN, TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    asked = r"Left or right\? .*2 Right .*Enter: l"
+    until(lambda: terminal.shows(asked), timeout_s=30)
+    terminal.type("3\n")
+    until(lambda: terminal.shows("'3' is none of the choices"))
+    terminal.type("Right\n")
+    until(lambda: terminal.shows(r"completed in .*longest chain"), timeout_s=20)
+    assert terminal.shows("✔ ask completed")
+    assert run.wait() == 0
+    jobs = node_queue.list_jobs_for_run(run_store.list_runs()[0]["id"])
+    ask = next(job for job in jobs if job["node_id"] == "ask")
     assert ask["context_delta"] == {"way": "r"}
+
+
+def test_a_killed_worker_is_told_above_the_tree(
+    cli: Commands, tmp_path: Path, terminal: Terminal
+) -> None:
+    run = cli.start(
+        *RUN, "hold", "--watch", "--input", folder_of(tmp_path), terminal=terminal.theirs,
+        **FEW, **SCREEN, TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    victim = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
+    os.kill(victim, signal.SIGKILL)
+    told = rf"pid {victim} ended after [\d.]+ s with signal 9; restart in"
+    until(lambda: terminal.shows(told))
+    until(
+        lambda: terminal.shows(r"killed by SIGKILL, peak memory \d+ MB; node work/hold is queued")
+    )
+    until(lambda: terminal.shows("✔ hold completed.*taken back from a dead worker 1 time"))
+    until(lambda: terminal.shows("longest chain"), timeout_s=20)
+    assert run.wait() == 0
 
 
 @pytest.fixture

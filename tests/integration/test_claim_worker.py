@@ -113,6 +113,13 @@ def test_runs_one_job_and_records_it_with_its_events_and_its_outbox_row(body: Bo
     )
 
 
+def test_run_once_may_be_called_until_the_queue_is_empty(body: Body) -> None:
+    ids = [queued("quick", node_id=f"n{i}") for i in range(3)]
+    subject = worker()
+    assert [subject.run_once() for _ in range(4)] == [True, True, True, False]
+    assert {job(each)["status"] for each in ids} == {"completed"}
+
+
 def test_an_idle_worker_is_woken_by_the_insert(body: Body, monkeypatch: Any) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
     with running(worker()):
@@ -230,7 +237,7 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
     thread.join(15)
     watcher._carry_out(old, guards.Trip(75, "budget_trip", "late"))
     watcher._renew()
-    watcher.close()
+    watcher._close()
     assert codes == []
     assert job(first)["status"] == "completed"
 

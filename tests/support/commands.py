@@ -32,8 +32,7 @@ class Command:
         argv: Sequence[str],
         env: Mapping[str, str],
         *,
-        stdin: int | None = None,
-        stdout: int | None = None,
+        terminal: int | None = None,
     ) -> None:
         self.mark = secrets.token_hex(8)
         self._out = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
@@ -42,9 +41,9 @@ class Command:
             [script(argv[0]), *argv[1:]],
             cwd=ROOT,
             env={**os.environ, **env, _MARK: self.mark},
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=self._out if stdout is None else stdout,
-            stderr=self._err,
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=self._out if terminal is None else terminal,
+            stderr=self._err if terminal is None else terminal,
             start_new_session=True,
         )
 
@@ -107,9 +106,9 @@ class Commands:
         self.env = env
         self._started: list[Command] = []
 
-    def start(self, *argv: str, stdin: int | None = None, **env: str) -> Command:
-        """Start it and go on."""
-        started = Command(argv, {**self.env, **env}, stdin=stdin)
+    def start(self, *argv: str, terminal: int | None = None, **env: str) -> Command:
+        """Start it and go on; `terminal`: the descriptor that all three of its streams are."""
+        started = Command(argv, {**self.env, **env}, terminal=terminal)
         self._started.append(started)
         return started
 

@@ -135,7 +135,11 @@ class Proxy:
 
     def _connect(self) -> None:
         client, _ = self._listener.accept()
-        server = self._dial()
+        try:
+            server = self._dial()
+        except OSError:  # the server is away
+            client.close()
+            return
         self._flows[client] = _Flow(server, towards_server=True)
         self._flows[server] = _Flow(client, towards_server=False)
         for sock in (client, server):

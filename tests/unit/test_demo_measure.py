@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from queue_workflows.dag import definition
-from queue_workflows.demo import likeness, listing, models, source, survey, words, workflows
+from queue_workflows.demo import files, likeness, listing, models, source, survey, words, workflows
+from queue_workflows.demo.nodes import measure
 from queue_workflows.demo.report import blocks, contents, html, markdown, sections
 
 MODEL = models.CodeWords({"self": 10, "return": 10, "parse": 3}, documents=10)
@@ -26,15 +28,15 @@ def measured(text: str, path: str = "pack/mod.py") -> source.Measured:
 
 
 def findings(**changes: Any) -> sections.Findings:
-    files, functions = [], []
+    counted, functions = [], []
     for path, text in changes.pop("texts", {"a/x.py": "def f(a):\n    return a or 1\n"}).items():
         file, found, _ = source.measure(at(path), text.encode())
-        files.append(file)
+        counted.append(file)
         functions += found
     given = listing.Listing(folder="/code/app", python="3.12", sources=[], left_out={})
     return sections.Findings(
         **{
-            "survey": survey.make_survey(given, files, functions),
+            "survey": survey.make_survey(given, counted, functions),
             "pairs": [],
             "positions": [],
             "groups": likeness.like_functions([], MODEL, lambda _: None),
@@ -119,6 +121,8 @@ def test_only_long_functions_that_are_not_nested_are_compared() -> None:
     functions = measured(f"def long():\n{inner}").functions
     compared = {f["name"]: f["words"] is not None for f in functions}
     assert compared == {"long": True, "long.inner": False}
+    local = f"def long():\n  class C:\n{textwrap.indent(inner, '  ')}"
+    assert [f["words"] for f in measured(local).functions if "inner" in f["name"]] == [None]
     assert measured("def short():\n    pass\n").functions[0]["words"] is None
 
 
@@ -203,6 +207,12 @@ def test_a_folder_that_is_a_package_gives_its_name_to_what_is_in_it(tmp_path: Pa
         "outer.inner",
         "outer.inner.m",
     ]
+
+
+def test_names_that_are_no_utf_8_can_be_stored() -> None:
+    path = os.fsdecode(b"p\xff/m\xff.py")
+    found = listing._source(path, (), 1)
+    assert (found["path"], found["package"], found["module"]) == (path, "p?", "p?.m?")
 
 
 @pytest.mark.parametrize("name", ["gone", "file.py"])
@@ -314,6 +324,11 @@ def test_near_duplicates_join_the_group_of_the_first() -> None:
     assert 0.9 <= groups["largest"][0]["likeness"] < 1
 
 
+def test_two_are_enough_for_a_group() -> None:
+    alone = [function(name, socket=3, timeout=2) for name in "ab"]
+    assert likeness.like_functions(alone, MODEL, lambda _: None)["groups"] == 1
+
+
 def test_pairs_are_ranked_by_likeness() -> None:
     counts = {"a": {"tcp": 2, "port": 1}, "b": {"tcp": 2, "port": 4}, "c": {"tcp": 1, "pen": 1}}
     vectors = {name: MODEL.vector(each) for name, each in counts.items()}
@@ -339,10 +354,46 @@ def test_like_packages_lie_close_on_the_map() -> None:
     assert likeness.lay_out({}) == likeness.lay_out({"a": [1.0], "b": [0.0]}) == []
 
 
-def test_the_model_knows_rare_words_from_common_ones() -> None:
+def test_the_model_knows_rare_words_from_common_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "standard_library", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        models.load_code_words()
+    for name, text in {"a": "import socket", "b": "import os", "c": "import io"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
     model = models.load_code_words()
-    assert model.weight("self") < model.weight("socket") < model.weight("zzyzx")
-    assert likeness.telling_words({"self": 50, "import": 9, "socket": 5}, model)[0] == "socket"
+    assert model.weight("import") == 1 < model.weight("socket") < model.weight("zzyzx")
+    assert likeness.telling_words({"import": 50, "socket": 5}, model, limit=1) == ["socket"]
+
+
+def test_a_source_that_goes_meanwhile_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "m.py").touch()
+    sources = files.write(tmp_path / "listing.json", listing.list_sources(tmp_path))
+    (tmp_path / "m.py").unlink()
+    measure.run(sources, 0, 1, tmp_path, lambda _: None, threading.Event())
+    (file,) = files.read(tmp_path / "measured.json")["files"]
+    assert file["problem"] == "No such file or directory"
+
+
+def test_a_cancelled_part_leaves_the_file_of_another_attempt_alone(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("x = 1\n")
+    sources = files.write(tmp_path / "listing.json", listing.list_sources(tmp_path))
+    cancel = threading.Event()
+    shares: list[float] = []
+
+    def run() -> dict[str, Any]:
+        return measure.run(sources, 0, 1, tmp_path, shares.append, cancel)
+
+    assert (run(), shares) == ({"files": 1, "lines": 1}, [1.0])
+    written = (tmp_path / "measured.json").read_bytes()
+    (tmp_path / "m.py").write_text("")
+    cancel.set()
+    assert run() == {}
+    assert (tmp_path / "measured.json").read_bytes() == written
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "listing.json", "m.py", "measured.json",
+    ]  # fmt: skip
 
 
 # --- the report ----------------------------------------------------------------------------------
@@ -407,6 +458,12 @@ def test_the_histogram_counts_every_function_in_its_class() -> None:
     assert sections._classes((1, 2, 5, 10)) == ["1", "2", "3-5", "6-10", "11+"]
     texts = {"a/x.py": "".join(f"def f{n}(a):\n    return {'a or ' * n}a\n" for n in range(12))}
     assert findings(texts=texts).survey["histogram"] == [1, 1, 3, 5, 2, 0, 0]
+
+
+def test_nothing_is_shown_where_there_is_nothing() -> None:
+    page = html.render(contents.compose(findings(texts={}), "size"))
+    assert page.count("<figcaption>") == 0
+    assert "There are no Python files here." in page
 
 
 def test_the_workflow_can_run() -> None:

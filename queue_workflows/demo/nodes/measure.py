@@ -27,7 +27,7 @@ def run(
     words: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for number, each in enumerate(share, 1):
         if cancel_event.is_set():
-            break
+            return {}  # and leave the file alone: another attempt may have written it by now
         measured = _measure(Path(found["folder"]), each)
         measured_files.append(measured.file)
         functions += measured.functions

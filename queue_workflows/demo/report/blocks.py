@@ -81,8 +81,25 @@ class Notes(NamedTuple):
 Block = Bars | Columns | Matrix | Map | Table | Notes
 
 
+def has_content(block: Block) -> bool:
+    """Whether there is anything to show."""
+    match block:
+        case Bars():
+            return bool(block.bars)
+        case Columns():
+            return any(block.counts)
+        case Matrix():
+            return bool(block.names)
+        case Map():
+            return bool(block.points)
+        case Table():
+            return bool(block.rows)
+        case Notes():
+            return bool(block.sentences)
+
+
 class Section(NamedTuple):
-    """A titled part: what it says in a sentence or two, and what shows it."""
+    """A titled part: what it says in a sentence or two, and what shows it, none of it empty."""
 
     key: str
     title: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from queue_workflows.demo.report.blocks import Bar, Bars, Columns, Map, Matrix, Point
+from queue_workflows.demo.report import blocks
 
 COLUMNS_HEIGHT = 180
 MAP_HEIGHT = 460
@@ -15,7 +15,7 @@ WIDE, NARROW = 700, 340
 """Widths in pixels for which the labels of a map are laid out."""
 
 
-def bars(block: Bars) -> str:
+def bars(block: blocks.Bars) -> str:
     """A list of labelled bars."""
     legend = "".join(
         f'<span><i class="c{number}"></i>{escape(name)}</span>'
@@ -28,7 +28,7 @@ def bars(block: Bars) -> str:
     )
 
 
-def _bar(bar: Bar, scale: float) -> str:
+def _bar(bar: blocks.Bar, scale: float) -> str:
     rects: list[str] = []
     at = 0.0
     for number, part in enumerate(bar.parts, 1):
@@ -43,7 +43,7 @@ def _bar(bar: Bar, scale: float) -> str:
     )
 
 
-def columns(block: Columns) -> str:
+def columns(block: blocks.Columns) -> str:
     """A histogram with its counts above the columns and its classes below."""
     highest = max(block.counts, default=0) or 1
     step = 100 / max(1, len(block.counts))
@@ -66,7 +66,7 @@ def columns(block: Columns) -> str:
     )
 
 
-def matrix(block: Matrix) -> str:
+def matrix(block: blocks.Matrix) -> str:
     """A table whose cells are the darker the higher the count; columns carry the rows' numbers."""
     highest = max((count for row in block.counts for count in row), default=0) or 1
     head = "".join(
@@ -91,7 +91,7 @@ def _cell(count: int, highest: int) -> str:
     return f'<td style="--heat:{0.12 + 0.6 * math.sqrt(count / highest):.2f}">{count}</td>'
 
 
-def plot(block: Map) -> str:
+def plot(block: blocks.Map) -> str:
     """Discs on a plane, with labels where they do not cover each other."""
     largest = max((point.size for point in block.points), default=0) or 1
     radii = [3 + 15 * math.sqrt(point.size / largest) for point in block.points]
@@ -118,12 +118,12 @@ def plot(block: Map) -> str:
     )
 
 
-def _at(point: Point) -> tuple[float, float]:
+def _at(point: blocks.Point) -> tuple[float, float]:
     """Shares of width and height, with room for the discs at the edges."""
     return 0.05 + 0.9 * point.x, 0.06 + 0.88 * point.y
 
 
-def _free_labels(points: list[Point], radii: list[float], width: int) -> set[int]:
+def _free_labels(points: list[blocks.Point], radii: list[float], width: int) -> set[int]:
     """The numbers of the points whose labels fit beside those before them on a map so wide."""
     taken: list[tuple[float, float, float]] = []
     free: set[int] = set()

@@ -4,42 +4,46 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from queue_workflows.demo.report import sections
-from queue_workflows.demo.report.blocks import Report
-from queue_workflows.demo.survey import FOCUSES, Survey, ratio
+from queue_workflows.demo import survey
+from queue_workflows.demo.report import blocks, sections
 
 
-def compose(findings: sections.Findings, focus: str) -> Report:
+def compose(findings: sections.Findings, focus: str) -> blocks.Report:
     """The report; ValueError that lists the choices for a focus which is none of them."""
-    if focus not in FOCUSES:
-        raise ValueError(f"a report cannot lead with {focus!r}: choose from {', '.join(FOCUSES)}")
-    survey = findings.survey
+    if focus not in survey.FOCUSES:
+        choices = ", ".join(survey.FOCUSES)
+        raise ValueError(f"a report cannot lead with {focus!r}: choose from {choices}")
+    found = findings.survey
     parts = [
-        sections.size(survey),
-        sections.complexity(survey),
-        sections.documentation(survey),
-        sections.imports(survey),
-        sections.likeness(findings),
+        sections.size(found),
+        sections.complexity(found),
+        sections.documentation(found),
+        sections.imports(found),
+        sections.similarity(findings),
         sections.duplicates(findings.groups),
-        sections.words(findings),
-        sections.left_out(survey),
-        sections.method(survey),
+        sections.vocabulary(findings),
+        sections.left_out(found),
+        sections.method(found),
     ]
     parts.sort(key=lambda section: section.key != focus)
-    return Report(
-        title=f"The code in {PurePath(survey['folder']).name or survey['folder']}",
-        folder=survey["folder"],
+    return blocks.Report(
+        title=f"The code in {PurePath(found['folder']).name or found['folder']}",
+        folder=found["folder"],
         summary=_summary(findings),
-        tiles=_tiles(survey),
-        sections=parts,
+        tiles=_tiles(found),
+        sections=[_without_empty(section) for section in parts],
     )
 
 
+def _without_empty(section: blocks.Section) -> blocks.Section:
+    return section._replace(blocks=list(filter(blocks.has_content, section.blocks)))
+
+
 def _summary(findings: sections.Findings) -> str:
-    survey, total = findings.survey, findings.survey["total"]
+    total = findings.survey["total"]
     counted = [
         (total["files"], "file"),
-        (len(survey["packages"]), "package"),
+        (len(findings.survey["packages"]), "package"),
         (total["code"], "line of code"),
         (total["functions"], "function"),
         (findings.groups["groups"], "group of near-duplicates"),
@@ -47,13 +51,13 @@ def _summary(findings: sections.Findings) -> str:
     return ", ".join(sections.count(number, noun) for number, noun in counted)
 
 
-def _tiles(survey: Survey) -> list[tuple[str, str]]:
-    total = survey["total"]
+def _tiles(found: survey.Survey) -> list[tuple[str, str]]:
+    total = found["total"]
     return [
-        (f"{len(survey['packages']):,}", "packages"),
+        (f"{len(found['packages']):,}", "packages"),
         (f"{total['files']:,}", "files"),
         (f"{total['code']:,}", "lines of code"),
         (f"{total['functions']:,}", "functions"),
         (f"{total['classes']:,}", "classes"),
-        (f"{ratio(total['documented'], total['public']):.0%}", "documented"),
+        (f"{survey.ratio(total['documented'], total['public']):.0%}", "documented"),
     ]

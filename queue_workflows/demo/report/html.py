@@ -7,23 +7,12 @@ from html import escape
 from importlib import resources
 from string import Template
 
-from queue_workflows.demo.report import charts
-from queue_workflows.demo.report.blocks import (
-    Bars,
-    Block,
-    Columns,
-    Map,
-    Matrix,
-    Notes,
-    Report,
-    Section,
-    Table,
-)
+from queue_workflows.demo.report import blocks, charts
 
 _SEAMS = re.compile(r"[/._](?=\w)")
 
 
-def render(report: Report) -> str:
+def render(report: blocks.Report) -> str:
     """The page."""
     return Template(_asset("page.html")).substitute(
         title=escape(report.title),
@@ -44,7 +33,7 @@ def _asset(name: str) -> str:
     return (resources.files(__package__ or "") / name).read_text("utf-8")
 
 
-def _section(section: Section) -> str:
+def _section(section: blocks.Section) -> str:
     figures = "\n".join(_figure(block) for block in section.blocks)
     return (
         f'<section id="{section.key}"><h2>{escape(section.title)}</h2>'
@@ -52,28 +41,28 @@ def _section(section: Section) -> str:
     )
 
 
-def _figure(block: Block) -> str:
+def _figure(block: blocks.Block) -> str:
     kind = type(block).__name__.lower()
     return f'<figure class="{kind}-figure">{_block(block)}</figure>'
 
 
-def _block(block: Block) -> str:
+def _block(block: blocks.Block) -> str:
     match block:
-        case Bars():
+        case blocks.Bars():
             return charts.bars(block)
-        case Columns():
+        case blocks.Columns():
             return charts.columns(block)
-        case Matrix():
+        case blocks.Matrix():
             return charts.matrix(block)
-        case Map():
+        case blocks.Map():
             return charts.plot(block)
-        case Table():
+        case blocks.Table():
             return _table(block)
-        case Notes():
+        case blocks.Notes():
             return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in block.sentences)}</ul>"
 
 
-def _table(block: Table) -> str:
+def _table(block: blocks.Table) -> str:
     texts = len(block.head) - block.numbers
 
     def line(tag: str, cells: tuple[str, ...]) -> str:

@@ -5,22 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from queue_workflows.demo.report.blocks import (
-    Bars,
-    Block,
-    Columns,
-    Map,
-    Matrix,
-    Notes,
-    Report,
-    Section,
-    Table,
-)
+from queue_workflows.demo.report import blocks
 
 BAR_CHARS = 24
 
 
-def render(report: Report) -> str:
+def render(report: blocks.Report) -> str:
     """The document; it ends with a newline."""
     tiles = _table([label for _, label in report.tiles], [[value for value, _ in report.tiles]])
     head = [f"# {_plain(report.title)}", _plain(report.folder), tiles]
@@ -28,33 +18,33 @@ def render(report: Report) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-def _section(section: Section) -> list[str]:
+def _section(section: blocks.Section) -> list[str]:
     shown = [_block(block) for block in section.blocks]
     return [f"## {section.title}", _plain(section.summary), *(text for text in shown if text)]
 
 
-def _block(block: Block) -> str:
+def _block(block: blocks.Block) -> str:
     match block:
-        case Bars():
+        case blocks.Bars():
             return _titled(block.title, _bars(block))
-        case Columns():
+        case blocks.Columns():
             rows = zip(block.labels, (f"{count:,}" for count in block.counts), strict=True)
             return _titled(block.title, _table([block.axis, "functions"], rows, numbers=1))
-        case Matrix():
+        case blocks.Matrix():
             rows = [
                 [name, *(str(count or "") for count in counts)]
                 for name, counts in zip(block.names, block.counts, strict=True)
             ]
             return _titled(block.title, _table(["", *block.names], rows, numbers=len(rows)))
-        case Table():
+        case blocks.Table():
             return _titled(block.title, _table(block.head, block.rows, numbers=block.numbers))
-        case Notes():
+        case blocks.Notes():
             return "\n".join(f"- {_plain(sentence)}" for sentence in block.sentences)
-        case Map():
+        case blocks.Map():
             return ""
 
 
-def _bars(block: Bars) -> str:
+def _bars(block: blocks.Bars) -> str:
     rows = [[bar.label, bar.value, _drawn(bar.parts[0] / block.scale)] for bar in block.bars]
     first = f"of which {block.legend[0].lower()}" if block.legend else ""
     return _table(["Package", "", first], rows)

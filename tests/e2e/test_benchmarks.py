@@ -1,0 +1,77 @@
+"""`python -m benchmarks` measures, prints its table and writes its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = re.compile(r"^row +ours +bare +ratio +target", re.MULTILINE)
+
+
+def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a person types it in the checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], str]:
+    """What a cheap run printed, its JSON, and its page."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    files = [folder / "figures.json", folder / "page.md"]
+    done = benchmark(
+        *("--quick", "--only", "import", "enqueue"),
+        *("--json", str(files[0]), "--markdown", str(files[1])),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(files[0].read_text()), files[1].read_text()
+
+
+def test_every_row_has_its_figures(measured: tuple[str, dict[str, Any], str]) -> None:
+    _, data, _ = measured
+    assert {row["section"] for row in data["rows"]} == {"import", "enqueue"}
+    for row in data["rows"]:
+        assert row["ours"] > 0 and row["bare"] > 0, row
+        assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"], row
+        assert row["rounds"] >= 3, row
+        assert row["met"] in (True, False), row
+    assert data["errors"] == {}
+
+
+def test_table_and_page_show_every_row(measured: tuple[str, dict[str, Any], str]) -> None:
+    printed, data, page = measured
+    assert HEAD.search(printed)
+    for row in data["rows"]:
+        line = next(line for line in printed.splitlines() if line.startswith(row["name"]))
+        assert re.search(r"\d", line.removeprefix(row["name"])), line
+        assert f"| {row['name']} |" in page
+
+
+def test_page_names_the_machine_but_not_the_host(
+    measured: tuple[str, dict[str, Any], str],
+) -> None:
+    _, data, page = measured
+    assert {"CPU", "kernel", "PostgreSQL", "Python", "psycopg", "date"} <= data["machine"].keys()
+    for value in data["machine"].values():
+        assert value and value in page
+    assert str(ROOT) not in page and "/tmp" not in page
+
+
+def test_database_of_another_name_is_refused() -> None:
+    done = benchmark("--quick", "--only", "import", "--dsn", "postgresql:///production")
+    assert done.returncode != 0
+    assert "_bench" in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,123 @@
+"""Which processes a command starts, and whom it counts as serving already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from queue_workflows import config, errors
+from queue_workflows import db as database
+from queue_workflows.cli import crew, fleet, picture
+from queue_workflows.runtime import identity, signals
+from queue_workflows.scheduler import ScheduleEntry
+
+
+def with_nodes() -> None:
+    config.register_node("n", dict)
+
+
+def with_tasks() -> None:
+    config.register_ingest_task("t", dict)
+
+
+def test_an_app_with_everything_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_nodes()
+    with_tasks()
+    config.set_builtin_model_registrar(dict)
+    config.set_ingest_schedule([ScheduleEntry("e", minute=0, task_name="t", queue="fetch")])
+    assert fleet.roles() == fleet.Roles(5, 1, ("fetch", "load"), scheduler=True)
+    assert fleet.roles(ingest=False) == fleet.Roles(5, 1, (), scheduler=False)
+    assert fleet.roles(cpu=0, gpu=2) == fleet.Roles(0, 2, ("fetch", "load"), scheduler=True)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS", "3")
+    monkeypatch.setenv("AI_LEADS_WORKFLOW_GPU_WORKERS", "2")
+    assert fleet.roles()[:2] == (3, 2)
+
+
+def test_a_gpu_worker_is_started_for_models_or_by_number() -> None:
+    with_nodes()
+    assert fleet.roles().gpu == 0
+    assert fleet.roles(gpu=1).gpu == 1
+
+
+def test_an_app_gets_no_workers_that_it_has_no_use_for() -> None:
+    with pytest.raises(errors.InvalidConfig, match="nothing to start"):
+        fleet.roles()
+    with_tasks()
+    assert fleet.roles() == fleet.Roles(0, 0, ("fetch", "load"), scheduler=False)
+    with pytest.raises(errors.InvalidConfig, match="--cpu and --gpu need an app that knows nodes"):
+        fleet.roles(gpu=1)
+
+
+def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = fleet.Roles(1, 0, ("fetch",), scheduler=True)
+    found = {spec.name: spec for spec in fleet.specs(wanted, app="a:b", log_level="info")}
+    assert list(found) == ["orchestrator", "cpu-1", "ingest fetch", "scheduler"]
+    assert found["cpu-1"] == (
+        "cpu-1",
+        [sys.executable, "-m", "queue_workflows.claim_worker", "--queue", "cpu",
+         "--log-level", "info", "--app", "a:b"],
+        {"QUEUE_WORKFLOWS_EMBEDDED": "1"},
+    )  # fmt: skip
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql:///x")
+    named = fleet.specs(wanted, app=None, log_level="info", log=tmp_path / "log")[0]
+    assert named.env is None
+    assert "--app" not in named.argv
+    assert str(tmp_path / "log") in named.argv
+
+
+def test_who_serves_a_queue(db: ModuleType) -> None:
+    here = identity.process_prefix("box", os.getpid())
+    gone = identity.process_prefix("box", 2**22 - 1)
+    rows = [
+        (here + "1", "a", os.getpid(), "idle", 0),
+        (gone + "1", "b", 2**22 - 1, "busy", 0),
+        ("box:1:otherbox:1", "c", 2**22 - 1, "busy", 0),
+        ("box:1:otherbox:2", "d", 1, "busy", 60),
+        ("box:1:otherbox:3", "e", 1, "parked", 0),
+        ("box:1:otherbox:4", "f", 1, "stopped", 0),
+    ]
+    with db.connect() as conn:
+        for worker_id, queue, pid, state, age_s in rows:
+            conn.execute(
+                "INSERT INTO workers (worker_id, host_label, queue, pid, state, last_seen)"
+                " VALUES (%s, 'box', %s, %s, %s, now() - %s * interval '1 second')",
+                (worker_id, queue, pid, state, age_s),
+            )
+        conn.execute(
+            "INSERT INTO worker_controls (host_label, queue, desired_state)"
+            " VALUES ('other', 'a', 'off')"
+        )
+    assert fleet.unserved(set("abcdefg")) == set("bdefg")
+
+
+def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    answers: list[set[str] | Exception] = [set(), database.OperationalError("away"), {"cpu"}]
+
+    def unserved(_: set[str]) -> set[str]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(fleet, "unserved", unserved)
+    helper = crew.Crew(
+        {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
+    )
+    helper.begin()
+    running = picture.Picture({"status": "running"}, [], [])
+    now[0] += crew.LOOK_EVERY_S
+    helper.tick(running)
+    helper.tick(running)
+    assert len(answers) == 1, "looked at now and then"
+    now[0] += crew.LOOK_EVERY_S
+    with pytest.raises(errors.InvalidConfig, match="no worker serves cpu"):
+        helper.tick(running)

