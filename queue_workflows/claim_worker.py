@@ -16,7 +16,7 @@ from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, loop, watch
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
 
 

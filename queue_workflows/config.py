@@ -490,6 +490,8 @@ def load_app(spec: str | None) -> str | None:
     if not chosen:
         return None
     module_name, _, attribute = chosen.partition(":")
+    if not _MODULE_NAME.fullmatch(module_name):
+        raise errors.InvalidConfig(f"--app {chosen}: it should look like package.module[:callable]")
     import importlib
 
     folder = os.getcwd()  # noqa: PTH109  pathlib costs 20 ms of import time

@@ -8,7 +8,7 @@ import logging
 from queue_workflows import config, db, node_pool
 from queue_workflows.runtime import process, signals
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("queue_workflows.orchestrator")
 
 
 def bring_schema(stop: signals.StopRequest) -> bool:

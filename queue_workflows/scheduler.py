@@ -26,7 +26,7 @@ BOOT = "boot"
 _DATABASE_ERRORS = (db.Error, OSError)
 
 ScheduleEntry = schedule_entry.ScheduleEntry
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("queue_workflows.scheduler")
 
 
 def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:

@@ -250,7 +250,7 @@ def wait_until_reachable(
         try:
             connect(url=url, limited=False).close()
         except psycopg.OperationalError as error:
-            reason = str(error).strip().splitlines()[-1]
+            reason = " ".join(str(error).split())
             if deadline is not None and time.monotonic() >= deadline:
                 raise errors.DatabaseUnavailable(
                     f"{describe(url)} does not answer: {reason}"

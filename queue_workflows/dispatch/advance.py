@@ -88,7 +88,7 @@ def advance(
         return None
     try:
         progress, unfrozen = knowledge.prepare(begin, run)
-        made = None
+        count = _write_if(begin, run, finished, progress, unfrozen, expected, settle, nowait)
         if hooks.host_resolves():
             made = make_plan(progress, run, knowledge.Reader(begin, run_id), finished)
         with begin() as conn:

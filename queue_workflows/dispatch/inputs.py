@@ -21,10 +21,13 @@ def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None 
     """
     with begin() as conn:
         run = runs.get(conn, run_id)
+        head = runs.head(conn, run_id)
         job = nodes.get_by_node(conn, run_id, node_id)
     spec = None
-    if run is not None and job is not None and job["status"] == "awaiting_input":
-        made = _spec(begin, run, node_id)
+    if run and head and job is not None and job["status"] == "awaiting_input":
+        node = knowledge.learn(begin, head).graph.nodes.get(node_id)
+        step = dict(node.step or {}) if node else {"id": node_id}
+        made = _spec(begin, run, step)
         spec = payload.encode(made, f"input_spec of node {node_id!r}")
     with begin() as conn:
         runs.lock(conn, run_id)
@@ -40,10 +43,7 @@ def _same_wait(then: Row | None, now: Row) -> bool:
     return then is not None and all(then[column] == now[column] for column in what)
 
 
-def _spec(begin: knowledge.Begin, run: Row, node_id: str) -> dict[str, Any]:
-    head = run | {"has_definition": run["definition"] is not None}
-    node = knowledge.learn(begin, head).graph.nodes.get(node_id)
-    step = dict(node.step or {}) if node else {"id": node_id}
+def _spec(begin: knowledge.Begin, run: Row, step: dict[str, Any]) -> dict[str, Any]:
     made = hooks.widget_spec(step, run)
     if made is not None:
         return made

@@ -68,15 +68,16 @@ class WorkLoop:
         listener = db.listen(
             READY_CHANNEL[self._table.name], "worker_control", "job_cancel", poll_s=3600.0
         )
-        delay = 0.1
+        delay, said = 0.1, ""
         with service.Follow("worker-listen", listener, self._heard):
             while not self._stopping:
                 self._ready.clear()
                 try:
                     self._drain_queue()
-                    delay = 0.1
+                    delay, said = 0.1, ""
                 except db.Error as error:
-                    _log.warning("claiming waits for the database: %s", _brief(error))
+                    if said != (said := _brief(error)):
+                        _log.warning("claiming waits for the database: %s", said)
                     self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                     delay = min(BACKOFF_MAX_S, delay * 2)
                     continue

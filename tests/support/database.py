@@ -235,8 +235,8 @@ def throw_away_server() -> Generator[str]:
         with server:
             yield forced(server.dsn)
     finally:
+        shutil.rmtree(base, ignore_errors=True)
         os.close(lock)
-        shutil.rmtree(base)
 
 
 def _hold(base: Path) -> int:
