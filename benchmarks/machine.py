@@ -24,6 +24,11 @@ def cpu_model() -> str:
     return platform.machine()
 
 
+def load() -> str:
+    """How many processes have wanted to run in the last minute."""
+    return f"{os.getloadavg()[0]:.1f}"
+
+
 def describe(conn: psycopg.Connection[Any], server: str) -> dict[str, str]:
     """Machine, server and client, in words."""
     settings = dict(
@@ -41,6 +46,5 @@ def describe(conn: psycopg.Connection[Any], server: str) -> dict[str, str]:
         "PostgreSQL": f"{settings['server_version']} ({server}; {durable})",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "load average at the start": f"{os.getloadavg()[0]:.1f}",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }

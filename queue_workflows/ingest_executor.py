@@ -38,7 +38,9 @@ def run_task(job: Row) -> outcomes.Outcome:
         text = payload.encode(
             value if isinstance(value, dict) else {"result": value}, f"result of task {name!r}"
         )
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around host code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
         return outcomes.of_error(error, time.monotonic() - started, f"task {name}")
     return outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
 
@@ -52,9 +54,15 @@ def _call(task: Callable[..., Any], reason: str, args: dict[str, Any]) -> Any:
     return task(reason, args) if shape == "both" else task()
 
 
-@functools.lru_cache(maxsize=512)
 def _shape(task: Callable[..., Any]) -> str:
     """`reason`, `args`, `both` or `none`: what the task takes, by its positional parameters."""
+    try:
+        return _cached(task)
+    except TypeError:
+        return _looked_at(task)  # it cannot be hashed
+
+
+def _looked_at(task: Callable[..., Any]) -> str:
     try:
         parameters = inspect.signature(task).parameters.values()
     except (TypeError, ValueError):
@@ -64,6 +72,9 @@ def _shape(task: Callable[..., Any]) -> str:
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not names:
         return "none"
-    if len(names) == 1:
-        return "args" if names[0] == "args" else "reason"
-    return "both"
+    if len(names) > 1:
+        return "both"
+    return "args" if names == ["args"] else "reason"
+
+
+_cached = functools.lru_cache(maxsize=512)(_looked_at)

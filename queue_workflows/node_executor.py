@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import logging
-import pathlib
 import resource
-import shutil
 import sys
 import threading
 import time
-import types as pytypes
-import typing
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from queue_workflows import config, db, dispatcher, errors, node_queue
+from queue_workflows.dag import arguments
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.store import nodes, outcomes, payload, runs, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
 INPUT_PREFIX = "__input__"
+READ_AGAIN_FIRST_S = 0.1
+READ_AGAIN_MAX_S = 5.0
+T = TypeVar("T")
 
 
 def _ignore(*_: object) -> None:
@@ -43,15 +41,29 @@ def execute_node(
     `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was cancelled, or
     its claim is no longer held and nothing was written.
     """
-    outcome = run_body(
-        job, model_cache=model_cache, cancel_event=cancel_event, status_callback=status_callback
-    )
+    with _busy(model_cache):
+        outcome = run_body(
+            job, model_cache=model_cache, cancel_event=cancel_event, status_callback=status_callback
+        )
     lease = tables.lease_of(tables.NODE_JOBS, job)
     with db.transaction() as conn:
         recorded = outcomes.record(conn, lease, outcome)
     if recorded == "completed" and outcome.kind == "completed":
         announce(job, outcome)
     return recorded
+
+
+@contextlib.contextmanager
+def _busy(cache: ModelCache | None) -> Generator[None]:
+    """The model stays loaded meanwhile."""
+    if cache is None:
+        yield
+        return
+    cache.mark_busy()
+    try:
+        yield
+    finally:
+        cache.mark_idle()
 
 
 def announce(job: Row, outcome: outcomes.Outcome) -> None:
@@ -62,7 +74,7 @@ def announce(job: Row, outcome: outcomes.Outcome) -> None:
     try:
         full, run = _full_rows(job)
         hook(full, run, outcome.value)
-    except Exception:  # noqa: BLE001  the boundary around host code
+    except (Exception, SystemExit):  # noqa: BLE001  the boundary around host code
         _log.exception("on_node_completed for node %s failed", job["node_id"])
 
 
@@ -80,26 +92,46 @@ def run_body(
     cancel = cancel_event or threading.Event()
     resolved: str | None = None
     try:
-        inputs = dispatcher.resolve_inputs_for_job(job["id"], job=job)
-        if job.get("ref_heads") != []:
+        inputs = _patiently(lambda: dispatcher.resolve_inputs_for_job(job["id"], job=job), cancel)
+        if inputs != job["inputs"] or job.get("ref_heads") != []:
             resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")
         value = _invoke(job, inputs, model_cache, cancel, status_callback or _ignore)
         text = payload.encode(value, f"result of node {job['node_id']!r}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around host code
-        if cancel.is_set():
-            return outcomes.Outcome("cancelled", time.monotonic() - started)
-        return outcomes.of_error(error, time.monotonic() - started, f"node {job['node_id']}")
-    seconds = time.monotonic() - started
-    if cancel.is_set():
-        return outcomes.Outcome("cancelled", seconds)
-    return outcomes.Outcome(
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around host code: a body may exit
+        outcome = outcomes.of_error(error, time.monotonic() - started, f"node {job['node_id']}")
+        return _unless_cancelled(cancel, outcome._replace(resolved_inputs=resolved))
+    outcome = outcomes.Outcome(
         "completed",
-        seconds,
+        time.monotonic() - started,
         text,
         value=value,
         resolved_inputs=resolved,
         vm_rss_mb_peak=peak_rss_mb(),
     )
+    return _unless_cancelled(cancel, outcome)
+
+
+def _unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> outcomes.Outcome:
+    """What a body leaves after it was told to end is nobody's business."""
+    return outcomes.Outcome("cancelled", outcome.seconds) if cancel.is_set() else outcome
+
+
+def _patiently(read: Callable[[], T], cancel: threading.Event) -> T:
+    """The engine's own read around a body: an outage is not the node's failure.
+
+    It is tried again until it succeeds; the end of the lease, which the worker watches, bounds it.
+    """
+    delay_s = READ_AGAIN_FIRST_S
+    while True:
+        try:
+            return read()
+        except (db.OperationalError, db.InterfaceError) as error:
+            _log.warning("waiting for the database: %s", str(error).strip())
+            if cancel.wait(delay_s):
+                raise
+            delay_s = min(READ_AGAIN_MAX_S, delay_s * 2)
 
 
 def peak_rss_mb() -> int:
@@ -115,14 +147,6 @@ def _full_rows(job: Row) -> tuple[Row, Row]:
     return full or job, run or {}
 
 
-def _out_dir(job: Row) -> str | None:
-    if "run" in job:
-        return job["run"]["out_dir"]
-    with db.transaction() as conn:
-        run = runs.get(conn, job["run_id"])
-    return run["out_dir"] if run else None
-
-
 def _invoke(
     job: Row,
     inputs: JsonDict,
@@ -134,10 +158,9 @@ def _invoke(
     run = getattr(module, "run", None)
     if not callable(run):
         raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
-    signature = _signature(run)
-    with contextlib.ExitStack() as stack:
-        handle, load_seconds = _model(job, model_cache)
-        folders = _Folders(job, stack)
+    handle, load_seconds = _model(job, model_cache)
+    folders = _Folders(job, cancel)
+    try:
         offers: dict[str, Callable[[], Any]] = {
             "inputs": lambda: inputs,
             "out": folders.out,
@@ -147,20 +170,57 @@ def _invoke(
             "cancel_event": lambda: cancel,
             "status_callback": lambda: status_callback,
         }
-        arguments = signature.bind(inputs, offers)
-        factory = config.get_config().invoke_context
-        if factory is None:
-            return _delta(run(**arguments))
-        finalize = stack.enter_context(factory(*_full_rows(job)))
-        return finalize(_delta(run(**arguments)))
+        bound = arguments.signature(run).bind(inputs, offers)
+        return _bracketed(job, cancel, lambda: _delta(run(**bound)))
+    finally:
+        folders.close()
+
+
+def _bracketed(job: Row, cancel: threading.Event, body: Callable[[], JsonDict]) -> JsonDict:
+    """The body's delta, inside the host's context if it set one.
+
+    `finalize` is applied to a success only, and not when the job was cancelled meanwhile. An error
+    of the body is raised even if the host's context swallows it.
+    """
+    factory = config.get_config().invoke_context
+    if factory is None:
+        return body()
+    rows = _patiently(lambda: _full_rows(job), cancel)
+    raised: BaseException | None = None
+    delta: JsonDict = {}
+    with factory(*rows) as finalize:
+        try:
+            delta = body()
+            if not cancel.is_set():
+                delta = _finalized(finalize, delta)
+        except BaseException as error:
+            raised = error
+            raise
+    if raised is not None:
+        raise raised
+    return delta
+
+
+def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:
+    final = finalize(delta)
+    if final is None:
+        return delta
+    if not isinstance(final, dict):
+        raise errors.InvalidPayload(
+            f"finalize of the invoke context returned {type(final).__name__}, not a context_delta"
+        )
+    return cast("JsonDict", final)
 
 
 def _delta(value: Any) -> JsonDict:
+    """A dict is the delta, or holds it as `context_delta`; anything else is none."""
     if not isinstance(value, dict):
         return {}
-    result: JsonDict = value  # pyright: ignore[reportUnknownVariableType]  a host's dict
-    inner = result.get("context_delta")
-    return inner if isinstance(inner, dict) else result  # pyright: ignore[reportUnknownVariableType]
+    result = cast("JsonDict", value)
+    inner: Any = result.get("context_delta", result)
+    if isinstance(inner, dict):
+        return cast("JsonDict", inner)
+    return {} if inner is None else result
 
 
 def _model(job: Row, cache: ModelCache | None) -> tuple[Any, float]:
@@ -194,40 +254,47 @@ def _model_event(job: Row, event_type: str, elapsed_s: float | None) -> None:
 
 
 class _Folders:
-    """A node's folders, made when it asks for them."""
+    """A node's folders, made when it asks for them; `close` removes what is of this attempt."""
 
-    def __init__(self, job: Row, stack: contextlib.ExitStack) -> None:
+    def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job
-        self._stack = stack
+        self._cancel = cancel
+        self._scratch: Path | None = None
+
+    def _root(self) -> Path | None:
+        if "run" in self._job:
+            out_dir = self._job["run"]["out_dir"]
+        else:
+            out_dir = _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
+        return None if out_dir is None else Path(out_dir)
 
     def out(self) -> Path | None:
         """`<out_dir>/<node_id>`, created; None when the run has no out_dir."""
-        root = _out_dir(self._job)
+        root = self._root()
         if root is None:
             return None
-        folder = _inside(Path(root), self._job["node_id"])
+        folder = _inside(root, self._job["node_id"])
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def scratch(self) -> Path:
-        """A folder of this attempt alone, removed when the body ends."""
-        return self._stack.enter_context(_scratch(_out_dir(self._job), self._job))
+        """A folder of this attempt alone, under `<out_dir>/.scratch` or the system's own."""
+        import tempfile
 
+        root = self._root()
+        parent = None
+        if root is not None:
+            parent = root / ".scratch"
+            parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{self._job['claim_no']}-", dir=parent))
+        return self._scratch
 
-@contextlib.contextmanager
-def _scratch(root: str | None, job: Row) -> Generator[Path]:
-    import tempfile
+    def close(self) -> None:
+        """Remove the scratch folder with all that is in it."""
+        if self._scratch is not None:
+            import shutil
 
-    parent = None
-    if root is not None:
-        folder = Path(root) / ".scratch"
-        folder.mkdir(parents=True, exist_ok=True)
-        parent = str(folder)
-    made = Path(tempfile.mkdtemp(prefix=f"{job['claim_no']}-", dir=parent))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _inside(root: Path, node_id: str) -> Path:
@@ -238,61 +305,6 @@ def _inside(root: Path, node_id: str) -> Path:
     return folder
 
 
-class _Signature:
-    """A body's parameters, looked at once."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        parameters = inspect.signature(run).parameters.values()
-        self.names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        self.defaulted = {p.name for p in parameters if p.default is not p.empty}
-        self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.paths = _path_parameters(run, self.names)
-
-    def bind(self, inputs: JsonDict, offers: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-        """Keyword arguments: inputs by name, then what the engine offers by name.
-
-        None leaves a parameter to its default. A missing argument is the call's own TypeError.
-        """
-        bound: dict[str, Any] = {}
-        for name in self.names:
-            if name in inputs:
-                value = inputs[name]
-                if value is None and name in self.defaulted:
-                    continue
-                bound[name] = (
-                    Path(value) if name in self.paths and isinstance(value, str) else value
-                )
-            elif name in offers:
-                bound[name] = offers[name]()
-        if self.takes_rest:
-            bound |= {name: value for name, value in inputs.items() if name not in bound}
-        return bound
-
-
-@functools.lru_cache(maxsize=512)
-def _signature(run: Callable[..., Any]) -> _Signature:
-    return _Signature(run)
-
-
-def takes_status_callback(run: Callable[..., Any]) -> bool:
+def takes_status_callback(body: Callable[..., Any]) -> bool:
     """Whether a body reports its progress."""
-    return "status_callback" in _signature(run).names
-
-
-def _path_parameters(run: Callable[..., Any], names: list[str]) -> frozenset[str]:
-    """The parameters annotated `Path`, alone or in a union."""
-    try:
-        hints = typing.get_type_hints(run)
-    except (NameError, TypeError, AttributeError):
-        # An annotation that only a type checker can evaluate says nothing about this process.
-        raw: dict[str, Any] = getattr(run, "__annotations__", {})
-        return frozenset(
-            n for n in names if "Path" in str(raw.get(n, "")).replace(".", " ").split()
-        )
-    return frozenset(name for name in names if _has_path(hints.get(name)))
-
-
-def _has_path(hint: Any) -> bool:
-    if typing.get_origin(hint) in (typing.Union, pytypes.UnionType):
-        return any(_has_path(member) for member in typing.get_args(hint))
-    return isinstance(hint, type) and issubclass(hint, pathlib.PurePath)
+    return "status_callback" in arguments.signature(body).names

@@ -15,6 +15,8 @@ from queue_workflows.types import ExitFn, Row
 _log = logging.getLogger(__name__)
 EXIT_CONTROL_HARD_STOP = 79
 STATES = ("on", "off")
+PATIENCE_S = 5.0
+"""How long the command waits for a database that does not answer."""
 
 
 class StoppableWorker(Protocol):
@@ -172,9 +174,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> int:
         process.setup_logging(options.log_level)
-        config.load_app(options.app)
         if options.embedded:
             config.configure(embedded=True)
+        config.load_app(options.app)
+        db.wait_until_reachable(timeout_s=PATIENCE_S)
         row = set_worker_control(
             options.host or config.host_label(),
             options.queue,

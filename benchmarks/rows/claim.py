@@ -15,7 +15,7 @@ from queue_workflows import db
 from queue_workflows.store import claims, outbox, tables
 
 ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
-connection: the median of 300 (`--quick`: 120). Each takes turns with one on a database with 1,000
+connection: the median of 300 (`--quick`: 90). Each takes turns with one on a database with 1,000
 queued jobs, and the ratio, per 30, is to the cost there. The other database has more queued jobs,
 or 1,000 queued beside 100,000 that are not due, or 1,000 beside 1,000,000 finished ones. Each is
 measured twice, on new connections whose plans are made anew: with the statistics of the empty
@@ -225,7 +225,7 @@ def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_
         bench.server.database("claim_base") as base,
         bench.server.database("claim_case") as loaded,
     ):
-        pair = _Pair((base, loaded), stack, bench.pick(10, 4))
+        pair = _Pair((base, loaded), stack, bench.pick(10, 3))
         for conn in pair.loaders:
             for table in _TABLES.split(", "):
                 conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)".encode())

@@ -32,7 +32,7 @@ class Cost(NamedTuple):
 
 def _costs(bench: Bench, started: list[processes.Process], names: list[str]) -> list[Cost]:
     admin = bench.server.admin
-    window = bench.pick(60.0, 9.0)
+    window = bench.pick(60.0, 8.0)
     cpu = [process.cpu_s() for process in started]
     before = dict(admin.execute(_COUNT, (names,)).fetchall())
     begun = time.monotonic()

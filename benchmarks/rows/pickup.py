@@ -91,59 +91,57 @@ def _run(conn: db.Connection) -> str:
 
 def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
     """Pickup at p50 and p99, and the first node of a run."""
-    commands = (
-        ("bare", processes.bare("listen", "load")),
-        ("load", processes.worker("load")),
-        ("orchestrator", processes.orchestrator()),
-        ("cpu", processes.worker("cpu")),
-    )
+    pause_s = bench.pick((0.010, 0.030), (0.005, 0.015))
+    one_kind = (("bare", processes.bare("listen", "load")), ("load", processes.worker("load")))
+    for_runs = (("orchestrator", processes.orchestrator()), ("cpu", processes.worker("cpu")))
     with (
         bench.server.database("pickup") as dsn,
         bare.connect(dsn) as reader,
         db.connect(autocommit=False) as one,
         db.connect(autocommit=False) as two,
         db.connect(autocommit=False) as three,
-        bench.running(dsn, *commands) as started,
+        bench.running(dsn, *one_kind) as first,
     ):
-        pause_s = bench.pick((0.010, 0.030), (0.005, 0.015))
-        kinds = (
-            _Kind(one, _bare, _BARE, pause_s),
-            _Kind(two, _ingest, _INGEST, pause_s),
-            _Kind(three, _run, _NODE, pause_s),
-        )
-        floor, ingest, runs = _times(bench, kinds, reader, started)
-    yield from _rows(floor, ingest, runs)
+        floor = _Kind(one, _bare, _BARE, pause_s)
+        ingest = _Kind(two, _ingest, _INGEST, pause_s)
+        floor_ms, ingest_ms = _times(bench.pick(600, 200), (floor, ingest), reader, first)
+        yield from _pickup_rows(floor_ms, ingest_ms)
+        with bench.running(dsn, *for_runs) as second:
+            runs = _Kind(three, _run, _NODE, pause_s)
+            watched = [*first, *second]
+            beside_ms, runs_ms = _times(bench.pick(300, 100), (floor, runs), reader, watched)
+        yield _run_row(beside_ms, runs_ms)
     for peer in bench.peers:
-        latencies = peer.pickup_ms(len(floor))
+        latencies = peer.pickup_ms(len(ingest_ms))
         for pct in (50, 99):
             yield figures.PeerRow(
                 f"pickup p{pct}",
                 peer.title,
                 figures.percentile(latencies, pct),
                 "ms",
-                figures.percentile(ingest, pct),
+                figures.percentile(ingest_ms, pct),
             )
 
 
 def _times(
-    bench: Bench,
+    count: int,
     kinds: Sequence[_Kind],
     reader: bare.Connection,
-    started: Sequence[processes.Process],
+    watched: Sequence[processes.Process],
 ) -> list[list[float]]:
-    for _ in range(WARM):
+    """The times of each kind, whose samples take turns, after some that do not count."""
+    found: list[list[float]] = []
+    for number in (WARM, count):
         for kind in kinds:
-            kind.submit()
-    for kind in kinds:
-        kind.times_ms(reader, started)
-        kind.samples.clear()
-    for _ in range(bench.pick(600, 200)):
-        for kind in kinds:
-            kind.submit()
-    return [kind.times_ms(reader, started) for kind in kinds]
+            kind.samples.clear()
+        for _ in range(number):
+            for kind in kinds:
+                kind.submit()
+        found = [kind.times_ms(reader, watched) for kind in kinds]
+    return found
 
 
-def _rows(floor: list[float], ingest: list[float], runs: list[float]) -> Iterator[figures.Row]:
+def _pickup_rows(floor: list[float], ingest: list[float]) -> Iterator[figures.Row]:
     """The ratio of a percentile is that of each third of the samples, and of their median."""
     for pct, limit in ((50, 1.8), (99, 1.3)):
         parts = zip(_thirds(ingest), _thirds(floor), strict=True)
@@ -156,8 +154,11 @@ def _rows(floor: list[float], ingest: list[float], runs: list[float]) -> Iterato
             ratios,
             figures.at_most(limit),
         )
+
+
+def _run_row(floor: list[float], runs: list[float]) -> figures.Row:
     middle = figures.middle
-    yield figures.Row(
+    return figures.Row(
         "run inserted to first node, p50",
         middle(runs),
         "ms",

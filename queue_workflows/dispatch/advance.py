@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import plan, readiness
@@ -86,31 +86,38 @@ def advance(
         run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
+    count = None
     try:
         progress, unfrozen = knowledge.prepare(begin, run)
-        count = _write_if(begin, run, finished, progress, unfrozen, expected, settle, nowait)
+        made = None
         if hooks.host_resolves():
             made = make_plan(progress, run, knowledge.Reader(begin, run_id), finished)
         with begin() as conn:
             locked = runs.lock(conn, run_id, nowait=nowait)
-            if locked is None or not expected(locked):
-                return None
-            if locked["generation"] != run["generation"]:
-                return None
-            if unfrozen is not None and not knowledge.freeze(conn, run, unfrozen):
-                return None
-            if made is None:
-                reader = knowledge.Reader(knowledge.joined(conn), run_id)
-                made = make_plan(progress, locked, reader, finished)
-            if is_queued(locked):
-                runs.start(conn, run_id)
-            count = write(conn, locked, made)
-            settle(conn)
-            return count
+            if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
+                if made is None:
+                    reader = knowledge.Reader(knowledge.joined(conn), run_id)
+                    made = make_plan(progress, locked, reader, finished)
+                if is_queued(locked):
+                    runs.start(conn, run_id)
+                count = write(conn, locked, made)
+                settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
         knowledge.forget(run_id)
         raise
+    if count is not None and unfrozen is not None:
+        knowledge.keep(run, progress)
+    return count
+
+
+def _unchanged(
+    conn: db.Connection, seen: Row, locked: Row, expected: State, unfrozen: dict[str, Any] | None
+) -> bool:
+    """Whether the run is still what the plan is made for; a new definition is frozen then."""
+    if not expected(locked) or knowledge.identity(locked) != knowledge.identity(seen):
+        return False
+    return unfrozen is None or knowledge.freeze(conn, locked, unfrozen)
 
 
 def fail(begin: knowledge.Begin, run_id: str, reason: str) -> None:

@@ -81,12 +81,12 @@ class Reader:
             return nodes.context(conn, self._run_id, heads)
 
 
-_Key: TypeAlias = "tuple[str, int, Any]"
+Identity: TypeAlias = "tuple[str, int, int]"
 
 
-def _key(run: Row) -> _Key:
-    """A run that was deleted and made again under its old id is another one."""
-    return run["id"], run["generation"], run.get("born")
+def identity(run: Row) -> Identity:
+    """A run's id, generation and birth: one that was deleted and made again is another run."""
+    return run["id"], run["generation"], run["born"]
 
 
 class _Cache:
@@ -95,16 +95,16 @@ class _Cache:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._items: OrderedDict[_Key, readiness.Progress] = OrderedDict()
+        self._items: OrderedDict[Identity, readiness.Progress] = OrderedDict()
 
-    def get(self, key: _Key) -> readiness.Progress | None:
+    def get(self, key: Identity) -> readiness.Progress | None:
         with self._lock:
             item = self._items.get(key)
             if item is not None:
                 self._items.move_to_end(key)
             return item
 
-    def put(self, key: _Key, item: readiness.Progress) -> None:
+    def put(self, key: Identity, item: readiness.Progress) -> None:
         with self._lock:
             self._items[key] = item
             while len(self._items) > self._size:
@@ -126,7 +126,7 @@ def forget(run_id: str) -> None:
 
 def recall(run: Row) -> readiness.Progress | None:
     """What is known of a run in its generation, without a look at the database."""
-    return _cache.get(_key(run))
+    return _cache.get(identity(run))
 
 
 def learn(begin: Begin, run: Row) -> readiness.Progress:
@@ -135,16 +135,22 @@ def learn(begin: Begin, run: Row) -> readiness.Progress:
     Opens transactions, and outside of them may call the provider. Raises what `hooks.expand` does.
     """
     progress, made = prepare(begin, run)
-    if made is not None:
-        with begin() as conn:
-            runs.lock(conn, run["id"])
-            if not freeze(conn, run, made):
-                return learn(begin, run | {"has_definition": True})
+    if made is None:
+        return progress
+    with begin() as conn:
+        runs.lock(conn, run["id"])
+        stored = freeze(conn, run, made)
+    if not stored:
+        return learn(begin, run | {"has_definition": True})
+    keep(run, progress)
     return progress
 
 
 def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] | None]:
-    """What is known of a run and, if its definition was only just made, that for `freeze`."""
+    """What is known of a run and, if its definition was only just made, that for `freeze`.
+
+    What hangs on a definition that is not stored yet is not remembered: `keep` it after the commit.
+    """
     progress = recall(run)
     if progress is not None:
         return progress, None
@@ -157,13 +163,16 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
     if frozen is None:
         raise errors.UnknownJob(f"run {run['id']!r} is gone")
     progress = readiness.Progress(graph.Graph(frozen))
-    _cache.put(_key(run), progress)
+    if made is None:
+        keep(run, progress)
     return progress, made
 
 
+def keep(run: Row, progress: readiness.Progress) -> None:
+    """Remember what is known of a run in its generation."""
+    _cache.put(identity(run), progress)
+
+
 def freeze(conn: db.Connection, run: Row, made: dict[str, Any]) -> bool:
-    """Store a definition under the run's lock; False, and forgotten, when there is one already."""
-    stored = runs.freeze(conn, run["id"], payload.encode_definition(made), definition.digest(made))
-    if not stored:
-        forget(run["id"])
-    return stored
+    """Store a definition under the run's lock; False when there is one already."""
+    return runs.freeze(conn, run["id"], payload.encode_definition(made), definition.digest(made))

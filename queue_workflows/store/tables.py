@@ -52,6 +52,7 @@ _SENT = sql.SQL(
     " generation) SELECT run_id, node_id, status, id, claim_no, generation FROM done"
     " WHERE status IN ('completed', 'failed', 'awaiting_input'))"
 )
+_RECEIVED = sql.SQL("resolved_inputs = coalesce(%(received)s::jsonb, j.resolved_inputs),")
 _ASKED_TO_END = sql.SQL("(j.cancel_requested_at IS NOT NULL)")
 _OVER = sql.SQL(
     "(j.cancel_requested_at IS NOT NULL OR EXISTS (SELECT FROM workflow_runs r"
@@ -65,7 +66,7 @@ def transition(
     """A statement that makes `change`, with its event and its outbox row; returns the changed rows.
 
     `change` is an UPDATE of `{jobs} j` without RETURNING; `{result}` is filled in too, and
-    `{over}`: its end was asked for, or its run is over. `event` is an expression over `done`, the
+    `{over}`: its end was asked for, or its run is over; `{received}` sets what a node received. `event` is an expression over `done`, the
     changed rows; `chosen` a CTE, with its comma, that `change` selects from. Parameters besides
     theirs: worker, seconds, error, detail.
     """
@@ -73,6 +74,7 @@ def transition(
         "jobs": sql.Identifier(table.name),
         "result": sql.Identifier(table.result),
         "over": _OVER if table.in_run else _ASKED_TO_END,
+        "received": _RECEIVED if table.in_run else sql.SQL(""),
     }
     return _STATEMENT.format(
         chosen=chosen.format(**parts),

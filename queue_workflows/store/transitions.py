@@ -17,7 +17,7 @@ RETRY_BACKOFF_S = 30.0
 """Wait per attempt made before an ordinary failure is tried again (the contract's figure)."""
 
 _FAIL = sql.SQL(
-    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled'"
+    "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled'"
     " WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean THEN 'queued' ELSE 'failed' END,"
     " attempts = j.attempts + 1, error = %(error)s, seconds = %(seconds)s::float8,"
     " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < j.max_attempts"
@@ -96,6 +96,7 @@ def fail(
     error: str,
     seconds: float | None = None,
     detail: str | None = None,
+    resolved_inputs: str | None = None,
     retry: bool = True,
 ) -> Row | None:
     """An ordinary failure: queued again while attempts are left, else failed.

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FIGURE = r" +[\d.,]+ \S+"
+FIGURES = re.compile(FIGURE * 2 + r" +[\d.]+ \([\d.]+-[\d.]+\) +[≤≥] [\d.]+.* (ok|miss)")
 HEAD = re.compile(r"^row +ours +bare +ratio +target", re.MULTILINE)
 
 
@@ -56,7 +58,7 @@ def test_table_and_page_show_every_row(measured: tuple[str, dict[str, Any], str]
     assert HEAD.search(printed)
     for row in data["rows"]:
         line = next(line for line in printed.splitlines() if line.startswith(row["name"]))
-        assert re.search(r"\d", line.removeprefix(row["name"])), line
+        assert FIGURES.fullmatch(line.removeprefix(row["name"])), line
         assert f"| {row['name']} |" in page
 
 

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
 
-from queue_workflows import model_registry
+from queue_workflows import db, model_registry
 from tests.support import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +28,7 @@ def _name(page: Path) -> str:
 
 
 class Reader:
-    """Somebody who follows a page, in an empty folder, with the database of the test run."""
+    """Somebody who follows a page, in an empty folder, with a database that has the schema."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self.folder = folder
@@ -82,12 +81,15 @@ class Reader:
 
 @pytest.fixture
 def reader(
-    db: ModuleType, own_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
     before = set(sys.modules)
-    yield Reader(tmp_path, own_database.dsn)
+    db.bootstrap()
+    yield Reader(tmp_path, fresh_database)
+    db.close_pool()
     model_registry.clear_for_tests()
     for name in set(sys.modules) - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):

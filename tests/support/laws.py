@@ -31,9 +31,9 @@ _LAW_2 = (
     " AND e.claim_no <> j.claim_no UNION ALL "
     + _both(
         "SELECT j.id || ': finalised ' || count(*) || ' times, last by claim ' || max(e.claim_no)"
-        " FROM {jobs} j JOIN {events} e ON e.job_id = j.id AND e.event_type IN ('completed', 'failed')"
-        " AND e.claim_no IS NOT NULL WHERE j.generation = 0 GROUP BY j.id, j.claim_no"
-        " HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no"
+        " FROM {jobs} j JOIN {events} e ON e.job_id = j.id AND e.claim_no IS NOT NULL"
+        " AND e.event_type IN ('completed', 'failed') WHERE j.generation = 0"
+        " GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no"
     )
 )
 _LAW_3 = _both(
@@ -54,7 +54,8 @@ _LAW_4 = _both(
 _LAW_5 = _both(
     "SELECT id || ': ' || status || ', worker ' || coalesce(worker_id, '-') || ', claim '"
     " || claim_no || ', lease ' || coalesce(lease_expires_at::text, '-') FROM {jobs}"
-    " WHERE (status = 'running' AND (worker_id IS NULL OR lease_expires_at IS NULL OR claim_no < 1))"
+    " WHERE (status = 'running'"
+    " AND (worker_id IS NULL OR lease_expires_at IS NULL OR claim_no < 1))"
     " OR (status <> 'running' AND (worker_id IS NOT NULL OR lease_expires_at IS NOT NULL))"
 )
 _LAW_6 = (
@@ -70,8 +71,9 @@ _LAW_6 = (
 )
 # `created_at` and `finished_at` are their transactions' now(): equal in the same commit.
 _LAW_7 = (
-    "SELECT j.id || ': ' || j.status || ' with ' || count(e.id) || ' events' FROM workflow_node_jobs j"
-    " LEFT JOIN workflow_dispatch_events e ON e.run_id = j.run_id AND e.node_id = j.node_id"
+    "SELECT j.id || ': ' || j.status || ' with ' || count(e.id) || ' events'"
+    " FROM workflow_node_jobs j LEFT JOIN workflow_dispatch_events e"
+    " ON e.run_id = j.run_id AND e.node_id = j.node_id"
     " AND e.kind = j.status AND (e.job_id IS NULL OR e.generation = j.generation)"
     " WHERE j.status IN ('completed', 'failed') GROUP BY j.id, j.status HAVING count(e.id) <> 1"
     " UNION ALL SELECT j.id || ': ' || j.status || ' with an event ' || e.kind"
@@ -92,7 +94,8 @@ _LAW_8 = (
 _LAW_9 = (
     "SELECT e.job_id || ': claimed after its run was cancelled' FROM workflow_node_events e"
     " JOIN workflow_runs r ON r.id = e.run_id WHERE e.event_type = 'claimed'"
-    " AND r.status = 'cancelled' AND e.created_at > r.finished_at + %(slack_s)s * interval '1 second'"
+    " AND r.status = 'cancelled'"
+    " AND e.created_at > r.finished_at + %(slack_s)s * interval '1 second'"
 )
 _LAW_10 = (
     "SELECT idempotency_key || ': ' || count(*) || ' jobs' FROM ingest_jobs"

@@ -1,0 +1,103 @@
+"""A body's parameters, and how a node's inputs and what the engine offers are bound to them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from types import UnionType
+from typing import Any, cast
+
+_NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
+
+
+class Signature:
+    """What a callable takes. Raises ValueError or TypeError for one that does not tell."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        parameters = inspect.signature(body).parameters.values()
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self.names = tuple(p.name for p in named)
+        self.defaulted = frozenset(p.name for p in named if p.default is not p.empty)
+        self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        scope = _globals(body)
+        self.paths = frozenset(p.name for p in named if _takes_path(p.annotation, scope))
+
+    def bind(
+        self, inputs: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]
+    ) -> dict[str, Any]:
+        """Keyword arguments: the inputs by name, then the offers, each made only when asked for.
+
+        None leaves a parameter to its default. A missing argument is the call's own TypeError.
+        """
+        bound: dict[str, Any] = {}
+        for name in self.names:
+            if name in inputs:
+                value = inputs[name]
+                if value is None and name in self.defaulted:
+                    continue
+                if isinstance(value, str) and name in self.paths:
+                    value = Path(value)
+                bound[name] = value
+            elif name in offers:
+                bound[name] = offers[name]()
+        if self.takes_rest:
+            bound |= {name: value for name, value in inputs.items() if name not in self.names}
+        return bound
+
+
+@functools.lru_cache(maxsize=512)
+def _cached(body: Callable[..., Any]) -> Signature:
+    return Signature(body)
+
+
+def signature(body: Callable[..., Any]) -> Signature:
+    """The signature of a callable, remembered where the callable can be hashed."""
+    try:
+        hash(body)
+    except TypeError:
+        return Signature(body)
+    return _cached(body)
+
+
+def _globals(body: Any) -> dict[str, Any]:
+    """Where the annotations of a function, method, partial, wrapper or callable object are read."""
+    while True:
+        if isinstance(body, functools.partial):
+            body = cast("functools.partial[Any]", body).func
+        elif hasattr(body, "__wrapped__"):
+            body = body.__wrapped__
+        elif hasattr(body, "__globals__") or not hasattr(body, "__call__"):  # noqa: B004
+            return getattr(body, "__globals__", {})
+        elif inspect.isclass(body):
+            return getattr(body.__init__, "__globals__", {})
+        else:
+            call = type(body).__call__
+            return getattr(getattr(body, "__func__", call), "__globals__", {})
+
+
+def _takes_path(annotation: Any, scope: dict[str, Any]) -> bool:
+    """Whether an annotation is `Path`, alone or in a union; by its text if that is all there is."""
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        try:
+            # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+            annotation = eval(annotation, scope)  # noqa: S307
+        except Exception:  # noqa: BLE001  a name that only a type checker knows
+            return _says_path(annotation)
+        return not isinstance(annotation, str) and _takes_path(annotation, scope)
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _takes_path(typing.get_args(annotation)[0], scope)
+    if origin in (typing.Union, UnionType):
+        return any(_takes_path(member, scope) for member in typing.get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, PurePath)
+
+
+def _says_path(text: str) -> bool:
+    inner = re.sub(r"^(?:\w+\.)*(?:Optional|Union)\[(.*)\]$", r"\1", text.strip())
+    return any(_NAMES_PATH.fullmatch(part.strip()) for part in re.split(r"[|,]", inner))

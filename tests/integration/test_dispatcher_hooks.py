@@ -1,0 +1,540 @@
+"""The dispatcher beside host code: providers, resolvers and builders that fail, wait or meddle."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from queue_workflows import config, dispatcher, node_queue, run_store
+from queue_workflows import db as engine
+from queue_workflows.db import pool as pools
+from tests.support import factories, flow
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
+
+
+def open_transactions() -> int:
+    """Transactions of this process that wait for host code; asked from inside that."""
+    with engine.connect() as conn:
+        return factories.one(
+            conn,
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND starts_with(state, 'idle in transaction')",
+        )
+
+
+def make_due(conn: Any) -> None:
+    conn.execute("UPDATE workflow_runs SET available_at = now() WHERE available_at IS NOT NULL")
+    conn.execute(
+        "UPDATE workflow_dispatch_events SET available_at = now() WHERE available_at IS NOT NULL"
+    )
+
+
+def cancel_by_sql(run_id: str) -> None:
+    with engine.connect() as conn:
+        conn.execute("UPDATE workflow_runs SET status = 'cancelled' WHERE id = %s", (run_id,))
+
+
+# --- a provider that fails
+
+
+class Broken:
+    """A provider that raises this, and counts its calls."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.calls = 0
+
+    def __call__(self, name: str) -> Any:
+        self.calls += 1
+        raise self.error
+
+
+def test_a_providers_error_delays_its_run_and_is_poison_at_ten(
+    host: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Broken(OSError("the share is away"))
+    config.set_workflow_provider(broken, broken)
+    run_id = host.submit()
+    waits: list[float] = []
+    for attempt in range(1, 10):
+        host.look()
+        host.look()
+        row = flow.run(run_id)
+        assert (row["status"], row["start_attempts"], broken.calls) == ("queued", attempt, attempt)
+        assert row["error"] == "loading workflow 'w': OSError: the share is away"
+        waits.append((row["available_at"] - row["updated_at"]).total_seconds())
+        make_due(conn)
+    assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+    host.look()
+    row = flow.run(run_id)
+    assert row["status"] == "failed"
+    assert row["error"].startswith("poison: the run could not start in 10 tries: loading workflow")
+
+
+def test_a_run_starts_once_its_provider_is_well_again(host: flow.Flow, conn: Any) -> None:
+    host.dag(a="")
+    broken = Broken(RuntimeError("not yet"))
+    config.set_workflow_provider(broken, broken)
+    run_id = host.submit()
+    host.look()
+    host.provide()
+    make_due(conn)
+    host.look()
+    row = flow.run(run_id)
+    assert (row["status"], row["error"]) == ("running", None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.OperationalError("the host's own database"),
+        SystemExit(1),
+        ValueError(),
+        Exception("x"),
+    ],
+    ids=repr,
+)
+def test_a_provider_that_fails_for_one_run_does_not_keep_the_next_from_starting(
+    host: flow.Flow, error: BaseException
+) -> None:
+    host.dag(a="")
+    bad = host.submit(workflow_name="bad", priority=1)
+    good = host.submit()
+
+    def load(name: str) -> Any:
+        if name == "bad":
+            raise error
+        return host.workflows[name]
+
+    config.set_workflow_provider(load, host.pipelines.__getitem__)
+    host.look()
+    assert (flow.status(bad), flow.status(good)) == ("queued", "running")
+    assert type(error).__name__ in flow.run(bad)["error"]
+
+
+def test_a_provider_whose_error_cannot_even_be_read_is_only_another_error(host: flow.Flow) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    broken = Broken(Mute())
+    config.set_workflow_provider(broken, broken)
+    run_id = host.submit()
+    host.look()
+    assert "Mute (its text cannot be read)" in flow.run(run_id)["error"]
+
+
+def test_without_a_provider_runs_stay_queued_and_that_is_said_once(
+    host: flow.Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.reset_for_tests()
+    caplog.set_level(logging.WARNING)
+    run_ids = [host.submit(), host.submit()]
+    for _ in range(3):
+        host.look()
+    assert {flow.status(run_id) for run_id in run_ids} == {"queued"}
+    assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == 1
+    assert "no workflow provider" in caplog.text
+    with pytest.raises(dispatcher.NoProvider, match="--app"):
+        dispatcher.start_run(run_ids[0])
+    host.dag(a="")
+    host.provide()
+    host.look()
+    assert {flow.status(run_id) for run_id in run_ids} == {"running"}
+
+
+# --- events that cannot be dispatched
+
+
+def park(run_id: str, node_id: str = "q") -> None:
+    assert node_queue.mark_awaiting_input(flow.job(run_id, node_id)["id"]) is not None
+
+
+def test_an_event_that_cannot_be_dispatched_is_poison_at_ten_and_fails_its_run(
+    host: flow.Flow, conn: Any
+) -> None:
+    calls: list[int] = []
+
+    def build(step: Any, run: Any) -> Any:
+        calls.append(1)
+        raise ZeroDivisionError("no spec")
+
+    config.register_input_widget("mine", build)
+    host.define(flow.ask("q", "mine"), flow.ask("p"))
+    run_id = host.submit()
+    host.look()
+    park(run_id)
+    for attempt in range(1, 10):
+        host.look()
+        (event,) = node_queue.list_unprocessed_dispatch_events()
+        assert (event["attempts"], flow.status(run_id)) == (attempt, "running")
+        assert "building widget 'mine': ZeroDivisionError: no spec" in event["error"]
+        assert event["available_at"] is not None
+        make_due(conn)
+    host.look()
+    assert node_queue.list_unprocessed_dispatch_events() == []
+    row = flow.run(run_id)
+    assert row["status"] == "failed"
+    assert row["error"].startswith(
+        "poison: dispatching awaiting_input of node q failed 10 times: building widget 'mine'"
+    )
+    assert flow.states(run_id) == {"q": "cancelled", "p": "cancelled"}
+    assert len(calls) <= 20  # each time with its batch and then on its own
+
+
+def test_one_bad_event_holds_up_neither_its_run_nor_another(host: flow.Flow) -> None:
+    def build(step: Any, run: Any) -> Any:
+        raise ValueError("no spec")
+
+    config.register_input_widget("bad", build)
+    host.define(
+        flow.ask("q", "bad"), flow.ask("fine"), flow.step("s"),
+        flow.step("t", depends_on=["s"]), s=flow.nodes(a=""), t=flow.nodes(b=""),
+    )  # fmt: skip
+    run_ids = [host.submit(), host.submit()]
+    host.look()
+    for run_id in run_ids:
+        park(run_id, "q")
+        park(run_id, "fine")
+        flow.complete(run_id, "s/a")
+    host.look()
+    for run_id in run_ids:
+        assert flow.states(run_id)["t/b"] == "queued"
+        assert flow.job(run_id, "fine")["input_spec"]["widget"] == "file_upload"
+        assert flow.job(run_id, "q")["input_spec"] is None
+
+
+def test_a_run_that_a_host_holds_locked_does_not_hold_up_the_others(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.1)
+    host.dag(a="", b="a")
+    held, other = host.submit(priority=1), host.submit()
+    with engine.connection() as mine:
+        mine.execute("UPDATE workflow_runs SET parcel_id = 'x' WHERE id = %s", (held,))
+        host.look()
+        assert (flow.status(held), flow.status(other)) == ("queued", "running")
+    host.look()
+    assert flow.status(held) == "running"
+    for run_id in (held, other):
+        flow.complete(run_id, "s/a")
+    with engine.connection() as mine:
+        mine.execute("UPDATE workflow_runs SET parcel_id = 'y' WHERE id = %s", (held,))
+        host.look()
+        assert (len(flow.jobs(held)), len(flow.jobs(other))) == (1, 2)
+        assert {e["attempts"] for e in node_queue.list_unprocessed_dispatch_events()} == {0}
+    host.look()
+    assert len(flow.jobs(held)) == 2
+    assert "dispatched later" in caplog.text
+
+
+# --- host code and transactions
+
+
+def test_no_host_code_ever_runs_inside_an_engine_transaction(
+    host: flow.Flow, tmp_path: Any
+) -> None:
+    seen: dict[str, list[int]] = {}
+
+    def watched(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            seen.setdefault(name, []).append(open_transactions())
+            return act(*args)
+
+        return call
+
+    class Bracket:
+        def __enter__(self) -> Any:
+            seen.setdefault("enter", []).append(open_transactions())
+            return watched("finalize", lambda delta: delta)
+
+        def __exit__(self, *_: object) -> None:
+            seen.setdefault("exit", []).append(open_transactions())
+
+    def run_body(x: Any) -> dict[str, Any]:
+        seen.setdefault("body", []).append(open_transactions())
+        return {"v": x}
+
+    config.set_workflow_provider(
+        watched("workflow", host.workflows.__getitem__),
+        watched("pipeline", host.pipelines.__getitem__),
+        resolve_ref=watched("resolve", lambda value, context: value),
+    )
+    config.register_input_widget("mine", watched("widget", lambda step, run: {"mine": True}))
+    config.set_invoke_context(watched("context", lambda job, run: Bracket()))
+    config.set_on_node_completed(watched("completed", lambda job, run, delta: None))
+    config.set_node_resolver(watched("resolver", lambda name: config.RegisteredNode(run_body)))
+    wanted = [{"name": "x", "from": "pipeline.x"}]
+    host.define(
+        flow.step("s", inputs={"x": 1}, skip_if={"mine": 1}),
+        flow.ask("q", "mine", depends_on=["s"]),
+        flow.ask("p", "choose_one", source={"mine": 2}),
+        s=[
+            {"id": "a", "inputs": wanted, "skip_if": False},
+            {"id": "b", "depends_on": ["a"], "inputs": wanted, "skip_if": 0},
+        ],
+    )
+    run_id = host.submit(out_dir=str(tmp_path))
+    host.go()
+    assert flow.states(run_id) == {
+        "s/a": "completed", "p": "awaiting_input", "s/b": "completed", "q": "awaiting_input",
+    }  # fmt: skip
+    assert flow.job(run_id, "q")["input_spec"] == {"mine": True}
+    assert {name for name, counts in seen.items() if any(counts)} == set()
+    assert {*seen} == {
+        "workflow", "pipeline", "resolve", "widget", "context", "enter", "finalize", "exit",
+        "completed", "resolver", "body",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["start", "drain"])
+def test_a_run_cancelled_while_the_hosts_resolver_thinks_is_not_written(
+    host: flow.Flow, when: str
+) -> None:
+    members = flow.nodes(a="", b="a")
+    for member in members:
+        member["inputs"] = [{"name": "x", "from": "pipeline.x"}]
+    host.define(flow.step("s", inputs={"x": 1}), s=members)
+    run_id = host.submit()
+    armed = when == "start"
+
+    def resolve(value: Any, context: Any) -> Any:
+        if armed:
+            cancel_by_sql(run_id)
+        return value
+
+    host.provide(resolve_ref=resolve)
+    host.look()
+    if when == "drain":
+        armed = True
+        flow.complete(run_id, "s/a")
+        host.look()
+        assert node_queue.count_unprocessed_dispatch_events() == 0
+    assert flow.status(run_id) == "cancelled"
+    assert "s/b" not in flow.jobs(run_id)
+    assert ("s/a" in flow.jobs(run_id)) == (when == "drain")
+
+
+def test_a_run_cancelled_while_its_provider_thinks_is_not_written(host: flow.Flow) -> None:
+    host.dag(a="")
+    run_id = host.submit()
+
+    def load(name: str) -> Any:
+        cancel_by_sql(run_id)
+        return host.workflows[name]
+
+    config.set_workflow_provider(load, host.pipelines.__getitem__)
+    host.look()
+    assert (flow.status(run_id), flow.states(run_id)) == ("cancelled", {})
+
+
+def test_a_run_cancelled_while_a_widget_is_built_gets_no_spec(host: flow.Flow) -> None:
+    def build(step: Any, run: Any) -> Any:
+        cancel_by_sql(run["id"])
+        return {"late": True}
+
+    config.register_input_widget("mine", build)
+    host.define(flow.ask("q", "mine"))
+    run_id = host.submit()
+    host.look()
+    park(run_id)
+    host.look()
+    assert flow.job(run_id, "q")["status"] == "cancelled"
+    assert flow.job(run_id, "q")["input_spec"] is None
+    assert node_queue.count_unprocessed_dispatch_events() == 0
+
+
+def test_a_run_reopened_while_the_hosts_resolver_thinks_is_planned_anew(host: flow.Flow) -> None:
+    host.dag({"id": "a", "skip_if": {"mine": 1}})
+    run_id = host.submit()
+    turns: list[int] = []
+
+    def resolve(value: Any, context: Any) -> Any:
+        turns.append(1)
+        if len(turns) == 1:
+            cancel_by_sql(run_id)
+            run_store.update_run(run_id, status="queued")
+        return value != {"mine": 1}
+
+    host.provide(resolve_ref=resolve)
+    host.look()
+    assert flow.status(run_id) == "queued"
+    host.look()
+    job = flow.job(run_id, "s/a")
+    assert (job["status"], job["generation"], len(turns)) == ("queued", 1, 2)
+
+
+def test_a_hosts_resolver_sees_the_whole_context_and_what_it_returns_is_used(
+    host: flow.Flow,
+) -> None:
+    contexts: list[dict[str, Any]] = []
+
+    def resolve(value: Any, context: Any) -> Any:
+        contexts.append(dict(context))
+        return context[value["@"]] if isinstance(value, dict) else value
+
+    host.provide(resolve_ref=resolve)
+    members = flow.nodes(a="", b="a")
+    members[1]["inputs"] = [{"name": "x", "from": "pipeline.x"}]
+    host.define(flow.step("s", inputs={"x": {"@": "s/a"}}), s=members)
+    run_id = host.submit(context={"k": 1})
+    host.look()
+    flow.complete(run_id, "s/a", v=2)
+    host.look()
+    job = flow.job(run_id, "s/b")
+    assert (job["inputs"], job["input_template"]) == ({"x": {"v": 2}}, {"x": {"@": "s/a"}})
+    assert contexts[-1] == {"k": 1, "s/a": {"v": 2}}
+
+
+def test_a_hosts_resolver_is_asked_again_when_the_node_is_executed(host: flow.Flow) -> None:
+    host.provide(resolve_ref=lambda value, context: context.get(str(value), value))
+    seen: list[Any] = []
+    flow.body(lambda x: seen.append(x), "see")
+    wanted = [{"name": "x", "from": "pipeline.x"}]
+    host.define(
+        flow.step("s", inputs={"x": "key"}), s=[{"id": "a", "node": "see", "inputs": wanted}]
+    )
+    run_id = host.submit(context={"key": "then"})
+    host.look()
+    run_store.update_run(run_id, context={"key": "now"})
+    host.work()
+    job = flow.job(run_id, "s/a")
+    assert (seen, job["inputs"], job["resolved_inputs"]) == (["now"], {"x": "then"}, {"x": "now"})
+
+
+def test_what_a_hosts_resolver_returns_must_be_storable(host: flow.Flow) -> None:
+    host.provide(resolve_ref=lambda value, context: {1, 2})
+    wanted = [{"name": "x", "from": "pipeline.x"}]
+    host.define(flow.step("s", inputs={"x": 1}), s=[{"id": "a", "inputs": wanted}])
+    run_id = host.submit()
+    host.look()
+    row = flow.run(run_id)
+    assert (row["status"], row["start_attempts"]) == ("failed", 0)
+    assert "inputs of node 's/a'" in row["error"]
+
+
+# --- the definition is frozen
+
+
+def test_editing_a_workflow_does_not_change_a_run_in_flight(host: flow.Flow) -> None:
+    host.dag(a="", b="a")
+    before = host.started()
+    host.dag(a="", c="a")
+    after = host.started()
+    for run_id in (before, after):
+        dispatcher.forget(run_id)
+        flow.finish(run_id, "s/a")
+    assert [*flow.jobs(before)] == ["s/a", "s/b"]
+    assert [*flow.jobs(after)] == ["s/a", "s/c"]
+    assert flow.run(before)["definition_hash"] != flow.run(after)["definition_hash"]
+
+
+def test_the_frozen_definition_is_detached_from_the_hosts_own(host: flow.Flow) -> None:
+    host.dag(a="", b="a")
+    run_id = host.started()
+    host.pipelines["s"]["nodes"].append({"id": "late", "depends_on": ["b"]})
+    flow.finish(run_id, "s/a")
+    flow.finish(run_id, "s/b")
+    assert flow.status(run_id) == "completed"
+
+
+def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(host: flow.Flow) -> None:
+    ask = flow.ask("q", "choose_one", source={"$from": "s/a.options"}, depends_on=["s"])
+    host.define(flow.step("s"), ask, s=flow.nodes(a=""))
+    run_id = host.started()
+    config.reset_for_tests()
+    dispatcher.forget(run_id)
+    flow.complete(run_id, "s/a", options=["x"])
+    host.look()
+    park(run_id)
+    host.look()
+    assert flow.job(run_id, "q")["input_spec"]["options"] == ["x"]
+    dispatcher.resume_after_input(run_id, "q", "x")
+    assert flow.status(run_id) == "completed"
+
+
+def test_a_run_reopened_keeps_its_frozen_definition(host: flow.Flow) -> None:
+    host.dag(a="", b="a")
+    run_id = host.started()
+    flow.fail(run_id, "s/a")
+    host.dag(x="")
+    run_store.update_run(run_id, status="queued")
+    host.look()
+    assert flow.states(run_id) == {"s/a": "queued"}
+
+
+def test_of_two_definitions_made_at_once_the_first_stored_counts_in_both_processes(
+    host: flow.Flow,
+) -> None:
+    host.dag(a="", b="a")
+    run_id = host.submit()
+    calls: list[str] = []
+
+    def load(name: str) -> Any:
+        calls.append(name)
+        if len(calls) == 1:
+            # Meanwhile another process starts the run, with the workflow as it was edited.
+            host.dag(a="", c="a")
+            with engine.connect() as other:
+                dispatcher.start_run(run_id, begin=dispatcher.on_connection(other))
+            dispatcher.forget(run_id)
+            host.dag(a="", b="a")
+        return host.workflows[name]
+
+    config.set_workflow_provider(load, host.pipelines.__getitem__)
+    assert dispatcher.start_run(run_id) == 0
+    assert len(calls) == 2
+    flow.finish(run_id, "s/a")
+    assert [*flow.jobs(run_id)] == ["s/a", "s/c"]
+
+
+def test_a_running_run_without_definition_gets_it_at_the_first_touch(
+    host: flow.Flow, conn: Any
+) -> None:
+    host.dag(a="", b="a")
+    run_id = factories.run(conn, workflow_name="w")
+    factories.node(conn, run_id, "s/a", node_module="ok")
+    flow.complete(run_id, "s/a")
+    config.reset_for_tests()
+    host.look()
+    assert len(node_queue.list_unprocessed_dispatch_events()) == 1
+    assert node_queue.list_unprocessed_dispatch_events()[0]["attempts"] == 0
+    host.provide()
+    host.look()
+    assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
+    assert flow.run(run_id)["definition"] is not None
+
+
+def test_a_round_of_runs_that_this_process_cannot_dispatch_ends(host: flow.Flow, conn: Any) -> None:
+    run_ids = [factories.run(conn) for _ in range(dispatcher.RUNS_A_ROUND + 1)]
+    for run_id in run_ids:
+        factories.node(conn, run_id, "s/a")
+        flow.complete(run_id, "s/a")
+    config.reset_for_tests()
+    host.look()
+    assert node_queue.count_unprocessed_dispatch_events() == len(run_ids)
+
+
+def test_a_running_run_whose_workflow_is_gone_fails_and_says_so(host: flow.Flow, conn: Any) -> None:
+    run_id = factories.run(conn, workflow_name="gone")
+    factories.node(conn, run_id, "s/a")
+    flow.complete(run_id, "s/a")
+    host.look()
+    assert flow.run(run_id)["error"].startswith("the provider knows no workflow 'gone'")

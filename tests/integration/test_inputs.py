@@ -1,0 +1,523 @@
+"""Input nodes: what a person is asked, and how the answer gets in, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+import queue_workflows
+from queue_workflows import config, dispatcher, errors, input_listener, node_queue
+from queue_workflows import db as engine
+from queue_workflows.store import nodes, submissions
+from tests.support import factories, flow, laws, wait
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+    with db.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
+
+
+def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, **keys: Any) -> str:
+    """A run whose input node `q` is parked by a worker, with `s/a` behind it; its id."""
+    host.define(flow.ask("q", widget, **keys), flow.step("s", depends_on=["q"]), s=flow.nodes(a=""))
+    run_id = host.submit(context=context)
+    host.look()
+    assert host.work() == 1
+    host.look()
+    assert flow.states(run_id) == {"q": "awaiting_input"}
+    return run_id
+
+
+def submit(run_id: str, value: Any, node_id: str = "q") -> str:
+    """An answer by a host's plain SQL; its id."""
+    with engine.connection() as mine:
+        return factories.insert(
+            mine, "workflow_input_submissions", run_id=run_id, node_id=node_id, value=Jsonb(value)
+        )["id"]
+
+
+def answer(conn: Any, submission_id: str) -> dict[str, Any]:
+    row = conn.execute(
+        "SELECT * FROM workflow_input_submissions WHERE id = %s", (submission_id,)
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def spec(run_id: str) -> dict[str, Any]:
+    return flow.job(run_id, "q")["input_spec"]
+
+
+# --- parking
+
+
+def test_an_input_node_is_parked_and_nothing_is_imported_for_it(host: flow.Flow, conn: Any) -> None:
+    def resolver(name: str) -> Any:
+        raise AssertionError(f"asked for {name}")
+
+    config.set_node_resolver(resolver)
+    run_id = asked(host)
+    job = flow.job(run_id, "q")
+    assert (job["node_module"], job["queue"]) == ("__input__file_upload", "cpu")
+    assert job["inputs"] == {"widget": "file_upload", "target": "answer"}
+    assert (job["worker_id"], job["lease_expires_at"], job["claim_no"]) == (None, None, 1)
+    assert flow.status(run_id) == "running"
+    kinds = factories.column(conn, "SELECT kind FROM workflow_dispatch_events")
+    assert kinds == ["awaiting_input"]
+    assert node_queue.count_unprocessed_dispatch_events() == 0
+
+
+def test_every_input_spec_names_step_widget_prompt_and_target(host: flow.Flow) -> None:
+    run_id = asked(host, "anything", prompt="Which?", colour="red", choices=[1, 2])
+    assert spec(run_id) == {
+        "step_id": "q",
+        "widget": "anything",
+        "prompt": "Which?",
+        "target": "answer",
+        "colour": "red",
+        "choices": [1, 2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("widget", "keys", "wanted"),
+    [
+        ("choose_one", {"source": {"$from": "list"}}, {"options": [1, 2], "multiple": False}),
+        (
+            "choose_one",
+            {"source": {"$from": "list"}, "multiple": True},
+            {"options": [1, 2], "multiple": True},
+        ),
+        ("choose_one", {"source": {"$from": "no.such"}}, {"options": [], "multiple": False}),
+        ("file_upload", {"accept": [".csv"]}, {"accept": [".csv"]}),
+        (
+            "pick_or_upload",
+            {"library": {"$from": "list"}, "accept": "image/*"},
+            {"library": [1, 2], "accept": "image/*"},
+        ),
+        (
+            "turnout",
+            {
+                "turnout_options": [
+                    {"label": "Left", "value": "l"},
+                    {"label": "Right", "value": "r"},
+                ]
+            },
+            {
+                "turnout_options": [
+                    {"label": "Left", "value": "l"},
+                    {"label": "Right", "value": "r"},
+                ]
+            },
+        ),
+    ],
+)
+def test_a_generic_widget_gets_what_it_needs(
+    host: flow.Flow, widget: str, keys: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    found = spec(asked(host, widget, context={"list": [1, 2]}, **keys))
+    assert {key: found[key] for key in wanted} == wanted
+    assert found["step_id"] == "q"
+
+
+def test_choose_one_may_choose_among_files(host: flow.Flow, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"123")
+    (folder / "b.csv").write_text("x")
+    picture = {"$from": "made.files", "$filter": {"kind:eq": "image"}}
+    host.define(flow.ask("q", "choose_one", source=picture))
+    run_id = host.started(out_dir=str(tmp_path))
+    node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
+    host.look()
+    assert spec(run_id)["options"] == [
+        {
+            "rel_path": "made/a.png",
+            "kind": "image",
+            "abs_path": str(folder / "a.png"),
+            "size_bytes": 3,
+        }
+    ]
+
+
+def test_a_hosts_widget_is_built_by_the_host(host: flow.Flow) -> None:
+    seen: list[Any] = []
+
+    def build(step: Any, run: Any) -> dict[str, Any]:
+        seen.append((step["id"], step["colour"], run["id"]))
+        return {"whole": "spec"}
+
+    queue_workflows.register_input_widget("mine", build)
+    run_id = asked(host, "mine", colour="red")
+    assert (spec(run_id), seen) == ({"whole": "spec"}, [("q", "red", run_id)])
+
+
+def test_a_hosts_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
+    queue_workflows.register_input_widget("file_upload", lambda step, run: {"own": True})
+    assert spec(asked(host)) == {"own": True}
+
+
+def test_a_worker_leaves_the_spec_to_the_orchestrator(host: flow.Flow) -> None:
+    queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
+    host.define(flow.step("s"), flow.ask("q", "mine", depends_on=["s"]), s=flow.nodes(a=""))
+    run_id = host.started()
+    config.get_config().input_widgets.clear()
+    host.work()
+    assert (flow.job(run_id, "q")["status"], spec(run_id)) == ("awaiting_input", None)
+    queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
+    host.look()
+    assert spec(run_id) == {"from": "orchestrator"}
+
+
+# --- answers
+
+
+def test_an_answer_by_plain_sql_completes_the_node_and_moves_the_run_on(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = asked(host)
+    submission = submit(run_id, {"path": "x"})
+    host.look()
+    assert flow.states(run_id) == {"q": "completed", "s/a": "queued"}
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": {"path": "x"}}
+    row = answer(conn, submission)
+    assert (row["status"], row["error"], row["processed_at"] is not None) == (
+        "processed",
+        None,
+        True,
+    )
+    host.go()
+    assert flow.status(run_id) == "completed"
+
+
+@pytest.mark.parametrize("value", ["5", 5, 5.5, True, [], {}, "", "null", {"$from": "x"}, ["é", 1]])
+def test_an_answer_stays_what_it_was(host: flow.Flow, value: Any) -> None:
+    run_id = asked(host)
+    queue_workflows.submit_input(run_id, "q", value)
+    host.look()
+    found = flow.job(run_id, "q")["context_delta"]["answer"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_null_answer_and_one_without_target_leave_nothing(host: flow.Flow) -> None:
+    null, aimless = asked(host), asked(host, target=None)
+    queue_workflows.submit_input(null, "q", None)
+    queue_workflows.submit_input(aimless, "q", "unheard")
+    host.look()
+    for run_id in (null, aimless):
+        job = flow.job(run_id, "q")
+        assert (job["status"], job["context_delta"]) == ("completed", {})
+
+
+def test_an_answer_is_read_by_the_nodes_behind_it(host: flow.Flow) -> None:
+    seen: list[Any] = []
+    flow.body(lambda x: seen.append(x), "see")
+    wanted = [{"name": "x", "from": "pipeline.x"}]
+    host.define(
+        flow.ask("q"), flow.step("s", depends_on=["q"], inputs={"x": {"$from": "q.answer.path"}}),
+        s=[{"id": "a", "node": "see", "inputs": wanted}],
+    )  # fmt: skip
+    run_id = host.submit()
+    host.go()
+    queue_workflows.submit_input(run_id, "q", {"path": "p"})
+    host.go()
+    assert (seen, flow.status(run_id)) == (["p"], "completed")
+
+
+def test_submit_input_joins_the_callers_transaction(host: flow.Flow) -> None:
+    run_id = asked(host)
+    with engine.connection() as mine:
+        queue_workflows.submit_input(run_id, "q", 1, conn=mine)
+        mine.rollback()
+    host.look()
+    assert flow.states(run_id) == {"q": "awaiting_input"}
+    with engine.connection() as mine:
+        queue_workflows.submit_input(run_id, "q", 2, conn=mine)
+    host.look()
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": 2}
+
+
+def test_the_first_answer_wins_and_the_second_is_refused_in_words(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = asked(host)
+    queue_workflows.submit_input(run_id, "q", "first")
+    with pytest.raises(errors.InputRefused, match=r"node 'q' .* has been answered already"):
+        queue_workflows.submit_input(run_id, "q", "second")
+    host.look()
+    with pytest.raises(ValueError, match="is completed: it takes no answer now"):
+        queue_workflows.submit_input(run_id, "q", "third")
+    late = submit(run_id, "fourth")
+    host.look()
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "first"}
+    row = answer(conn, late)
+    assert row["status"] == "failed"
+    assert "is completed: it takes no answer now" in row["error"]
+
+
+def test_submit_input_refuses_what_takes_no_answer(host: flow.Flow) -> None:
+    run_id = asked(host)
+    with pytest.raises(KeyError, match="no node 'zzz'"):
+        queue_workflows.submit_input(run_id, "zzz", 1)
+    with pytest.raises(KeyError, match="no node 'q' of run 'nope'"):
+        queue_workflows.submit_input("nope", "q", 1)
+    for value in (float("nan"), {1, 2}, "\x00"):
+        with pytest.raises(errors.InvalidPayload, match="answer to 'q'"):
+            queue_workflows.submit_input(run_id, "q", value)
+    queue_workflows.submit_input(run_id, "q", 1)
+    host.look()
+    with pytest.raises(errors.InputRefused, match=r"'s/a' .* asks for no input"):
+        queue_workflows.submit_input(run_id, "s/a", 1)
+
+
+def test_an_answer_for_a_node_that_does_not_exist_is_refused_in_words(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = asked(host)
+    wrong = submit(run_id, 1, node_id="zzz")
+    host.look()
+    row = answer(conn, wrong)
+    assert (row["status"], row["error"]) == ("failed", f"there is no node 'zzz' of run {run_id!r}")
+
+
+def test_an_answer_that_comes_before_the_node_has_parked_is_kept(
+    host: flow.Flow, conn: Any
+) -> None:
+    host.define(flow.ask("q"))
+    run_id = host.started()
+    submission = queue_workflows.submit_input(run_id, "q", "early")
+    host.look()
+    row = answer(conn, submission)
+    assert (row["status"], row["error"]) == (
+        "pending",
+        f"node 'q' of run {run_id!r} does not wait yet",
+    )
+    host.work()
+    conn.execute("UPDATE workflow_input_submissions SET available_at = now()")
+    host.look()
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "early"}
+    assert flow.status(run_id) == "completed"
+
+
+def test_an_answer_for_a_cancelled_run_is_refused_and_changes_nothing(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = asked(host)
+    before = submit(run_id, "before")
+    queue_workflows.cancel_run(run_id)
+    host.look()
+    with pytest.raises(errors.InputRefused, match="is cancelled"):
+        queue_workflows.submit_input(run_id, "q", "after")
+    assert "is cancelled: it takes no answer now" in answer(conn, before)["error"]
+    assert (flow.status(run_id), flow.states(run_id)) == ("cancelled", {"q": "cancelled"})
+
+
+def test_an_answer_too_large_to_keep_is_refused_in_words(
+    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = asked(host)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "1")
+    submission = submit(run_id, "x" * 2000)
+    host.look()
+    row = answer(conn, submission)
+    assert row["status"] == "failed"
+    assert "MAX_PAYLOAD_KB" in row["error"]
+    assert flow.job(run_id, "q")["status"] == "awaiting_input"
+    queue_workflows.submit_input(run_id, "q", "short")
+    host.look()
+    assert flow.job(run_id, "q")["status"] == "completed"
+
+
+# --- resume_after_input
+
+
+def test_resume_after_input_completes_the_node_and_counts_new_rows(host: flow.Flow) -> None:
+    run_id = asked(host)
+    assert dispatcher.resume_after_input(run_id, "q", "x") == 1
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "x"}
+    assert dispatcher.resume_after_input(run_id, "q", "y") == 0
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "x"}
+
+
+def test_resume_after_input_without_a_value(host: flow.Flow) -> None:
+    run_id = asked(host)
+    assert dispatcher.resume_after_input(run_id, "q") == 1
+    assert flow.job(run_id, "q")["context_delta"] == {}
+
+
+def test_resume_after_input_of_an_unknown_node_is_a_key_error(host: flow.Flow) -> None:
+    run_id = asked(host)
+    with pytest.raises(KeyError, match="has no node 'zzz'"):
+        dispatcher.resume_after_input(run_id, "zzz", 1)
+
+
+def test_resume_after_input_refuses_what_cannot_be_stored_and_the_node_waits_on(
+    host: flow.Flow,
+) -> None:
+    run_id = asked(host)
+    with pytest.raises(ValueError, match="answer to 'q'"):
+        dispatcher.resume_after_input(run_id, "q", {1})
+    assert flow.job(run_id, "q")["status"] == "awaiting_input"
+
+
+def test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = asked(host)
+    conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (run_id,))
+    dispatcher.forget(run_id)
+    config.reset_for_tests()
+    assert dispatcher.resume_after_input(run_id, "q", 1) == 0
+    assert flow.job(run_id, "q")["status"] == "completed"
+    host.provide()
+    host.look()
+    assert flow.states(run_id)["s/a"] == "queued"
+
+
+# --- the listener, crashes and races
+
+
+def test_a_listener_of_its_own_takes_answers(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "0.02")
+    run_id = asked(host)
+    listener = input_listener.InputListener()
+    listener.start()
+    try:
+        queue_workflows.submit_input(run_id, "q", 1)
+        wait.until(lambda: flow.states(run_id) == {"q": "completed", "s/a": "queued"})
+    finally:
+        listener.stop()
+
+
+def test_an_answer_left_processing_for_over_a_minute_is_taken_back(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = asked(host)
+    submission = submit(run_id, "kept")
+    left = (
+        "UPDATE workflow_input_submissions SET status = 'processing',"
+        " claimed_at = now() - %s * interval '1 second' WHERE id = %s"
+    )
+    conn.execute(left, (59, submission))
+    host.look()
+    assert answer(conn, submission)["status"] == "processing"
+    conn.execute(left, (61, submission))
+    host.look()
+    assert answer(conn, submission)["status"] == "processed"
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "kept"}
+
+
+class _Crash(BaseException):
+    """Stands for the process that dies here."""
+
+
+@pytest.mark.parametrize("at", ["answer", "processed"])
+def test_a_crash_half_way_loses_no_answer_and_takes_it_once(
+    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    run_id = asked(host)
+    submission = submit(run_id, "kept")
+    module: Any = nodes if at == "answer" else submissions
+    real = getattr(module, at)
+
+    def die(*args: Any) -> Any:
+        real(*args)
+        raise _Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, at, die)
+        with pytest.raises(_Crash):
+            host.look()
+    assert answer(conn, submission)["status"] == "pending"
+    assert flow.job(run_id, "q")["status"] == "awaiting_input"
+    host.look()
+    assert answer(conn, submission)["status"] == "processed"
+    assert flow.states(run_id) == {"q": "completed", "s/a": "queued"}
+
+
+def test_an_answer_that_the_database_refuses_does_not_hold_up_the_next(
+    host: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = asked(host), asked(host)
+    for run_id in (bad, good):
+        submit(run_id, "x")
+    conn.execute(
+        "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;"
+    )
+    conn.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON workflow_node_jobs FOR EACH ROW"
+        f" WHEN (NEW.status = 'completed' AND NEW.run_id = '{bad}')"
+        " EXECUTE FUNCTION pg_temp.refuse()"
+    )
+    try:
+        host.look()
+    finally:
+        conn.execute("DROP TRIGGER refuse ON workflow_node_jobs")
+    assert (flow.states(bad)["q"], flow.states(good)["q"]) == ("awaiting_input", "completed")
+    row = conn.execute(
+        "SELECT *, available_at > now() AS rests FROM workflow_input_submissions WHERE run_id = %s",
+        (bad,),
+    ).fetchone()
+    assert (row["status"], row["rests"]) == ("pending", True)
+    assert "not this one" in row["error"]
+    conn.execute("UPDATE workflow_input_submissions SET available_at = now()")
+    host.look()
+    assert flow.states(bad)["q"] == "completed"
+
+
+def test_many_listeners_take_each_answer_once(host: flow.Flow, conn: Any) -> None:
+    run_ids = [asked(host) for _ in range(4)]
+    for run_id in run_ids:
+        submit(run_id, run_id)
+    problems: list[BaseException] = []
+    barrier = threading.Barrier(3)
+
+    def listen() -> None:
+        with engine.connect() as own:
+            listener = input_listener.InputListener(begin=dispatcher.on_connection(own))
+            barrier.wait(10)
+            try:
+                listener.process_all()
+            except BaseException as error:
+                problems.append(error)
+
+    threads = [threading.Thread(target=listen) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    host.look()
+    assert problems == []
+    for run_id in run_ids:
+        assert flow.job(run_id, "q")["context_delta"] == {"answer": run_id}
+        assert flow.states(run_id)["s/a"] == "queued"
+    statuses = factories.column(conn, "SELECT status FROM workflow_input_submissions")
+    assert statuses == ["processed"] * 4
+
+
+def test_a_host_job_with_odd_inputs_takes_its_answer_too(host: flow.Flow, conn: Any) -> None:
+    run_id = factories.run(conn)
+    job = factories.node(conn, run_id, "q", node_module="__input__x", inputs=Jsonb([1]))
+    node_queue.mark_awaiting_input(job["id"])
+    queue_workflows.submit_input(run_id, "q", 1)
+    host.look()
+    assert factories.reread(conn, job)["context_delta"] == {}

@@ -1,0 +1,149 @@
+"""A toy provider, and the short way to bring a run on: by hand, or by real workers in-process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import queue_workflows
+from queue_workflows import claim_worker, dispatcher, node_pool, node_queue, run_store
+
+Spec = dict[str, Any]
+ROUNDS = 200
+
+
+def nodes(**deps: str) -> list[Spec]:
+    """Pipeline nodes out of `name="dep dep"`, each with the body `ok`."""
+    return [
+        {"id": name, "node": "ok", "depends_on": text.split()}
+        if text
+        else {"id": name, "node": "ok"}
+        for name, text in deps.items()
+    ]
+
+
+def step(step_id: str, pipeline: str | None = None, **more: Any) -> Spec:
+    """A step of kind pipeline, by default of the pipeline that has its name."""
+    return {"id": step_id, "kind": "pipeline", "pipeline": pipeline or step_id, **more}
+
+
+def ask(step_id: str, widget: str = "file_upload", **more: Any) -> Spec:
+    """A step of kind input whose answer goes to `answer`."""
+    return {"id": step_id, "kind": "input", "widget": widget, "target": "answer", **more}
+
+
+def nothing() -> Spec:
+    """A body that takes nothing and leaves nothing."""
+    return {}
+
+
+class Flow:
+    """The provider of workflows that a test writes down, and a pool that dispatches its runs."""
+
+    def __init__(self) -> None:
+        self.workflows: dict[str, Any] = {}
+        self.pipelines: dict[str, Any] = {}
+        self.pool = node_pool.NodePool()
+        self.provide()
+        queue_workflows.register_node("ok", nothing)
+
+    def provide(self, **more: Any) -> None:
+        """Be this process's provider."""
+        queue_workflows.set_workflow_provider(
+            self.workflows.__getitem__, self.pipelines.__getitem__, **more
+        )
+
+    def define(self, *steps: Spec, name: str = "w", **pipelines: list[Spec]) -> None:
+        """The workflow `name`, and pipelines by keyword."""
+        self.workflows[name] = {"name": name, "steps": list(steps)}
+        for key, members in pipelines.items():
+            self.pipelines[key] = {"name": key, "nodes": members}
+
+    def dag(self, *members: Spec, **deps: str) -> None:
+        """The workflow `w` of one step `s` with these nodes."""
+        self.define(step("s"), s=[*members, *nodes(**deps)])
+
+    def submit(self, **columns: Any) -> str:
+        """A queued run of `w`; its id."""
+        return run_store.insert_run(**{"workflow_name": "w"} | columns)["id"]
+
+    def started(self, **columns: Any) -> str:
+        """A run of `w` whose first nodes are queued; its id."""
+        run_id = self.submit(**columns)
+        dispatcher.start_run(run_id)
+        return run_id
+
+    def look(self) -> None:
+        """One look of the orchestrator."""
+        self.pool.look()
+
+    def close(self) -> None:
+        self.pool.stop()
+
+    def work(self, queue: str = "cpu", **more: Any) -> int:
+        """Run what is queued with a worker of its own; how many jobs."""
+        worker = claim_worker.ClaimWorker(queue=queue, host="box", **more)
+        for count in range(ROUNDS):
+            if not worker.run_once():
+                return count
+        raise AssertionError(f"the {queue} queue does not get empty")
+
+    def go(self, *queues: str) -> None:
+        """Workers and orchestrator by turns until nothing is left to do."""
+        for _ in range(ROUNDS):
+            self.look()
+            if not sum(self.work(queue) for queue in queues or ("cpu",)):
+                self.look()
+                return
+        raise AssertionError("the run goes on for ever")
+
+
+def run(run_id: str) -> Spec:
+    """The run's row; there must be one."""
+    found = run_store.get_run(run_id)
+    assert found is not None
+    return found
+
+
+def status(run_id: str) -> str:
+    return run(run_id)["status"]
+
+
+def jobs(run_id: str) -> dict[str, Spec]:
+    """The run's jobs by node id, in the order in which they stand in line."""
+    rows = sorted(node_queue.list_jobs_for_run(run_id), key=lambda row: row["seq"])
+    return {row["node_id"]: row for row in rows}
+
+
+def job(run_id: str, node_id: str) -> Spec:
+    """A node's job; there must be one."""
+    return jobs(run_id)[node_id]
+
+
+def states(run_id: str) -> dict[str, str]:
+    """Node id → status."""
+    return {node_id: row["status"] for node_id, row in jobs(run_id).items()}
+
+
+def complete(run_id: str, node_id: str, **delta: Any) -> None:
+    """Complete a node by hand, without dispatching it."""
+    done = node_queue.mark_completed(job(run_id, node_id)["id"], context_delta=delta)
+    assert done is not None
+
+
+def finish(run_id: str, node_id: str, **delta: Any) -> int:
+    """Complete a node by hand and dispatch it; how many rows are new."""
+    complete(run_id, node_id, **delta)
+    return dispatcher.drain_run(run_id)
+
+
+def fail(run_id: str, node_id: str, error: str = "broke") -> None:
+    """Fail a node by hand and dispatch it."""
+    assert node_queue.mark_failed(job(run_id, node_id)["id"], error=error) is not None
+    dispatcher.drain_run(run_id)
+
+
+def body(returns: Callable[..., Any] | Mapping[str, Any], name: str = "body") -> None:
+    """Register a body under a name; a mapping is what it returns."""
+    given = returns if callable(returns) else lambda: dict(returns)
+    queue_workflows.register_node(name, given)

@@ -1,0 +1,468 @@
+"""The laws of claims: one holder, one end, one record; whatever comes late writes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import errors, node_queue, run_store
+from queue_workflows.store import claims, tables, transitions
+from queue_workflows.types import Row
+from tests.support import factories, laws
+
+FAMILIES = ("node", "ingest")
+JOB_TABLES = {"node": tables.NODE_JOBS, "ingest": tables.INGEST_JOBS}
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+        assert laws.broken(conn, slack_s=5) == []
+
+
+def queue_of(family: str) -> str:
+    return "cpu" if family == "node" else "fetch"
+
+
+def make(conn: Any, family: str, **columns: Any) -> Row:
+    return (factories.node if family == "node" else factories.ingest)(conn, **columns)
+
+
+def claim(conn: Any, family: str, worker_id: str = "w1") -> Row:
+    who = factories.who(queue_of(family), worker_id)
+    return (factories.claim_node if family == "node" else factories.claim_ingest)(conn, who)
+
+
+def lease_of(job: Row) -> tables.Lease:
+    return tables.lease_of(factories.table_of(job), job)
+
+
+def complete(conn: Any, job: Row) -> bool:
+    act = factories.complete_node if "node_id" in job else factories.complete_ingest
+    try:
+        act(conn, job, by=job["worker_id"])
+    except errors.ClaimLost:
+        return False
+    return True
+
+
+def complete_and_claim(conn: Any, job: Row) -> bool:
+    who = factories.who(job["queue"], job["worker_id"])
+    try:
+        if "node_id" in job:
+            claims.node_step(conn, who, done=factories.node_result(job))
+        else:
+            claims.ingest_step(conn, who, done=[factories.ingest_result(job)])
+    except errors.ClaimLost:
+        return False
+    return True
+
+
+# What a holder may do with its claim; each says whether it was accepted.
+ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
+    "complete": complete,
+    "complete and claim": complete_and_claim,
+    "fail": lambda conn, job: transitions.fail(conn, lease_of(job), error="late") is not None,
+    "renew": lambda conn, job: bool(claims.renew(conn, [lease_of(job)], lease_s=600)),
+    "report": lambda conn, job: bool(
+        claims.renew(conn, [lease_of(job)], lease_s=600, progress=['{"late": 1}'])
+    ),
+    "park": lambda conn, job: transitions.park(conn, lease_of(job)) is not None,
+    "hand back": lambda conn, job: (
+        transitions.hand_back(conn, lease_of(job), reason="r") is not None
+    ),
+    "trip": lambda conn, job: (
+        transitions.trip(conn, lease_of(job), error="late", seconds=1) is not None
+    ),
+}
+OF_FAMILY = [
+    (family, action)
+    for family in FAMILIES
+    for action in ACTIONS
+    if (family, action) != ("ingest", "park")
+]
+
+
+def footprint(conn: Any) -> list[Row]:
+    """Everything that a write would leave behind."""
+    return [
+        row
+        for table in (
+            "workflow_node_jobs", "ingest_jobs", "workflow_node_events", "ingest_job_events",
+            "workflow_dispatch_events",
+        )
+        for row in conn.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
+    ]  # fmt: skip
+
+
+# --- a claim that was superseded ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "action"), OF_FAMILY)
+def test_the_holder_may(conn: Any, family: str, action: str) -> None:
+    make(conn, family)
+    assert ACTIONS[action](conn, claim(conn, family)) is True
+
+
+@pytest.mark.parametrize(("family", "action"), OF_FAMILY)
+@pytest.mark.parametrize("successor", ["another worker", "the same worker", "nobody"])
+def test_a_superseded_claim_writes_nothing(
+    conn: Any, family: str, action: str, successor: str
+) -> None:
+    make(conn, family)
+    old = claim(conn, family)
+    factories.expire(conn, old)
+    transitions.reclaim_lapsed(conn, JOB_TABLES[family])
+    if successor != "nobody":
+        claim(conn, family, "w2" if successor == "another worker" else "w1")
+    before = footprint(conn)
+    assert ACTIONS[action](conn, old) is False
+    assert footprint(conn) == before
+
+
+@pytest.mark.parametrize(("family", "action"), OF_FAMILY)
+def test_a_claim_that_has_ended_writes_nothing_more(conn: Any, family: str, action: str) -> None:
+    make(conn, family)
+    job = claim(conn, family)
+    assert complete(conn, job)
+    before = footprint(conn)
+    assert ACTIONS[action](conn, job) is False
+    assert footprint(conn) == before
+
+
+@pytest.mark.parametrize(("family", "action"), OF_FAMILY)
+def test_two_workers_of_one_label_are_two(conn: Any, family: str, action: str) -> None:
+    for _ in range(2):
+        make(conn, family)
+    first, second = claim(conn, family, "box:1"), claim(conn, family, "box:2")
+    assert first["claimed_by"] == second["claimed_by"]
+    before = footprint(conn)
+    assert ACTIONS[action](conn, first | {"worker_id": second["worker_id"]}) is False
+    assert ACTIONS[action](conn, first | {"claim_no": first["claim_no"] + 1}) is False
+    assert footprint(conn) == before
+
+
+def test_a_batch_with_one_lost_claim_completes_none(conn: Any) -> None:
+    for _ in range(3):
+        make(conn, "ingest")
+    jobs = claims.ingest_step(conn, factories.who("fetch"), claim=3)
+    factories.expire(conn, jobs[1])
+    transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+    before = footprint(conn)
+    with pytest.raises(errors.ClaimLost):
+        claims.ingest_step(
+            conn, factories.who("fetch"), done=[factories.ingest_result(job) for job in jobs]
+        )
+    assert footprint(conn) == before
+
+
+def test_a_lost_claim_claims_nothing_in_its_place(conn: Any) -> None:
+    first, second = (make(conn, "node") for _ in range(2))
+    job = claim(conn, "node")
+    conn.execute(
+        "UPDATE workflow_node_jobs SET claim_no = claim_no + 1 WHERE id = %s", (first["id"],)
+    )
+    assert complete_and_claim(conn, job) is False
+    assert factories.reread(conn, second)["status"] == "queued"
+    conn.execute("UPDATE workflow_node_jobs SET claim_no = 1 WHERE id = %s", (first["id"],))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_renewal_pushes_the_lease_and_stores_progress(conn: Any, family: str) -> None:
+    make(conn, family)
+    job = claim(conn, family)
+    factories.expire(conn, job)
+    (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60, progress=['{"at": 0.5}'])
+    assert renewal == claims.Renewal(job["id"], 1, cancel=False)
+    left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 FROM "
+    assert 55 < factories.one(conn, left + JOB_TABLES[family].name) <= 60
+    (_,) = claims.renew(conn, [lease_of(job)], lease_s=60)
+    assert factories.reread(conn, job)["progress"] == {"at": 0.5}
+    assert transitions.reclaim_lapsed(conn, JOB_TABLES[family]) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_renewal_tells_that_the_end_is_asked_for(conn: Any, family: str) -> None:
+    make(conn, family)
+    job = claim(conn, family)
+    conn.execute(f"UPDATE {JOB_TABLES[family].name} SET cancel_requested_at = now()")
+    (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60)
+    assert renewal.cancel is True
+
+
+def test_a_renewal_tells_that_the_run_is_over(conn: Any) -> None:
+    make(conn, "node")
+    job = claim(conn, "node")
+    conn.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")
+    (renewal,) = claims.renew(conn, [lease_of(job)], lease_s=60)
+    assert renewal.cancel is True
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whether_a_claim_settled_is_told_by_its_number(conn: Any, family: str) -> None:
+    make(conn, family)
+    first = claim(conn, family)
+    assert claims.is_settled(conn, lease_of(first)) is False
+    factories.expire(conn, first)
+    transitions.reclaim_lapsed(conn, JOB_TABLES[family])
+    second = claim(conn, family)
+    assert claims.is_settled(conn, lease_of(first)) is False
+    complete(conn, second)
+    assert claims.is_settled(conn, lease_of(second)) is True
+    assert claims.is_settled(conn, lease_of(second)._replace(job_id="nope")) is False
+
+
+# --- at once -----------------------------------------------------------------------------------
+
+
+def race(count: int, body: Callable[[Any, int], None]) -> None:
+    """Run `body(connection, number)` in threads of their own; the first error is raised."""
+    failed: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            with engine.connect() as conn:
+                body(conn, number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_claimants_at_once_share_no_job(conn: Any, family: str) -> None:
+    run = factories.run(conn)
+    for number in range(120):
+        if family == "node":
+            factories.node(conn, run, f"n{number}")
+        else:
+            factories.ingest(conn)
+    found: list[Row] = []
+
+    def work(own: Any, number: int) -> None:
+        who = factories.who(queue_of(family), f"w{number}")
+        done: Row | None = None
+        while True:
+            if family == "node":
+                result = factories.node_result(done) if done else None
+                done = claims.node_step(own, who, done=result)
+            else:
+                results = [factories.ingest_result(done)] if done else []
+                done = next(iter(claims.ingest_step(own, who, done=results)), None)
+            if done is None:
+                return
+            found.append(done)
+
+    race(6, work)
+    assert len(found) == 120
+    assert len({job["id"] for job in found}) == 120
+    assert {job["claim_no"] for job in found} == {1}
+
+
+def test_batches_at_once_share_no_job(conn: Any) -> None:
+    for _ in range(100):
+        factories.ingest(conn)
+    found: list[list[Row]] = []
+
+    def work(own: Any, number: int) -> None:
+        who = factories.who("fetch", f"w{number}")
+        while batch := claims.ingest_step(own, who, claim=7):
+            found.append(batch)
+
+    race(4, work)
+    assert max(len(batch) for batch in found) == 7
+    ids = [job["id"] for batch in found for job in batch]
+    assert len(ids) == len(set(ids)) == 100
+    for batch in found:
+        assert [job["seq"] for job in batch] == sorted(job["seq"] for job in batch)
+
+
+@pytest.mark.parametrize("known", [None, ["a", "b", "c"]])
+def test_gpu_claimants_at_once_share_no_job(conn: Any, known: list[str] | None) -> None:
+    run = factories.run(conn)
+    for number in range(60):
+        model = [None, "a", "b", "c"][number % 4]
+        factories.node(conn, run, f"n{number}", queue="gpu", required_model=model)
+    found: list[str] = []
+
+    def work(own: Any, number: int) -> None:
+        model: str | None = None
+        while True:
+            who = factories.who("gpu", f"w{number}", model=model, models=known)
+            job = claims.node_step(own, who._replace(newest=number == 0))
+            if job is None:
+                return
+            model = job["required_model"]
+            found.append(job["id"])
+
+    race(4, work)
+    assert len(found) == len(set(found)) == 60
+
+
+def test_after_an_acknowledged_cancel_nothing_of_the_run_is_claimed(conn: Any) -> None:
+    run = factories.run(conn)
+    for number in range(400):
+        factories.node(conn, run, f"n{number}")
+    acknowledged = threading.Event()
+    late: list[str] = []
+    counts = [0] * 4
+
+    def work(own: Any, number: int) -> None:
+        if number == 3:
+            while sum(counts) < 20:
+                acknowledged.wait(0.001)
+            own.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")
+            acknowledged.set()
+            return
+        while True:
+            after = acknowledged.is_set()
+            job = claims.node_step(own, factories.who("cpu", f"w{number}"))
+            if job is not None and after:
+                late.append(job["id"])
+            if job is None:
+                return
+            counts[number] += 1
+
+    race(4, work)
+    assert late == []
+    assert sum(counts) < 400
+    waiting = "SELECT count(*) FROM workflow_node_jobs WHERE status = 'queued'"
+    assert factories.one(conn, waiting) == 0
+
+
+def test_reclaimers_and_finishers_at_once_end_each_job_once(conn: Any) -> None:
+    for _ in range(60):
+        factories.ingest(conn)
+    jobs = claims.ingest_step(conn, factories.who("fetch"), claim=60)
+    conn.execute("UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'")
+    completed: list[str] = []
+    reclaimed: list[str] = []
+
+    def work(own: Any, number: int) -> None:
+        if number < 2:
+            while rows := transitions.reclaim_lapsed(own, tables.INGEST_JOBS):
+                reclaimed.extend(row["id"] for row in rows)
+            return
+        for job in jobs[number - 2 :: 2]:
+            if complete(own, job):
+                completed.append(job["id"])
+
+    race(4, work)
+    assert sorted(completed + reclaimed) == sorted(job["id"] for job in jobs)
+
+
+# --- what was acknowledged exists ----------------------------------------------------------------
+
+
+def test_what_was_acknowledged_is_there_for_everybody(conn: Any) -> None:
+    ids: list[tuple[str, str]] = []
+
+    def submit(own: Any, number: int) -> None:
+        for step in range(5):
+            run = run_store.insert_run(workflow_name="w", status="running")["id"]
+            job = node_queue.enqueue_node_job(
+                run_id=run, node_id=f"{number}-{step}", node_module="m", queue="cpu"
+            )
+            own.execute("SELECT 1")
+            ids.append((run, job))
+
+    race(3, submit)
+    engine.close_pool()
+    assert len(ids) == 15
+    for run, job in ids:
+        found = node_queue.get_node_job(job)
+        assert found is not None
+        assert found["run_id"] == run
+
+
+# --- the checker ---------------------------------------------------------------------------------
+
+DEFINITION = {"version": 1, "nodes": [{"id": "a", "deps": []}, {"id": "b", "deps": ["a"]}]}
+MUTANTS: dict[str, tuple[int, str]] = {
+    "a claim after the end": (
+        1,
+        "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type)"
+        " SELECT run_id, node_id, id, 'claimed' FROM workflow_node_jobs WHERE id = 'done'",
+    ),
+    "an ingest job that ends twice": (
+        1,
+        "INSERT INTO ingest_job_events (job_id, event_type, claim_no) VALUES ('in', 'failed', 1)",
+    ),
+    "two finalisations": (
+        2,
+        "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no)"
+        " SELECT run_id, node_id, 'failed', id, claim_no FROM workflow_node_jobs WHERE id = 'done'",
+    ),
+    "a result of a superseded claim": (
+        2, "UPDATE workflow_node_jobs SET claim_no = 2 WHERE id = 'done'",
+    ),
+    "an ingest result of a superseded claim": (2, "UPDATE ingest_jobs SET claim_no = 2"),
+    "a claim that was not counted": (3, "UPDATE workflow_node_jobs SET claim_no = 5"),
+    "a claim that was counted twice": (
+        3,
+        "INSERT INTO ingest_job_events (job_id, event_type, claim_no) VALUES ('in', 'claimed', 1)",
+    ),
+    "a write in another's name": (
+        4, "UPDATE workflow_node_events SET worker_id = 'w9' WHERE event_type = 'completed'",
+    ),
+    "running without a worker": (
+        5, "UPDATE workflow_node_jobs SET worker_id = NULL WHERE id = 'held'",
+    ),
+    "running without a lease": (5, "UPDATE workflow_node_jobs SET lease_expires_at = NULL"),
+    "a worker that does not run": (5, "UPDATE ingest_jobs SET worker_id = 'w'"),
+    "a node before its dependency": (
+        6, "UPDATE workflow_node_jobs SET node_id = 'z' WHERE id = 'done'",
+    ),
+    "an end without an event": (7, "DELETE FROM workflow_dispatch_events"),
+    "an event without an end": (
+        7, "UPDATE workflow_node_jobs SET status = 'cancelled' WHERE id = 'done'",
+    ),
+    "an event of another commit": (
+        7, "UPDATE workflow_dispatch_events SET created_at = created_at + interval '1 ms'",
+    ),
+    "completed with a node running": (8, "UPDATE workflow_runs SET status = 'completed'"),
+    "cancelled with a node waiting": (
+        8,
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue)"
+        " VALUES ('r', 'late', 'm', 'cpu'); UPDATE workflow_runs SET status = 'cancelled'",
+    ),
+    "claimed after the cancel": (
+        9,
+        "UPDATE workflow_runs SET status = 'cancelled', finished_at = now() - interval '1 h'",
+    ),
+    "one key, two jobs": (
+        10,
+        "INSERT INTO ingest_jobs (task_name, queue, idempotency_key)"
+        " SELECT 't', 'q', 'k' FROM generate_series(1, 2)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_checker_sees(db: ModuleType, mutant: str) -> None:
+    number, statement = MUTANTS[mutant]
+    with db.connect() as conn:
+        factories.run(conn, id="r", definition=DEFINITION)
+        for name, node_id in (("done", "a"), ("held", "b")):
+            factories.node(conn, "r", node_id, id=name)
+            job = factories.claim_node(conn, factories.who(worker_id=name))
+            if name == "done":
+                factories.complete_node(conn, job)
+        factories.ingest(conn, id="in")
+        factories.complete_ingest(conn, factories.claim_ingest(conn))
+        assert laws.broken(conn) == []
+        conn.execute("SET session_replication_role = replica")  # no trigger stands in the way
+        conn.execute(statement.encode())
+        assert f"law {number}: " in "\n".join(laws.broken(conn))

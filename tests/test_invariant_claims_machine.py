@@ -1,0 +1,243 @@
+"""Any order of claims, ends, crashes, cancels and retries keeps the laws: a state machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from queue_workflows import dispatcher, errors, node_queue
+from queue_workflows.store import claims, nodes, outbox, runs, tables, transitions
+from queue_workflows.types import Row
+from tests.support import factories, laws
+
+TERMINAL = ("completed", "failed", "cancelled", "skipped")
+JOBS = {"node": "workflow_node_jobs", "ingest": "ingest_jobs"}
+QUEUE = {"node": "cpu", "ingest": "fetch"}
+FAMILY = st.sampled_from(["node", "ingest"])
+WORKER = st.sampled_from(["box:1", "box:2", "den:1"])
+PICK = st.integers(0, 10_000)
+
+
+def lease_of(job: Row) -> tables.Lease:
+    return tables.lease_of(factories.table_of(job), job)
+
+
+def complete(conn: Any, job: Row) -> bool:
+    act = factories.complete_node if "node_id" in job else factories.complete_ingest
+    try:
+        act(conn, job)
+    except errors.ClaimLost:
+        return False
+    return True
+
+
+ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
+    "complete": complete,
+    "fail": lambda conn, job: transitions.fail(conn, lease_of(job), error="e") is not None,
+    "renew": lambda conn, job: bool(claims.renew(conn, [lease_of(job)], lease_s=600)),
+    "park": lambda conn, job: transitions.park(conn, lease_of(job)) is not None,
+    "hand back": lambda conn, job: (
+        transitions.hand_back(conn, lease_of(job), reason="r") is not None
+    ),
+    "trip": lambda conn, job: (
+        transitions.trip(conn, lease_of(job), error="e", seconds=1) is not None
+    ),
+}
+
+
+class Claims(RuleBasedStateMachine):
+    """Hosts, workers, sweeps and operators by turns, on one connection."""
+
+    conn: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        for table in ("workflow_runs", "ingest_jobs", "ingest_job_events"):
+            self.conn.execute(f"DELETE FROM {table}")
+        self.run_ids: list[str] = []
+        self.claimed: list[Row] = []
+        self.seen: dict[str, Row] = {}
+
+    # Hosts.
+
+    @rule()
+    def add_run(self) -> None:
+        self.run_ids.append(factories.run(self.conn))
+
+    @precondition(lambda self: self.run_ids)
+    @rule(
+        pick=PICK,
+        priority=st.sampled_from([1, 100]),
+        attempts=st.integers(1, 3),
+        late=st.booleans(),
+    )
+    def add_node(self, pick: int, priority: int, attempts: int, late: bool) -> None:
+        run_id = self.run_ids[pick % len(self.run_ids)]
+        row = runs.get(self.conn, run_id)
+        if row is not None and row["status"] == "running":
+            factories.node(
+                self.conn, run_id, f"n{pick}-{len(self.seen)}", priority=priority,
+                max_attempts=attempts, available_at="2999-01-01" if late else None,
+            )  # fmt: skip
+
+    @rule(priority=st.sampled_from([1, 100]), attempts=st.integers(1, 3), late=st.booleans())
+    def add_ingest(self, priority: int, attempts: int, late: bool) -> None:
+        factories.ingest(
+            self.conn, priority=priority, max_attempts=attempts,
+            available_at="2999-01-01" if late else None,
+        )  # fmt: skip
+
+    @precondition(lambda self: self.run_ids)
+    @rule(pick=PICK, status=st.sampled_from(["cancelled", "cancelled", "failed"]))
+    def end_run(self, pick: int, status: str) -> None:
+        self.conn.execute(
+            "UPDATE workflow_runs SET status = %s, finished_at = now()"
+            " WHERE id = %s AND status = 'running'",
+            (status, self.run_ids[pick % len(self.run_ids)]),
+        )
+
+    @precondition(lambda self: self.run_ids)
+    @rule(pick=PICK)
+    def reopen_run(self, pick: int) -> None:
+        run_id = self.run_ids[pick % len(self.run_ids)]
+        reopened = self.conn.execute(
+            "UPDATE workflow_runs SET status = 'queued' WHERE id = %s"
+            " AND status IN ('failed', 'cancelled')",
+            (run_id,),
+        ).rowcount
+        if not reopened:
+            return
+        assert runs.start(self.conn, run_id)
+        plan = [
+            {"node_id": job["node_id"], "node_module": "m", "queue": "cpu", "status": "queued",
+             "inputs": {}, "ref_heads": []}
+            for job in nodes.of_run(self.conn, run_id)
+        ]  # fmt: skip
+        nodes.insert_many(self.conn, run_id, json.dumps(plan))
+
+    # Workers.
+
+    @rule(family=FAMILY, worker=WORKER)
+    def claim(self, family: str, worker: str) -> None:
+        expected = factories.column(
+            self.conn,
+            f"SELECT j.id FROM {JOBS[family]} j WHERE j.status = 'queued'"
+            " AND j.blocked_reason IS NULL"
+            + (
+                " AND (SELECT r.status FROM workflow_runs r WHERE r.id = j.run_id) = 'running'"
+                if family == "node"
+                else ""
+            )
+            + " ORDER BY j.priority, j.seq LIMIT 1",
+        )
+        who = factories.who(QUEUE[family], worker, host=worker.split(":")[0])
+        step = claims.node_step if family == "node" else claims.ingest_step
+        found = step(self.conn, who)
+        jobs: list[Row] = found if isinstance(found, list) else [found] if found else []
+        assert [job["id"] for job in jobs] == expected
+        self.claimed += jobs
+
+    @precondition(lambda self: self.claimed)
+    @rule(pick=PICK, action=st.sampled_from(sorted(ACTIONS)))
+    def act(self, pick: int, action: str) -> None:
+        job = self.claimed[pick % len(self.claimed)]
+        if action == "park" and "node_id" not in job:
+            return
+        before = factories.reread(self.conn, job)
+        held = (before["status"], before["worker_id"], before["claim_no"]) == (
+            "running", job["worker_id"], job["claim_no"],
+        )  # fmt: skip
+        assert ACTIONS[action](self.conn, job) is held
+        if not held:
+            assert factories.reread(self.conn, job) == before
+
+    @precondition(lambda self: self.claimed)
+    @rule(pick=PICK)
+    def crash(self, pick: int) -> None:
+        factories.expire(self.conn, self.claimed[pick % len(self.claimed)])
+
+    # Sweeps.
+
+    @rule()
+    def reclaim(self) -> None:
+        node_queue.reclaim_expired_leases()
+        node_queue.reclaim_expired_ingest_leases()
+
+    @rule()
+    def time_passes(self) -> None:
+        for table in JOBS.values():
+            self.conn.execute(
+                f"UPDATE {table} SET available_at = now() - interval '1 s'"
+                " WHERE blocked_reason = 'not_due'"
+            )
+        outbox.promote_due(self.conn)
+
+    # Operators.
+
+    @precondition(lambda self: self.claimed)
+    @rule(pick=PICK, what=st.sampled_from(["complete", "fail", "cancel", "retry", "requeue"]))
+    def operate(self, pick: int, what: str) -> None:
+        job = self.claimed[pick % len(self.claimed)]
+        node = "node_id" in job
+        if what == "complete" and node:
+            node_queue.mark_completed(job["id"], context_delta={})
+        elif what == "complete":
+            node_queue.mark_ingest_completed(job["id"])
+        elif what == "fail":
+            (node_queue.mark_failed if node else node_queue.mark_ingest_failed)(
+                job["id"], error="by hand"
+            )
+        elif what == "cancel":
+            dispatcher.cancel_job(job["id"])
+        elif what == "requeue" and node:
+            node_queue.requeue_job_for_retry(job["id"])
+        elif what == "requeue":
+            node_queue.requeue_running_for_worker("box", "fetch")
+        elif not node and factories.reread(self.conn, job)["status"] in ("failed", "cancelled"):
+            dispatcher.retry_job(job["id"])
+
+    # What must hold.
+
+    @invariant()
+    def the_laws_hold(self) -> None:
+        assert laws.broken(self.conn) == []
+
+    @invariant()
+    def no_row_goes_back(self) -> None:
+        for table in JOBS.values():
+            for row in self.conn.execute(f"SELECT * FROM {table}").fetchall():
+                old = self.seen.get(row["id"], row)
+                assert row["claim_no"] - old["claim_no"] in (0, 1)
+                assert row["generation"] >= old["generation"]
+                if row["generation"] == old["generation"]:
+                    assert old["status"] not in TERMINAL or row["status"] == old["status"]
+                    for counter in ("attempts", "crash_count", "watchdog_retries"):
+                        assert row[counter] >= old[counter]
+                self.seen[row["id"]] = row
+
+
+def test_any_order_of_events_keeps_the_laws(db: ModuleType) -> None:
+    with db.connect() as conn:
+        machine = type("Claims", (Claims,), {"conn": conn})
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=15,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
