@@ -18,6 +18,8 @@ from queue_workflows.worker import guards, loop, watch
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
+MAX_LEASE_S = 30 * 86400.0
+"""A longer lease would keep a dead worker's job for a month."""
 
 
 class ClaimWorker:
@@ -40,8 +42,10 @@ class ClaimWorker:
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
-        if not lease_s > 0:
-            raise errors.InvalidConfig(f"lease of {lease_s} s: it must be positive")
+        if not 0 < lease_s <= MAX_LEASE_S:
+            raise errors.InvalidConfig(
+                f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}"
+            )
         if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
             raise errors.InvalidConfig(
                 f"batch of {batch} on queue {queue}: at least 1, and more only on ingest queues"
@@ -158,10 +162,29 @@ def main(argv: list[str] | None = None) -> int:
     return process.run_main("queue-claim-worker", body, debug=options.debug)
 
 
+class _Stopped(Exception):
+    """A stop was requested."""
+
+
+def _await_schema(stop: signals.StopRequest) -> bool:
+    """Whether the schema is there; False when a stop was requested first."""
+
+    def pause(seconds: float) -> None:
+        if stop.requested.wait(seconds):
+            raise _Stopped
+
+    try:
+        db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=pause)
+    except _Stopped:
+        return False
+    return True
+
+
 def _serve(worker: ClaimWorker) -> int:
     with signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now) as stop:
         if db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
-            db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=stop.requested.wait)
+            if not _await_schema(stop):
+                return 0
             _log.info("worker %s works on %s", worker.worker_id, db.describe())
             worker.run_forever()
     db.close_pool()

@@ -25,7 +25,7 @@ READ_AGAIN_MAX_S = 5.0
 T = TypeVar("T")
 
 
-def _ignore(*_: object) -> None:
+def _ignore(*_: object, **__: object) -> None:
     return
 
 

@@ -21,6 +21,9 @@ ORPHAN_SWEEP_S = 60.0
 """It looks at every waiting job; the claim refuses orphans meanwhile."""
 HEAD_START_S = 0.004
 """How long events are left to the workers that wrote them, who mostly dispatch them at once."""
+STREAM_PAUSE_S = 0.02
+STREAM_WITHIN_S = 0.1
+"""In a stream of events (a fan) they are taken together: each round costs as much as its batch."""
 
 
 class NodePool:
@@ -41,7 +44,7 @@ class NodePool:
         del cpu_workers, gpu_workers
         self._register = register_builtins
         self._now = now_fn
-        self._look_at = -math.inf
+        self._look_at = self._drained_at = -math.inf
         self._conn: db.Connection | None = None
         self._waiting_said = False
         self._stopped = threading.Event()
@@ -89,7 +92,9 @@ class NodePool:
         # by a look only.
         kinds = {text for _, text in wake.notified}
         if kinds == {"event"}:
-            self._stopped.wait(HEAD_START_S)
+            streaming = self._now() - self._drained_at < STREAM_WITHIN_S
+            self._stopped.wait(STREAM_PAUSE_S if streaming else HEAD_START_S)
+            self._drained_at = self._now()
         try:
             if wake.reason != "notify" or self._now() >= self._look_at:
                 self.look()

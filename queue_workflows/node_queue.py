@@ -188,9 +188,12 @@ def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row
 
 
 def mark_awaiting_input(job_id: str) -> Row | None:
-    """Park a job by hand, with its outbox event; the row, or None when it is over or parked."""
+    """Park a job by hand, with its outbox event; the row, or None when it is over."""
     values = {"error": None, "seconds": None}
-    return _operate(job_id, tables.NODE_JOBS, "awaiting_input", values)
+    row = _operate(job_id, tables.NODE_JOBS, "awaiting_input", values)
+    if row is None and (job := get_node_job(job_id)) and job["status"] == "awaiting_input":
+        return job
+    return row
 
 
 def _operate(

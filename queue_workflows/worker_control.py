@@ -81,6 +81,9 @@ def set_worker_control(
     if stop_policy not in STOP_POLICIES:
         known = ", ".join(sorted(STOP_POLICIES))
         raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
+    for what, name, most in (("host", host, 400), ("queue", queue, 200)):
+        if not 1 <= len(name.encode()) <= most or "\x00" in name:
+            raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
     values = {
         "host": host,
         "queue": queue,
@@ -99,15 +102,14 @@ def get_worker_control(host: str, queue: str) -> Row | None:
 
 
 def desired_state_for(host: str, queue: str) -> str:
-    """`"on"` or `"off"`; absent: `"on"`."""
-    row = get_worker_control(host, queue)
-    return "on" if row is None else row["desired_state"]
+    """`"on"` or `"off"`; absent: `"on"`, and past its `until_at` too."""
+    with db.transaction() as conn:
+        return "on" if controls.off_policy(conn, host, queue) is None else "off"
 
 
 def stop_policy_for(conn: db.Connection, host: str, queue: str) -> str | None:
     """The policy by which the worker must stop now, or None while it is ON."""
-    row = controls.get(conn, host, queue)
-    return row["stop_policy"] if row is not None and row["desired_state"] == "off" else None
+    return controls.off_policy(conn, host, queue)
 
 
 def enable_worker(host: str, queue: str, *, requested_by: str | None = None) -> Row:

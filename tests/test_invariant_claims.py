@@ -205,17 +205,18 @@ def test_a_renewal_tells_that_the_run_is_over(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whether_a_claim_settled_is_told_by_its_number(conn: Any, family: str) -> None:
+def test_a_claim_has_recorded_what_its_own_event_says(conn: Any, family: str) -> None:
     make(conn, family)
     first = claim(conn, family)
-    assert claims.is_settled(conn, lease_of(first)) is False
+    assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
     factories.expire(conn, first)
     transitions.reclaim_lapsed(conn, JOB_TABLES[family])
+    assert claims.has_recorded(conn, lease_of(first), ["completed", "failed"]) is False
     second = claim(conn, family)
-    assert claims.is_settled(conn, lease_of(first)) is False
+    assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
     complete(conn, second)
-    assert claims.is_settled(conn, lease_of(second)) is True
-    assert claims.is_settled(conn, lease_of(second)._replace(job_id="nope")) is False
+    assert claims.has_recorded(conn, lease_of(second), ["completed"]) is True
+    assert claims.has_recorded(conn, lease_of(second), ["failed"]) is False
 
 
 # --- at once -----------------------------------------------------------------------------------

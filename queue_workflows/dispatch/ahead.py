@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any
 
 from queue_workflows import errors
 from queue_workflows.dispatch import advance, hooks, knowledge
 from queue_workflows.store import claims, payload
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import Row
 
 
 class _MustLook(Exception):
@@ -18,9 +19,9 @@ class _MustLook(Exception):
 class _OwnReader:
     """Knows the completed node's result, and nothing else."""
 
-    def __init__(self, node_id: str, delta: JsonDict) -> None:
+    def __init__(self, node_id: str, result: str) -> None:
         self._node_id = node_id
-        self._delta = delta
+        self._result = result
 
     def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
         raise _MustLook
@@ -34,11 +35,11 @@ class _OwnReader:
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         if heads is None or heads != {self._node_id}:
             raise _MustLook
-        return {self._node_id: self._delta}
+        return {self._node_id: json.loads(self._result)}
 
 
-def look(job: Row, delta: JsonDict) -> claims.Ahead | None:
-    """What follows from a claimed node that returned `delta`; None when the database must be asked.
+def look(job: Row, result: str) -> claims.Ahead | None:
+    """What follows from a claimed node whose result is this JSON; None: ask the database.
 
     Call `knowledge.forget` when the node is not recorded as completed after all.
     """
@@ -49,7 +50,9 @@ def look(job: Row, delta: JsonDict) -> claims.Ahead | None:
     if progress is None:
         return None
     try:
-        made = advance.make_plan(progress, run, _OwnReader(job["node_id"], delta), [job["node_id"]])
+        made = advance.make_plan(
+            progress, run, _OwnReader(job["node_id"], result), [job["node_id"]]
+        )
         if made.failure is not None:
             return None
         rows = payload.encode_plan(made.rows) if made.rows else None

@@ -174,19 +174,21 @@ def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A
             went_on += 1
         except hooks.NoProvider as error:
             _log.debug("%s", error)
-        except (db.OperationalError, db.InterfaceError) as error:
-            _later(run_id, error)
         except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
-            _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
-            _singly(begin, run_id)
+            if not _later(run_id, error):
+                _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
+                _singly(begin, run_id)
     return went_on > 0 and len(ids) == limit
 
 
-def _later(run_id: str, error: Exception) -> None:
-    """Raise unless the connection is well and only the run is not to be had now."""
-    if not starts.is_busy(error):
+def _later(run_id: str, error: Exception) -> bool:
+    """Whether the run is only not to be had now; raises what is the server's trouble."""
+    if starts.is_outage(error):
         raise error
-    _log.warning("run %s is dispatched later: %s", run_id, str(error).strip())
+    if starts.is_busy(error):
+        _log.warning("run %s is dispatched later: %s", run_id, str(error).strip())
+        return True
+    return False
 
 
 def _singly(begin: knowledge.Begin, run_id: str) -> None:
@@ -195,10 +197,9 @@ def _singly(begin: knowledge.Begin, run_id: str) -> None:
     for event in events:
         try:
             drain_run(run_id, begin=begin, only=event["id"])
-        except (db.OperationalError, db.InterfaceError) as error:
-            _later(run_id, error)
         except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
-            _count_failure(begin, run_id, event, error)
+            if not _later(run_id, error):
+                _count_failure(begin, run_id, event, error)
 
 
 def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: Exception) -> None:

@@ -12,9 +12,10 @@ from queue_workflows.types import Row
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 60.0
-BUSY = frozenset({"55P03", "57014", "40P01", "40001"})
-"""SQLSTATEs of a run that somebody else holds, or of a server out of breath: lock not available,
-statement timeout, deadlock, serialization. The connection is well; the run has its turn later."""
+BUSY = frozenset({"55P03", "40P01", "40001"})
+"""SQLSTATEs of a run that somebody else holds: lock not available, deadlock, serialization."""
+SERVER = ("08", "25", "53", "57P")
+"""SQLSTATE classes of the server's trouble: connection, read-only, resources, shutdown."""
 
 
 def backoff_s(failures: int) -> float:
@@ -23,8 +24,19 @@ def backoff_s(failures: int) -> float:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether a database error says "later" rather than "the connection is gone"."""
+    """Whether a database error says "later", and no more than that."""
     return getattr(error, "sqlstate", None) in BUSY
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether a database error is no fault of the run: the server is away, full or read-only.
+
+    What else it refuses (a value too large, a statement too slow) counts against the run, or one
+    such run would hold up all others for ever.
+    """
+    if not isinstance(error, db.Error):
+        return False
+    return error.sqlstate is None or error.sqlstate.startswith(SERVER)
 
 
 def start_run(run_id: str, *, begin: knowledge.Begin = db.transaction) -> int:
@@ -67,12 +79,13 @@ def start_queued(
             started += _start(run_id, begin, nowait=True, head=head) is not None
         except hooks.NoProvider:
             waiting.append(run_id)
-        except (db.OperationalError, db.InterfaceError) as error:
-            if not is_busy(error):
+        except Exception as error:
+            if is_outage(error):
                 raise
-            _log.warning("run %s starts later: %s", run_id, str(error).strip())
-        except Exception as error:  # noqa: BLE001  host code: the provider
-            _delay(begin, run_id, error)
+            if is_busy(error):
+                _log.warning("run %s starts later: %s", run_id, str(error).strip())
+            else:
+                _delay(begin, run_id, error)
     return started, waiting
 
 

@@ -145,6 +145,8 @@ BEGIN
         NEW.start_attempts := 0;
         NEW.available_at := NULL;
         NEW.queued_at := now();
+        UPDATE workflow_node_jobs SET cancel_requested_at = NULL
+         WHERE run_id = NEW.id AND status = 'running' AND cancel_requested_at IS NOT NULL;
         RETURN NEW;
     END IF;
     RAISE EXCEPTION 'run % is % and stays so; retry_run() reopens it', OLD.id, OLD.status

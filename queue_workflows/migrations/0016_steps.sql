@@ -337,7 +337,10 @@ BEGIN
         UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
           FROM due WHERE j.id = due.id;
     END IF;
-    IF p_claim = 1 THEN
+    -- What may have killed its worker is claimed alone, so that it takes no neighbours with it.
+    IF p_claim = 1 OR (SELECT q.crash_count > 0 FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        ORDER BY q.priority, q.seq LIMIT 1) THEN
         UPDATE ingest_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
@@ -361,6 +364,7 @@ BEGIN
     WITH picked AS MATERIALIZED (
         SELECT j.id FROM ingest_jobs j
          WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.crash_count = 0
          ORDER BY j.priority, j.seq LIMIT p_claim FOR UPDATE SKIP LOCKED),
     claimed AS (
         UPDATE ingest_jobs j

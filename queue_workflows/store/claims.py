@@ -223,12 +223,20 @@ def renew(
     return [Renewal(row["id"], row["claim_no"], row["cancel"]) for row in rows]
 
 
-def is_settled(conn: db.Connection, lease: tables.Lease) -> bool:
-    """Whether this claim left `running` by its own hand: no later claim, and no longer running."""
+def has_recorded(conn: db.Connection, lease: tables.Lease, events: Sequence[str]) -> bool:
+    """Whether this very claim has left one of these events: its write was committed."""
+    # Node events are found through their run and node, which are indexed.
+    where = (
+        "(e.run_id, e.node_id) = (SELECT j.run_id, j.node_id FROM workflow_node_jobs j"
+        " WHERE j.id = %(job)s) AND "
+        if lease.table.in_run
+        else ""
+    )
     row = conn.execute(
-        sql.SQL("SELECT claim_no, status FROM {} WHERE id = %s").format(
-            sql.Identifier(lease.table.name)
-        ),
-        (lease.job_id,),
+        sql.SQL(
+            "SELECT 1 FROM {} e WHERE {} e.job_id = %(job)s AND e.claim_no = %(claim)s"
+            " AND e.worker_id = %(worker)s AND e.event_type = ANY (%(events)s) LIMIT 1"
+        ).format(sql.Identifier(lease.table.events), sql.SQL(where)),
+        tables.fence(lease, events=list(events)),
     ).fetchone()
-    return row is not None and row["claim_no"] == lease.claim_no and row["status"] != "running"
+    return row is not None

@@ -33,3 +33,15 @@ def get(conn: db.Connection, host: str, queue: str) -> Row | None:
     except pg_errors.UndefinedTable:
         conn.rollback()
         return None
+
+
+def off_policy(conn: db.Connection, host: str, queue: str) -> str | None:
+    """The stop policy of a row that says OFF now; None: ON, no row, or no such table."""
+    row = get(conn, host, queue)
+    if row is None or row["desired_state"] != "off":
+        return None
+    if row.get("until_at") is not None:
+        now = conn.execute("SELECT now() AS now").fetchone()
+        if now is None or row["until_at"] <= now["now"]:
+            return None
+    return row["stop_policy"]

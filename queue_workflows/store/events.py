@@ -14,7 +14,7 @@ _NODE_EVENT = (
 )
 _PRUNE = (
     "WITH old AS MATERIALIZED (SELECT id FROM workflow_node_events"
-    " WHERE created_at < now() - %s * interval '1 day' ORDER BY created_at LIMIT %s)"
+    " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s)"
     " DELETE FROM workflow_node_events e USING old WHERE e.id = old.id"
 )
 

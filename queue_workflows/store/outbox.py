@@ -44,10 +44,14 @@ def promote_due(conn: db.Connection) -> int:
     """Let jobs and runs in whose time has come, which wakes workers and orchestrators; how many."""
     total = 0
     for statement in _PROMOTE:
-        total += conn.execute(statement).rowcount
+        while (count := conn.execute(statement).rowcount) > 0:
+            total += count
+            if count < PROMOTED_A_STATEMENT:
+                break
     return total
 
 
+PROMOTED_A_STATEMENT = 1000
 _PROMOTE = (
     "WITH due AS MATERIALIZED (SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
     " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"

@@ -66,7 +66,12 @@ def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
         transitions.hand_back(conn, lease, reason="cancelled")
         return "skipped"
     row = transitions.fail(
-        conn, lease, error=outcome.error, seconds=outcome.seconds, detail=outcome.detail
+        conn,
+        lease,
+        error=outcome.error,
+        seconds=outcome.seconds,
+        detail=outcome.detail,
+        resolved_inputs=outcome.resolved_inputs,
     )
     return "failed" if row else "skipped"
 

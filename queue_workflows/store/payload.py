@@ -25,7 +25,7 @@ def encode(value: Any, what: str) -> str:
     surrogates, and past MAX_PAYLOAD_DEPTH levels of nesting or MAX_PAYLOAD_KB KiB.
     """
     limit_kb = config.MAX_PAYLOAD_KB.read()
-    if isinstance(value, (dict, list, tuple)):
+    if value and isinstance(value, (dict, list, tuple)):
         _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), limit_kb)
     try:
         text = json.dumps(value, allow_nan=False)

@@ -66,9 +66,9 @@ def transition(
     """A statement that makes `change`, with its event and its outbox row; returns the changed rows.
 
     `change` is an UPDATE of `{jobs} j` without RETURNING; `{result}` is filled in too, and
-    `{over}`: its end was asked for, or its run is over; `{received}` sets what a node received. `event` is an expression over `done`, the
-    changed rows; `chosen` a CTE, with its comma, that `change` selects from. Parameters besides
-    theirs: worker, seconds, error, detail.
+    `{over}`: its end was asked for, or its run is over; `{received}` sets what a node received.
+    `event` is an expression over `done`, the changed rows; `chosen` a CTE, with its comma, that
+    `change` selects from. Parameters besides theirs: worker, seconds, error, detail.
     """
     parts = {
         "jobs": sql.Identifier(table.name),

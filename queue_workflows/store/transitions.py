@@ -104,7 +104,13 @@ def fail(
     The wait before a retry is RETRY_BACKOFF_S times the attempts made. None: the claim is lost.
     """
     parameters = tables.fence(
-        lease, error=error, seconds=seconds, detail=detail, retry=retry, backoff=RETRY_BACKOFF_S
+        lease,
+        error=error,
+        seconds=seconds,
+        detail=detail,
+        received=resolved_inputs,
+        retry=retry,
+        backoff=RETRY_BACKOFF_S,
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue_workflows import db, errors, ingest_executor
 from queue_workflows.store import outcomes, tables
 from queue_workflows.types import NowFn, Row
-from queue_workflows.worker import claimer, current, watch
+from queue_workflows.worker import claimer, current, guards, watch
 
 _log = logging.getLogger(__name__)
 FLUSH_AFTER_S = 1.0
@@ -48,8 +48,9 @@ class Batch:
     def _run(self, jobs: list[Row], stopping: Callable[[], bool]) -> None:
         leases = [tables.lease_of(tables.INGEST_JOBS, job) for job in jobs]
         flushed = self._now()
+        lease_end = guards.LeaseEnd(self._claimer.sent_at, self._lease_s)
         for job in jobs:
-            work = current.Work(tables.INGEST_JOBS, job, self._lease_s)
+            work = current.Work(tables.INGEST_JOBS, job, lease_end)
             if stopping():
                 self._claimer.finish(work, outcomes.Outcome("cancelled", 0.0), claim=False)
                 continue

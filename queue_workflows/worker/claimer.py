@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from queue_workflows import db, dispatcher, errors
@@ -15,6 +16,16 @@ from queue_workflows.worker import current
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
+READ_ONLY = "25"
+TOO_LARGE = "54"
+"""SQLSTATE classes: a server that takes no writes now, and a write that it will never take."""
+RECORDED = {
+    "completed": ("completed",),
+    "failed": ("failed", "retried", "cancelled"),
+    "parked": ("parked", "cancelled"),
+    "cancelled": ("cancelled", "requeued"),
+}
+"""The events that a recorded outcome leaves, by its kind."""
 
 
 class Claimer:
@@ -27,20 +38,24 @@ class Claimer:
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
+        self._look_again = False
+        self.sent_at = 0.0
+        """Monotonic instant just before the last claim was sent: its lease began no earlier."""
         self._pause = threading.Event()
 
     def connection(self) -> db.Connection:
         """The connection, opened when there is none."""
         if self._conn is None or self._conn.closed:
-            conn = db.connect()
+            self._conn = db.connect()
             if self._was_lost:
-                # A commit whose reply was lost may have claimed a job that nobody here knows of.
-                transitions.release_strays(
-                    conn, self._table, self._who().worker_id, sorted(self._held)
-                )
-                self._was_lost = False
-            self._conn = conn
+                self._release_strays(self._conn)
+                self._was_lost, self._look_again = False, True
         return self._conn
+
+    def _release_strays(self, conn: db.Connection) -> None:
+        """Give back what a commit whose reply was lost has claimed without anybody here knowing."""
+        held = sorted(self._held)
+        transitions.release_strays(conn, self._table, self._who().worker_id, held)
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
@@ -55,6 +70,10 @@ class Claimer:
     def claim(self, *, promote: bool = False) -> Row | None:
         """The next job, claimed, or None. Database errors pass, with the connection dropped."""
         try:
+            if self._look_again:
+                # The server may have finished the lost statement only after the first look.
+                self._release_strays(self.connection())
+                self._look_again = False
             job = self._step(None, claim=True, promote=promote)
         except db.Error:
             self._lose()
@@ -69,6 +88,7 @@ class Claimer:
 
         Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
         """
+        self.sent_at = time.monotonic()
         try:
             jobs = claims.ingest_step(
                 self.connection(), self._who(), done=done, claim=size, promote=promote
@@ -88,10 +108,13 @@ class Claimer:
         """
         ahead = None
         if self._table.in_run and outcome.kind == "completed":
-            ahead = dispatcher.look_ahead(work.job, outcome.value)
-        following = None
+            ahead = dispatcher.look_ahead(work.job, outcome.result)
         try:
             following = self._insist(work, outcome, ahead, claim=claim)
+        except BaseException:
+            # What was planned ahead counted on this node's completion.
+            dispatcher.forget(str(work.job.get("run_id")))
+            raise
         finally:
             self._held.discard(work.job["id"])
         if following is not None:
@@ -110,15 +133,35 @@ class Claimer:
         while True:
             try:
                 return self._record(work, outcome, ahead, claim=claim)
-            except (db.OperationalError, db.InterfaceError) as error:
+            except db.Error as error:
                 self._lose()
-                if work.verdict() is not None:
-                    raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
-                _log.warning("the result of job %s waits: %s", work.job["id"], error)
+                outcome = self._after(error, work, outcome, ahead)
+                if ahead is not None:
+                    ahead = None
+                    dispatcher.forget(str(work.job.get("run_id")))
                 self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                 delay = min(RETRY_MAX_S, delay * 2)
-                if self._recorded(work):
+                if self._recorded(work, outcome):
                     return None
+
+    def _after(
+        self,
+        error: db.Error,
+        work: current.Work,
+        outcome: outcomes.Outcome,
+        ahead: claims.Ahead | None,
+    ) -> outcomes.Outcome:
+        """What to record after the database refused: the same, or a failure that says why."""
+        if work.verdict() is not None:
+            raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
+        state = error.sqlstate or ""
+        passing = isinstance(error, (db.OperationalError, db.InterfaceError))
+        if (passing and not state.startswith(TOO_LARGE)) or state.startswith(READ_ONLY):
+            _log.warning("the result of job %s waits: %s", work.job["id"], error)
+            return outcome
+        if ahead is not None or outcome.kind != "completed":
+            return outcome
+        return outcomes.of_error(error, outcome.seconds, f"recording job {work.job['id']}")
 
     def _record(
         self,
@@ -144,6 +187,7 @@ class Claimer:
         claim: bool,
         promote: bool = False,
     ) -> Row | None:
+        self.sent_at = time.monotonic()
         if self._table.in_run:
             result = outcomes.node_result(*done) if done else None
             return claims.node_step(
@@ -160,12 +204,12 @@ class Claimer:
         )
         return rows[0] if rows else None
 
-    def _recorded(self, work: current.Work) -> bool:
+    def _recorded(self, work: current.Work, outcome: outcomes.Outcome) -> bool:
         """Whether a commit whose reply was lost did happen; unknown counts as no."""
         try:
-            return claims.is_settled(self.connection(), work.lease)
+            return claims.has_recorded(self.connection(), work.lease, RECORDED[outcome.kind])
         except db.Error:
-            self.close()
+            self._lose()
             return False
 
     def drain(self, run_id: str) -> int:

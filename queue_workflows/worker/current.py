@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from typing import Any
 
-from queue_workflows.store import tables
+from queue_workflows import errors
+from queue_workflows.store import payload, tables
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import guards
 
@@ -16,7 +16,12 @@ class Work:
     """One claimed job while it runs: its lease, its guards, its cancel event, its last progress."""
 
     def __init__(
-        self, table: tables.JobTable, job: Row, lease_s: float, *, now_fn: NowFn = time.monotonic
+        self,
+        table: tables.JobTable,
+        job: Row,
+        lease_end: guards.LeaseEnd,
+        *,
+        now_fn: NowFn = time.monotonic,
     ) -> None:
         self._now = now_fn
         self.table = table
@@ -25,7 +30,7 @@ class Work:
         self.cancel = threading.Event()
         self.started = now_fn()
         self.renewed = self.started
-        self.lease_end = guards.LeaseEnd(self.started, lease_s)
+        self.lease_end = lease_end
         self.guards: list[guards.Guard] = [
             self.lease_end,
             guards.Budget(self.started, guards.budget_for(job)),
@@ -47,16 +52,17 @@ class Work:
         if not isinstance(value, dict) and not 0 <= value <= 1:
             return
         try:
-            text = json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
+            text = payload.encode(value, "progress")
+        except errors.InvalidPayload:
             return
-        if len(text) <= PROGRESS_LIMIT and "\\u0000" not in text and "\\ud" not in text.lower():
+        if len(text) <= PROGRESS_LIMIT:
             self.unsaved = text
 
     def verdict(self) -> guards.Trip | None:
-        """The first guard that trips now."""
+        """The first guard that trips now; of a body that has ended only its lease is judged."""
         now = self._now()
-        return next((trip for guard in self.guards if (trip := guard.check(now))), None)
+        judged = [self.lease_end] if self.settling else self.guards
+        return next((trip for guard in judged if (trip := guard.check(now))), None)
 
 
 PROGRESS_LIMIT = 8000

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_executor
+from queue_workflows import config, db, errors, ingest_executor, node_executor
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, outcomes, tables
 from queue_workflows.types import Row
-from queue_workflows.worker import batch, claimer, current, watch
+from queue_workflows.worker import batch, claimer, current, guards, watch
 
 _log = logging.getLogger(__name__)
 READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
@@ -96,6 +96,8 @@ class WorkLoop:
 
     def _heard(self, wake: db.Wake) -> None:
         if wake.reason != "notify":
+            # What was notified while the connection was away is lost.
+            self._watch.wake("renew", "control")
             self._ready.set()
             return
         for channel, text in wake.notified:
@@ -120,27 +122,34 @@ class WorkLoop:
             job = self._run(job, claim=True)
 
     def _return(self, job: Row) -> None:
-        outcome = outcomes.Outcome("cancelled", 0.0)
-        outcomes.record(self._claimer.connection(), tables.lease_of(self._table, job), outcome)
+        self._claimer.finish(self._work(job), outcomes.Outcome("cancelled", 0.0), claim=False)
+
+    def _work(self, job: Row) -> current.Work:
+        lease_end = guards.LeaseEnd(self._claimer.sent_at, self._who().lease_s)
+        return current.Work(self._table, job, lease_end)
 
     def _run(self, job: Row, *, claim: bool) -> Row | None:
         """Run a job and record it; the next one, when `claim` and there is one."""
-        work = current.Work(self._table, job, self._who().lease_s)
+        work = self._work(job)
+        # A job claimed now would lie unwatched while the host's hook runs.
+        hooked = self._table.in_run and config.get_config().on_node_completed is not None
         self._watch.begin(work)
         try:
             outcome = self._body(work)
             work.settling = True
-            following = self._claimer.finish(work, outcome, claim=claim and not self._stopping)
+            following = self._claimer.finish(
+                work, outcome, claim=claim and not hooked and not self._stopping
+            )
         except errors.ClaimLost as error:
             _log.warning("nothing was written: %s", error)
-            dispatcher.forget(str(job.get("run_id")))
             return None
         finally:
             self._watch.end()
         if self._table.in_run:
             if outcome.kind == "completed":
                 node_executor.announce(job, outcome)
-            if following is None and self._claimer.drain(job["run_id"]) and claim:
+            drained = following is None and self._claimer.drain(job["run_id"]) > 0
+            if claim and not self._stopping and following is None and (drained or hooked):
                 following = self._claimer.claim()
         return following
 

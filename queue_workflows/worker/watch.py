@@ -189,6 +189,7 @@ class Watch:
         work = self._work
         if work is None:
             return
+        self._renew()  # which also sees a cancel that no notification told of
         who = self._who()
         policy = worker_control.stop_policy_for(self._connection(), who.host, who.queue)
         if policy is not None and self._is_running(work):
@@ -205,6 +206,7 @@ class Watch:
         work = self._work
         if work is not None:
             transitions.hand_back(self._connection(), work.lease, reason=reason, front=True)
+            self._hand_back_held(self._connection(), work)
 
     def clear_model(self) -> None:
         """Let the fleet know that this host's model is gone and the host with it."""
@@ -219,6 +221,12 @@ class Watch:
         if self._is_running(work):
             self._on_exit(0)
 
+    def _hand_back_held(self, conn: db.Connection, work: current.Work) -> None:
+        """The rest of a batch did nothing: it goes back uncounted when the process has to leave."""
+        for lease in self._held:
+            if lease.job_id != work.lease.job_id:
+                transitions.hand_back(conn, lease, reason="its batch ended")
+
     def _carry_out(self, work: current.Work, trip: guards.Trip) -> None:
         """Where a trip takes effect: record it, clear the model, leave the process."""
         seconds = self._now() - work.started
@@ -232,19 +240,25 @@ class Watch:
                 conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
             )
 
-        self._bookkeep(work, write)
-        if self._is_running(work):
+        settled = self._bookkeep(work, write) is None and trip.code != guards.EXIT_LOST
+        if self._is_running(work) and not settled:
             self._on_exit(trip.code)
 
-    def _bookkeep(self, work: current.Work, write: Callable[[db.Connection], object]) -> None:
-        """Best effort, BOOKKEEPING_S a statement; nothing once the job has ended."""
+    def _bookkeep(self, work: current.Work, write: Callable[[db.Connection], object]) -> object:
+        """Best effort, BOOKKEEPING_S a statement; what was written, None once the job has ended.
+
+        True when the database could not be asked.
+        """
         if not self._is_running(work):
-            return
+            return None
         who = self._who()
         try:
             with db.connect(timeout_s=BOOKKEEPING_S) as conn:
-                write(conn)
+                written = write(conn)
+                self._hand_back_held(conn, work)
                 if who.queue == "gpu":
                     workers.clear_model(conn, who.host, who.queue, mark_stale=True)
+                return written
         except db.Error as error:
             _log.warning("could not record the end of job %s: %s", work.job["id"], error)
+            return True

@@ -1,4 +1,4 @@
-"""The worker around its jobs: leases, guards, control, outages and signals, against a real database."""
+"""The worker around its jobs: leases, guards, control, outages, against a real database."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
-    db as database,
     dispatcher,
     errors,
     node_queue,
     run_store,
     worker_control,
+)
+from queue_workflows import (
+    db as database,
 )
 from queue_workflows.store import claims, tables, transitions
 from queue_workflows.worker import guards
@@ -396,8 +398,8 @@ def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
     def task(reason: str, args: Row) -> None:
         if args["i"] == 1:
             sql(
-                "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
-                " AND (args ->> 'i')::int = 0"
+                "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
+                " WHERE status = 'running' AND (args ->> 'i')::int = 0"
             )
             assert len(node_queue.reclaim_expired_ingest_leases()) == 1
 
@@ -481,3 +483,77 @@ def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
     assert job(second)["claim_no"] == 2
     assert event_types(second) == ["claimed", "requeued", "claimed", "completed"]
     assert job(second)["crash_count"] == 0
+
+
+def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
+    db: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.2")
+    started, release = threading.Event(), threading.Event()
+
+    def task(reason: str) -> None:
+        started.set()
+        release.wait(20)
+
+    queue_workflows.register_ingest_task("t", task)
+    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{}] * 4)
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        release.set()
+
+    subject = claim_worker.ClaimWorker(queue="load", host="box", batch=4, on_exit=leave)
+    with running(subject):
+        assert started.wait(10)
+        subject.stop()
+        wait.until(lambda: codes == [0])
+        rows = ingest_rows()
+    assert {(r["status"], r["crash_count"]) for r in rows} == {("queued", 0)}
+
+
+def test_what_may_have_killed_its_worker_is_claimed_alone(db: Any) -> None:
+    queue_workflows.register_ingest_task("t", lambda reason: None)
+    ids = node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{}] * 4)
+    sql("UPDATE ingest_jobs SET crash_count = 1 WHERE id = ANY (%s)", ids[:2])
+    who = claims.Claimant("w:1:b:r", "box", "load")
+    with database.transaction() as conn:
+        sizes = [len(claims.ingest_step(conn, who, claim=10)) for _ in range(3)]
+    assert sizes == [1, 1, 2]
+
+
+def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
+    """The host's hook runs after the commit, when nothing else must be held."""
+    seen: list[int] = []
+
+    def hook(job_row: Row, run_row: Row, delta: Row) -> None:
+        rows = sql("SELECT count(*) AS n FROM workflow_node_jobs WHERE status = 'running'")
+        seen.append(rows[0]["n"])
+
+    queue_workflows.set_on_node_completed(hook)
+    ids = [queued("quick", node_id=f"n{i}") for i in range(3)]
+    with running(worker()):
+        wait.until(lambda: {job(each)["status"] for each in ids} == {"completed"})
+    assert seen == [0, 0, 0]
+
+
+def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Body) -> None:
+    workflow = {"name": "w", "steps": [{"id": "s", "kind": "pipeline", "pipeline": "p"}]}
+    pipeline = {"name": "p", "nodes": [{"id": "a", "node": "body"}]}
+    queue_workflows.set_workflow_provider(lambda _: workflow, lambda _: pipeline)
+    run = run_store.insert_run(workflow_name="w")
+    dispatcher.start_run(run["id"])
+    (found,) = node_queue.list_jobs_for_run(run["id"])
+    with database.transaction() as conn:
+        held = claims.node_step(conn, claims.Claimant("w:1:b:r", "other", "cpu"))
+    assert held is not None
+    queue_workflows.cancel_job(found["id"])
+    queue_workflows.retry_run(run["id"])
+    lease = tables.lease_of(tables.NODE_JOBS, held)
+    with database.transaction() as conn:
+        transitions.hand_back(conn, lease, reason="cancelled")
+    assert job(found["id"])["status"] == "queued"
+    dispatcher.start_run(run["id"])
+    body.release.set()
+    with running(worker()):
+        wait.until(lambda: (run_store.get_run(run["id"]) or {})["status"] == "completed")

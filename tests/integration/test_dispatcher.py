@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import psycopg
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.db import pool as pools
 from queue_workflows.dispatch import knowledge
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, laws, statements
 
 
 @pytest.fixture
@@ -598,27 +597,13 @@ SELECT run_id, node_id, 'completed', id, generation FROM done ORDER BY seq
 """
 
 
-class Cost(psycopg.Cursor[Any]):
-    """Counts statements, and the rows that they gave or touched."""
-
-    statements = 0
-    rows = 0
-
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().execute(*args, **kwargs)
-        Cost.statements += 1
-        Cost.rows += max(0, self.rowcount)
-        return result
-
-
 def cost_of_a_fan(host: flow.Flow, size: int, batch: int) -> tuple[float, float]:
     """Statements and rows a node when so many are completed between two drains."""
     middle = {f"n{i}": "src" for i in range(size)}
     host.dag(**{"src": "", **middle, "join": " ".join(middle)})
     run_id = host.submit()
     with engine.connect() as counted, engine.connect() as other:
-        counted.cursor_factory = Cost
-        Cost.statements = Cost.rows = 0
+        asked = statements.Counter(counted)
         begin = dispatcher.on_connection(counted)
         assert dispatcher.start_run(run_id, begin=begin) == 1
         flow.complete(run_id, "s/src")
@@ -631,7 +616,7 @@ def cost_of_a_fan(host: flow.Flow, size: int, batch: int) -> tuple[float, float]
         assert made == [0] * (len(made) - 1) + [1]
     flow.finish(run_id, "s/join")
     assert flow.status(run_id) == "completed"
-    return Cost.statements / size, Cost.rows / size
+    return asked.statements / size, asked.rows / size
 
 
 @pytest.mark.parametrize("batch", [1, 200])

@@ -1,174 +1,222 @@
-"""One ingest job: how its task is called, what is stored, and how attempts are counted."""
+"""Running one ingest job: what the task is given, and what becomes of what it returns."""
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import queue_workflows
-from queue_workflows import db as database
-from queue_workflows import ingest_executor, node_queue
-from tests.support import factories
+from queue_workflows import config, ingest_executor, node_queue
+from queue_workflows import db as engine
+from tests.support import factories, laws
 
 Row = dict[str, Any]
-pytestmark = pytest.mark.usefixtures("db")
+ARGS = {"scenario": 7}
 
 
-def claimed(task: Any = None, **columns: Any) -> Row:
-    """A claimed job of this task."""
-    if task is not None:
-        queue_workflows.register_ingest_task("t", task)
-    with database.connection() as conn:
-        factories.ingest(conn, **columns)
-    return claim()
+@pytest.fixture(autouse=True)
+def lawful(db: ModuleType) -> Iterator[None]:
+    yield
+    with db.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
 
 
-def claim() -> Row:
-    job = node_queue.claim_next_ingest_job("fetch", host="box")
-    assert job is not None
-    return job
-
-
-def now(job: Row) -> Row:
-    row = node_queue.get_ingest_job(job["id"])
+def claimed(task: Callable[..., Any], **columns: Any) -> Row:
+    """A job of this task under a claim of this process."""
+    queue_workflows.register_ingest_task("t", task)
+    given = {"reason": "boot", "args": ARGS} | columns
+    node_queue.enqueue_ingest_job(task_name="t", queue="fetch", **given)
+    row = node_queue.claim_next_ingest_job("fetch", host="box")
     assert row is not None
     return row
 
 
-def result(task: Any) -> Any:
-    """What is stored of a task that was called for reason `why` with `{"a": 1}`."""
-    job = claimed(task, reason="why", args={"a": 1})
-    assert ingest_executor.execute_ingest_job(job) == "completed", now(job)["error"]
-    row = now(job)
-    assert (row["status"], row["error"], row["worker_id"]) == ("completed", None, None)
-    return row["result"]
+def after(job: Row) -> Row:
+    found = node_queue.get_ingest_job(job["id"])
+    assert found is not None
+    return found
 
 
-class Bound:
-    def method(self, reason: str, args: Row) -> Any:
-        return [reason, args]
-
-    def __call__(self, args: Row) -> Any:
-        return args["a"]
-
-
-def _two(reason: str, args: Row) -> Any:
-    return [reason, args]
-
-
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        (lambda reason: reason, "why"),
-        (lambda anything: anything, "why"),
-        (lambda args: [args], [{"a": 1}]),
-        (_two, ["why", {"a": 1}]),
-        (lambda x, y=None: [x, y], ["why", {"a": 1}]),
-        (lambda: "alone", "alone"),
-        (lambda *given: list(given), ["why", {"a": 1}]),
-        (lambda *, more=5: more, 5),
-        (Bound().method, ["why", {"a": 1}]),
-        (Bound(), 1),
-        (functools.partial(_two, "given"), ["given", {"a": 1}]),
-    ],
-    ids=["reason", "other name", "args", "both", "defaulted", "none", "star", "keyword-only",
-         "method", "object", "partial"],
-)  # fmt: skip
-def test_a_task_gets_what_it_takes(task: Callable[..., Any], expected: Any) -> None:
-    stored = result(task)
-    assert stored == {"result": expected}
-
-
-@pytest.mark.parametrize("value", [None, 3, "text", [1, {"a": 2}], True])
-def test_what_is_no_dict_is_stored_as_result(value: Any) -> None:
-    assert result(lambda: value) == {"result": value}
-
-
-def test_a_dict_is_stored_as_it_is() -> None:
-    assert result(lambda: {"result": 1, "rows": [2]}) == {"result": 1, "rows": [2]}
-
-
-def test_an_unknown_task_fails_and_says_what_to_do() -> None:
-    job = claimed(task_name="nobody")
-    assert ingest_executor.execute_ingest_job(job) == "failed"
-    row = now(job)
-    assert row["status"] == "failed"
-    assert "'nobody'" in row["error"]
-    assert "register_ingest_task" in row["error"]
-
-
-def _raises() -> Any:
-    raise RuntimeError("source is down")
-
-
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        (_raises, "RuntimeError: source is down"),
-        (lambda: sys.exit(4), "sys.exit(4)"),
-        (lambda: {"x": float("nan")}, "result of task 't'"),
-        (lambda: {1, 2}, "result of task 't'"),
-        (lambda: "a\0b", "NUL"),
-    ],
-    ids=["error", "exit", "nan", "set", "nul"],
-)
-def test_a_failure_is_stored_and_nobody_holds_the_job(task: Any, reason: str) -> None:
-    job = claimed(task)
-    assert ingest_executor.execute_ingest_job(job) == "failed"
-    row = now(job)
-    assert (row["status"], row["attempts"], row["worker_id"]) == ("failed", 1, None)
-    assert (row["lease_expires_at"], row["available_at"]) == (None, None)
-    assert reason in row["error"]
-
-
-def test_attempts_that_are_left_bring_it_back_later_and_later() -> None:
-    job = claimed(_raises, max_attempts=3)
-    waits: list[float] = []
-    for attempt in (1, 2):
-        assert ingest_executor.execute_ingest_job(job) == "failed"
-        row = now(job)
-        assert (row["status"], row["attempts"], row["worker_id"]) == ("queued", attempt, None)
-        assert node_queue.claim_next_ingest_job("fetch") is None
-        with database.connection() as conn:
-            waits.append(
-                factories.one(
-                    conn,
-                    "SELECT extract(epoch FROM available_at - now())::float FROM ingest_jobs",
-                )
-            )
-            conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 second'")
-        job = claim()
-        assert job["claim_no"] == attempt + 1
-    assert waits == [pytest.approx(30, abs=8), pytest.approx(60, abs=15)]
-    assert waits[1] > waits[0]
-    assert ingest_executor.execute_ingest_job(job) == "failed"
-    row = now(job)
-    assert (row["status"], row["attempts"], row["available_at"]) == ("failed", 3, None)
-
-
-def test_a_retry_that_succeeds_leaves_no_error() -> None:
-    job = claimed(_raises, max_attempts=2)
+def run(task: Callable[..., Any], **columns: Any) -> Row:
+    """The job's row after its task has run."""
+    job = claimed(task, **columns)
     ingest_executor.execute_ingest_job(job)
-    with database.connection() as conn:
-        conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 second'")
-    queue_workflows.register_ingest_task("t", lambda: {"rows": 1})
-    assert ingest_executor.execute_ingest_job(claim()) == "completed"
-    row = now(job)
-    assert (row["status"], row["error"], row["result"]) == ("completed", None, {"rows": 1})
+    return after(job)
 
 
-@pytest.mark.parametrize("task", [lambda: {"late": 1}, _raises], ids=["success", "failure"])
-def test_a_lost_claim_writes_nothing(task: Any) -> None:
+def _reason(reason: str) -> Row:
+    return {"got": [reason]}
+
+
+def _anything(why: str) -> Row:
+    return {"got": [why]}
+
+
+def _both(reason: str, args: Row) -> Row:
+    return {"got": [reason, args]}
+
+
+def _named_otherwise(why: str, what: Row | None = None) -> Row:
+    return {"got": [why, what]}
+
+
+def _args(args: Row) -> Row:
+    return {"got": [args]}
+
+
+def _rest(*given: Any) -> Row:
+    return {"got": list(given)}
+
+
+def _nothing() -> Row:
+    return {"got": []}
+
+
+class _Method:
+    def task(self, reason: str, args: Row) -> Row:
+        return {"got": [reason, args]}
+
+
+class _Callable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, reason: str) -> Row:
+        return {"got": [reason]}
+
+
+@pytest.mark.parametrize(
+    ("task", "got"),
+    [
+        (_reason, ["boot"]),
+        (_anything, ["boot"]),
+        (_both, ["boot", ARGS]),
+        (_named_otherwise, ["boot", ARGS]),
+        (_args, [ARGS]),
+        (_rest, ["boot", ARGS]),
+        (_nothing, []),
+        (_Method().task, ["boot", ARGS]),
+        (_Callable(), ["boot"]),
+        (partial(_both, "bound"), [ARGS]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_task_is_given_the_reason_and_the_args_that_it_takes(task: Any, got: list[Any]) -> None:
+    if isinstance(task, partial):
+        got = ["bound", *got]
+    row = run(task)
+    assert (row["status"], row["error"], row["result"]) == ("completed", None, {"got": got})
+
+
+def test_a_job_by_plain_sql_has_empty_args() -> None:
+    queue_workflows.register_ingest_task("t", _both)
+    with engine.connect() as conn:
+        factories.ingest(conn)
+    job = node_queue.claim_next_ingest_job("fetch", host="box")
+    assert job is not None
+    ingest_executor.execute_ingest_job(job)
+    assert after(job)["result"] == {"got": ["tick", {}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ({"a": 1}, {"a": 1}),
+        ({}, {}),
+        (None, {"result": None}),
+        (5, {"result": 5}),
+        ("text", {"result": "text"}),
+        ([1, 2], {"result": [1, 2]}),
+    ],
+    ids=repr,
+)
+def test_a_result_that_is_no_dict_is_stored_as_one(value: Any, result: Row) -> None:
+    row = run(lambda reason: value)
+    assert (row["status"], row["result"]) == ("completed", result)
+    assert row["seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": "\x00"}, {"a": math.nan}, {1, 2}, "\ud800", {1: 2}, b"x", "x" * 1_100_000],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_result_that_cannot_be_stored_fails_the_job_with_the_reason(value: Any) -> None:
+    row = run(lambda reason: value)
+    assert row["status"] == "failed"
+    assert row["error"].startswith("InvalidPayload: result of task 't'")
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError("a\x00b"), "ValueError: a\ufffdb"),
+        (SystemExit(1), "the body called sys.exit(1)"),
+        (asyncio.CancelledError(), "CancelledError"),
+    ],
+    ids=repr,
+)
+def test_whatever_a_task_raises_fails_its_job(raised: BaseException, error: str) -> None:
+    def task(reason: str) -> None:
+        raise raised
+
+    row = run(task)
+    assert (row["status"], row["error"]) == ("failed", error)
+    with engine.connect() as conn:
+        detail = factories.one(
+            conn, "SELECT detail FROM ingest_job_events WHERE event_type = 'failed'"
+        )
+    assert "in task" in detail["traceback"]
+
+
+def test_ctrl_c_is_the_operators_and_not_the_tasks() -> None:
+    def task(reason: str) -> None:
+        raise KeyboardInterrupt
+
     job = claimed(task)
-    with database.connection() as conn:
+    with pytest.raises(KeyboardInterrupt):
+        ingest_executor.execute_ingest_job(job)
+    assert after(job)["status"] == "running"
+
+
+def test_a_task_that_this_worker_does_not_know_fails_its_job_and_is_named() -> None:
+    job = claimed(_reason)
+    config.get_config().ingest_task_map.clear()
+    assert ingest_executor.execute_ingest_job(job) == "failed"
+    assert "knows no ingest task 't'" in after(job)["error"]
+
+
+def test_a_failed_job_is_queued_again_while_attempts_are_left() -> None:
+    def task(reason: str) -> None:
+        raise ValueError("no")
+
+    queue_workflows.register_ingest_task("t", task)
+    with engine.connect() as conn:
+        made = factories.ingest(conn, max_attempts=2)
+        job = node_queue.claim_next_ingest_job("fetch", host="box")
+        assert job is not None
+        assert ingest_executor.execute_ingest_job(job) == "failed"
+        row = after(job)
+        assert (row["status"], row["attempts"], row["blocked_reason"]) == ("queued", 1, "not_due")
+        conn.execute("UPDATE ingest_jobs SET available_at = now() WHERE id = %s", (made["id"],))
+    again = node_queue.claim_next_ingest_job("fetch", host="box")
+    assert again is not None
+    assert ingest_executor.execute_ingest_job(again) == "failed"
+    assert (after(job)["status"], after(job)["attempts"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {1: 1}], ids=["success", "failure"])
+def test_a_lost_claim_writes_nothing(value: Any) -> None:
+    job = claimed(lambda reason: value)
+    with engine.connect() as conn:
         factories.expire(conn, job)
     node_queue.reclaim_expired_ingest_leases()
-    newer = claim()
-    before = now(job)
     assert ingest_executor.execute_ingest_job(job) == "skipped"
-    assert now(job) == before
-    assert (before["status"], newer["claim_no"]) == ("running", job["claim_no"] + 1)
+    row = after(job)
+    assert (row["status"], row["result"], row["error"]) == ("queued", None, None)

@@ -34,13 +34,11 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 
 def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, **keys: Any) -> str:
-    """A run whose input node `q` is parked by a worker, with `s/a` behind it; its id."""
+    """A run whose input node `q` is parked, with `s/a` behind it; its id."""
     host.define(flow.ask("q", widget, **keys), flow.step("s", depends_on=["q"]), s=flow.nodes(a=""))
-    run_id = host.submit(context=context)
+    run_id = host.started(context=context)
+    assert node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"]) is not None
     host.look()
-    assert host.work() == 1
-    host.look()
-    assert flow.states(run_id) == {"q": "awaiting_input"}
     return run_id
 
 
@@ -72,7 +70,10 @@ def test_an_input_node_is_parked_and_nothing_is_imported_for_it(host: flow.Flow,
         raise AssertionError(f"asked for {name}")
 
     config.set_node_resolver(resolver)
-    run_id = asked(host)
+    host.define(flow.ask("q"))
+    run_id = host.submit()
+    host.look()
+    assert host.work() == 1
     job = flow.job(run_id, "q")
     assert (job["node_module"], job["queue"]) == ("__input__file_upload", "cpu")
     assert job["inputs"] == {"widget": "file_upload", "target": "answer"}
@@ -80,6 +81,9 @@ def test_an_input_node_is_parked_and_nothing_is_imported_for_it(host: flow.Flow,
     assert flow.status(run_id) == "running"
     kinds = factories.column(conn, "SELECT kind FROM workflow_dispatch_events")
     assert kinds == ["awaiting_input"]
+    host.look()
+    assert job["input_spec"] is None
+    assert spec(run_id)["step_id"] == "q"
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 

@@ -1,627 +1,746 @@
-"""One node: its arguments, its body and brackets, its result, and how each end is recorded."""
+"""Running one node: its arguments, its folders, its result, the host's bracket, its model."""
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import math
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 
 import pytest
 
 import queue_workflows
-from queue_workflows import (
-    config,
-    model_cache,
-    model_registry,
-    node_executor,
-    node_queue,
-    run_store,
-)
-from queue_workflows import (
-    db as database,
-)
-from tests.support import factories
+from queue_workflows import config, dispatcher, model_registry, node_executor, node_queue, run_store
+from queue_workflows import db as engine
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.model_registry import ModelSpec
+from tests.support import factories, flow, laws
+
+if TYPE_CHECKING:
+    from somewhere_else import Unknown
 
 Row = dict[str, Any]
-pytestmark = pytest.mark.usefixtures("db")
 
 
-@pytest.fixture
-def cache() -> Generator[model_cache.ModelCache]:
-    made = model_cache.ModelCache()
-    yield made
-    made.drop_cache()
+@pytest.fixture(autouse=True)
+def registry(db: ModuleType) -> Iterator[None]:
+    yield
     model_registry.clear_for_tests()
+    with db.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
 
 
-def nothing() -> Row:
-    return {}
-
-
-def claimed(body: Any = None, *, node_id: str = "n", run: Row | None = None, **columns: Any) -> Row:
-    """A claimed job of this body, in a new run of these columns."""
+def claimed(
+    body: Any = None, *, out_dir: Path | None = None, context: Any = None, **job: Any
+) -> Row:
+    """A node job under a claim of this process; its body is registered as `body`."""
     if body is not None:
         queue_workflows.register_node("body", body)
-    model = columns.pop("required_model", None)
-    with database.connection() as conn:
-        run_id = factories.run(conn, **(run or {}))
-        given = {"node_module": "body", "queue": "gpu" if model else "cpu", "required_model": model}
-        factories.node(conn, run_id, node_id, **given | columns)
-    job = node_queue.claim_next_gpu_job() if model else node_queue.claim_next_cpu_job()
-    assert job is not None
-    return job
-
-
-def now(job: Row) -> Row:
-    row = node_queue.get_node_job(job["id"])
+    run_id = run_store.insert_run(
+        workflow_name="w", status="running", out_dir=out_dir, context=context
+    )["id"]
+    given = {"node_id": "s/n", "node_module": "body", "queue": "cpu"} | job
+    node_queue.enqueue_node_job(run_id=run_id, **given)
+    take = (
+        node_queue.claim_next_cpu_job if given["queue"] == "cpu" else node_queue.claim_next_gpu_job
+    )
+    row = take(host="box")
     assert row is not None
     return row
 
 
-def state(job: Row) -> str:
-    return now(job)["status"]
+def after(job: Row) -> Row:
+    found = node_queue.get_node_job(job["id"])
+    assert found is not None
+    return found
 
 
-def ran(body: Any, **columns: Any) -> Row:
-    """The row of a job whose body ran; it completed."""
-    job = claimed(body, **columns)
-    assert node_executor.execute_node(job) == "completed", now(job)["error"]
-    return now(job)
+def run(body: Any, inputs: Row | None = None, **more: Any) -> Row:
+    """The job's row after its body has run with these inputs."""
+    job = claimed(body, inputs=inputs, **more)
+    node_executor.execute_node(job)
+    return after(job)
 
 
-def broke(body: Any, **columns: Any) -> str:
-    """The error of a job whose body failed; nobody holds it any longer."""
-    job = claimed(body, **columns)
-    assert node_executor.execute_node(job) == "failed"
-    row = now(job)
-    assert (row["status"], row["worker_id"], row["lease_expires_at"]) == ("failed", None, None)
+def failure(body: Any, inputs: Row | None = None, **more: Any) -> str:
+    row = run(body, inputs, **more)
+    assert row["status"] == "failed"
     return row["error"]
 
 
-def events(job: Row) -> list[str]:
-    with database.connection() as conn:
-        return factories.column(
-            conn,
-            "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id",
-            job["id"],
-        )
+def returning(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
-class Got:
-    """Keyword arguments as a body received them."""
-
-    def __init__(self) -> None:
-        self.values: Row = {}
-
-    def keep(self, **values: Any) -> Row:
-        self.values = values
-        return {}
+# --- arguments
 
 
-# --- arguments ---------------------------------------------------------------------------------
+def arguments(body: Callable[..., Any], inputs: Row, **more: Any) -> Row:
+    """What a body that returns its `locals()` was called with."""
+    row = run(body, inputs, **more)
+    assert row["error"] is None
+    return row["context_delta"]
 
 
-def test_inputs_are_bound_by_name_and_the_others_are_left_out() -> None:
-    row = ran(lambda a, b: {"sum": a + b}, inputs={"b": 2, "a": 40, "unasked": 1})
-    assert row["context_delta"] == {"sum": 42}
+def test_inputs_are_bound_by_name_and_none_takes_the_default() -> None:
+    def body(a: int, b: int = 5, c: int | None = 6, d: Any = 7) -> Row:
+        return dict(locals())
+
+    assert arguments(body, {"a": 1, "b": None, "c": 2}) == {"a": 1, "b": 5, "c": 2, "d": 7}
+    assert arguments(body, {"a": None}) == {"a": None, "b": 5, "c": 6, "d": 7}
+    assert arguments(body, {"a": 1, "extra": 2}) == {"a": 1, "b": 5, "c": 6, "d": 7}
 
 
-def test_none_leaves_a_parameter_to_its_default() -> None:
-    assert ran(lambda a=7: {"a": a}, inputs={"a": None})["context_delta"] == {"a": 7}
+def test_a_rest_parameter_takes_the_inputs_that_no_other_does() -> None:
+    def body(a: int = 5, **rest: Any) -> Row:
+        return {"a": a, "rest": rest}
+
+    assert arguments(body, {"a": None, "b": None, "c": 3}) == {"a": 5, "rest": {"b": None, "c": 3}}
 
 
-def test_none_reaches_a_parameter_without_a_default() -> None:
-    assert ran(lambda a: {"a": a}, inputs={"a": None})["context_delta"] == {"a": None}
+def test_a_missing_argument_fails_the_node_and_is_named() -> None:
+    def body(needed: int) -> None:
+        raise AssertionError
+
+    assert "missing 1 required positional argument: 'needed'" in failure(body, {"other": 1})
 
 
-@pytest.mark.parametrize(
-    "annotation",
-    [
-        Path,
-        Path | None,
-        Optional[Path],  # noqa: UP045
-        Union[str, Path],  # noqa: UP007
-        "Path",
-        "Path | None",
-        "Optional[Path]",
-        "OnlyForTypeCheckers | Path",
-    ],
-    ids=str,
-)
-def test_text_becomes_a_path_where_a_path_is_asked_for(annotation: Any) -> None:
-    got = Got()
-
-    def body(where: Any) -> Row:
-        return got.keep(where=where)
-
-    body.__annotations__ = {"where": annotation}
-    ran(body, inputs={"where": "/a/b"})
-    assert got.values == {"where": Path("/a/b")}
-    assert isinstance(got.values["where"], Path)
+def _plain(x: Path) -> Row:
+    return {"kind": type(x).__name__}
 
 
-@pytest.mark.parametrize("annotation", [str, "str", "list[Path]", "dict[str, Path]"], ids=str)
-def test_text_stays_text_where_no_path_is_asked_for(annotation: Any) -> None:
-    got = Got()
-
-    def body(where: Any) -> Row:
-        return got.keep(where=where)
-
-    body.__annotations__ = {"where": annotation}
-    ran(body, inputs={"where": "/a/b"})
-    assert got.values == {"where": "/a/b"}
-    assert isinstance(got.values["where"], str)
+def _union(x: Path | None) -> Row:
+    return {"kind": type(x).__name__}
 
 
-def test_a_body_with_kwargs_gets_the_rest_of_the_inputs() -> None:
-    row = ran(lambda a, **rest: {"a": a, "rest": rest}, inputs={"a": 1, "b": 2, "c": None})
-    assert row["context_delta"] == {"a": 1, "rest": {"b": 2, "c": None}}
+def _optional(x: Optional[Path]) -> Row:  # noqa: UP045  the old spelling
+    return {"kind": type(x).__name__}
 
 
-def test_a_body_gets_what_the_engine_offers_by_name() -> None:
-    got, cancel, heard = Got(), threading.Event(), []
+def _old_union(x: Union[int, Path]) -> Row:  # noqa: UP007  the old spelling
+    return {"kind": type(x).__name__}
+
+
+def _beside_unknown(x: Path | None, y: Unknown | None = None) -> Row:
+    return {"kind": type(x).__name__}
+
+
+def _noted(x: Annotated[Path, "where"]) -> Row:
+    return {"kind": type(x).__name__}
+
+
+def _text(x: str) -> Row:
+    return {"kind": type(x).__name__}
+
+
+def _bare(x) -> Row:  # type: ignore[no-untyped-def]
+    return {"kind": type(x).__name__}
+
+
+def _listed(x: list[Path]) -> Row:
+    return {"kind": type(x).__name__}
+
+
+class _Method:
+    def run(self, x: Path) -> Row:
+        return {"kind": type(x).__name__}
+
+
+class _Callable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, x: Path) -> Row:
+        return {"kind": type(x).__name__}
+
+
+PATHS = [
+    _plain, _union, _optional, _old_union, _beside_unknown, _noted, _Method(), _Callable(),
+    partial(_plain),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", PATHS, ids=lambda body: getattr(body, "__name__", str(type(body))))
+def test_text_for_a_parameter_annotated_path_becomes_a_path(body: Any) -> None:
+    assert arguments(body, {"x": "/a/b"}) == {"kind": type(Path()).__name__}
+
+
+@pytest.mark.parametrize("body", [_text, _bare, _listed])
+def test_text_for_any_other_parameter_stays_text(body: Any) -> None:
+    assert arguments(body, {"x": "/a/b"}) == {"kind": "str"}
+
+
+def test_a_parameter_annotated_path_takes_what_is_no_text_as_it_is() -> None:
+    assert arguments(_union, {"x": None}) == {"kind": "NoneType"}
+    assert arguments(_old_union, {"x": 3}) == {"kind": "int"}
+
+
+def test_what_the_engine_offers_is_bound_by_name(tmp_path: Path) -> None:
+    seen: Row = {}
 
     def body(
-        inputs: Any,
-        model_handle: Any,
-        model_load_seconds: Any,
-        cancel_event: Any,
-        status_callback: Any,
-    ) -> Row:
+        inputs: Row, out: Path, scratch: Path, model_handle: Any, model_load_seconds: float,
+        cancel_event: threading.Event, status_callback: Callable[..., object],
+    ) -> None:  # fmt: skip
+        seen.update(locals())
         status_callback(0.5)
-        return got.keep(
-            inputs=inputs, model=model_handle, load=model_load_seconds, cancel=cancel_event
-        )
+        status_callback({"any": "thing"}, more=1)
+        assert out.is_dir()
+        assert scratch.is_dir()
 
-    job = claimed(body, inputs={"x": 1})
-    node_executor.execute_node(job, cancel_event=cancel, status_callback=heard.append)
-    assert got.values == {"inputs": {"x": 1}, "model": None, "load": 0.0, "cancel": cancel}
-    assert heard == [0.5]
-
-
-def test_status_callback_and_cancel_event_are_there_without_a_worker() -> None:
-    def body(status_callback: Callable[..., object], cancel_event: threading.Event) -> Row:
-        status_callback()
-        status_callback({"a": 1})
-        return {"set": cancel_event.is_set()}
-
-    assert ran(body)["context_delta"] == {"set": False}
+    assert run(body, {"k": 1}, out_dir=tmp_path)["status"] == "completed"
+    assert (seen["inputs"], seen["out"]) == ({"k": 1}, tmp_path / "s" / "n")
+    assert (seen["model_handle"], seen["model_load_seconds"]) == (None, 0.0)
+    assert isinstance(seen["cancel_event"], threading.Event)
 
 
-def test_a_missing_argument_is_named() -> None:
-    assert "'needed'" in broke(lambda needed: {}, inputs={"other": 1})
+def test_an_input_wins_over_an_offer_of_its_name() -> None:
+    def body(out: Any) -> Row:
+        return {"out": out}
+
+    assert arguments(body, {"out": "mine"}) == {"out": "mine"}
 
 
-# --- folders -----------------------------------------------------------------------------------
+def test_the_callers_event_and_callback_reach_the_body() -> None:
+    event, heard = threading.Event(), list[Any]()
+
+    def body(cancel_event: threading.Event, status_callback: Callable[..., object]) -> Row:
+        status_callback(0.5)
+        return {"same": cancel_event is event}
+
+    job = claimed(body)
+    node_executor.execute_node(job, cancel_event=event, status_callback=heard.append)
+    assert (after(job)["context_delta"], heard) == ({"same": True}, [0.5])
 
 
-def test_out_is_the_nodes_folder_created_and_kept_for_the_next_attempt(tmp_path: Path) -> None:
-    def body(out: Path) -> Row:
-        before = sorted(each.name for each in out.iterdir())
-        (out / "made").touch()
-        if not before:
-            raise OSError("first")
-        return {"before": before, "out": str(out)}
+def test_whether_a_body_reports_progress_is_seen_by_its_parameters() -> None:
+    assert node_executor.takes_status_callback(lambda status_callback: None)
+    assert not node_executor.takes_status_callback(lambda **rest: None)
 
-    job = claimed(body, node_id="s/n", run={"out_dir": str(tmp_path)}, max_attempts=2)
+
+# --- folders
+
+
+def test_out_is_shared_by_attempts_and_scratch_is_each_ones_own(tmp_path: Path) -> None:
+    scratches: list[Path] = []
+
+    def body(out: Path, scratch: Path) -> Row:
+        scratches.append(scratch)
+        before = sorted(path.name for path in out.iterdir())
+        (out / f"try-{len(scratches)}").touch()
+        (scratch / "deep").mkdir()
+        (scratch / "deep" / "waste").write_text("x")
+        if len(scratches) == 1:
+            raise ValueError("again")
+        return {"before": before}
+
+    job = claimed(body, out_dir=tmp_path)
+    with engine.connection() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET max_attempts = 2")
     assert node_executor.execute_node(job) == "failed"
-    with database.connection() as conn:
-        conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
-    again = node_queue.claim_next_cpu_job()
+    with engine.connection() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET available_at = now()")
+    again = node_queue.claim_next_cpu_job(host="box")
     assert again is not None
     assert node_executor.execute_node(again) == "completed"
-    assert now(job)["context_delta"] == {"before": ["made"], "out": str(tmp_path / "s" / "n")}
+    assert after(job)["context_delta"] == {"before": ["try-1"]}
+    assert len({*scratches}) == 2
+    assert not any(path.exists() for path in scratches)
+    assert all(tmp_path in path.parents for path in scratches)
 
 
-def test_out_is_none_without_an_out_dir() -> None:
-    assert ran(lambda out: {"out": out})["context_delta"] == {"out": None}
+def test_a_run_without_out_dir_has_no_out_and_a_scratch_elsewhere() -> None:
+    def body(out: Path | None, scratch: Path) -> Row:
+        assert scratch.is_dir()
+        return {"out": out, "scratch": str(scratch)}
+
+    found = arguments(body, {})
+    assert found["out"] is None
+    assert not Path(found["scratch"]).exists()
 
 
 def test_no_folder_is_made_for_a_body_that_asks_for_none(tmp_path: Path) -> None:
-    ran(nothing, run={"out_dir": str(tmp_path / "deep")})
-    assert not (tmp_path / "deep").exists()
+    run(lambda: None, out_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("node_id", ["../evil", "a/../../evil", "."])
-def test_a_node_id_that_leads_outside_is_refused(node_id: str, tmp_path: Path) -> None:
-    bodies: list[Any] = []
-    error = broke(
-        lambda out: bodies.append(out), node_id=node_id, run={"out_dir": str(tmp_path / "run")}
-    )
-    assert "outside the run's out_dir" in error
-    assert repr(node_id) in error
-    assert not bodies
-    assert not (tmp_path / "evil").exists()
-
-
-def test_a_link_that_leads_outside_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "n").symlink_to(tmp_path)
-    assert "outside" in broke(lambda out: {}, run={"out_dir": str(tmp_path / "run")})
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("has_out_dir", [False, True])
-def test_scratch_is_a_folder_that_is_removed_with_what_is_in_it(
-    fails: bool, has_out_dir: bool, tmp_path: Path
+@pytest.mark.parametrize("node_id", ["../x", "a/../../x", "/etc/x", ".", "s/../..", "link/x"])
+def test_a_node_id_that_leads_outside_the_runs_folder_is_refused(
+    tmp_path: Path, node_id: str
 ) -> None:
-    seen: list[Path] = []
-
-    def body(scratch: Path) -> Row:
-        (scratch / "sub").mkdir()
-        (scratch / "sub" / "file").touch()
-        seen.append(scratch)
-        return {"x": 1 / 0} if fails else {}
-
-    job = claimed(body, run={"out_dir": str(tmp_path) if has_out_dir else None})
-    assert node_executor.execute_node(job) == ("failed" if fails else "completed")
-    assert not seen[0].exists()
-    assert seen[0].is_relative_to(tmp_path) is has_out_dir
+    out_dir = tmp_path / "run"
+    out_dir.mkdir()
+    (out_dir / "link").symlink_to(tmp_path)
+    reason = failure(lambda out: None, out_dir=out_dir, node_id=node_id)
+    assert f"node id {node_id!r} leads outside the run's out_dir" in reason
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-# --- results -----------------------------------------------------------------------------------
+def test_a_deep_node_id_gets_a_deep_folder(tmp_path: Path) -> None:
+    run(lambda out: (out / "x").touch(), out_dir=tmp_path / "not" / "yet", node_id="a/b/c")
+    assert (tmp_path / "not" / "yet" / "a" / "b" / "c" / "x").exists()
+
+
+# --- results
 
 
 @pytest.mark.parametrize(
-    ("returned", "delta"),
+    ("value", "delta"),
     [
         ({"a": 1}, {"a": 1}),
-        ({}, {}),
         ({"context_delta": {"a": 1}}, {"a": 1}),
-        ({"context_delta": {"a": 1}, "noise": 2}, {"a": 1}),
+        ({"context_delta": {"a": 1}, "seconds": 3}, {"a": 1}),
         ({"context_delta": None}, {}),
+        ({"context_delta": 5}, {"context_delta": 5}),
+        ({}, {}),
         (None, {}),
-        (3, {}),
+        (5, {}),
         ("text", {}),
         ([1, 2], {}),
+        (("a", "b"), {}),
+        ({"t": (1, 2)}, {"t": [1, 2]}),
     ],
+    ids=repr,
 )
-def test_what_a_body_returns_becomes_its_delta(returned: Any, delta: Row) -> None:
-    row = ran(lambda: returned)
-    assert row["context_delta"] == delta
-    assert row["seconds"] >= 0
+def test_a_result_becomes_the_context_delta(value: Any, delta: Row) -> None:
+    row = run(returning(value))
+    assert (row["status"], row["context_delta"]) == ("completed", delta)
 
 
-def _deep() -> Row:
+def deep(levels: int) -> Row:
     value: Row = {}
-    for _ in range(500):
-        value = {"x": value}
+    for _ in range(levels):
+        value = {"d": value}
     return value
 
 
-def _circle() -> Row:
-    value: Row = {}
-    value["x"] = value
-    return value
+loop: Row = {}
+loop["loop"] = loop
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("value", "reason"),
     [
-        (lambda: {"x": float("nan")}, "JSON cannot carry"),
-        (lambda: {"x": float("inf")}, "JSON cannot carry"),
-        (lambda: {"x": {1, 2}}, "JSON cannot carry"),
-        (lambda: {"x": object()}, "JSON cannot carry"),
-        (lambda: {1: "x"}, "key 1 is not a string"),
-        (lambda: {"x": "a\0b"}, "NUL"),
-        (lambda: {"a\0b": 1}, "NUL"),
-        (lambda: {"x": "\ud800"}, "lone surrogate"),
-        (_deep, "nested deeper"),
-        (_circle, "nested deeper"),
-        (lambda: {"x": "y" * 3000}, "MAX_PAYLOAD_KB"),
+        ({"a": "x\x00y"}, "NUL"),
+        ({"a\x00": 1}, "NUL"),
+        ({"a": math.nan}, "JSON cannot carry it"),
+        ({"a": math.inf}, "JSON cannot carry it"),
+        ({"a": "\ud800"}, "surrogate"),
+        ({"a": {1, 2}}, "JSON cannot carry it"),
+        ({"a": b"bytes"}, "JSON cannot carry it"),
+        ({"a": object()}, "JSON cannot carry it"),
+        ({1: 2}, "key 1 is not a string"),
+        ({"a": "x" * 1_100_000}, "MAX_PAYLOAD_KB"),
+        (deep(3000), "nested deeper"),
+        (loop, "nested deeper"),
+        ({"a": 10**5000}, "JSON cannot carry it"),
     ],
-    ids=[
-        "nan",
-        "infinity",
-        "set",
-        "object",
-        "key",
-        "nul",
-        "nul-key",
-        "surrogate",
-        "deep",
-        "circle",
-        "large",
-    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_result_that_cannot_be_stored_fails_the_node_and_says_why(
-    make: Callable[[], Any], reason: str, monkeypatch: pytest.MonkeyPatch
+def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
+    value: Any, reason: str
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "2")
-    error = broke(make)
+    error = failure(returning(value))
+    assert error.startswith("InvalidPayload: result of node 's/n'")
     assert reason in error
-    assert "result of node 'n'" in error
 
 
-# --- failures ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb \ufffd"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (SystemExit(3), "the body called sys.exit(3)"),
+        (SystemExit(), "the body called sys.exit(None)"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (GeneratorExit("odd"), "GeneratorExit: odd"),
+        (MemoryError(), "MemoryError"),
+        (ValueError("x" * 9000), "ValueError: " + "x" * 7988),
+    ],
+    ids=repr,
+)
+def test_whatever_a_body_raises_fails_its_node_and_is_told(
+    raised: BaseException, error: str
+) -> None:
+    def body() -> None:
+        raise raised
+
+    assert failure(body) == error
 
 
-def _raise(error: BaseException) -> Callable[[], Row]:
-    def body() -> Row:
-        raise error
+def test_an_error_whose_text_cannot_be_had_fails_its_node_too() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("not even this")
 
-    return body
+    def body() -> None:
+        raise Mute
+
+    assert failure(body).startswith("Mute")
 
 
-def test_an_error_is_stored_with_its_type_and_its_traceback() -> None:
-    job = claimed(_raise(RuntimeError("it broke")))
-    assert node_executor.execute_node(job) == "failed"
-    assert now(job)["error"] == "RuntimeError: it broke"
-    with database.connection() as conn:
+def test_the_traceback_goes_to_the_history() -> None:
+    def body() -> None:
+        raise ValueError("no")
+
+    job = claimed(body)
+    node_executor.execute_node(job)
+    with engine.connect() as conn:
         detail = factories.one(
             conn, "SELECT detail FROM workflow_node_events WHERE event_type = 'failed'"
         )
     assert "in body" in detail["traceback"]
 
 
-def test_an_error_text_with_nul_is_stored_without_it() -> None:
-    assert broke(_raise(ValueError("a\0b\ud800c"))) == "ValueError: a\ufffdb\ufffdc"
-
-
-def test_an_error_text_is_cut() -> None:
-    assert len(broke(_raise(ValueError("x" * 20_000)))) == 8000
-
-
-def test_an_error_that_cannot_be_printed_is_stored() -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert "cannot be printed" in broke(_raise(Mute()))
-
-
-def test_sys_exit_in_a_body_fails_its_node() -> None:
-    assert "sys.exit(3)" in broke(lambda: sys.exit(3))
-
-
-def test_a_body_that_was_told_to_end_leaves_a_cancelled_job() -> None:
-    cancel = threading.Event()
-
-    def body(cancel_event: threading.Event) -> Row:
-        run_store.update_run(job["run_id"], status="cancelled")
-        cancel_event.set()
-        return {"late": True}
+def test_ctrl_c_is_the_operators_and_not_the_bodys() -> None:
+    def body() -> None:
+        raise KeyboardInterrupt
 
     job = claimed(body)
-    assert node_executor.execute_node(job, cancel_event=cancel) == "skipped"
-    assert (state(job), now(job)["context_delta"]) == ("cancelled", {})
+    with pytest.raises(KeyboardInterrupt):
+        node_executor.execute_node(job)
+    assert after(job)["status"] == "running"
 
 
-def test_an_error_after_the_cancel_is_not_a_failure() -> None:
-    cancel = threading.Event()
-
-    def body() -> Row:
-        run_store.update_run(job["run_id"], status="cancelled")
-        cancel.set()
-        raise RuntimeError("told to end")
-
-    job = claimed(body)
-    assert node_executor.execute_node(job, cancel_event=cancel) == "skipped"
-    assert (state(job), now(job)["error"]) == ("cancelled", None)
+def test_a_failed_node_has_its_event_and_says_so() -> None:
+    job = claimed(returning({1: 1}))
+    assert node_executor.execute_node(job) == "failed"
+    (event,) = node_queue.list_unprocessed_dispatch_events()
+    assert (event["kind"], event["node_id"], event["claim_no"]) == ("failed", "s/n", 1)
 
 
-@pytest.mark.parametrize("body", [lambda: {"late": 1}, _raise(RuntimeError("late"))])
-def test_a_lost_claim_writes_nothing(body: Any) -> None:
-    job = claimed(body)
-    with database.connection() as conn:
-        factories.expire(conn, job)
-    node_queue.reclaim_expired_leases()
-    newer = node_queue.claim_next_cpu_job()
-    assert newer is not None
-    before = now(job)
-    assert node_executor.execute_node(job) == "skipped"
-    assert now(job) == before
-    assert before["claim_no"] == job["claim_no"] + 1
+def test_a_node_that_nobody_knows_fails_and_is_named() -> None:
+    assert "'body' is not registered" in failure(None)
+    config.set_node_resolver(lambda name: object())
+    assert "node module 'body' has no run()" in failure(None)
 
 
-def test_an_unknown_node_module_fails_the_node_and_says_what_to_do() -> None:
-    error = broke(None, node_module="os.path")
-    assert "'os.path' is not registered" in error
-    assert "register_node" in error
+def test_no_string_of_a_row_is_ever_imported() -> None:
+    assert failure(None, node_module="cProfile").startswith("NodeNotFound")
+    config.set_node_module_package("tests.support")
+    assert failure(None, node_module="..cProfile").startswith("NodeNotFound")
 
 
-def test_a_module_without_run_fails_the_node() -> None:
-    config.set_node_resolver(lambda name: ModuleType(name))
-    assert "'bare' has no run()" in broke(None, node_module="bare")
+def test_seconds_and_memory_are_measured() -> None:
+    row = run(lambda cancel_event: cancel_event.wait(0.05) and None)
+    assert 0.05 <= row["seconds"] < 5
+    assert row["vm_rss_mb_peak"] > 5
 
 
-def test_an_input_node_parks_and_imports_nothing() -> None:
-    def resolver(name: str) -> Any:
-        raise AssertionError(f"{name} was looked up")
-
-    config.set_node_resolver(resolver)
-    job = claimed(None, node_module="__input__no_such_module")
-    assert node_executor.execute_node(job) == "completed"
-    assert (state(job), now(job)["lease_expires_at"]) == ("awaiting_input", None)
-    kinds = [each["kind"] for each in node_queue.list_unprocessed_dispatch_events()]
-    assert kinds == ["awaiting_input"]
+# --- what the node received
 
 
-# --- the host's hooks --------------------------------------------------------------------------
+def test_resolved_inputs_are_what_the_node_received() -> None:
+    inputs = {"x": {"$from": "k"}, "y": 2}
+    row = run(lambda x, y: {"x": x}, inputs, context={"k": "v"})
+    assert (row["inputs"], row["resolved_inputs"]) == (inputs, {"x": "v", "y": 2})
+    assert row["context_delta"] == {"x": "v"}
+
+
+def test_resolved_inputs_are_stored_for_plain_inputs_too() -> None:
+    host = flow.Flow()
+    wanted = [{"name": "x", "from": "pipeline.x"}]
+    flow.body(lambda x: None, "plain")
+    host.define(flow.step("s", inputs={"x": 3}), s=[{"id": "a", "node": "plain", "inputs": wanted}])
+    run_id = host.submit()
+    host.go()
+    host.close()
+    assert flow.job(run_id, "s/a")["resolved_inputs"] == {"x": 3}
+
+
+# --- the host's bracket
 
 
 class Bracket:
-    """An invoke context that writes down what happens in it."""
+    """An invoke context that notes what happens to it."""
 
-    def __init__(self, final: Any = None) -> None:
-        self.log: list[Any] = []
-        self.final = final
+    def __init__(self, finalize: Callable[[Row], Any] = dict, swallow: bool = False) -> None:
+        self.seen: list[Any] = []
+        self.finalize = finalize
+        self.swallow = swallow
 
     @contextmanager
     def __call__(self, job: Row, run: Row) -> Generator[Callable[[Row], Any]]:
-        self.log.append((job["node_id"], run["workflow_name"]))
+        self.seen.append(("enter", job["node_id"], run["workflow_name"]))
         try:
-            yield self.finalize
+            yield self._finalize
+        except BaseException as error:
+            self.seen.append(("raised", type(error).__name__))
+            if not self.swallow:
+                raise
         finally:
-            self.log.append("exit")
+            self.seen.append("exit")
 
-    def finalize(self, delta: Row) -> Any:
-        self.log.append(delta)
-        return self.final
-
-
-def test_finalize_sees_the_delta_inside_the_context_and_may_replace_it() -> None:
-    bracket = Bracket({"b": 2})
-    config.set_invoke_context(bracket)
-    assert ran(lambda: {"context_delta": {"a": 1}})["context_delta"] == {"b": 2}
-    assert bracket.log == [("n", "w"), {"a": 1}, "exit"]
+    def _finalize(self, delta: Row) -> Any:
+        self.seen.append(("finalize", delta))
+        return self.finalize(delta)
 
 
-def test_a_finalize_that_returns_nothing_keeps_the_delta() -> None:
-    config.set_invoke_context(Bracket())
-    assert ran(lambda: {"a": 1})["context_delta"] == {"a": 1}
+ENTER = ("enter", "s/n", "w")
 
 
-def test_a_finalize_that_returns_no_delta_fails_the_node() -> None:
-    bracket = Bracket(3)
-    config.set_invoke_context(bracket)
-    assert "finalize of the invoke context returned int" in broke(nothing)
-    assert bracket.log[-1] == "exit"
+def bracketed(body: Callable[..., Any], bracket: Bracket, **more: Any) -> Row:
+    queue_workflows.set_invoke_context(bracket)
+    job = claimed(body)
+    node_executor.execute_node(job, **more)
+    return after(job)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1)], ids=repr)
-def test_a_failure_leaves_the_context_without_finalize(error: BaseException) -> None:
+def test_the_bracket_is_entered_finalizes_a_success_and_is_left() -> None:
+    bracket = Bracket(lambda delta: {**delta, "stamped": True})
+    row = bracketed(returning({"a": 1}), bracket)
+    assert bracket.seen == [ENTER, ("finalize", {"a": 1}), "exit"]
+    assert row["context_delta"] == {"a": 1, "stamped": True}
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_a_body_that_fails_is_not_finalized_and_fails_whatever_the_bracket_does(
+    swallow: bool,
+) -> None:
+    def body() -> None:
+        raise ValueError("no")
+
+    bracket = Bracket(swallow=swallow)
+    row = bracketed(body, bracket)
+    assert bracket.seen == [ENTER, ("raised", "ValueError"), "exit"]
+    assert (row["status"], row["error"]) == ("failed", "ValueError: no")
+
+
+def test_a_finalize_that_returns_nothing_leaves_the_delta() -> None:
+    assert bracketed(returning({"a": 1}), Bracket(lambda delta: None))["context_delta"] == {"a": 1}
+
+
+@pytest.mark.parametrize("finalize", [lambda delta: 5, lambda delta: 1 / 0, lambda delta: {1: 2}])
+def test_a_finalize_that_cannot_be_used_fails_the_node(finalize: Callable[[Row], Any]) -> None:
+    bracket = Bracket(finalize)
+    assert bracketed(returning({"a": 1}), bracket)["status"] == "failed"
+    assert bracket.seen[-1] == "exit"
+
+
+def test_a_bracket_that_cannot_be_entered_fails_the_node() -> None:
+    def broken(job: Row, run: Row) -> Any:
+        raise OSError("no mock flag")
+
+    queue_workflows.set_invoke_context(broken)
+    assert failure(lambda: None) == "OSError: no mock flag"
+
+
+def test_a_cancelled_body_is_not_finalized() -> None:
+    event = threading.Event()
     bracket = Bracket()
-    config.set_invoke_context(bracket)
-    broke(_raise(error))
-    assert bracket.log == [("n", "w"), "exit"]
+    bracketed(event.set, bracket, cancel_event=event)
+    assert bracket.seen == [ENTER, "exit"]
 
 
-def test_a_cancel_leaves_the_context_without_finalize() -> None:
-    bracket, cancel = Bracket(), threading.Event()
-    config.set_invoke_context(bracket)
-    job = claimed(lambda: cancel.set())
-    assert node_executor.execute_node(job, cancel_event=cancel) == "skipped"
-    assert bracket.log == [("n", "w"), "exit"]
+# --- after the commit
 
 
-def test_a_context_that_swallows_the_error_does_not_hide_the_failure() -> None:
-    @contextmanager
-    def swallow(_job: Row, _run: Row) -> Generator[Callable[[Row], Any]]:
-        with suppress(RuntimeError):
-            yield lambda delta: delta
-
-    config.set_invoke_context(swallow)
-    assert broke(_raise(RuntimeError("seen"))) == "RuntimeError: seen"
-
-
-def test_on_node_completed_comes_after_the_commit() -> None:
-    heard: list[Any] = []
+def test_the_completion_hook_runs_after_the_commit() -> None:
+    seen: list[Any] = []
 
     def hook(job: Row, run: Row, delta: Row) -> None:
-        heard.append((state(job), job["status"], run["id"], delta))
+        with engine.connect() as conn:
+            seen.append(factories.reread(conn, job)["status"])
+        seen.append((job["status"], run["workflow_name"], delta))
 
     queue_workflows.set_on_node_completed(hook)
-    row = ran(lambda: {"a": 1})
-    assert heard == [("completed", "completed", row["run_id"], {"a": 1})]
+    run(returning({"context_delta": {"a": 1}}))
+    assert seen == ["completed", ("completed", "w", {"a": 1})]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("hook"), SystemExit(1)], ids=repr)
-def test_on_node_completed_is_best_effort(
-    error: BaseException, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1)], ids=repr)
+def test_a_completion_hook_that_fails_is_only_logged(
+    caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    def hook(*_: Any) -> None:
+    def hook(job: Row, run: Row, delta: Row) -> None:
         raise error
 
     queue_workflows.set_on_node_completed(hook)
-    assert ran(nothing)["status"] == "completed"
-    assert "on_node_completed for node n failed" in caplog.text
+    assert run(returning({"a": 1}))["status"] == "completed"
+    assert "on_node_completed for node s/n failed" in caplog.text
 
 
-def test_on_node_completed_hears_of_no_failure_and_of_no_parked_node() -> None:
-    heard: list[Any] = []
-    queue_workflows.set_on_node_completed(lambda *given: heard.append(given))
-    broke(_raise(RuntimeError("no")))
-    assert node_executor.execute_node(claimed(None, node_module="__input__x")) == "completed"
-    assert heard == []
+def test_the_completion_hook_is_not_called_for_what_did_not_complete() -> None:
+    seen: list[Any] = []
+    queue_workflows.set_on_node_completed(lambda *args: seen.append(args))
+    run(returning({1: 1}))
+    run(None, node_module="__input__x", node_id="q")
+    lost = claimed(returning({}))
+    node_queue.mark_completed(lost["id"], context_delta={})
+    node_executor.execute_node(lost)
+    assert seen == []
 
 
-# --- inputs that refer -------------------------------------------------------------------------
+# --- cancelled, lost, parked
 
 
-def test_what_a_template_came_to_is_stored_and_data_that_looks_like_a_ref_stays_data() -> None:
-    got = Got()
-    trap = {"$from": "nowhere"}
-    job = claimed(
-        lambda a, b: got.keep(a=a, b=b),
-        run={"context": {"x": {"y": [1, trap]}}},
-        inputs={"a": {"$from": "x.y"}, "b": {"$value": trap}},
+def test_a_body_told_to_end_leaves_nothing() -> None:
+    event = threading.Event()
+
+    def body(cancel_event: threading.Event) -> Row:
+        cancel_event.set()
+        return {"a": 1}
+
+    job = claimed(body)
+    dispatcher.cancel_run(job["run_id"])
+    assert node_executor.execute_node(job, cancel_event=event) == "skipped"
+    row = after(job)
+    assert (row["status"], row["context_delta"]) == ("cancelled", {})
+
+
+def test_a_body_that_raises_because_it_was_told_to_end_has_not_failed() -> None:
+    event = threading.Event()
+
+    def body(cancel_event: threading.Event) -> Row:
+        cancel_event.set()
+        raise InterruptedError
+
+    job = claimed(body)
+    assert node_executor.execute_node(job, cancel_event=event) == "skipped"
+    assert after(job)["status"] == "queued"
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {1: 1}], ids=["success", "failure"])
+def test_a_lost_claim_writes_nothing(value: Any) -> None:
+    job = claimed(returning(value))
+    with engine.connect() as conn:
+        factories.expire(conn, job)
+    node_queue.reclaim_expired_leases()
+    assert node_executor.execute_node(job) == "skipped"
+    row = after(job)
+    assert (row["status"], row["context_delta"], row["error"]) == ("queued", {}, None)
+    assert node_queue.count_unprocessed_dispatch_events() == 0
+
+
+def test_an_input_node_is_parked() -> None:
+    job = claimed(None, node_module="__input__anything")
+    assert node_executor.execute_node(job) == "completed"
+    assert after(job)["status"] == "awaiting_input"
+    (event,) = node_queue.list_unprocessed_dispatch_events()
+    assert event["kind"] == "awaiting_input"
+
+
+# --- an outage around the body
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr(node_executor, "READ_AGAIN_FIRST_S", 0.001)
+    real, failures = dispatcher.resolve_inputs_for_job, [engine.OperationalError("gone")] * times
+
+    def flaky(job_id: str, *, job: Row | None = None) -> Row:
+        if failures:
+            raise failures.pop()
+        return real(job_id, job=job)
+
+    monkeypatch.setattr(dispatcher, "resolve_inputs_for_job", flaky)
+    assert run(returning({"a": 1}))["context_delta"] == {"a": 1}
+
+
+def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = threading.Event()
+
+    def away(job_id: str, *, job: Row | None = None) -> Row:
+        event.set()
+        raise engine.OperationalError("gone")
+
+    job = claimed(returning({}))
+    monkeypatch.setattr(dispatcher, "resolve_inputs_for_job", away)
+    assert node_executor.execute_node(job, cancel_event=event) == "skipped"
+
+
+def test_a_hosts_own_database_error_is_the_bodys_failure() -> None:
+    def body() -> None:
+        raise engine.OperationalError("the host's own")
+
+    assert failure(body) == "OperationalError: the host's own"
+
+
+# --- models
+
+
+def gpu(body: Any, model: str | None = "m", **more: Any) -> Row:
+    return claimed(body, queue="gpu", required_model=model, **more)
+
+
+def model_events(job: Row) -> list[str]:
+    with engine.connect() as conn:
+        return factories.column(
+            conn,
+            "SELECT event_type FROM workflow_node_events WHERE job_id = %s"
+            " AND event_type LIKE 'model%%' ORDER BY id",
+            job["id"],
+        )
+
+
+def test_a_model_is_loaded_for_its_node_and_handed_over() -> None:
+    model_registry.register(ModelSpec("m", lambda: {"weights": 3}))
+    cache = ModelCache()
+    job = gpu(lambda model_handle, model_load_seconds: {
+        "weights": model_handle["weights"], "cold": model_load_seconds > 0,
+    })  # fmt: skip
+    assert node_executor.execute_node(job, model_cache=cache) == "completed"
+    assert after(job)["context_delta"] == {"weights": 3, "cold": True}
+    assert model_events(job) == ["model_load_start", "model_load_done"]
+    assert cache.current_model == "m"
+
+
+def test_a_warm_model_is_not_loaded_again() -> None:
+    loads: list[int] = []
+    model_registry.register(ModelSpec("m", lambda: loads.append(1) or object()))
+    cache = ModelCache()
+    for node_id in ("a", "b"):
+        job = gpu(lambda model_load_seconds: {"s": model_load_seconds}, node_id=node_id)
+        node_executor.execute_node(job, model_cache=cache)
+    assert (len(loads), after(job)["context_delta"], model_events(job)) == (1, {"s": 0.0}, [])
+
+
+def test_a_model_that_does_not_load_fails_its_node() -> None:
+    def load() -> Any:
+        raise MemoryError("24 GB short")
+
+    model_registry.register(ModelSpec("m", load))
+    cache = ModelCache()
+    job = gpu(lambda: pytest.fail("the body ran"))
+    assert node_executor.execute_node(job, model_cache=cache) == "failed"
+    assert after(job)["error"] == (
+        "ModelLoadFailed: loading model 'm' failed: MemoryError: 24 GB short"
     )
-    assert node_executor.execute_node(job) == "completed", now(job)["error"]
-    assert got.values == {"a": [1, trap], "b": trap}
-    assert now(job)["resolved_inputs"] == got.values
+    assert (cache.current_model, model_events(job)) == (None, ["model_load_start"])
 
 
-# --- models ------------------------------------------------------------------------------------
+def test_an_unknown_model_and_a_worker_without_models_fail_the_node() -> None:
+    job = gpu(lambda: None)
+    node_executor.execute_node(job, model_cache=ModelCache())
+    assert "unknown model 'm'" in after(job)["error"]
+    job = gpu(lambda: None)
+    node_executor.execute_node(job)
+    assert "needs model 'm', and this worker has no model cache" in after(job)["error"]
 
 
-def test_a_model_is_loaded_once_with_events_and_then_warm(cache: model_cache.ModelCache) -> None:
-    loads: list[str] = []
-
-    def load() -> str:
-        loads.append("m")
-        return "handle"
-
-    model_registry.register(model_registry.ModelSpec("m", load))
-    body = lambda model_handle, model_load_seconds: {  # noqa: E731
-        "handle": model_handle, "cold": model_load_seconds > 0
-    }  # fmt: skip
-    cold, warm = (claimed(body, required_model="m") for _ in range(2))
-    for job in (cold, warm):
-        assert node_executor.execute_node(job, model_cache=cache) == "completed"
-    assert now(cold)["context_delta"] == {"handle": "handle", "cold": True}
-    assert now(warm)["context_delta"] == {"handle": "handle", "cold": False}
-    assert loads == ["m"]
-    assert events(cold) == ["claimed", "model_load_start", "model_load_done", "completed"]
-    assert events(warm) == ["claimed", "completed"]
+def test_a_gpu_node_without_a_model_loads_none() -> None:
+    cache = ModelCache()
+    job = gpu(lambda model_handle: {"handle": model_handle}, model=None)
+    assert node_executor.execute_node(job, model_cache=cache) == "completed"
+    assert (after(job)["context_delta"], cache.current_model) == ({"handle": None}, None)
 
 
-def test_the_model_is_busy_while_the_body_runs_and_idle_after_a_failure() -> None:
-    cache = model_cache.ModelCache(idle_ttl_s=1e-9)
-    model_registry.register(model_registry.ModelSpec("m", object))
-    reaped: list[bool] = []
+def test_a_model_stays_loaded_while_its_node_runs() -> None:
+    model_registry.register(ModelSpec("m", object))
+    cache = ModelCache(idle_ttl_s=1e-9)
 
     def body() -> Row:
-        reaped.append(cache.reap_idle_once())
-        raise RuntimeError
+        return {"dropped": cache.reap_idle_once()}
 
-    try:
-        job = claimed(body, required_model="m")
-        assert node_executor.execute_node(job, model_cache=cache) == "failed"
-        assert reaped == [False]
-        assert cache.reap_idle_once() is True
-    finally:
-        model_registry.clear_for_tests()
-
-
-def test_a_load_error_fails_the_job_and_leaves_the_cache_usable(
-    cache: model_cache.ModelCache,
-) -> None:
-    def bad() -> Any:
-        raise MemoryError("no room")
-
-    model_registry.register(model_registry.ModelSpec("bad", bad))
-    model_registry.register(model_registry.ModelSpec("good", lambda: "handle"))
-    ran_bodies: list[Any] = []
-    job = claimed(ran_bodies.append, required_model="bad")
-    assert node_executor.execute_node(job, model_cache=cache) == "failed"
-    assert "loading model 'bad' failed: MemoryError: no room" in now(job)["error"]
-    assert events(job) == ["claimed", "model_load_start", "failed"]
-    assert not ran_bodies
-    good = claimed(lambda model_handle: {"h": model_handle}, required_model="good")
-    assert node_executor.execute_node(good, model_cache=cache) == "completed"
-    assert now(good)["context_delta"] == {"h": "handle"}
-
-
-def test_an_unknown_model_fails_the_job_and_names_it(cache: model_cache.ModelCache) -> None:
-    job = claimed(nothing, required_model="nobody")
-    assert node_executor.execute_node(job, model_cache=cache) == "failed"
-    assert "unknown model 'nobody'" in now(job)["error"]
-
-
-def test_a_job_with_a_model_fails_where_there_is_no_cache() -> None:
-    assert "no model cache" in broke(nothing, required_model="m")
+    job = gpu(body)
+    node_executor.execute_node(job, model_cache=cache)
+    assert after(job)["context_delta"] == {"dropped": False}
+    assert cache.reap_idle_once() is True

@@ -1,29 +1,28 @@
-"""The orchestrator process: schema, recovery at boot, outages at start, and its end."""
+"""The orchestrator process: what it waits for, what it brings, what it takes back at boot."""
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import config, orchestrator
-from queue_workflows import db as database
+from queue_workflows import db as engine
+from queue_workflows import node_pool, orchestrator
 from queue_workflows.runtime import signals
-from tests.support import factories, flow
-from tests.support.wait import until
-
-SAYS_IT_DISPATCHES = "orchestrator dispatches on"
+from tests.support import commands, database, factories, flow, wait
+from tests.support.commands import TOYHOST
 
 
 @contextmanager
-def serving() -> Generator[signals.StopRequest]:
-    """`serve()` in a thread, stopped at the end; it must return 0."""
+def serving() -> Iterator[signals.StopRequest]:
+    """`serve` in a thread, as `main` calls it."""
     stop = signals.StopRequest()
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(orchestrator.serve(stop)), name="serve")
+    thread = threading.Thread(target=orchestrator.serve, args=(stop,), name="serve")
     thread.start()
     try:
         yield stop
@@ -31,135 +30,145 @@ def serving() -> Generator[signals.StopRequest]:
         stop.request()
         thread.join(15)
         assert not thread.is_alive()
-    assert codes == [0]
 
 
-def test_an_empty_database_gets_its_schema_and_runs_are_dispatched(
-    fresh_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    toy = flow.Flow()
-    toy.dag(a="")
-    assert database.current_schema_version() == 0
-    try:
-        with serving():
-            until(lambda: database.current_schema_version() >= 16)
-            run_id = toy.submit()
-            until(lambda: flow.states(run_id) == {"s/a": "queued"})
-    finally:
-        toy.close()
-        database.close_pool()
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
 
 
-@pytest.mark.usefixtures("db")
-def test_boot_reclaims_what_is_lapsed_or_ownerless_and_no_fresh_lease(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    with database.connection() as conn:
-        families = {
-            "node": [factories.node(conn, node_id=f"n{i}") for i in range(3)],
-            "ingest": [factories.ingest(conn) for _ in range(3)],
-        }
-        for each in range(3):
-            factories.claim_node(conn, factories.who(worker_id=f"w{each}"))
-            factories.claim_ingest(conn, factories.who("fetch", worker_id=f"w{each}"))
-        for _fresh, lapsed, ownerless in families.values():
-            factories.expire(conn, lapsed)
-            table = factories.table_of(ownerless).name
-            conn.execute(
-                f"UPDATE {table} SET lease_expires_at = NULL WHERE id = %s".encode(),
-                (ownerless["id"],),
-            )
-        held = [factories.reread(conn, each[0]) for each in families.values()]
+@pytest.fixture
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_BACKOFF_S", "0.001")
+
+
+def test_it_starts_runs_and_ends_when_asked(db: ModuleType) -> None:
+    host = flow.Flow()
+    host.dag(a="")
     with serving():
-        until(lambda: SAYS_IT_DISPATCHES in caplog.text)
-        with database.connection() as conn:
-            for name, (fresh, lapsed, ownerless) in families.items():
-                states = [factories.reread(conn, each)["status"] for each in (lapsed, ownerless)]
-                assert states == ["queued", "queued"], name
-                assert factories.reread(conn, fresh)["status"] == "running"
-            assert [factories.reread(conn, each[0]) for each in families.values()] == held
+        run_id = host.submit()
+        wait.until(lambda: flow.status(run_id) == "running")
+    host.close()
 
 
-@pytest.mark.usefixtures("db")
-def test_a_stop_before_the_database_answers_ends_it() -> None:
+def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any) -> None:
+    run_id = factories.run(conn)
+    for name in "abc":
+        factories.node(conn, run_id, name)
+    fresh, lapsed, ownerless = (factories.claim_node(conn) for _ in range(3))
+    over = factories.node(conn, factories.run(conn, status="failed"), "d")
+    factories.expire(conn, lapsed)
+    conn.execute(
+        "UPDATE workflow_node_jobs SET lease_expires_at = NULL WHERE id = %s", (ownerless["id"],)
+    )
+    orchestrator.recover(signals.StopRequest())
+    states = {job["node_id"]: job["status"] for job in node_rows(conn)}
+    assert states == {"a": "running", "b": "queued", "c": "queued", "d": "cancelled"}
+    row = factories.reread(conn, fresh)
+    assert (row["claim_no"], row["crash_count"], row["priority"]) == (1, 0, 100)
+    assert factories.reread(conn, over)["status"] == "cancelled"
+
+
+def node_rows(conn: Any) -> list[dict[str, Any]]:
+    return conn.execute("SELECT * FROM workflow_node_jobs").fetchall()
+
+
+class Flaky:
+    """Fails as a database that is away does, this often, and then does its work."""
+
+    def __init__(self, failures: int, act: Any = lambda: None) -> None:
+        self.failures = failures
+        self.calls = 0
+        self.act = act
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise engine.OperationalError("gone")
+        return self.act()
+
+
+@pytest.mark.parametrize(("failures", "calls"), [(0, 1), (2, 3), (9, 3)])
+def test_recovery_at_boot_is_tried_a_few_times_and_then_left_to_the_sweeps(
+    monkeypatch: pytest.MonkeyPatch, no_rest: None, failures: int, calls: int
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "3")
+    flaky = Flaky(failures)
+    monkeypatch.setattr(node_pool, "reclaim", flaky)
+    monkeypatch.setattr(node_pool, "sweep_orphans", lambda: None)
+    orchestrator.recover(signals.StopRequest())
+    assert flaky.calls == calls
+
+
+def test_recovery_ends_when_a_stop_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky(9)
+    monkeypatch.setattr(node_pool, "reclaim", flaky)
+    stop = signals.StopRequest()
+    stop.request()
+    orchestrator.recover(stop)
+    assert flaky.calls == 1
+
+
+def test_a_database_that_goes_away_during_the_bootstrap_is_waited_for(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, no_rest: None
+) -> None:
+    flaky = Flaky(2, list)
+    monkeypatch.setattr(engine, "bootstrap", flaky)
+    assert orchestrator.bring_schema(signals.StopRequest()) is True
+    assert flaky.calls == 3
+
+
+def test_a_stop_ends_the_wait_for_a_database(
+    own_database: database.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", own_database.dsn.replace("_test?", "_no_test?"))
     stop = signals.StopRequest()
     stop.request()
     assert orchestrator.serve(stop) == 0
 
 
-def test_a_database_that_is_away_is_said_once_and_waited_for(
-    fresh_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+# --- as a process
+
+
+def test_without_a_dsn_the_process_ends_with_one_line_that_names_the_variable() -> None:
+    with commands.commands() as shell:
+        done = shell.run("queue-orchestrator")
+        assert done.process.returncode == 2
+        (line,) = done.err.splitlines()
+        assert line.startswith("queue-orchestrator: no database: set QUEUE_WORKFLOWS_DB_URL")
+
+
+@pytest.fixture
+def not_yet(own_database: database.Database) -> Iterator[str]:
+    """The name of a database that a test may create, dropped afterwards."""
+    name = own_database.fresh_name()
+    yield name
+    own_database.drop(name)
+
+
+def test_the_process_waits_for_its_database_and_goes_on_when_it_is_there(
+    own_database: database.Database, not_yet: str
 ) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    real, tries, there = database.connect, threading.Semaphore(0), threading.Event()
-
-    def connect(**more: Any) -> database.Connection:
-        if not there.is_set():
-            tries.release()
-            raise database.OperationalError("refused")
-        return real(**more)
-
-    # Away is simulated at the one place from which the wait connects.
-    monkeypatch.setattr("queue_workflows.db.pool.connect", connect)
-    try:
-        with serving():
-            for _ in range(3):
-                assert tries.acquire(timeout=10)
-            assert caplog.text.count("does not answer, waiting for it") == 1
-            there.set()
-            until(lambda: SAYS_IT_DISPATCHES in caplog.text)
-        assert caplog.text.count("does not answer, waiting for it") == 1
-        assert caplog.text.count(" answers") == 1
-    finally:
-        database.close_pool()
+    dsn = database.url({**own_database.parts, "dbname": not_yet})
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as shell:
+        process = shell.start("queue-orchestrator", "--app", TOYHOST)
+        wait.until(lambda: "does not answer, waiting for it" in process.err, timeout_s=20)
+        own_database.create(not_yet)
+        wait.until(lambda: "orchestrator dispatches on" in process.err, timeout_s=20)
+        assert process.err.count("does not answer") == 1
+        assert "applied migrations 1, 2" in process.err
+        process.send(signal.SIGTERM)
+        assert process.wait(10) == 0
 
 
-def test_a_stop_ends_the_wait_for_a_database_that_is_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_the_process_may_be_stopped_while_it_waits(
+    own_database: database.Database, not_yet: str
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://nobody@127.0.0.1:1/none_test")
-    with serving():
-        until(lambda: "does not answer" in caplog.text)
-
-
-@pytest.mark.usefixtures("db")
-def test_a_recovery_that_fails_is_tried_again_and_then_left_to_the_sweeps(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "3")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_BACKOFF_S", "0.01")
-
-    def away() -> None:
-        raise database.OperationalError("away")
-
-    monkeypatch.setattr("queue_workflows.node_pool.reclaim", away)
-    orchestrator.recover(signals.StopRequest())
-    assert [each.message for each in caplog.records if "recovery at boot" in each.message] == [
-        f"recovery at boot, try {number} of 3: away" for number in (1, 2, 3)
-    ]
-
-
-def test_without_a_database_url_it_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert orchestrator.main([]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("queue-orchestrator: ")
-    assert "QUEUE_WORKFLOWS_DB_URL" in line
-    assert "--embedded" in line
-
-
-def test_the_variable_that_the_host_named_is_the_one_it_asks_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config.configure(db_url_env="MY_APP_DSN")
-    assert orchestrator.main([]) == 2
-    assert "MY_APP_DSN" in capsys.readouterr().err
-
-
-def test_bad_options_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        orchestrator.main(["--unheard-of"])
-    assert left.value.code == 2
-    assert "usage: queue-orchestrator" in capsys.readouterr().err
+    dsn = database.url({**own_database.parts, "dbname": not_yet})
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as shell:
+        process = shell.start("queue-orchestrator")
+        wait.until(lambda: "does not answer" in process.err, timeout_s=20)
+        process.send(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert "Traceback" not in process.err

@@ -1,250 +1,294 @@
-"""The operator's switch: its rows, what it refuses, whom it wakes, and the command."""
+"""The ON/OFF switch: its rows, what is refused before a write, and what an OFF row makes happen."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import db as database
-from queue_workflows import worker_control
-from tests.support import ear, factories
+from queue_workflows import claim_worker, errors, node_queue, worker_control
+from queue_workflows import db as engine
+from queue_workflows.types import ExitFn
+from tests.support import ear, factories, flow
 
 Row = dict[str, Any]
 
 
 @pytest.fixture
-def heard(db: Any) -> Generator[ear.Ear]:
-    made = ear.Ear()
-    yield made
-    made.close()
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
 
 
-def rows() -> list[Row]:
-    with database.connection() as conn:
-        return conn.execute("SELECT * FROM worker_controls").fetchall()
+@pytest.fixture(autouse=True)
+def policies() -> Iterator[None]:
+    kept = dict(worker_control.STOP_POLICIES)
+    yield
+    worker_control.STOP_POLICIES.clear()
+    worker_control.STOP_POLICIES.update(kept)
 
 
 class Worker:
-    """A worker that says what is asked of it."""
+    """What a stop policy is given, noting what it is asked for."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.calls: list[Any] = []
+        self.asked: list[Any] = []
         self._error = error
 
     def requeue_in_flight(self, reason: str) -> None:
-        self.calls.append(("requeue", reason))
+        self.asked.append(("requeue", reason))
         if self._error is not None:
             raise self._error
 
     def clear_model(self) -> None:
-        self.calls.append("clear")
+        self.asked.append("clear")
 
 
-@pytest.mark.usefixtures("db")
-class TestRows:
-    def test_absent_is_on(self) -> None:
-        assert worker_control.get_worker_control("box", "cpu") is None
-        assert worker_control.desired_state_for("box", "cpu") == "on"
+# --- rows
 
-    def test_the_switch_turns_one_host_and_queue_off_and_on(self) -> None:
-        row = worker_control.disable_worker("box", "cpu", requested_by="ops")
-        assert worker_control.get_worker_control("box", "cpu") == row
-        given = [row[name] for name in ("desired_state", "stop_policy", "requested_by")]
-        assert given == ["off", "hard", "ops"]
-        assert worker_control.desired_state_for("box", "cpu") == "off"
-        assert worker_control.desired_state_for("box", "gpu") == "on"
-        assert worker_control.desired_state_for("other", "cpu") == "on"
-        worker_control.enable_worker("box", "cpu")
-        assert worker_control.desired_state_for("box", "cpu") == "on"
-        (row,) = rows()
-        assert row["requested_by"] is None
 
-    @pytest.mark.parametrize(
-        ("given", "named"),
-        [
-            ({"desired_state": "paused"}, "'paused'"),
-            ({"desired_state": ""}, "''"),
-            ({"desired_state": "off", "stop_policy": "gently"}, "'gently'"),
-        ],
-        ids=["state", "empty", "policy"],
+def test_a_switch_is_a_row(conn: Any) -> None:
+    row = worker_control.set_worker_control(
+        "box", "gpu", desired_state="off", stop_policy="hard", requested_by="me"
     )
-    def test_what_is_refused_is_refused_before_any_write(self, given: Row, named: str) -> None:
-        with database.connection() as conn:
-            with pytest.raises(ValueError, match=named):
-                worker_control.set_worker_control("box", "cpu", conn=conn, **given)
-            # The caller's transaction is as usable as it was.
-            assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
-
-    def test_a_policy_of_the_host_is_stored(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(worker_control.STOP_POLICIES, "gently", lambda *_, **__: None)
-        assert worker_control.disable_worker("box", "cpu", stop_policy="gently")[
-            "stop_policy"
-        ] == "gently"  # fmt: skip
-
-    def test_a_given_connection_is_joined(self) -> None:
-        with database.connection() as conn:
-            worker_control.set_worker_control("box", "cpu", desired_state="off", conn=conn)
-            assert worker_control.desired_state_for("box", "cpu") == "on"
-            conn.rollback()
-        assert rows() == []
-        with database.connection() as conn:
-            worker_control.set_worker_control("box", "cpu", desired_state="off", conn=conn)
-        assert worker_control.desired_state_for("box", "cpu") == "off"
+    columns = ("host_label", "queue", "desired_state", "stop_policy", "requested_by")
+    assert [row[c] for c in columns] == ["box", "gpu", "off", "hard", "me"]
+    assert worker_control.get_worker_control("box", "gpu") == row
+    assert worker_control.get_worker_control("box", "cpu") is None
 
 
-def test_every_write_notifies_host_and_queue(heard: ear.Ear) -> None:
-    wakes = [("worker_control", "box:cpu")]
-    for turn in (worker_control.disable_worker, worker_control.disable_worker,
-                 worker_control.enable_worker):  # fmt: skip
-        turn("box", "cpu")
-        assert heard.heard() == wakes
-    with database.connection() as conn:
-        conn.execute("UPDATE worker_controls SET desired_state = 'off'")
-    assert heard.heard() == wakes
+def test_a_second_write_replaces_the_first(conn: Any) -> None:
+    worker_control.disable_worker("box", "gpu", requested_by="me")
+    row = worker_control.enable_worker("box", "gpu", requested_by="you")
+    assert (row["desired_state"], row["requested_by"]) == ("on", "you")
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 1
 
 
-def test_a_write_that_is_rolled_back_notifies_nobody(heard: ear.Ear) -> None:
-    with database.connection() as conn:
-        worker_control.set_worker_control("box", "cpu", desired_state="off", conn=conn)
-        conn.rollback()
-    assert heard.heard() == []
+def test_the_desired_state_is_on_where_nothing_was_written(conn: Any) -> None:
+    assert worker_control.desired_state_for("box", "gpu") == "on"
+    worker_control.disable_worker("box", "gpu")
+    assert worker_control.desired_state_for("box", "gpu") == "off"
+    assert worker_control.desired_state_for("box", "cpu") == "on"
+    assert worker_control.desired_state_for("other", "gpu") == "on"
+    worker_control.enable_worker("box", "gpu")
+    assert worker_control.desired_state_for("box", "gpu") == "on"
 
 
-def test_hard_requeues_then_clears_then_leaves() -> None:
-    worker = Worker()
-    worker_control.handler("hard")(worker, on_exit=worker.calls.append)
-    assert worker.calls == [("requeue", "turned off"), "clear", 79]
-
-
-def test_hard_leaves_even_without_a_database(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(database.OperationalError("away"))
-    worker_control.handler("hard")(worker, on_exit=worker.calls.append)
-    assert worker.calls[-1] == worker_control.EXIT_CONTROL_HARD_STOP
-    assert "away" in caplog.text
-
-
-def test_a_policy_that_nobody_registered_is_hard_with_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    worker = Worker()
-    worker_control.handler("gently")(worker, on_exit=worker.calls.append)
-    assert worker.calls[-1] == 79
-    assert [(each.levelname, "'gently'" in each.message) for each in caplog.records] == [
-        ("ERROR", True)
-    ]
-
-
-@pytest.mark.usefixtures("db")
-class TestWatcher:
-    @staticmethod
-    def watcher(worker: Worker) -> worker_control.WorkerControlWatcher:
-        return worker_control.WorkerControlWatcher(
-            worker, host="box", queue="cpu", on_exit=worker.calls.append
-        )
-
-    def test_on_and_absent_let_the_worker_be(self) -> None:
-        worker = Worker()
-        assert self.watcher(worker).check_once() is False
-        worker_control.enable_worker("box", "cpu")
-        worker_control.disable_worker("box", "gpu")
-        assert self.watcher(worker).check_once() is False
-        assert worker.calls == []
-
-    def test_a_policy_written_by_plain_sql_stops_it_hard(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with database.connection() as conn:
-            factories.insert(
-                conn, "worker_controls", host_label="box", queue="cpu",
-                desired_state="off", stop_policy="typo",
-            )  # fmt: skip
-        worker = Worker()
-        assert self.watcher(worker).check_once() is True
-        assert worker.calls[-1] == 79
-        assert "'typo'" in caplog.text
-
-    def test_the_host_s_policy_is_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def gently(worker: Worker, *, on_exit: Any) -> None:
-            worker.calls.append("gently")
-
-        monkeypatch.setitem(worker_control.STOP_POLICIES, "gently", gently)
-        worker_control.disable_worker("box", "cpu", stop_policy="gently")
-        worker = Worker()
-        assert self.watcher(worker).check_once() is True
-        assert worker.calls == ["gently"]
-
-    def test_the_knob_turns_it_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AI_LEADS_DISABLE_WORKER_CONTROL", "1")
-        worker_control.disable_worker("box", "cpu")
-        worker = Worker()
-        assert self.watcher(worker).check_once() is False
-        assert worker.calls == []
-
-
-def test_a_database_without_the_table_is_on(
-    fresh_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+def test_every_write_wakes_the_worker(db: ModuleType) -> None:
+    listener = ear.Ear()
     try:
-        database.bootstrap()
-        with database.connection() as conn:
-            conn.execute("DROP TABLE worker_controls CASCADE")
-        assert worker_control.get_worker_control("box", "cpu") is None
-        assert worker_control.desired_state_for("box", "cpu") == "on"
-        with database.connection() as conn:
-            assert worker_control.stop_policy_for(conn, "box", "cpu") is None
-            assert factories.one(conn, "SELECT 1") == 1
+        worker_control.disable_worker("box", "gpu")
+        worker_control.disable_worker("box", "gpu")
+        assert listener.heard() == [("worker_control", "box:gpu")] * 2
     finally:
-        database.close_pool()
+        listener.close()
 
 
-@pytest.mark.usefixtures("db")
-class TestMain:
-    def test_writes_the_row_and_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
-        argv = ["--queue", "gpu", "--off", "--host", "box", "--requested-by", "ops"]
-        assert worker_control.main(argv) == 0
-        assert capsys.readouterr().out == "box gpu: off\n"
-        (row,) = rows()
-        assert (row["host_label"], row["queue"], row["requested_by"]) == ("box", "gpu", "ops")
-        assert worker_control.main(["--queue", "gpu", "--on", "--host", "box"]) == 0
-        assert capsys.readouterr().out == "box gpu: on\n"
-        assert worker_control.desired_state_for("box", "gpu") == "on"
+def test_a_write_joins_the_callers_transaction(db: ModuleType) -> None:
+    with engine.connection() as mine:
+        worker_control.set_worker_control("box", "gpu", desired_state="off", conn=mine)
+        mine.rollback()
+    assert worker_control.desired_state_for("box", "gpu") == "on"
+    with engine.connection() as mine:
+        worker_control.set_worker_control("box", "gpu", desired_state="off", conn=mine)
+    assert worker_control.desired_state_for("box", "gpu") == "off"
 
-    def test_the_host_is_this_one_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AI_LEADS_HOST_LABEL", "here")
-        assert worker_control.main(["--queue", "cpu", "--off"]) == 0
-        assert worker_control.desired_state_for("here", "cpu") == "off"
 
-    def test_an_unknown_policy_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert worker_control.main(["--queue", "cpu", "--off", "--policy", "gently"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("queue-worker-control: ")
-        assert "'gently'" in line
-        assert rows() == []
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"desired_state": "maybe"}, "desired_state 'maybe': it is 'on' or 'off'"),
+        ({"desired_state": "off", "stop_policy": "drain"}, "'drain': registered are hard"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_write(
+    conn: Any, values: Row, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason) as refusal:
+        worker_control.set_worker_control("box", "gpu", **values)
+    assert isinstance(refusal.value, errors.UnknownPolicy)
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
-    @pytest.mark.parametrize(
-        "argv",
-        [
-            [],
-            ["--queue", "cpu"],
-            ["--on"],
-            ["--queue", "cpu", "--on", "--off"],
-            ["--queue", "cpu", "--on", "--unheard-of"],
-        ],
-        ids=" ".join,
+
+def test_a_host_may_register_a_policy_of_its_own(conn: Any) -> None:
+    worker_control.STOP_POLICIES["drain"] = lambda worker, *, on_exit: None
+    row = worker_control.disable_worker("box", "gpu", stop_policy="drain")
+    assert row["stop_policy"] == "drain"
+
+
+@pytest.fixture
+def without_the_table(db: ModuleType) -> Iterator[None]:
+    with engine.connect() as conn:
+        conn.execute("ALTER TABLE worker_controls RENAME TO worker_controls_away")
+        try:
+            yield
+        finally:
+            conn.execute("ALTER TABLE worker_controls_away RENAME TO worker_controls")
+
+
+@pytest.mark.usefixtures("without_the_table")
+def test_a_database_without_the_table_counts_as_on(conn: Any) -> None:
+    assert worker_control.get_worker_control("box", "gpu") is None
+    assert worker_control.desired_state_for("box", "gpu") == "on"
+    assert worker_control.stop_policy_for(conn, "box", "gpu") is None
+    assert conn.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+
+
+# --- policies
+
+
+def test_hard_requeues_clears_and_leaves_with_79() -> None:
+    worker, exits = Worker(), list[int]()
+    worker_control.STOP_POLICIES["hard"](worker, on_exit=exits.append)
+    assert (worker.asked, exits) == ([("requeue", "turned off"), "clear"], [79])
+    assert worker_control.EXIT_CONTROL_HARD_STOP == 79
+
+
+def test_hard_leaves_even_if_the_database_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    exits: list[int] = []
+    away = Worker(engine.OperationalError("gone"))
+    worker_control.STOP_POLICIES["hard"](away, on_exit=exits.append)
+    assert exits == [79]
+    assert "the lease brings the job back" in caplog.text
+
+
+def test_a_policy_in_a_row_that_nobody_registered_is_hard_with_an_error_logged(
+    conn: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    conn.execute(
+        "INSERT INTO worker_controls (host_label, queue, desired_state, stop_policy)"
+        " VALUES ('box', 'gpu', 'off', 'soft')"
     )
-    def test_bad_options_exit_2(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as left:
-            worker_control.main(argv)
-        assert left.value.code == 2
-        assert "usage: queue-worker-control" in capsys.readouterr().err
-        assert rows() == []
+    policy = worker_control.stop_policy_for(conn, "box", "gpu")
+    assert policy == "soft"
+    with caplog.at_level(logging.ERROR):
+        assert worker_control.handler(policy) is worker_control.STOP_POLICIES["hard"]
+    assert "stop policy 'soft' is not registered; stopping hard" in caplog.text
 
 
-def test_without_a_database_url_it_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
-    assert worker_control.main(["--queue", "cpu", "--on"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "QUEUE_WORKFLOWS_DB_URL" in line
-    assert "--embedded" in line
+def test_the_policy_in_force_is_that_of_an_off_row(conn: Any) -> None:
+    worker_control.STOP_POLICIES["drain"] = lambda worker, *, on_exit: None
+    assert worker_control.stop_policy_for(conn, "box", "gpu") is None
+    worker_control.disable_worker("box", "gpu", stop_policy="drain")
+    assert worker_control.stop_policy_for(conn, "box", "gpu") == "drain"
+    worker_control.enable_worker("box", "gpu")
+    assert worker_control.stop_policy_for(conn, "box", "gpu") is None
+
+
+# --- the watcher
+
+
+def watcher(worker: Worker, exits: list[int]) -> worker_control.WorkerControlWatcher:
+    return worker_control.WorkerControlWatcher(
+        worker, host="box", queue="gpu", on_exit=exits.append
+    )
+
+
+def test_the_watcher_stops_its_own_worker_and_no_other(conn: Any) -> None:
+    worker, exits = Worker(), list[int]()
+    subject = watcher(worker, exits)
+    assert subject.check_once() is False
+    worker_control.disable_worker("box", "cpu")
+    worker_control.disable_worker("other", "gpu")
+    assert subject.check_once() is False
+    worker_control.disable_worker("box", "gpu")
+    assert subject.check_once() is True
+    assert exits == [79]
+
+
+def test_the_watcher_uses_the_policy_of_the_row(conn: Any) -> None:
+    seen: list[Any] = []
+
+    def drain(worker: Any, *, on_exit: ExitFn) -> None:
+        seen.append(worker)
+
+    worker_control.STOP_POLICIES["drain"] = drain
+    worker, exits = Worker(), list[int]()
+    worker_control.disable_worker("box", "gpu", stop_policy="drain")
+    assert watcher(worker, exits).check_once() is True
+    assert (seen, exits) == ([worker], [])
+
+
+def test_the_watcher_can_be_switched_off(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker_control.disable_worker("box", "gpu")
+    monkeypatch.setenv("AI_LEADS_DISABLE_WORKER_CONTROL", "1")
+    assert watcher(Worker(), []).check_once() is False
+
+
+def test_a_worker_that_is_off_claims_nothing_until_it_is_on(conn: Any) -> None:
+    flow.body({"a": 1})
+    factories.node(conn, node_module="body")
+    worker_control.disable_worker("box", "cpu")
+    worker = claim_worker.ClaimWorker(queue="cpu", host="box")
+    assert worker.run_once() is False
+    assert claim_worker.ClaimWorker(queue="cpu", host="other").run_once() is True
+    again = factories.node(conn, node_module="body")
+    assert worker.run_once() is False
+    worker_control.enable_worker("box", "cpu")
+    assert worker.run_once() is True
+    assert factories.reread(conn, again)["status"] == "completed"
+    assert node_queue.snapshot()["counts"]["cpu_queued"] == 0
+
+
+# --- the command
+
+
+def test_the_command_writes_the_row_and_says_so(
+    db: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--queue", "gpu", "--off", "--host", "box", "--requested-by", "me"]
+    assert worker_control.main(argv) == 0
+    assert capsys.readouterr().out == "box gpu: off\n"
+    row = worker_control.get_worker_control("box", "gpu")
+    assert row is not None
+    assert (row["desired_state"], row["stop_policy"], row["requested_by"]) == ("off", "hard", "me")
+    assert worker_control.main(["--queue", "gpu", "--on", "--host", "box"]) == 0
+    assert worker_control.desired_state_for("box", "gpu") == "on"
+
+
+def test_the_commands_host_is_this_one(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AI_LEADS_HOST_LABEL", "here")
+    assert worker_control.main(["--queue", "cpu", "--off"]) == 0
+    assert worker_control.desired_state_for("here", "cpu") == "off"
+
+
+def test_the_command_refuses_a_policy_that_nobody_registered(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert worker_control.main(["--queue", "gpu", "--off", "--policy", "soft"]) == 2
+    assert "stop policy 'soft': registered are hard" in capsys.readouterr().err
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--queue", "gpu"],
+        ["--off"],
+        ["--queue", "gpu", "--on", "--off"],
+        ["--queue", "gpu", "--up"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_needs_a_queue_and_one_state(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        worker_control.main(argv)
+    assert refusal.value.code == 2
+    assert "usage: queue-worker-control" in capsys.readouterr().err
+
+
+def test_the_command_says_in_one_line_that_the_database_is_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    monkeypatch.setattr(worker_control, "PATIENCE_S", 0.0)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", f"postgresql://u:secret@/x?host={tmp_path}")
+    assert worker_control.main(["--queue", "gpu", "--on"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("queue-worker-control: database x at")
+    assert "does not answer" in line
+    assert "secret" not in line

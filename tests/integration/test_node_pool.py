@@ -1,0 +1,328 @@
+"""The orchestrator's duties: it wakes at once, sweeps what is due, and touches nothing else."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, dispatcher, node_pool, node_queue
+from queue_workflows import db as engine
+from tests.support import factories, flow, statements, wait
+
+
+@pytest.fixture
+def host(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
+
+
+@contextmanager
+def running(**more: Any) -> Iterator[node_pool.NodePool]:
+    """A started pool that is past its first looks, so that only notifications wake it."""
+    pool = node_pool.NodePool(**more)
+    pool.start()
+    try:
+        with engine.connect() as conn:
+            listening = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+            wait.until(lambda: factories.column(conn, listening))
+        yield pool
+    finally:
+        pool.stop()
+
+
+@pytest.fixture
+def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever polls does so once an hour."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3600")
+
+
+# --- starting, waking, stopping
+
+
+def test_a_new_run_starts_at_once_and_not_at_the_next_poll(host: flow.Flow, hourly: None) -> None:
+    host.dag(a="")
+    with running():
+        run_id = host.submit()
+        wait.until(lambda: flow.status(run_id) == "running", timeout_s=5)
+
+
+def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: None) -> None:
+    host.define(
+        flow.step("s"), flow.ask("q", depends_on=["s"]), flow.step("t", depends_on=["q"]),
+        s=flow.nodes(a=""), t=flow.nodes(b=""),
+    )  # fmt: skip
+    with running():
+        run_id = host.submit()
+        wait.until(lambda: "s/a" in flow.jobs(run_id), timeout_s=5)
+        flow.complete(run_id, "s/a")
+        wait.until(lambda: "q" in flow.jobs(run_id), timeout_s=5)
+        node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
+        wait.until(lambda: flow.job(run_id, "q")["input_spec"], timeout_s=5)
+        dispatcher.submit_input(run_id, "q", 1)
+        wait.until(lambda: "t/b" in flow.jobs(run_id), timeout_s=5)
+
+
+def test_what_was_there_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
+    host.dag(a="", b="a")
+    run_id = host.submit()
+    with running():
+        wait.until(lambda: flow.status(run_id) == "running", timeout_s=5)
+
+
+def test_a_lost_notification_is_made_good_by_the_poll(
+    host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "0.05")
+    host.dag(a="")
+    with running():
+        conn.execute("ALTER TABLE workflow_runs DISABLE TRIGGER USER")
+        try:
+            run_id = host.submit()
+        finally:
+            conn.execute("ALTER TABLE workflow_runs ENABLE TRIGGER USER")
+        wait.until(lambda: flow.status(run_id) == "running", timeout_s=5)
+
+
+def test_it_goes_on_after_its_connections_were_cut(host: flow.Flow, conn: Any) -> None:
+    host.dag(a="")
+    with running():
+        first = host.submit()
+        wait.until(lambda: flow.status(first) == "running", timeout_s=5)
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND application_name = 'queue_workflows'"
+        )
+        engine.close_pool()
+        second = host.submit()
+        wait.until(lambda: flow.status(second) == "running")
+
+
+def test_start_registers_models_once_and_stop_leaves_nothing_behind(db: ModuleType) -> None:
+    calls: list[int] = []
+    before = {*threading.enumerate()}
+    pool = node_pool.NodePool(lambda: calls.append(1), cpu_workers=5, gpu_workers=1)
+    assert calls == []
+    pool.start()
+    with pytest.raises(RuntimeError, match="started before"):
+        pool.start()
+    assert {t.name for t in {*threading.enumerate()} - before} >= {"dispatch", "sweeps"}
+    pool.stop()
+    pool.stop()
+    assert calls == [1]
+    with pytest.raises(RuntimeError, match="started before"):
+        pool.start()
+
+
+def test_a_pool_that_was_never_started_may_be_stopped(db: ModuleType) -> None:
+    node_pool.NodePool().stop()
+
+
+def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
+    host: flow.Flow, conn: Any
+) -> None:
+    now = [0.0]
+    pool = node_pool.NodePool(now_fn=lambda: now[0])
+    wake = engine.Wake("notify", frozenset({("orchestrator_work", "run")}))
+    host.dag(a="")
+    try:
+        pool.look()
+        run_id = host.submit()
+        conn.execute("UPDATE workflow_runs SET available_at = now() WHERE id = %s", (run_id,))
+        pool._act(wake)
+        assert flow.status(run_id) == "queued"
+        now[0] = config.DISPATCH_POLL_S.read()
+        pool._act(wake)
+        assert flow.status(run_id) == "running"
+    finally:
+        pool.stop()
+
+
+def test_a_look_promotes_what_has_become_due(host: flow.Flow, conn: Any) -> None:
+    later = "now() + interval '1 hour'"
+    run_id = factories.run(conn)
+    node = factories.node(conn, run_id)
+    ingest = factories.ingest(conn)
+    for table in ("workflow_node_jobs", "ingest_jobs"):
+        conn.execute(f"UPDATE {table} SET available_at = {later}")
+    host.look()
+    assert factories.reread(conn, node)["blocked_reason"] == "not_due"
+    for table in ("workflow_node_jobs", "ingest_jobs"):
+        conn.execute(f"UPDATE {table} SET available_at = now()")
+    host.look()
+    for job in (node, ingest):
+        row = factories.reread(conn, job)
+        assert (row["blocked_reason"], row["available_at"]) == (None, None)
+
+
+def test_an_idle_look_is_one_statement(host: flow.Flow) -> None:
+    host.look()
+    asked = statements.Counter(host.pool._connection())
+    host.look()
+    assert asked.statements == 1
+
+
+# --- sweeps
+
+
+def test_the_list_of_sweeps_and_their_knobs(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AI_LEADS_LEASE_RECLAIM_INTERVAL_S", "7")
+    monkeypatch.setenv("AI_LEADS_DEAD_WORKER_SWEEP_INTERVAL_S", "8")
+    monkeypatch.setenv("AI_LEADS_NODE_EVENT_PRUNE_INTERVAL_S", "9")
+    sweeps = node_pool.Sweeps()
+    found = {
+        task.name: task.every_s() if callable(task.every_s) else task.every_s
+        for task in node_pool.maintenance(sweeps)
+    }
+    assert found["reclaim"] == 7
+    assert found["dead-workers"] == 8
+    assert found["prune-events"] == 9
+    assert {*found} >= {"orphans", "prune-workers"}
+    for task in node_pool.maintenance(sweeps):
+        task.run()
+    sweeps.close()
+
+
+def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(conn: Any) -> None:
+    run_id = factories.run(conn)
+    for i in range(3):
+        factories.node(conn, run_id, f"n{i}")
+    lapsed = factories.claim_node(conn)
+    fresh = factories.claim_node(conn)
+    conn.execute(
+        "INSERT INTO ingest_jobs (task_name, queue, status, claim_no, worker_id, lease_expires_at)"
+        " SELECT 't', 'fetch', 'running', 1, 'w', now() - interval '1 s'"
+        " FROM generate_series(1, 150)"
+    )
+    factories.expire(conn, lapsed)
+    node_pool.reclaim()
+    row = factories.reread(conn, lapsed)
+    assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
+    assert factories.reread(conn, fresh)["status"] == "running"
+    assert factories.column(conn, "SELECT DISTINCT status FROM ingest_jobs") == ["queued"]
+
+
+def test_orphans_of_a_run_that_is_over_are_cancelled(conn: Any) -> None:
+    over = factories.run(conn, status="cancelled")
+    live = factories.run(conn)
+    orphan, kept = factories.node(conn, over), factories.node(conn, live)
+    node_pool.sweep_orphans()
+    assert factories.reread(conn, orphan)["status"] == "cancelled"
+    assert factories.reread(conn, kept)["status"] == "queued"
+
+
+def test_old_events_and_workers_are_pruned(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "2")
+    run_id = factories.run(conn)
+    for days in (1, 3):
+        node_queue.record_node_event(run_id=run_id, node_id=f"{days}", event_type="claimed")
+        conn.execute(
+            "UPDATE workflow_node_events SET created_at = now() - %s * interval '1 day'"
+            " WHERE node_id = %s",
+            (days, f"{days}"),
+        )
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid, last_seen)"
+            " VALUES (%s, 'box', 'cpu', 1, now() - (%s - 0.5) * interval '1 day')",
+            (f"w{days}", days),
+        )
+    node_pool.prune_events()
+    node_pool.prune_workers()
+    assert factories.column(conn, "SELECT node_id FROM workflow_node_events") == ["1"]
+    assert factories.column(conn, "SELECT worker_id FROM workers") == ["w1"]
+
+
+def stale_worker(conn: Any) -> None:
+    """A host whose heartbeat is a minute old and that owns a running job."""
+    factories.node(conn)
+    factories.claim_node(conn)
+    node_queue.upsert_worker_heartbeat(host_label="box", queue="cpu", concurrency=1)
+    conn.execute("UPDATE worker_heartbeats SET last_seen = now() - interval '60 seconds'")
+
+
+def flagged(conn: Any) -> bool:
+    return factories.one(conn, "SELECT last_flagged_dead_at IS NOT NULL FROM worker_heartbeats")
+
+
+def test_staleness_counts_only_once_the_database_was_there_for_a_whole_window(
+    conn: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    stale_worker(conn)
+    now = [1000.0]
+    sweeps = node_pool.Sweeps(lambda: now[0])
+    try:
+        for _ in range(6):
+            sweeps.reclaim()
+            sweeps.flag_dead_workers()
+            assert not flagged(conn)
+            now[0] += 5
+        now[0] += 40  # an outage: no sweep came through
+        sweeps.reclaim()
+        sweeps.flag_dead_workers()
+        assert not flagged(conn)
+        for _ in range(6):
+            now[0] += 5
+            sweeps.reclaim()
+        sweeps.flag_dead_workers()
+        assert flagged(conn)
+        assert caplog.messages[0].startswith("DEAD WORKER:")
+        sweeps.flag_dead_workers()
+        assert len(caplog.messages) == 1
+    finally:
+        sweeps.close()
+
+
+def test_a_sweep_that_fails_leaves_the_next_one_its_own_connection(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps = node_pool.Sweeps()
+    sweeps.reclaim()
+    conn.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND application_name = 'queue_workflows'"
+    )
+    with pytest.raises(engine.Error):
+        sweeps.reclaim()
+    sweeps.reclaim()
+    sweeps.close()
+
+
+def test_a_restart_under_work_touches_no_fresh_lease(host: flow.Flow, conn: Any) -> None:
+    run_id = factories.run(conn)
+    job = factories.node(conn, run_id)
+    ingest = factories.ingest(conn)
+    held = [factories.claim_node(conn), factories.claim_ingest(conn)]
+    before = [factories.reread(conn, each) for each in held]
+    for _ in range(5):
+        with running():
+            pass
+    assert [factories.reread(conn, each) for each in held] == before
+    assert (job["id"], ingest["id"]) == (held[0]["id"], held[1]["id"])
+
+
+def test_a_running_job_without_an_owner_is_taken_back(conn: Any) -> None:
+    job = factories.node(conn)
+    conn.execute("ALTER TABLE workflow_node_jobs DISABLE TRIGGER USER")
+    try:
+        conn.execute("UPDATE workflow_node_jobs SET status = 'running', claimed_by = 'box'")
+    finally:
+        conn.execute("ALTER TABLE workflow_node_jobs ENABLE TRIGGER USER")
+    node_pool.reclaim()
+    assert factories.reread(conn, job)["status"] == "queued"
