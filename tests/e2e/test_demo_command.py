@@ -11,14 +11,33 @@ from types import ModuleType
 
 import queue_workflows
 from queue_workflows import run_store
+from queue_workflows.db import Connection
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
 SOURCE = str(Path(queue_workflows.__file__).parent / "runtime")
 
 
+def crash_counted(conn: Connection, job_id: int) -> bool:
+    """Wait until the job of a killed worker is counted as crashed, or was finished after all.
+
+    The server still does a finish that the worker had sent before it was killed.
+    """
+
+    def outcome() -> str | None:
+        row = conn.execute(
+            "SELECT CASE WHEN crash_count > 0 THEN 'crashed'"
+            " WHEN status = 'completed' THEN 'finished' END AS outcome"
+            " FROM workflow_node_jobs WHERE id = %s",
+            (job_id,),
+        ).fetchone()
+        return row["outcome"] if row else None
+
+    return until(outcome) == "crashed"
+
+
 def kill_one_at_work(db: ModuleType, demo: Command) -> str:
-    """SIGKILL a worker while it surely holds a node; that node's id."""
+    """SIGKILL a worker while it holds a node; that node's id once the crash is counted."""
     ours = {pid for queue in ("cpu", "gpu") for pid in demo.pids(f"--queue {queue}")}
     with db.connect() as conn:
         for row in conn.execute(
@@ -34,7 +53,7 @@ def kill_one_at_work(db: ModuleType, demo: Command) -> str:
                     (row["id"], row["worker_id"]),
                 ).fetchone()
                 os.kill(pid, signal.SIGKILL if still is not None else signal.SIGCONT)
-                if still is not None:
+                if still is not None and crash_counted(conn, row["id"]):
                     return row["node_id"]
     return ""
 
