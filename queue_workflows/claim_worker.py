@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from queue_workflows import config, db, errors, gpu_model_cache, model_registry
@@ -14,7 +15,7 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import identity, process, signals
 from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import guards, loop, watch
+from queue_workflows.worker import guards, loop, parent, watch
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
@@ -26,8 +27,9 @@ class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
     `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `on_exit` leaves the
-    process when a guard trips. Raises `UnknownQueue` and `InvalidConfig` (both ValueErrors).
+    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `shutdown_timeout_s`
+    defaults to SHUTDOWN_TIMEOUT_S. `on_exit` leaves the process when a guard trips. Raises
+    `UnknownQueue` and `InvalidConfig` (both ValueErrors).
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ClaimWorker:
         lease_s: float = 600,
         model_cache: ModelCache | None = None,
         batch: int = 1,
+        shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
@@ -50,6 +53,11 @@ class ClaimWorker:
             raise errors.InvalidConfig(
                 f"batch of {batch} on queue {queue}: at least 1, and more only on ingest queues"
             )
+        if shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S:
+            raise errors.InvalidConfig(
+                f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative"
+            )
+        self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._base = claims.Claimant(
@@ -107,11 +115,14 @@ class ClaimWorker:
             self._loop.close()
 
     def stop(self) -> None:
-        """Take no further job; one that runs has SHUTDOWN_TIMEOUT_S to end, then it is given back.
+        """Take no further job; one that runs gets the shutdown timeout, then it is given back.
 
         Safe in a signal handler.
         """
-        self._watch.stop_deadline = time.monotonic() + config.SHUTDOWN_TIMEOUT_S.read()
+        timeout_s = self._shutdown_timeout_s
+        if timeout_s is None:
+            timeout_s = config.SHUTDOWN_TIMEOUT_S.read()
+        self._watch.stop_deadline = time.monotonic() + timeout_s
         self._loop.stop()
 
     def stop_now(self) -> None:
@@ -129,6 +140,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
     )
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        metavar="N",
+        help="seconds that a job gets to end after SIGTERM before it is handed back; default: 8",
+    )
+    parser.add_argument(
+        "--supervise",
+        action="store_true",
+        help="run under a small parent that restarts it and hands back at once what it held",
+    )
     process.add_common_arguments(parser)
     return parser
 
@@ -145,21 +167,37 @@ def _check_host(queue: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """`queue-claim-worker`: run one worker until SIGTERM or SIGINT; 2 for what cannot work."""
-    options = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    options = _parser().parse_args(arguments)
 
     def body() -> int:
         process.setup_logging(options.log_level)
         if options.embedded:
             config.configure(embedded=True)
+        if options.supervise:
+            return _supervise(options, arguments)
         config.load_app(options.app)
         _check_host(options.queue)
         if options.queue == "gpu" and (register := config.get_config().builtin_model_registrar):
             register()
         return _serve(
-            ClaimWorker(queue=options.queue, lease_s=options.lease_seconds, batch=options.batch)
+            ClaimWorker(
+                queue=options.queue,
+                lease_s=options.lease_seconds,
+                batch=options.batch,
+                shutdown_timeout_s=options.shutdown_timeout,
+            )
         )
 
     return process.run_main("queue-claim-worker", body, debug=options.debug)
+
+
+def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    # The app may say which variables name the database and this host.
+    config.load_app(options.app)
+    db.db_url()
+    own = [word for word in arguments if word != "--supervise"]
+    return parent.supervise(own, f"{options.queue} worker", options.shutdown_timeout)
 
 
 class _Stopped(Exception):

@@ -115,6 +115,12 @@ LEASE_RECLAIM_INTERVAL_S = Knob(
 STALE_WORKER_AFTER_S = Knob(
     "STALE_WORKER_AFTER_S", 30.0, "s", "heartbeat age at which a worker counts as dead"
 )
+SILENT_WORKER_AFTER_S = Knob(
+    "SILENT_WORKER_AFTER_S",
+    30.0,
+    "s",
+    "without a renewal for this long a worker whose session is gone counts as dead",
+)
 DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
     "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are looked for"
 )
@@ -124,6 +130,9 @@ MAX_CRASHES = Knob(
 )
 CRASH_BACKOFF_S = Knob(
     "CRASH_BACKOFF_S", 30.0, "s", "wait per crash before the second and later re-runs"
+)
+STALL_TIMEOUT_S = Knob(
+    "STALL_TIMEOUT_S", 120.0, "s", "time without a beat after which a stall is suspected"
 )
 STALL_CONFIRM_SAMPLES = Knob(
     "STALL_CONFIRM_SAMPLES", 3, "samples", "idle samples that confirm a stall"

@@ -114,6 +114,15 @@ class ModelCache:
             self._busy = max(0, self._busy - 1)
             self._used_at = self._now()
 
+    def is_idle_too_long(self) -> bool:
+        """Whether a model is resident that no job has used for the TTL."""
+        ttl_s = self._idle_ttl_s
+        if ttl_s is None:
+            ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
+        active = self._busy > 0 or self._loading is not None
+        idle_s = self._now() - self._used_at
+        return gpu_should_unload(self._resident is not None, active, idle_s, ttl_s)
+
     def reap_idle_once(self) -> bool:
         """Unload a model that has been idle for the TTL; whether one was unloaded.
 
@@ -122,13 +131,9 @@ class ModelCache:
         if config.DISABLE_GPU_IDLE_REAPER.read() or not self._lock.acquire(blocking=False):
             return False
         try:
-            ttl_s = self._idle_ttl_s
-            if ttl_s is None:
-                ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
-            active = self._busy > 0 or self._loading is not None
-            idle_s = self._now() - self._used_at
-            if not gpu_should_unload(self._resident is not None, active, idle_s, ttl_s):
+            if not self.is_idle_too_long():
                 return False
+            idle_s = self._now() - self._used_at
             _log.info("model %s unloaded after %.0f s without a job", self.current_model, idle_s)
             with contextlib.suppress(errors.ModelLoadFailed):  # _drop has logged it
                 self._drop()

@@ -6,12 +6,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 
 from queue_workflows import config, db, dispatcher, input_listener, node_queue
 from queue_workflows.runtime import service
-from queue_workflows.store import nodes, outbox, workers
+from queue_workflows.store import nodes, outbox, tables, transitions, workers
 from queue_workflows.types import NowFn
 
 _log = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ ORPHAN_SWEEP_S = 60.0
 """It looks at every waiting job; the claim refuses orphans meanwhile."""
 HEAD_START_S = 0.004
 """How long events are left to the workers that wrote them, who mostly dispatch them at once."""
-STREAM_PAUSE_S = 0.02
+STREAM_PAUSE_S = 0.04
 STREAM_WITHIN_S = 0.1
 """In a stream of events (a fan) they are taken together: each round costs as much as its batch."""
 
@@ -45,7 +44,10 @@ class NodePool:
         self._register = register_builtins
         self._now = now_fn
         self._look_at = self._drained_at = -math.inf
-        self._conn: db.Connection | None = None
+        self._drain_at: float | None = None
+        """When events that were notified are to be drained."""
+        self._kept = db.Kept()
+        self._begin = dispatcher.on_connection(self._kept)
         self._waiting_said = False
         self._stopped = threading.Event()
         self._inputs = input_listener.InputListener(begin=self._begin)
@@ -58,7 +60,7 @@ class NodePool:
             raise RuntimeError("this pool was started before; make a new one")
         if self._register is not None:
             self._register()
-        listener = db.listen(CHANNEL, poll_s=config.DISPATCH_POLL_S.read)
+        listener = db.listen(CHANNEL, poll_s=self._poll_s)
         self._services = [
             service.Follow("dispatch", listener, self._act),
             service.Loop("sweeps", maintenance(self._sweeps)),
@@ -72,42 +74,36 @@ class NodePool:
         for each in self._services:
             each.stop()
         self._sweeps.close()
-        self._drop()
+        self._kept.close()
 
-    def _begin(self) -> AbstractContextManager[db.Connection]:
-        return dispatcher.on_connection(self._connection())()
-
-    def _connection(self) -> db.Connection:
-        if self._conn is None or self._conn.closed:
-            self._conn = db.connect()
-        return self._conn
-
-    def _drop(self) -> None:
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
+    def _poll_s(self) -> float:
+        poll_s = config.DISPATCH_POLL_S.read()
+        return poll_s if self._drain_at is None else min(poll_s, self._drain_at - self._now())
 
     def _act(self, wake: db.Wake) -> None:
-        # Under a stream of notifications the listener never polls, and what has become due is seen
-        # by a look only.
-        kinds = {text for _, text in wake.notified}
-        if kinds == {"event"}:
-            streaming = self._now() - self._drained_at < STREAM_WITHIN_S
-            self._stopped.wait(STREAM_PAUSE_S if streaming else HEAD_START_S)
-            self._drained_at = self._now()
         try:
-            if wake.reason != "notify" or self._now() >= self._look_at:
+            now = self._now()
+            # Under a stream of notifications what has become due is seen by a look only.
+            if now >= self._look_at or wake.reason in ("connected", "wake"):
                 self.look()
-            else:
-                self.work(runs="run" in kinds, events="event" in kinds, inputs="input" in kinds)
+                return
+            kinds = {text for _, text in wake.notified}
+            if "event" in kinds and self._drain_at is None:
+                streaming = now - self._drained_at < STREAM_WITHIN_S
+                self._drain_at = now + (STREAM_PAUSE_S if streaming else HEAD_START_S)
+            events = self._drain_at is not None and now >= self._drain_at
+            if events:
+                self._drain_at, self._drained_at = None, now
+            self.work(runs="run" in kinds, events=events, inputs="input" in kinds)
         except db.Error:
-            self._drop()
+            self._kept.close()
             raise
 
     def look(self) -> None:
         """See what there is to do, in one statement, and do it."""
         self._look_at = self._now() + config.DISPATCH_POLL_S.read()
-        conn = self._connection()
+        self._drain_at = None
+        conn = self._kept.get()
         seen = outbox.look(conn)
         if seen.due:
             outbox.promote_due(conn)
@@ -147,34 +143,39 @@ class Sweeps:
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
         self._since = self._seen = now_fn()
-        self._conn: db.Connection | None = None
-
-    @contextmanager
-    def _connection(self) -> Generator[db.Connection]:
-        """One kept connection: idle sweeps are single statements, not pool checkouts."""
-        if self._conn is None or self._conn.closed:
-            self._conn = db.connect()
-        try:
-            yield self._conn
-        except db.Error:
-            self.close()
-            raise
+        self._kept = db.Kept()
+        """Idle sweeps are single statements, not pool checkouts."""
 
     def close(self) -> None:
         """Close the connection; the next sweep opens another."""
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
+        self._kept.close()
 
     def reclaim(self) -> None:
         """Take back what is lapsed, and note that the database was there."""
-        with self._connection() as conn:
+        with self._kept.using() as conn:
             reclaim(conn)
         self._note()
 
+    def reclaim_gone(self) -> None:
+        """Take back what workers held whose session has ended and that renew no more.
+
+        Only once the database has been here for as long: an outage silences everybody.
+        """
+        silent_s = config.SILENT_WORKER_AFTER_S.read()
+        if self._now() - self._since < silent_s:
+            return
+        with self._kept.using() as conn:
+            for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+                for row in transitions.reclaim_gone(conn, table, silent_s):
+                    _log.warning(
+                        "job %s: the session of its worker is gone, now %s",
+                        row["id"],
+                        row["status"],
+                    )
+
     def sweep_orphans(self) -> None:
         """Cancel jobs that came in beside the end of their run."""
-        with self._connection() as conn:
+        with self._kept.using() as conn:
             sweep_orphans(conn)
 
     def _note(self) -> None:
@@ -188,7 +189,7 @@ class Sweeps:
         """Flag stale workers, once the database has been there for as long as makes one stale."""
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         if self._now() - self._since >= stale_after_s:
-            with self._connection() as conn:
+            with self._kept.using() as conn:
                 node_queue.flag_stale_workers_holding_running_jobs(
                     stale_after_s=stale_after_s, conn=conn
                 )
@@ -197,9 +198,15 @@ class Sweeps:
 def maintenance(sweeps: Sweeps) -> list[service.Task]:
     """Every sweep with its interval; a new one is one line."""
     reclaim_s = config.LEASE_RECLAIM_INTERVAL_S.read
+    silent_s = config.SILENT_WORKER_AFTER_S
+
+    def gone_s() -> float:
+        return silent_s.read() / 3
+
     flag_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
     return [
         service.Task("reclaim", reclaim_s, sweeps.reclaim),
+        service.Task("gone", gone_s, sweeps.reclaim_gone),
         service.Task("orphans", ORPHAN_SWEEP_S, sweeps.sweep_orphans),
         service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
         service.Task("prune-events", config.NODE_EVENT_PRUNE_INTERVAL_S.read, prune_events),

@@ -119,13 +119,13 @@ def insert_skipped_job(
 
 def get_node_job(job_id: str) -> Row | None:
     """The job, or None."""
-    with db.transaction() as conn:
+    with db.statement() as conn:
         return nodes.get(conn, job_id)
 
 
 def list_jobs_for_run(run_id: str) -> list[Row]:
     """The run's jobs, oldest first."""
-    with db.transaction() as conn:
+    with db.statement() as conn:
         return nodes.of_run(conn, run_id)
 
 
@@ -263,7 +263,7 @@ def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
 
 def count_unprocessed_dispatch_events() -> int:
     """How many outbox events are open."""
-    with db.transaction() as conn:
+    with db.statement() as conn:
         return outbox.count_unprocessed(conn)
 
 
@@ -392,7 +392,7 @@ def enqueue_ingest_job(
     """
     values = _ingest_values(task_name, queue, reason, priority)
     values["args"] = payload.encode(args or {}, f"args of task {task_name!r}")
-    with db.transaction(conn) as own:
+    with db.statement(conn) as own:
         return ingest.enqueue(own, values)
 
 
@@ -408,7 +408,7 @@ def enqueue_ingest_jobs(
     """Queue one ingest job per member of `args`: one statement, one wake-up; the ids in order."""
     values = _ingest_values(task_name, queue, reason, priority)
     values["args"] = [payload.encode(member, f"args of task {task_name!r}") for member in args]
-    with db.transaction(conn) as own:
+    with db.statement(conn) as own:
         return ingest.enqueue_many(own, values)
 
 
@@ -425,7 +425,7 @@ def _ingest_values(task_name: str, queue: str, reason: str, priority: int) -> di
 
 def get_ingest_job(job_id: str) -> Row | None:
     """The job, or None."""
-    with db.transaction() as conn:
+    with db.statement() as conn:
         return ingest.get(conn, job_id)
 
 

@@ -37,7 +37,7 @@ def insert_run(
         "mode": mode,
         "context": _object(context or {}, "context"),
     }
-    with db.transaction(conn) as own:
+    with db.statement(conn) as own:
         return runs.insert(own, values)
 
 
@@ -49,7 +49,7 @@ def _object(value: Any, what: str) -> str:
 
 def get_run(run_id: str) -> Row | None:
     """The run, or None."""
-    with db.transaction() as conn:
+    with db.statement() as conn:
         return runs.get(conn, run_id)
 
 
@@ -90,5 +90,5 @@ def reenqueue_running_for_resume() -> int:
 
 def list_runs(*, limit: int = 50, status: str | None = None) -> list[Row]:
     """The newest runs, each with its node counts by status under `nodes` and `nodes_total`."""
-    with db.transaction() as conn:
+    with db.statement() as conn:
         return runs.listing(conn, limit=limit, status=status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from queue_workflows import config, db, errors
@@ -15,6 +16,8 @@ from queue_workflows.types import ExitFn, Row
 _log = logging.getLogger(__name__)
 EXIT_CONTROL_HARD_STOP = 79
 STATES = ("on", "off")
+ALL = "all"
+"""The queue of a row that counts for every queue of its host."""
 PATIENCE_S = 5.0
 """How long the command waits for a database that does not answer."""
 
@@ -49,8 +52,13 @@ def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
     on_exit(EXIT_CONTROL_HARD_STOP)
 
 
-STOP_POLICIES: dict[str, StopPolicy] = {"hard": _hard}
-"""Policy name → handler(worker, *, on_exit); a host may add its own."""
+def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
+    """Let what runs come to its end: while a row says OFF nothing else is claimed."""
+    del worker, on_exit
+
+
+STOP_POLICIES: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
+"""Policy name → handler(worker, *, on_exit); a host may add its own. `pause` keeps a model warm."""
 
 
 def handler(policy: str) -> StopPolicy:
@@ -68,19 +76,30 @@ def set_worker_control(
     desired_state: str,
     stop_policy: str = "hard",
     requested_by: str | None = None,
+    reason: str | None = None,
+    until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
     """Write the row of a (host, queue), which wakes its worker; the row.
 
-    `conn`: join the caller's transaction.
-
-    Raises `UnknownPolicy` (a ValueError) before any write for a bad state or policy.
+    Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
+    or how long from now by the database's clock.
+    `conn`: join the caller's transaction. Raises before any write `UnknownPolicy` (a ValueError)
+    for a bad state, policy or name, `InvalidConfig` (a ValueError) for a bad `until`.
     """
     if desired_state not in STATES:
         raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
     if stop_policy not in STOP_POLICIES:
         known = ", ".join(sorted(STOP_POLICIES))
         raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
+    lasts = until if isinstance(until, timedelta) else None
+    at = until if isinstance(until, datetime) else None
+    if until is not None and desired_state == "on":
+        raise errors.InvalidConfig("until: it says when OFF ends, and has no meaning for ON")
+    if (at is not None and at.tzinfo is None) or (lasts is not None and lasts <= timedelta(0)):
+        raise errors.InvalidConfig(
+            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero"
+        )
     for what, name, most in (("host", host, 400), ("queue", queue, 200)):
         if not 1 <= len(name.encode()) <= most or "\x00" in name:
             raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
@@ -90,6 +109,9 @@ def set_worker_control(
         "desired_state": desired_state,
         "stop_policy": stop_policy,
         "requested_by": requested_by,
+        "reason": None if reason is None else reason.replace("\x00", " "),
+        "until": at,
+        "lasts": lasts,
     }
     with db.transaction(conn) as own:
         return controls.put(own, values)
@@ -103,8 +125,13 @@ def get_worker_control(host: str, queue: str) -> Row | None:
 
 def desired_state_for(host: str, queue: str) -> str:
     """`"on"` or `"off"`; absent: `"on"`, and past its `until_at` too."""
+    return "on" if policy_in_force(host, queue) is None else "off"
+
+
+def policy_in_force(host: str, queue: str) -> str | None:
+    """The policy by which the worker of a (host, queue) must stop now, or None while it is ON."""
     with db.transaction() as conn:
-        return "on" if controls.off_policy(conn, host, queue) is None else "off"
+        return controls.off_policy(conn, host, queue)
 
 
 def stop_policy_for(conn: db.Connection, host: str, queue: str) -> str | None:
@@ -112,17 +139,36 @@ def stop_policy_for(conn: db.Connection, host: str, queue: str) -> str | None:
     return controls.off_policy(conn, host, queue)
 
 
-def enable_worker(host: str, queue: str, *, requested_by: str | None = None) -> Row:
-    """Turn the worker of a (host, queue) ON: a parked one resumes in place."""
-    return set_worker_control(host, queue, desired_state="on", requested_by=requested_by)
+def enable_worker(
+    host: str, queue: str, *, requested_by: str | None = None, reason: str | None = None
+) -> Row:
+    """Turn the worker of a (host, queue) ON: a parked one resumes in place.
+
+    ON for queue `all` lifts that row alone; a queue with an OFF row of its own stays OFF.
+    """
+    return set_worker_control(
+        host, queue, desired_state="on", requested_by=requested_by, reason=reason
+    )
 
 
 def disable_worker(
-    host: str, queue: str, *, stop_policy: str = "hard", requested_by: str | None = None
+    host: str,
+    queue: str,
+    *,
+    stop_policy: str = "hard",
+    requested_by: str | None = None,
+    reason: str | None = None,
+    until: datetime | timedelta | None = None,
 ) -> Row:
-    """Turn the worker of a (host, queue) OFF by a policy; it stays off until it is enabled."""
+    """Turn the worker of a (host, queue) OFF by a policy, until it is enabled or `until`."""
     return set_worker_control(
-        host, queue, desired_state="off", stop_policy=stop_policy, requested_by=requested_by
+        host,
+        queue,
+        desired_state="off",
+        stop_policy=stop_policy,
+        requested_by=requested_by,
+        reason=reason,
+        until=until,
     )
 
 
@@ -136,7 +182,7 @@ class WorkerControlWatcher:
         host: str,
         queue: str,
         on_exit: ExitFn,
-        read: Callable[[str, str], Row | None] = get_worker_control,
+        read: Callable[[str, str], str | None] = policy_in_force,
     ) -> None:
         self._worker = worker
         self._host = host
@@ -148,24 +194,44 @@ class WorkerControlWatcher:
         """Whether the worker is OFF; if so its policy has run."""
         if config.DISABLE_WORKER_CONTROL.read():
             return False
-        row = self._read(self._host, self._queue)
-        if row is None or row["desired_state"] != "off":
+        policy = self._read(self._host, self._queue)
+        if policy is None:
             return False
-        handler(row["stop_policy"])(self._worker, on_exit=self._on_exit)
+        handler(policy)(self._worker, on_exit=self._on_exit)
         return True
+
+
+def _until(text: str) -> datetime | timedelta:
+    unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}.get(text[-1:])
+    try:
+        if unit is not None:
+            return timedelta(**{unit: float(text[:-1])})
+        # Python 3.10 knows no Z.
+        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a time span such as 45m nor an ISO time"
+        ) from None
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="queue-worker-control", description="Turn the worker of a host and queue ON or OFF."
     )
-    parser.add_argument("--queue", required=True, help="cpu, gpu or an ingest queue")
+    parser.add_argument("--queue", required=True, help="cpu, gpu, an ingest queue, or all")
     state = parser.add_mutually_exclusive_group(required=True)
     state.add_argument("--on", dest="state", action="store_const", const="on")
     state.add_argument("--off", dest="state", action="store_const", const="off")
     parser.add_argument("--host", help="host label; default: this host's")
     parser.add_argument("--policy", default="hard", help="how to stop: " + ", ".join(STOP_POLICIES))
     parser.add_argument("--requested-by", help="who asks, for the record")
+    parser.add_argument("--reason", help="why, for the record")
+    parser.add_argument(
+        "--until",
+        type=_until,
+        metavar="WHEN",
+        help="when it turns itself ON again: 30s, 45m, 2h, 1d, or an ISO time with its zone",
+    )
     process.add_common_arguments(parser)
     return parser
 
@@ -186,8 +252,11 @@ def main(argv: list[str] | None = None) -> int:
             desired_state=options.state,
             stop_policy=options.policy,
             requested_by=options.requested_by,
+            reason=options.reason,
+            until=options.until,
         )
-        print(f"{row['host_label']} {row['queue']}: {row['desired_state']}")
+        until = f" until {row['until_at']:%Y-%m-%d %H:%M:%S %z}" if row["until_at"] else ""
+        print(f"{row['host_label']} {row['queue']}: {row['desired_state']}{until}")
         return 0
 
     return process.run_main("queue-worker-control", body, debug=options.debug)

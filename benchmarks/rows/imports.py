@@ -11,11 +11,14 @@ from benchmarks import figures, processes
 from benchmarks.bench import Bench
 
 ABOUT = """`import` in a fresh interpreter each time, timed inside it, the smallest of several; the
-three imports take turns. Beside it `import psycopg`, which every worker needs."""
+three imports take turns. Beside it `import psycopg`, which every worker needs; the worker's
+limit is a ratio to it, 160 ms to 122 ms where the design measured."""
 _CODE = (
     "import sys, time; begun = time.perf_counter(); __import__(sys.argv[1]);"
     " print(time.perf_counter() - begun)"
 )
+WORKER_TO_PSYCOPG = 1.31
+"""The design's 160 ms for a worker where `import psycopg` took 122 ms."""
 MODULES = ("psycopg", "queue_workflows", "queue_workflows.claim_worker")
 
 
@@ -32,13 +35,16 @@ def seconds(module: str) -> float:
 
 
 def run(bench: Bench) -> Iterator[figures.Row]:
-    """Two rows against their limits in ms."""
+    """Two rows: ours alone in ms, a worker beside what it cannot do without."""
     times: dict[str, list[float]] = {module: [] for module in MODULES}
     for _ in range(bench.pick(12, 3)):
         for module in MODULES:
             times[module].append(seconds(module) * 1000)
     psycopg = times["psycopg"]
-    limits = {"queue_workflows": 30.0, "queue_workflows.claim_worker": 160.0}
+    limits = {
+        "queue_workflows": figures.own_at_most(30.0),
+        "queue_workflows.claim_worker": figures.at_most(WORKER_TO_PSYCOPG),
+    }
     for module, limit in limits.items():
         yield figures.Row(
             f"import {module}",
@@ -46,5 +52,5 @@ def run(bench: Bench) -> Iterator[figures.Row]:
             "ms",
             min(psycopg),
             figures.paired(times[module], psycopg),
-            figures.own_at_most(limit),
+            limit,
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from queue_workflows import __version__
-from queue_workflows.cli import demo, migrate, run, runs, status, up, workers
+from queue_workflows.cli import cancel, demo, migrate, run, runs, status, supervise, up, workers
 
 app = typer.Typer(
     help="Postgres as queue, message bus and memory of a workflow engine.",
@@ -25,6 +25,8 @@ app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("workers")(workers.workers)
+app.command("cancel")(cancel.cancel)
+app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
 
 

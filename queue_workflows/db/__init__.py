@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psycopg import Error, InterfaceError, OperationalError
 
+from queue_workflows.db.kept import Kept
 from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.pool import (
     Connection,
@@ -14,6 +15,7 @@ from queue_workflows.db.pool import (
     db_url,
     describe,
     get_pool,
+    statement,
     transaction,
     wait_until_reachable,
 )
@@ -31,6 +33,7 @@ __all__ = [
     "Connection",
     "Error",
     "InterfaceError",
+    "Kept",
     "Listener",
     "OperationalError",
     "Wake",
@@ -46,6 +49,7 @@ __all__ = [
     "get_pool",
     "listen",
     "pending",
+    "statement",
     "transaction",
     "wait_for_schema",
     "wait_until_reachable",

@@ -38,7 +38,8 @@ class Listener:
     """An iterator of `Wake`s; one thread iterates, any thread may `wake` or `close`.
 
     Yields on NOTIFY, at each `poll_s` however much is notified, and after each (re)connection,
-    since what was notified meanwhile is lost. Polls go on while the database is away.
+    since what was notified meanwhile is lost. Polls go on while the database is away. A callable
+    `poll_s` is asked after each wake, and can bring the next poll forward.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Listener:
         *,
         poll_s: float | Callable[[], float] = 1.0,
         url: str | None = None,
+        lock: str | None = None,
     ) -> None:
         self._channels = channels
+        self._lock = lock
         self._poll_s = poll_s if callable(poll_s) else lambda: poll_s
         self._url = url
         self._rope: socket.socket | None = None
@@ -90,8 +93,8 @@ class Listener:
                     break
                 if wake is not None:
                     yield wake
-                    if wake.reason != "notify":
-                        poll_at = time.monotonic() + self._poll_s()
+                    due = time.monotonic() + self._poll_s()
+                    poll_at = min(poll_at, due) if wake.reason == "notify" else due
         finally:
             self._drop()
             self._rope = None
@@ -132,8 +135,15 @@ class Listener:
         try:
             self._conn = pool.connect(url=self._url, limited=False, connect_s=CONNECT_S)
             names = [sql.Identifier(channel) for channel in self._channels]
-            listen = sql.SQL("; ").join(sql.SQL("LISTEN {}").format(name) for name in names)
-            self._ask(self._conn, listen.as_bytes(self._conn))
+            todo = [sql.SQL("LISTEN {}").format(name) for name in names]
+            if self._lock is not None:
+                # Shared: a session of ours that the server has not missed yet may hold it still.
+                todo.append(
+                    sql.SQL("SELECT pg_advisory_lock_shared(hashtextextended({}, 0))").format(
+                        sql.Literal(self._lock)
+                    )
+                )
+            self._ask(self._conn, sql.SQL("; ").join(todo).as_bytes(self._conn))
         except (psycopg.Error, OSError) as error:
             self._lost(error)
             return False
@@ -200,7 +210,13 @@ def _drain(bell: socket.socket) -> None:
 
 
 def listen(
-    *channels: str, poll_s: float | Callable[[], float] = 1.0, url: str | None = None
+    *channels: str,
+    poll_s: float | Callable[[], float] = 1.0,
+    url: str | None = None,
+    lock: str | None = None,
 ) -> Listener:
-    """A `Listener` on these channels; `url` defaults to `db_url()`."""
-    return Listener(channels, poll_s=poll_s, url=url)
+    """A `Listener` on these channels; `url` defaults to `db_url()`.
+
+    `lock`: a name whose advisory lock the connection holds for as long as it lives.
+    """
+    return Listener(channels, poll_s=poll_s, url=url, lock=lock)

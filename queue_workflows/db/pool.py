@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import select
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -29,6 +30,8 @@ Connection: TypeAlias = "psycopg.Connection[Row]"
 ENGINE_POOL_MAX = 4
 LOCK_TIMEOUT_S = 3.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
+TRUSTED_S = 20.0
+"""By then the keepalives of `_conninfo` have found a connection that is half open."""
 
 _lock = threading.Lock()
 _pools: dict[str, tuple[str, ConnectionPool[Connection]]] = {}
@@ -76,13 +79,21 @@ def describe(url: str | None = None) -> str:
 
 def _parsed(url: str) -> dict[str, Any]:
     try:
-        return dict(conninfo.conninfo_to_dict(url))
+        parts = dict(conninfo.conninfo_to_dict(url))
     except psycopg.ProgrammingError:
         # The parser's own message would repeat the DSN, password and all.
-        raise errors.InvalidConfig(
-            f"the DSN in {' or '.join(config.db_url_variables())} cannot be read: it should look "
-            "like postgresql://user:password@host:5432/name"
-        ) from None
+        raise _unreadable("") from None
+    for port in str(parts.get("port") or "").split(","):
+        if port and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise _unreadable(f": {port[:20]!r} is no port")
+    return parts
+
+
+def _unreadable(why: str) -> errors.InvalidConfig:
+    return errors.InvalidConfig(
+        f"the DSN in {' or '.join(config.db_url_variables())} cannot be read{why}: it should look "
+        "like postgresql://user:password@host:5432/name"
+    )
 
 
 def _conninfo(url: str, **forced: Any) -> str:
@@ -141,8 +152,32 @@ def connect(
     return conn
 
 
+class _Pooled(psycopg.Connection[Row]):
+    """A pooled connection that knows when it was last seen alive."""
+
+    seen = -math.inf
+
+
+def _check(conn: Connection) -> None:
+    """Raise when a pooled connection died while it lay idle, so that the pool opens another.
+
+    A connection that the server ended has something to read, which a poll of the socket sees
+    without a round trip. One that lay longer than TRUSTED_S might have been dropped without a word
+    on the way, and is asked.
+    """
+    now = time.monotonic()
+    if now - cast("_Pooled", conn).seen > TRUSTED_S or _has_news(conn):
+        _ping(conn)
+    cast("_Pooled", conn).seen = now
+
+
+def _has_news(conn: Connection) -> bool:
+    ready = select.poll()
+    ready.register(conn.fileno(), select.POLLIN)
+    return bool(ready.poll(0))
+
+
 def _ping(conn: Connection) -> None:
-    """Raise when a pooled connection died while it lay idle, so that the pool opens another."""
     if conn.autocommit:
         conn.execute("")
         return
@@ -164,12 +199,12 @@ def _pool(kind: str) -> ConnectionPool[Connection]:
             return known[1]
         pool = ConnectionPool(
             _conninfo(url),
-            connection_class=cast("type[Connection]", psycopg.Connection),
-            kwargs={"row_factory": dict_row},
+            connection_class=cast("type[Connection]", _Pooled),
+            kwargs={"row_factory": dict_row, "autocommit": kind == "engine"},
             min_size=0,
             max_size=max(1, config.DB_POOL_MAX.read()) if kind == "host" else ENGINE_POOL_MAX,
             timeout=30.0,
-            check=_ping,
+            check=_check,
             configure=None if kind == "host" else _limit,
             name=f"queue_workflows-{kind}",
             num_workers=1,
@@ -226,6 +261,17 @@ def transaction(conn: Connection | None = None) -> Generator[Connection]:
             yield conn
         finally:
             conn.row_factory = factory
+        return
+    with _pool("engine").connection() as own, own.transaction():
+        yield own
+
+
+@contextmanager
+def statement(conn: Connection | None = None) -> Generator[Connection]:
+    """`transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
+    if conn is not None:
+        with transaction(conn):
+            yield conn
         return
     with _pool("engine").connection() as own:
         yield own

@@ -56,8 +56,8 @@ def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
     try:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
-        if made.rows:
-            count = nodes.insert_many(conn, run["id"], payload.encode_plan(made.rows))
+        for text in payload.encode_plan(made.rows):
+            count += nodes.insert_many(conn, run["id"], text)
     except errors.InvalidPayload as error:
         runs.fail(conn, run["id"], payload.error_text(error))
         return 0

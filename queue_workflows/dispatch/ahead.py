@@ -55,7 +55,9 @@ def look(job: Row, result: str) -> claims.Ahead | None:
         )
         if made.failure is not None:
             return None
-        rows = payload.encode_plan(made.rows) if made.rows else None
+        texts = list(payload.encode_plan(made.rows))
     except (_MustLook, errors.InvalidPayload):
         return None
-    return claims.Ahead(run["generation"], rows, made.complete)
+    if len(texts) > 1:
+        return None
+    return claims.Ahead(run["generation"], texts[0] if texts else None, made.complete)

@@ -68,12 +68,15 @@ def _batch(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) 
         if not events:
             return _Done()
         finished = _finished(events)
+        outside = False
         if finished and advance.is_live(run):
             if nowait and (hooks.host_resolves() or not run["has_definition"]):
                 return _Done()
-            if hooks.host_resolves() or knowledge.recall(run) is None:
-                raise _Outside(events)
-        count, parked = _settle(conn, run, events, finished)
+            outside = hooks.host_resolves() or knowledge.recall(run) is None
+        count, parked = (0, []) if outside else _settle(conn, run, events, finished)
+    if outside:
+        # Not from within: psycopg discards every prepared statement after a rollback.
+        raise _Outside(events)
     more = len(events) == EVENTS_A_BATCH and not (nowait and parked)
     return _Done(count, parked, more)
 
@@ -165,20 +168,31 @@ def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A
     A run whose dispatch fails is retried event by event with back-off; at DISPATCH_MAX_ATTEMPTS the
     event is poison and the run fails with a message that says so.
     """
-    with begin() as conn:
-        ids = outbox.runs_with_events(conn, limit)
+    went_on, passed = 0, list[str]()
+    while True:
+        with knowledge.reading(begin) as conn:
+            ids = outbox.runs_with_events(conn, limit, without=passed)
+        went_on += _drain_each(ids, begin, passed)
+        # Runs that this process cannot continue must not hide those behind them.
+        if went_on or len(ids) < limit or not set(ids) <= set(passed):
+            return went_on > 0 and len(ids) == limit
+
+
+def _drain_each(ids: list[str], begin: knowledge.Begin, passed: list[str]) -> int:
+    """How many were dispatched; those for which there is no provider are added to `passed`."""
     went_on = 0
     for run_id in ids:
         try:
             drain_run(run_id, begin=begin)
             went_on += 1
         except hooks.NoProvider as error:
+            passed.append(run_id)
             _log.debug("%s", error)
         except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
             if not _later(run_id, error):
                 _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
                 _singly(begin, run_id)
-    return went_on > 0 and len(ids) == limit
+    return went_on
 
 
 def _later(run_id: str, error: Exception) -> bool:

@@ -36,6 +36,12 @@ def host_resolves() -> bool:
     return config.get_config().resolve_ref is not None
 
 
+def has_provider() -> bool:
+    """Whether this process can make the definition of a run that has none."""
+    cfg = config.get_config()
+    return cfg.workflow_loader is not None and cfg.pipeline_schema_loader is not None
+
+
 def expand(run: Row) -> dict[str, Any]:
     """The definition of a run's workflow as the provider has it now.
 

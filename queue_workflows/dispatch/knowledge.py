@@ -23,23 +23,24 @@ CACHED_RUNS = 64
 class OnConnection:
     """A `Begin` on one autocommit connection, for callers that keep theirs."""
 
-    def __init__(self, conn: db.Connection) -> None:
-        self._conn = conn
+    def __init__(self, connection: Callable[[], db.Connection]) -> None:
+        self._connection = connection
 
     @contextmanager
     def __call__(self) -> Generator[db.Connection]:
-        with self._conn.transaction():
-            yield self._conn
+        conn = self._connection()
+        with conn.transaction():
+            yield conn
 
     @contextmanager
     def read(self) -> Generator[db.Connection]:
         """The connection for a single statement, which needs no transaction around it."""
-        yield self._conn
+        yield self._connection()
 
 
-def on_connection(conn: db.Connection) -> OnConnection:
+def on_connection(conn: db.Connection | db.Kept) -> OnConnection:
     """A `Begin` on one autocommit connection, for callers that keep theirs."""
-    return OnConnection(conn)
+    return OnConnection(conn.get if isinstance(conn, db.Kept) else lambda: conn)
 
 
 def reading(begin: Begin) -> AbstractContextManager[db.Connection]:

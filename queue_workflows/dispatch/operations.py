@@ -82,11 +82,10 @@ def _from(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
 
 def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
     """What still runs would bring in a result of the old generation."""
-    for job in nodes.of_run(conn, run_id):
-        if job["status"] == "running" and job["node_id"] in again:
-            raise errors.InvalidConfig(
-                f"node {job['node_id']!r} of run {run_id!r} still runs: retry once it has ended"
-            )
+    for node_id in sorted(nodes.running_among(conn, run_id, again)):
+        raise errors.InvalidConfig(
+            f"node {node_id!r} of run {run_id!r} still runs: retry once it has ended"
+        )
 
 
 def retry_job(job_id: str) -> Row:

@@ -65,14 +65,18 @@ def _start(
 def start_queued(
     *, begin: knowledge.Begin = db.transaction, limit: int = 50
 ) -> tuple[int, list[str]]:
-    """Start the queued runs that are due; how many have left the queue, and those without provider.
+    """Start the queued runs that are due; how many have left the queue, and some without provider.
 
     A provider's error (other than not-found) delays its run with back-off; at DISPATCH_MAX_ATTEMPTS
     the run fails. A run whose row is locked keeps its place for the next round.
     """
+    able = hooks.has_provider()
     with knowledge.reading(begin) as conn:
-        heads = runs.startable(conn, limit)
+        heads = runs.startable(conn, limit, undefined=able)
     started, waiting = 0, list[str]()
+    if not able:
+        with knowledge.reading(begin) as conn:
+            waiting = runs.undefined(conn, 1)
     for head in heads:
         run_id = head["id"]
         try:

@@ -5,4 +5,4 @@ DROP FUNCTION IF EXISTS queue_workflows_node_step(
     bigint, jsonb, double precision, integer, jsonb, integer, jsonb, boolean);
 DROP FUNCTION IF EXISTS queue_workflows_insert_nodes(text, jsonb);
 DROP FUNCTION IF EXISTS queue_workflows_pick_gpu(text, text[], boolean);
-DROP FUNCTION IF EXISTS queue_workflows_is_off(text, text);
+DROP FUNCTION IF EXISTS queue_workflows_off_policy(text, text);

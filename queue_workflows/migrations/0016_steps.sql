@@ -3,11 +3,13 @@
 -- while it waits for the row that it finishes. The planner settings hold the claim to its index, whatever
 -- the statistics said when the plan was made.
 
-CREATE OR REPLACE FUNCTION queue_workflows_is_off(p_host text, p_queue text) RETURNS boolean
+-- How the worker of a host and queue is to stop, NULL while it is ON; a row of queue 'all' is for every queue.
+CREATE OR REPLACE FUNCTION queue_workflows_off_policy(p_host text, p_queue text) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM worker_controls
-                    WHERE host_label = p_host AND queue = p_queue AND desired_state = 'off'
-                      AND (until_at IS NULL OR until_at > now()))
+    SELECT stop_policy FROM worker_controls
+     WHERE host_label = p_host AND queue IN (p_queue, 'all') AND desired_state = 'off'
+       AND (until_at IS NULL OR until_at > now())
+     ORDER BY stop_policy <> 'hard', queue = 'all' LIMIT 1
 $$;
 
 -- The gpu job to claim, locked, or NULL. Best priority band first; inside it the warm model, then age
@@ -223,7 +225,7 @@ BEGIN
                 v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
     IF NOT p_claim OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue = p_queue
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
            AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
         RETURN NULL;
     END IF;
@@ -324,7 +326,7 @@ BEGIN
         END IF;
     END IF;
     IF p_claim < 1 OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue = p_queue
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
            AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
         RETURN;
     END IF;

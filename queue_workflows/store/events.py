@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from psycopg import sql
+
 from queue_workflows import db
+from queue_workflows.store import tables
+from queue_workflows.types import Row
 
 _NODE_EVENT = (
     "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
@@ -17,6 +21,38 @@ _PRUNE = (
     " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s)"
     " DELETE FROM workflow_node_events e USING old WHERE e.id = old.id"
 )
+
+
+_NOTE = {
+    table.name: sql.SQL(
+        "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
+        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s, %(attempts)s,"
+        " %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s, %(elapsed_s)s,"
+        " %(error)s, %(detail)s::jsonb)"
+    )
+    .format(
+        events=sql.Identifier(table.events),
+        node_columns=sql.SQL("run_id, node_id, model," if table.in_run else ""),
+        node_values=sql.SQL("%(run_id)s, %(node_id)s, %(required_model)s," if table.in_run else ""),
+    )
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+
+
+def note(
+    conn: db.Connection,
+    table: tables.JobTable,
+    job: Row,
+    event_type: str,
+    *,
+    detail: str,
+    elapsed_s: float | None = None,
+    error: str | None = None,
+) -> None:
+    """Append one event of a job of either family; `job` is its row, `worker_id` that to name."""
+    more = {"event_type": event_type, "detail": detail, "elapsed_s": elapsed_s, "error": error}
+    conn.execute(_NOTE[table.name], job | more)
 
 
 def record_node(conn: db.Connection, values: dict[str, Any]) -> None:

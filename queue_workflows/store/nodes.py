@@ -71,6 +71,16 @@ def done_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set
     return {row["node_id"] for row in rows}
 
 
+def running_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
+    """Those of `node_ids` that run now."""
+    rows = conn.execute(
+        "SELECT node_id FROM workflow_node_jobs WHERE run_id = %s AND node_id = ANY (%s)"
+        " AND status = 'running'",
+        (run_id, list(node_ids)),
+    ).fetchall()
+    return {row["node_id"] for row in rows}
+
+
 def present(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
     """Those of `node_ids` that have a row which is neither failed nor cancelled."""
     rows = conn.execute(
@@ -88,6 +98,7 @@ def all_done(conn: db.Connection, run_id: str) -> set[str]:
         "SELECT node_id FROM workflow_node_jobs WHERE run_id = %s"
         " AND status IN ('completed', 'skipped')",
         (run_id,),
+        prepare=True,
     ).fetchall()
     return {row["node_id"] for row in rows}
 
@@ -251,6 +262,12 @@ _CANCEL = {
     table.name: tables.transition(table, _CANCEL_ONE, event=_STATUS)
     for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
 }
+_LOCK = {
+    table.name: sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(
+        sql.Identifier(table.name)
+    )
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
 _CANCEL_OF_RUN = tables.transition(
     tables.NODE_JOBS,
     sql.SQL(
@@ -268,6 +285,8 @@ def cancel_queued_of_run(conn: db.Connection, run_id: str) -> int:
 
 def cancel(conn: db.Connection, table: tables.JobTable, job_id: str) -> Row | None:
     """Cancel a job that waits, or ask for the end of one that runs; None: unknown or terminal."""
+    # Locked, as a job that is handed back between the two statements would miss both.
+    conn.execute(_LOCK[table.name], (job_id,))
     rows = conn.execute(_CANCEL[table.name], _plain(id=job_id, waiting="awaiting_input")).fetchall()
     if rows:
         return rows[0]

@@ -68,13 +68,14 @@ _PROMOTE = (
 )
 
 
-def runs_with_events(conn: db.Connection, limit: int) -> list[str]:
-    """Runs that have events to dispatch, oldest event first."""
+def runs_with_events(conn: db.Connection, limit: int, *, without: Sequence[str] = ()) -> list[str]:
+    """Runs, `without` these, that have events to dispatch, oldest event first."""
     rows = conn.execute(
         "SELECT run_id FROM (SELECT id, run_id FROM workflow_dispatch_events"
         " WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())"
+        " AND run_id <> ALL (%s::text[])"
         " ORDER BY id LIMIT 5000) open GROUP BY run_id ORDER BY min(id) LIMIT %s",
-        (limit,),
+        (list(without), limit),
         prepare=True,
     ).fetchall()
     return [row["run_id"] for row in rows]
@@ -88,7 +89,9 @@ def open_events(conn: db.Connection, run_id: str, limit: int, only: int | None =
     return conn.execute(
         "SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS node_error"
         " FROM workflow_dispatch_events e"
-        " LEFT JOIN workflow_node_jobs j ON j.run_id = e.run_id AND j.node_id = e.node_id"
+        # LIMIT 1 keeps it a look-up per event: a join may read every version of the run's rows.
+        " LEFT JOIN LATERAL (SELECT status, error FROM workflow_node_jobs"
+        " WHERE run_id = e.run_id AND node_id = e.node_id LIMIT 1) j ON true"
         " WHERE e.run_id = %s AND e.processed_at IS NULL AND (%s::bigint IS NULL OR e.id = %s)"
         " AND (e.available_at IS NULL OR e.available_at <= now()) ORDER BY e.id LIMIT %s",
         (run_id, only, only, limit),

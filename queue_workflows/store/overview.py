@@ -150,6 +150,47 @@ def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:
     }
 
 
+def find(conn: db.Connection, any_id: str) -> Row | None:
+    """What has this id, a run before a job: kind (run, node job, ingest job), status, run_id,
+    name (the workflow, node id or task); or None.
+    """
+    return conn.execute(
+        "SELECT 1 AS rank, 'run' AS kind, status::text, id AS run_id, workflow_name AS name"
+        " FROM workflow_runs WHERE id = %(id)s"
+        " UNION ALL SELECT 2, 'node job', status::text, run_id, node_id FROM workflow_node_jobs"
+        " WHERE id = %(id)s"
+        " UNION ALL SELECT 3, 'ingest job', status::text, NULL, task_name FROM ingest_jobs"
+        " WHERE id = %(id)s ORDER BY rank LIMIT 1",
+        {"id": any_id},
+    ).fetchone()
+
+
+def running_under(conn: db.Connection, any_id: str) -> list[Row]:
+    """The jobs that run now and are, or belong to, what has this id, each with its worker.
+
+    job_id, name (node id or task), queue, worker_id, host_label, pid (None: its worker is unknown).
+    """
+    return conn.execute(
+        "SELECT j.id AS job_id, j.node_id AS name, j.queue::text, j.worker_id,"
+        " j.claimed_by AS host_label, w.pid FROM workflow_node_jobs j"
+        " LEFT JOIN workers w USING (worker_id)"
+        " WHERE j.status = 'running' AND (j.run_id = %(id)s OR j.id = %(id)s)"
+        " UNION ALL SELECT j.id, j.task_name, j.queue, j.worker_id, j.claimed_by, w.pid"
+        " FROM ingest_jobs j LEFT JOIN workers w USING (worker_id)"
+        " WHERE j.status = 'running' AND j.id = %(id)s ORDER BY name",
+        {"id": any_id},
+    ).fetchall()
+
+
+def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
+    """How many nodes of a run there are of each status."""
+    rows = conn.execute(
+        "SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %s GROUP BY 1",
+        (run_id,),
+    ).fetchall()
+    return {row["status"]: row["n"] for row in rows}
+
+
 def held_jobs(conn: db.Connection) -> dict[str, list[str]]:
     """The ids of the jobs that run now, of both families, by the worker that holds them."""
     rows = conn.execute(

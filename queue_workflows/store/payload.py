@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from queue_workflows import config, errors, refs
@@ -13,6 +13,10 @@ from queue_workflows.dag import plan
 ERROR_LIMIT = 8000
 """Characters of an error text that are kept (the contract's figure)."""
 
+KIB = 1024
+PLAN_BYTES = 8 * KIB * KIB
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_to_json = json.JSONEncoder(allow_nan=False).encode
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
 
@@ -24,18 +28,27 @@ def encode(value: Any, what: str) -> str:
     NaN, infinities, other objects, keys that are not strings), for NUL characters and lone
     surrogates, and past MAX_PAYLOAD_DEPTH levels of nesting or MAX_PAYLOAD_KB KiB.
     """
-    limit_kb = config.MAX_PAYLOAD_KB.read()
-    if value and isinstance(value, (dict, list, tuple)):
-        _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), limit_kb)
+    if not _is_flat(value):
+        _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), config.MAX_PAYLOAD_KB.read())
     try:
-        text = json.dumps(value, allow_nan=False)
+        text = _to_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.InvalidPayload(f"{what}: JSON cannot carry it: {error}") from error
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
         raise errors.InvalidPayload(f"{what}: text with a NUL character or a lone surrogate")
-    if len(text) > limit_kb * 1024:
-        raise _too_large(what, f"{len(text) / 1024:.0f} KiB of JSON", limit_kb)
+    if len(text) > KIB and len(text) > (limit_kb := config.MAX_PAYLOAD_KB.read()) * KIB:
+        raise _too_large(what, f"{len(text) / KIB:.0f} KiB of JSON", limit_kb)
     return text
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is a scalar or an object of scalars, of which nothing else needs checking."""
+    if type(value) is not dict:
+        return not (value and isinstance(value, (dict, list, tuple)))
+    for key, member in value.items():  # pyright: ignore[reportUnknownVariableType]
+        if type(key) is not str or type(member) not in _SCALARS:  # pyright: ignore[reportUnknownArgumentType]
+            return False
+    return True
 
 
 def _too_large(what: str, found: str, limit_kb: int) -> errors.InvalidPayload:
@@ -49,13 +62,16 @@ def encode_definition(definition: dict[str, Any]) -> str:
     return json.dumps(definition)
 
 
-def encode_plan(rows: Iterable[plan.NewNode]) -> str:
-    """The rows of a plan as the JSON array that `nodes.insert_many` takes.
+def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
+    """The rows of a plan as JSON arrays that `nodes.insert_many` takes, each of about PLAN_BYTES.
 
-    Raises `InvalidPayload` naming the node whose resolved inputs cannot be stored.
+    Large inputs never keep the transaction that writes them waiting for long. Raises
+    `InvalidPayload` naming the node whose resolved inputs cannot be stored.
     """
-    return json.dumps(
-        [
+    texts: list[str] = []
+    size = 0
+    for row in rows:
+        text = _to_json(
             {
                 "node_id": row.node.id,
                 "node_module": row.node.module,
@@ -67,9 +83,14 @@ def encode_plan(rows: Iterable[plan.NewNode]) -> str:
                 "input_template": row.template,
                 "ref_heads": sorted(refs.heads(row.template)),
             }
-            for row in rows
-        ]
-    )
+        )
+        if texts and size + len(text) > PLAN_BYTES:
+            yield f"[{','.join(texts)}]"
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text)
+    if texts:
+        yield f"[{','.join(texts)}]"
 
 
 def _bounded(row: plan.NewNode) -> Any:
@@ -94,7 +115,7 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
         if not deeper:
             return
         # Each takes two characters at least: a value that holds itself twice is never written out.
-        if len(deeper) * 2 > limit_kb * 1024:
+        if len(deeper) * 2 > limit_kb * KIB:
             raise _too_large(what, f"at least {len(deeper)} lists and objects", limit_kb)
         level = deeper
     raise errors.InvalidPayload(f"{what}: nested deeper than {limit} levels")

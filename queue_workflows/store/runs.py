@@ -72,14 +72,28 @@ def update(conn: db.Connection, run_id: str, values: dict[str, Any]) -> Row | No
     ).fetchone()
 
 
-def startable(conn: db.Connection, limit: int) -> list[Row]:
-    """Queued runs that may start now, in the order in which they should, as `head` returns them."""
+def startable(conn: db.Connection, limit: int, *, undefined: bool = True) -> list[Row]:
+    """Queued runs that may start now, in the order in which they should, as `head` returns them.
+
+    `undefined`: those too that have no definition yet.
+    """
     return conn.execute(
         _HEAD_COLUMNS + " WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL"
-        " ORDER BY priority, queued_at, id LIMIT %s",
-        (limit,),
+        " AND (%s OR definition IS NOT NULL) ORDER BY priority, queued_at, id LIMIT %s",
+        (undefined, limit),
         prepare=True,
     ).fetchall()
+
+
+def undefined(conn: db.Connection, limit: int) -> list[str]:
+    """Queued runs that have no definition yet."""
+    rows = conn.execute(
+        "SELECT id FROM workflow_runs WHERE status = 'queued' AND mode = 'node'"
+        " AND available_at IS NULL AND definition IS NULL"
+        " ORDER BY priority, queued_at, id LIMIT %s",
+        (limit,),
+    ).fetchall()
+    return [row["id"] for row in rows]
 
 
 def lock(conn: db.Connection, run_id: str, *, nowait: bool = False) -> Row | None:
@@ -102,7 +116,9 @@ def head(conn: db.Connection, run_id: str) -> Row | None:
 
 def definition(conn: db.Connection, run_id: str) -> dict[str, Any] | None:
     """The frozen definition; None before the run's first start."""
-    row = conn.execute("SELECT definition FROM workflow_runs WHERE id = %s", (run_id,)).fetchone()
+    row = conn.execute(
+        "SELECT definition FROM workflow_runs WHERE id = %s", (run_id,), prepare=True
+    ).fetchone()
     return row["definition"] if row else None
 
 
@@ -113,6 +129,7 @@ def freeze(conn: db.Connection, run_id: str, definition_json: str, digest: str) 
             "UPDATE workflow_runs SET definition = %s::jsonb, definition_hash = %s,"
             " updated_at = now() WHERE id = %s AND definition IS NULL",
             (definition_json, digest, run_id),
+            prepare=True,
         ).rowcount
         == 1
     )
@@ -126,6 +143,7 @@ def start(conn: db.Connection, run_id: str) -> bool:
             " error = NULL, available_at = NULL, updated_at = now()"
             " WHERE id = %s AND status = 'queued'",
             (run_id,),
+            prepare=True,
         ).rowcount
         == 1
     )
@@ -139,6 +157,7 @@ def complete(conn: db.Connection, run_id: str) -> bool:
             " progress_pct = 100, error = NULL, updated_at = now() WHERE id = %s"
             " AND status NOT IN ('queued', 'completed', 'failed', 'cancelled')",
             (run_id,),
+            prepare=True,
         ).rowcount
         == 1
     )

@@ -55,7 +55,9 @@ _CRASHED = sql.SQL(
     " finished_at = CASE WHEN {over} OR j.crash_count + 1 >= %(cap)s::integer THEN now() END,"
     " error = CASE WHEN NOT {over} AND j.crash_count + 1 >= %(cap)s::integer THEN"
     " 'poison: took down ' || (j.crash_count + 1) || ' workers, the last one '"
-    " || coalesce(j.worker_id, j.claimed_by, '?') || coalesce('; ' || %(error)s::text, '') END,"
+    " || coalesce(j.worker_id, j.claimed_by, '?') || coalesce('; ' || %(error)s::text, '')"
+    " || coalesce('; last beat ' || to_char(j.heartbeat_at AT TIME ZONE 'UTC',"
+    " 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '') END,"
     " priority = CASE WHEN j.crash_count = 0 THEN least(j.priority, %(band)s::smallint)"
     " ELSE j.priority END,"
     " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer AND"
@@ -67,6 +69,19 @@ _LAPSED = sql.SQL(
     "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
     " AND (lease_expires_at IS NULL OR lease_expires_at < now())"
     " ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED), "
+)
+LIFE_LOCK = "queue_workflows.worker."
+"""With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+_GONE = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workers w USING (worker_id)"
+    " WHERE q.status = 'running' AND (w.detail ->> 'lock')::boolean"
+    " AND q.heartbeat_at < now() - %(silent)s::float8 * interval '1 second'"
+    " AND w.last_seen < now() - %(silent)s::float8 * interval '1 second'"
+    " AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1"
+    " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND ((l.classid::bigint << 32) | l.objid::bigint)"
+    " = hashtextextended(%(lock)s::text || q.worker_id, 0))"
+    " LIMIT 100 FOR UPDATE OF q SKIP LOCKED), "
 )
 _OF_DEAD = sql.SQL(
     "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
@@ -86,6 +101,7 @@ _PARK_SQL = tables.transition(tables.NODE_JOBS, _PARK, event=_PARK_EVENT)
 _HAND_BACK_SQL = _both(_HAND_BACK, _BACK_EVENT)
 _TRIP_SQL = _both(_TRIP, _BACK_EVENT)
 _RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
+_GONE_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE)
 _DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
 
 
@@ -176,6 +192,33 @@ def reclaim_dead(
     """Take back at once what a process held that is known to be dead (`worker_id` starts so)."""
     parameters = _crash_parameters(evidence, prefix=prefix)
     return conn.execute(_DEAD_SQL[table.name], parameters).fetchall()
+
+
+def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -> list[Row]:
+    """Take back what a worker held whose session is gone and that has not renewed for `silent_s`.
+
+    Its session held an advisory lock for as long as it lived; a worker that never had one is left
+    to its lease. A crash is counted, as by `reclaim_lapsed`. The changed rows.
+    """
+    evidence = f"its session is gone, and it has not renewed for {silent_s:g} s"
+    parameters = _crash_parameters(evidence, silent=silent_s, lock=LIFE_LOCK)
+    return conn.execute(_GONE_SQL[table.name], parameters, prepare=True).fetchall()
+
+
+def held_by(conn: db.Connection, table: tables.JobTable, prefix: str) -> dict[str, str]:
+    """Job id → worker id of what workers hold whose id starts with `prefix`."""
+    rows = conn.execute(_HELD_BY[table.name], (prefix,)).fetchall()
+    return {row["id"]: row["worker_id"] for row in rows}
+
+
+_HELD_BY = {
+    table.name: sql.SQL(
+        "SELECT id, worker_id FROM {} WHERE status = 'running' AND starts_with(worker_id, %s)"
+    )
+    .format(sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
 
 
 def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:

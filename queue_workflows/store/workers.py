@@ -17,14 +17,17 @@ _BEAT = (
     " ELSE h.current_model END, known_models = coalesce(%(known_models)s::text[], h.known_models),"
     " last_seen = now(), last_flagged_dead_at = NULL"
 )
-_OFF = "queue_workflows_is_off(%(host_label)s, %(queue)s)"
+_OFF = "queue_workflows_off_policy(%(host_label)s, %(queue)s)"
+_STATE = (
+    "CASE WHEN %(obey)s AND " + _OFF + " IS NOT NULL THEN CASE"
+    " WHEN %(job_ids)s::text[] <> '{}' THEN 'draining'"
+    " WHEN " + _OFF + " = 'pause' THEN 'paused' ELSE 'parked' END ELSE %(state)s END"
+)
 _WORKER = (
     "INSERT INTO workers AS w (worker_id, host_label, queue, pid, state, job_ids, detail)"
-    " VALUES (%(worker_id)s, %(host_label)s, %(queue)s, %(pid)s, CASE WHEN %(obey)s AND "
-    + _OFF
-    + ""
-    " AND %(job_ids)s::text[] = '{}' THEN 'parked' ELSE %(state)s END, %(job_ids)s::text[],"
-    " %(detail)s::jsonb) ON CONFLICT (worker_id) DO UPDATE SET state = EXCLUDED.state,"
+    " VALUES (%(worker_id)s, %(host_label)s, %(queue)s, %(pid)s, " + _STATE + ","
+    " %(job_ids)s::text[], %(detail)s::jsonb)"
+    " ON CONFLICT (worker_id) DO UPDATE SET state = EXCLUDED.state,"
     " job_ids = EXCLUDED.job_ids, detail = EXCLUDED.detail, last_seen = now()"
 )
 _REPORT = (
@@ -32,7 +35,8 @@ _REPORT = (
     " INSERT INTO worker_heartbeats AS h"
     " (host_label, queue, concurrency, current_model, known_models)"
     " SELECT %(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,"
-    " %(known_models)s::text[] WHERE NOT (%(obey)s AND " + _OFF + ")"
+    " %(known_models)s::text[] WHERE NOT %(obey)s OR %(job_ids)s::text[] <> '{}'"
+    " OR " + _OFF + " IS NULL"
     " ON CONFLICT (host_label, queue) DO UPDATE SET concurrency = EXCLUDED.concurrency,"
     " current_model = EXCLUDED.current_model, known_models = EXCLUDED.known_models,"
     " last_seen = now(), last_flagged_dead_at = NULL"
@@ -47,7 +51,8 @@ def beat(conn: db.Connection, values: dict[str, Any]) -> None:
 def report(conn: db.Connection, values: dict[str, Any]) -> None:
     """A worker process's own row and its host's heartbeat, in one statement.
 
-    With an OFF row it obeys, an idle worker is `parked` and its host's heartbeat is left to age.
+    With an OFF row it obeys, a busy worker is `draining`; an idle one is `paused` or `parked`, and
+    its host's heartbeat is left to age.
     """
     conn.execute(_REPORT, values, prepare=True)
 
@@ -59,6 +64,16 @@ def leave(conn: db.Connection, worker_id: str) -> None:
         " WHERE worker_id = %s",
         (worker_id,),
     )
+
+
+def last_detail(conn: db.Connection, prefix: str) -> Row:
+    """What the worker of a process (`worker_id` starts with `prefix`) said of itself last."""
+    row = conn.execute(
+        "SELECT detail FROM workers WHERE starts_with(worker_id, %s)"
+        " ORDER BY last_seen DESC LIMIT 1",
+        (prefix,),
+    ).fetchone()
+    return row["detail"] if row else {}
 
 
 def bury(conn: db.Connection, prefix: str, detail: str) -> None:
@@ -93,19 +108,51 @@ def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
     ).fetchall()
 
 
+_SWITCHED_OFF = (
+    "SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_at,"
+    " c.updated_at AS switched_at, extract(epoch FROM c.until_at - now())::float8 AS until_s"
+    " FROM worker_controls c WHERE c.desired_state = 'off'"
+    " AND (c.until_at IS NULL OR c.until_at > now())"
+)
+# Of the two rows that may say OFF the one that counts: see queue_workflows_off_policy().
+_LISTING = (
+    "SELECT w.worker_id, w.host_label, w.queue, w.pid, CASE WHEN w.state <> 'stopped'"
+    " AND w.last_seen < now() - %s * interval '1 second' THEN 'dead' ELSE w.state END AS state,"
+    " w.job_ids, w.detail, w.started_at, w.last_seen,"
+    " extract(epoch FROM now() - w.last_seen)::float8 AS age_s,"
+    " CASE WHEN c.queue IS NULL THEN 'on' ELSE 'off' END AS desired_state, c.stop_policy,"
+    " c.requested_by, c.reason, c.until_at, c.until_s, c.switched_at, h.current_model,"
+    " h.last_flagged_dead_at"
+    " FROM workers w LEFT JOIN LATERAL (" + _SWITCHED_OFF + " AND c.host_label = w.host_label"
+    " AND c.queue IN (w.queue, 'all') ORDER BY c.stop_policy <> 'hard', c.queue = 'all' LIMIT 1"
+    ") c ON true LEFT JOIN worker_heartbeats h USING (host_label, queue)"
+    " WHERE w.last_seen > now() - interval '1 day' AND w.state NOT IN ('stopped')"
+    " ORDER BY w.host_label, w.queue, w.started_at"
+)
+
+
 def listing(conn: db.Connection, stale_after_s: float) -> list[Row]:
-    """Worker processes seen within a day with age and ON/OFF; `dead` are those gone stale."""
+    """Worker processes seen within a day, each with age, model and the OFF row that it is under.
+
+    `dead` are those gone stale. `desired_state` is what is in force now: an OFF row counts until
+    its `until_at`, one of queue `all` for every queue. `until_s`: seconds until it ends, or None.
+    """
+    return conn.execute(_LISTING, (stale_after_s,)).fetchall()
+
+
+def switched_off(conn: db.Connection) -> list[Row]:
+    """The OFF rows in force, whether or not they have a worker; queue `all` is one of its own."""
+    return conn.execute(_SWITCHED_OFF + " ORDER BY c.host_label, c.queue").fetchall()
+
+
+def flagged(conn: db.Connection, host_label: str) -> list[Row]:
+    """A host's queues that are flagged dead and not OFF: queue, flagged_at, age_s of the beat."""
     return conn.execute(
-        "SELECT w.worker_id, w.host_label, w.queue, w.pid, CASE WHEN w.state <> 'stopped'"
-        " AND w.last_seen < now() - %s * interval '1 second' THEN 'dead' ELSE w.state END AS state,"
-        " w.job_ids, w.started_at, w.last_seen,"
-        " extract(epoch FROM now() - w.last_seen)::float8 AS age_s,"
-        " coalesce(c.desired_state, 'on') AS desired_state, h.current_model"
-        " FROM workers w LEFT JOIN worker_controls c USING (host_label, queue)"
-        " LEFT JOIN worker_heartbeats h USING (host_label, queue)"
-        " WHERE w.last_seen > now() - interval '1 day' AND w.state NOT IN ('stopped')"
-        " ORDER BY w.host_label, w.queue, w.started_at",
-        (stale_after_s,),
+        "SELECT h.queue, h.last_flagged_dead_at AS flagged_at,"
+        " extract(epoch FROM now() - h.last_seen)::float8 AS age_s FROM worker_heartbeats h"
+        " WHERE h.host_label = %s AND h.last_flagged_dead_at IS NOT NULL"
+        " AND queue_workflows_off_policy(h.host_label, h.queue) IS NULL ORDER BY h.queue",
+        (host_label,),
     ).fetchall()
 
 

@@ -8,22 +8,28 @@ import math
 import os
 import signal
 from collections import deque
+from pathlib import Path
 
 from queue_workflows import config, db
 from queue_workflows.runtime import identity, service, supervisor
-from queue_workflows.store import payload, tables, transitions, workers
+from queue_workflows.store import events, payload, tables, transitions, workers
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
 STATEMENT_S = 3.0
+_CGROUP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
-def bury(conn: db.Connection, ended: supervisor.Exit, *, host_label: str) -> list[Row]:
+def bury(
+    conn: db.Connection, ended: supervisor.Exit, *, host_label: str, oom_kills: int | None = None
+) -> list[Row]:
     """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
 
-    Both families and its `workers` rows, in one transaction. Nothing for a process that ended in
-    good order, as it holds nothing, nor for another process, whatever its label.
+    Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
+    the process ended, and its last progress, beat and GPU sample. Nothing for a process that ended
+    in good order, as it holds nothing, nor for another process, whatever its label.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
@@ -32,13 +38,37 @@ def bury(conn: db.Connection, ended: supervisor.Exit, *, host_label: str) -> lis
         "signal": ended.signal,
         "max_rss_mb": ended.max_rss_mb,
         "seconds": round(ended.seconds, 3),
+        "oom_kills": oom_kills,
     }
     rows: list[Row] = []
     with conn.transaction():
+        gpu = workers.last_detail(conn, prefix).get("gpu")
         for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
-            rows += transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            holders = transitions.held_by(conn, table, prefix)
+            taken = transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            for row in taken:
+                beat = row["heartbeat_at"]
+                last = {
+                    "progress": row["progress"],
+                    "last_beat": beat and beat.isoformat(),
+                    "gpu": gpu,
+                }
+                job = row | {"worker_id": holders.get(row["id"])}
+                detail = payload.encode(death | last, "detail")
+                events.note(conn, table, job, "death", detail=detail, error=how)
+            rows += taken
         workers.bury(conn, prefix, payload.encode(death, "detail"))
     return rows
+
+
+def oom_kills() -> int | None:
+    """Processes of this one's cgroup (v2) that the kernel killed for memory so far, if it tells."""
+    try:
+        own = _CGROUP.read_text(encoding="utf-8").partition("::")[2].splitlines()[0]
+        text = (_CGROUPS / own.lstrip("/") / "memory.events").read_text(encoding="ascii")
+        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
 
 
 def evidence(ended: supervisor.Exit) -> str:
@@ -63,6 +93,7 @@ class Burials:
 
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
+        self._oom_kills = oom_kills()
         self._dead: deque[supervisor.Exit] = deque()
         self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_all)])
 
@@ -97,7 +128,9 @@ class Burials:
         if _in_use(ended.pid):
             _log.warning("%s: pid %d is in use again, leases decide", ended.name, ended.pid)
             return
-        for row in bury(conn, ended, host_label=self._label):
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        new = None if before is None or self._oom_kills is None else self._oom_kills - before
+        for row in bury(conn, ended, host_label=self._label, oom_kills=new):
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
             _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
 

@@ -34,7 +34,8 @@ class Claimer:
     def __init__(self, table: tables.JobTable, who: Callable[[], claims.Claimant]) -> None:
         self._table = table
         self._who = who
-        self._conn: db.Connection | None = None
+        self._kept = db.Kept(self._opened)
+        self._begin = dispatcher.on_connection(self._kept)
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
@@ -45,12 +46,12 @@ class Claimer:
 
     def connection(self) -> db.Connection:
         """The connection, opened when there is none."""
-        if self._conn is None or self._conn.closed:
-            self._conn = db.connect()
-            if self._was_lost:
-                self._release_strays(self._conn)
-                self._was_lost, self._look_again = False, True
-        return self._conn
+        return self._kept.get()
+
+    def _opened(self, conn: db.Connection) -> None:
+        if self._was_lost:
+            self._release_strays(conn)
+            self._was_lost, self._look_again = False, True
 
     def _release_strays(self, conn: db.Connection) -> None:
         """Give back what a commit whose reply was lost has claimed without anybody here knowing."""
@@ -59,9 +60,7 @@ class Claimer:
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
+        self._kept.close()
 
     def _lose(self) -> None:
         self._was_lost = True
@@ -218,9 +217,7 @@ class Claimer:
         Best effort: whatever goes wrong is the orchestrator's, whose outbox row is still open.
         """
         try:
-            return dispatcher.drain_run(
-                run_id, begin=dispatcher.on_connection(self.connection()), nowait=True
-            )
+            return dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
         except db.Error as error:
             _log.debug("run %s is left to the orchestrator: %s", run_id, error)
             self.close()

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from queue_workflows import config, db, errors, ingest_executor, node_executor
+from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, outcomes, tables
+from queue_workflows.store import claims, outcomes, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import batch, claimer, current, guards, watch
 
@@ -66,7 +66,11 @@ class WorkLoop:
     def run_forever(self) -> None:
         """Run jobs as they come until `stop`; survives the loss of its database."""
         listener = db.listen(
-            READY_CHANNEL[self._table.name], "worker_control", "job_cancel", poll_s=3600.0
+            READY_CHANNEL[self._table.name],
+            "worker_control",
+            "job_cancel",
+            poll_s=3600.0,
+            lock=transitions.LIFE_LOCK + self._who().worker_id,
         )
         delay, said = 0.1, ""
         with service.Follow("worker-listen", listener, self._heard):
@@ -95,6 +99,9 @@ class WorkLoop:
         return True
 
     def _heard(self, wake: db.Wake) -> None:
+        if wake.reason == "connected":
+            self._watch.locked = True
+            self._watch.wake("beat")
         if wake.reason != "notify":
             # What was notified while the connection was away is lost.
             self._watch.wake("renew", "control")
@@ -104,7 +111,8 @@ class WorkLoop:
             if channel == "job_cancel":
                 self._watch.cancelled(text)
             elif channel == "worker_control":
-                if text == f"{self._who().host}:{self._queue}":
+                host = self._who().host
+                if text in (f"{host}:{self._queue}", f"{host}:{worker_control.ALL}"):
                     self._watch.wake("control", "beat")
                     self._ready.set()
             elif text == self._queue:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from queue_workflows import config, db, worker_control
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, payload, tables, transitions, workers
+from queue_workflows.store import claims, events, payload, tables, transitions, workers
 from queue_workflows.types import ExitFn, NowFn
 from queue_workflows.worker import current, guards
 
@@ -46,9 +46,11 @@ class Watch:
         self._lock = threading.Lock()
         self._work: current.Work | None = None
         self._held: Sequence[tables.Lease] = ()
-        self._conn: db.Connection | None = None
+        self._kept = db.Kept()
         self.stop_deadline: float | None = None
         """Monotonic instant at which a stopping worker gives its job back."""
+        self.locked = False
+        """Whether a session of this worker holds its lock of life."""
         lease_s = who().lease_s
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
@@ -59,7 +61,7 @@ class Watch:
         if not config.DISABLE_WORKER_CONTROL.read():
             tasks.append(service.Task("control", config.WORKER_CONTROL_POLL_S.read, self._obey))
         if model_cache is not None:
-            tasks.append(service.Task("reap", REAP_S, model_cache.reap_idle_once))
+            tasks.append(service.Task("reap", REAP_S, self._reap))
         self._tasks = tasks
         self._loop: service.Loop | None = None
 
@@ -98,11 +100,11 @@ class Watch:
     def _close(self) -> None:
         """Say that the worker ends in good order, and close the connection."""
         try:
-            if self._conn is not None:
-                workers.leave(self._conn, self._who().worker_id)
+            if (conn := self._kept.current) is not None:
+                workers.leave(conn, self._who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
-        self._drop()
+        self._kept.close()
 
     def cancelled(self, name: str) -> None:
         """A run or job of this name was cancelled: look at once if it is ours."""
@@ -110,33 +112,24 @@ class Watch:
         if work is not None and name in (work.job["id"][:1000], str(work.job.get("run_id"))[:1000]):
             self.wake("renew")
 
-    def _connection(self) -> db.Connection:
-        if self._conn is None or self._conn.closed:
-            self._conn = db.connect()
-        return self._conn
-
-    def _drop(self) -> None:
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
-
     def _renew(self) -> None:
         work = self._work
         if work is None:
             return
         sent = self._now()
         text, work.unsaved = work.unsaved, None
-        held = [lease for lease in self._held if lease.job_id != work.lease.job_id]
+        # In the order in which a batch is recorded, so that the two cannot deadlock.
+        leases = self._held or [work.lease]
         try:
-            found = claims.renew(
-                self._connection(),
-                [work.lease, *held],
-                lease_s=self._who().lease_s,
-                progress=[text] + [None] * len(held),
-            )
+            with self._kept.using() as conn:
+                found = claims.renew(
+                    conn,
+                    leases,
+                    lease_s=self._who().lease_s,
+                    progress=[text if lease == work.lease else None for lease in leases],
+                )
         except db.Error:
             work.unsaved = work.unsaved or text
-            self._drop()
             raise
         own = next((r for r in found if r.job_id == work.lease.job_id), None)
         if own is None:
@@ -172,30 +165,44 @@ class Watch:
             "pid": os.getpid(),
             "state": "busy" if work else "idle",
             "job_ids": [work.job["id"]] if work else [],
-            "detail": payload.encode({"lease_s": who.lease_s}, "detail"),
+            "detail": payload.encode({"lease_s": who.lease_s, "lock": self.locked}, "detail"),
             "obey": who.obey,
             "concurrency": 1,
             "current_model": self._cache.current_model if self._cache else None,
             "known_models": known or [],
         }
-        try:
-            workers.report(self._connection(), values)
-        except db.Error:
-            self._drop()
-            raise
+        with self._kept.using() as conn:
+            workers.report(conn, values)
 
     def _obey(self) -> None:
-        """Read the ON/OFF row while a job runs; an idle worker's claims refuse by themselves."""
+        """Read the ON/OFF row while a job runs or a model is warm.
+
+        Without either there is nothing to stop: the claims refuse by themselves.
+        """
         work = self._work
-        if work is None:
+        if work is not None:
+            self._renew()  # which also sees a cancel that no notification told of
+        elif self._cache is None or self._cache.current_model is None:
             return
-        self._renew()  # which also sees a cancel that no notification told of
-        who = self._who()
-        policy = worker_control.stop_policy_for(self._connection(), who.host, who.queue)
+        policy = self._policy()
         if policy is not None and self._is_running(work):
             worker_control.handler(policy)(self, on_exit=self._on_exit)
 
-    def _is_running(self, work: current.Work) -> bool:
+    def _policy(self) -> str | None:
+        who = self._who()
+        with self._kept.using() as conn:
+            return worker_control.stop_policy_for(conn, who.host, who.queue)
+
+    def _reap(self) -> None:
+        """Unload a model that has idled too long, unless the worker is paused with it."""
+        cache, who = self._cache, self._who()
+        if cache is None or cache.current_model is None:
+            return
+        if who.obey and cache.is_idle_too_long() and self._policy() == "pause":
+            return
+        cache.reap_idle_once()
+
+    def _is_running(self, work: current.Work | None) -> bool:
         with self._lock:
             return self._work is work
 
@@ -205,13 +212,13 @@ class Watch:
         """Give the running job back, at the front, without counting anything."""
         work = self._work
         if work is not None:
-            transitions.hand_back(self._connection(), work.lease, reason=reason, front=True)
-            self._hand_back_held(self._connection(), work)
+            transitions.hand_back(self._kept.get(), work.lease, reason=reason, front=True)
+            self._hand_back_held(self._kept.get(), work)
 
     def clear_model(self) -> None:
         """Let the fleet know that this host's model is gone and the host with it."""
         who = self._who()
-        workers.clear_model(self._connection(), who.host, who.queue, mark_stale=True)
+        workers.clear_model(self._kept.get(), who.host, who.queue, mark_stale=True)
 
     def _give_back(self, work: current.Work) -> None:
         _log.warning("job %s did not end in time; handing it back", work.job["id"])
@@ -236,9 +243,15 @@ class Watch:
         def write(conn: db.Connection) -> object:
             if trip.code == guards.EXIT_LOST:
                 return None
-            return transitions.trip(
-                conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
-            )
+            with conn.transaction():
+                row = transitions.trip(
+                    conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
+                )
+                if row is not None:
+                    job = row | {"worker_id": work.lease.worker_id}
+                    table = work.lease.table
+                    events.note(conn, table, job, trip.event, detail=detail, elapsed_s=seconds)
+            return row
 
         settled = self._bookkeep(work, write) is None and trip.code != guards.EXIT_LOST
         if self._is_running(work) and not settled:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ import pytest
 
 from queue_workflows import (
     claim_worker,
+    db,
     node_queue,
     orchestrator,
     run_store,
@@ -166,6 +169,75 @@ def test_a_body_that_does_not_end_is_handed_back_uncounted(
     assert set(toyhost.pids(tmp_path, "hold")) == {leaving.process.pid, staying.process.pid}
     staying.send(signal.SIGTERM)
     assert staying.wait() == 0
+
+
+def test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back(
+    cli: Commands, orchestrated: Command, tmp_path: Path
+) -> None:
+    run_id = hold(tmp_path)
+    parent = cli.start(*WORKER, "--supervise")
+    first = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
+    assert first != parent.process.pid
+    killed = time.monotonic()
+    os.kill(first, signal.SIGKILL)
+    again = until(lambda: toyhost.pids(tmp_path, "hold")[1:], timeout_s=10)
+    assert time.monotonic() - killed <= 3
+    assert again[0] not in (first, parent.process.pid)
+    until(lambda: the_job(run_id)["status"] == "completed")
+    job = the_job(run_id)
+    assert (job["claim_no"], job["attempts"], job["crash_count"]) == (2, 0, 1)
+    parent.send(signal.SIGTERM)
+    assert parent.wait() == 0
+    assert parent.family() == {}
+
+
+def test_a_killed_worker_without_parent_is_found_by_its_lost_session(
+    cli: Commands, tmp_path: Path
+) -> None:
+    started = cli.start(
+        "queue-orchestrator", "--app", TOYHOST, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="1"
+    )
+    until(lambda: "dispatches" in started.err, timeout_s=30)
+    run_id = hold(tmp_path)
+    killed = cli.start(*WORKER)
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: states_said(run_id) == "busy")
+    killed.send(signal.SIGKILL)
+    until(lambda: the_job(run_id)["status"] == "queued", timeout_s=10)
+    assert (the_job(run_id)["crash_count"], the_job(run_id)["attempts"]) == (1, 0)
+    started.send(signal.SIGTERM)
+    assert started.wait() == 0
+
+
+def states_said(run_id: str) -> str | None:
+    with db.connect() as conn:
+        row = conn.execute(
+            "SELECT w.state FROM workers w JOIN workflow_node_jobs USING (worker_id)"
+            " WHERE run_id = %s AND (w.detail ->> 'lock')::boolean",
+            (run_id,),
+        ).fetchone()
+    return row["state"] if row else None
+
+
+def test_a_supervised_worker_that_refuses_to_start_is_given_up(cli: Commands) -> None:
+    parent = cli.start(
+        "queue-claim-worker", "--queue", "cpu", "--supervise", QUEUE_WORKFLOWS_APP=""
+    )
+    assert parent.wait(30) == 2
+    assert "would fail every job" in parent.err
+
+
+def test_the_shutdown_timeout_is_an_option(
+    cli: Commands, orchestrated: Command, tmp_path: Path
+) -> None:
+    run_id = hold(tmp_path)
+    worker = cli.start(*WORKER, "--shutdown-timeout", "0.3")
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    asked = time.monotonic()
+    worker.send(signal.SIGTERM)
+    assert worker.wait(10) == 0
+    assert time.monotonic() - asked <= 3
+    assert (the_job(run_id)["status"], the_job(run_id)["attempts"]) == ("queued", 0)
 
 
 def is_pending(pid: int, signum: signal.Signals) -> bool:

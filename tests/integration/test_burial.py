@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -80,6 +82,82 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
     row = node_queue.get_ingest_job(job_id)
     assert row
     assert (row["status"], row["crash_count"]) == ("queued", 1)
+
+
+def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
+    from queue_workflows.runtime import identity
+
+    config.register_ingest_task("t", lambda reason: {})
+    ingest_id = node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
+    run_id = queued("a")
+    held = (
+        node_queue.claim_next_ingest_job("fetch", host=LABEL),
+        node_queue.claim_next_cpu_job(host=LABEL),
+    )
+    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    prefix = identity.process_prefix(LABEL, os.getpid())
+    with db.connect() as conn:
+        conn.execute("""UPDATE workflow_node_jobs SET progress = '{"step": 3}'""")
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid, detail)"
+            " VALUES (%s, 'box', 'cpu', 1, '{\"gpu\": {\"use_pct\": 7}}')",
+            (prefix + "x",),
+        )
+        burial.bury(conn, ended, host_label=LABEL, oom_kills=1)
+        for table, job_id, progress, claim in (
+            ("workflow_node_events", job(run_id, "a")["id"], {"step": 3}, held[1]),
+            ("ingest_job_events", ingest_id, None, held[0]),
+        ):
+            rows = conn.execute(
+                f"SELECT * FROM {table} WHERE event_type = 'death' AND job_id = %s", (job_id,)
+            ).fetchall()
+            assert len(rows) == 1
+            assert claim
+            event = rows[0]
+            assert (event["worker_id"], event["claim_no"]) == (claim["worker_id"], 1)
+            detail = event["detail"]
+            assert detail.pop("last_beat") is not None
+            assert detail == {
+                "exit_code": None,
+                "signal": 9,
+                "max_rss_mb": 42,
+                "seconds": 0.5,
+                "oom_kills": 1,
+                "progress": progress,
+                "gpu": {"use_pct": 7},
+            }
+
+
+def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat(
+    db: ModuleType,
+) -> None:
+    run_id = queued("a")
+    with db.connect() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET crash_count = 2")
+        claim = node_queue.claim_next_cpu_job(host=LABEL)
+        assert claim
+        ended = supervisor.Exit("w", os.getpid(), None, signal.SIGSEGV, 42, 0.5)
+        burial.bury(conn, ended, host_label=LABEL)
+    dead = job(run_id, "a")
+    assert dead["status"] == "failed"
+    assert re.fullmatch(
+        f"poison: took down 3 workers, the last one {re.escape(claim['worker_id'])}; killed by"
+        r" SIGSEGV, peak memory 42 MB; last beat \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC",
+        dead["error"],
+    )
+
+
+def test_kills_for_memory_are_those_of_the_own_cgroup(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "proc"
+    own.write_text("1:name=x:/y\n0::/slice/me\n")
+    monkeypatch.setattr(burial, "_CGROUP", own)
+    monkeypatch.setattr(burial, "_CGROUPS", tmp_path)
+    assert burial.oom_kills() is None
+    (tmp_path / "slice" / "me").mkdir(parents=True)
+    (tmp_path / "slice" / "me" / "memory.events").write_text("oom 4\noom_kill 3\n")
+    assert burial.oom_kills() == 3
 
 
 def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:

@@ -318,6 +318,53 @@ def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
         wait.until(lambda: sql("SELECT 1 FROM worker_heartbeats WHERE host_label = 'box'"))
 
 
+@pytest.mark.parametrize("policy", ["drain", "pause"])
+def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
+    body: Body, monkeypatch: Any, policy: str
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    first, second = queued(), queued("quick")
+    codes: list[int] = []
+    with running(worker(on_exit=codes.append)):
+        assert body.started.wait(10)
+        worker_control.disable_worker("box", "all", stop_policy=policy)
+        wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
+        body.release.set()
+        wait.until(lambda: job(first)["status"] == "completed")
+        idle = "paused" if policy == "pause" else "parked"
+        worker_control.disable_worker("box", "all", stop_policy=policy)
+        wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == [idle])
+        assert (job(second)["status"], codes) == ("queued", [])
+        worker_control.enable_worker("box", "all")
+        wait.until(lambda: job(second)["status"] == "completed", timeout_s=5)
+
+
+def test_a_worker_that_drains_keeps_its_hosts_heartbeat_fresh(body: Body, monkeypatch: Any) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    queued()
+    with running(worker()):
+        assert body.started.wait(10)
+        worker_control.disable_worker("box", "cpu", stop_policy="drain")
+        wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
+        sql("UPDATE worker_heartbeats SET last_seen = now() - interval '1 hour'")
+        wait.until(
+            lambda: sql("SELECT 1 FROM worker_heartbeats WHERE last_seen > now() - interval '9 s'")
+        )
+        body.release.set()
+
+
+def test_an_off_that_ends_by_itself_resumes_the_worker_in_place(
+    body: Body, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    worker_control.disable_worker("box", "cpu")
+    job_id = queued("quick")
+    with running(worker()):
+        wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
+        sql("UPDATE worker_controls SET until_at = now() + interval '0.3 s'")
+        wait.until(lambda: job(job_id)["status"] == "completed", timeout_s=5)
+
+
 def test_stop_gives_the_job_back_after_its_deadline(body: Body, monkeypatch: Any) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.2")
     job_id = queued()

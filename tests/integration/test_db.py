@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from types import ModuleType
 from typing import Any
 
@@ -93,6 +94,44 @@ def test_a_connection_that_died_in_the_pool_is_replaced_unseen(db: ModuleType) -
         conn.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
     with db.connection() as conn:
         assert conn.info.backend_pid != pid
+
+
+def test_an_engine_connection_that_died_in_the_pool_is_replaced_unseen(db: ModuleType) -> None:
+    with db.statement() as conn:
+        pid = conn.info.backend_pid
+    with db.connect() as conn:
+        conn.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    with db.transaction() as conn:
+        assert conn.info.backend_pid != pid
+
+
+def test_a_connection_used_a_moment_ago_is_lent_without_a_round_trip(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from queue_workflows.db import pool
+
+    with db.statement() as conn:
+        lent = conn
+    pings: list[object] = []
+    monkeypatch.setattr(pool, "_ping", pings.append)
+    with db.statement() as conn:
+        assert conn is lent
+    assert pings == []
+    monkeypatch.setattr(lent, "seen", time.monotonic() - pool.TRUSTED_S - 1)
+    for _ in range(2):
+        with db.statement() as conn:
+            assert conn is lent
+        assert pings == [lent]
+
+
+def test_a_statement_commits_itself_and_a_transaction_does_at_its_end(db: ModuleType) -> None:
+    with db.statement() as conn:
+        conn.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('a', 'w')")
+        assert run_ids(db) == ["a"]
+    with db.transaction() as conn:
+        conn.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('b', 'w')")
+        assert run_ids(db) == ["a"]
+    assert run_ids(db) == ["a", "b"]
 
 
 def test_the_pool_follows_the_dsn(
@@ -229,6 +268,18 @@ def test_a_dsn_that_cannot_be_read_names_its_variable(
         errors.InvalidConfig, match=r"the DSN in HOST_DB cannot be read.*postgresql"
     ):
         db.connect()
+
+
+@pytest.mark.parametrize("port", ["99999", "0", "abc", "5432,x"])
+def test_a_port_that_is_none_is_refused_at_once(
+    port: str, clean_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from queue_workflows import db
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", f"host=localhost port={port} password={CANARY}")
+    with pytest.raises(errors.InvalidConfig, match="is no port") as caught:
+        db.wait_until_reachable()
+    assert CANARY not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,38 @@ def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(host: flo
     assert flow.status(run_id) == "completed"
 
 
+def test_runs_without_definition_do_not_hide_others_from_a_process_without_provider(
+    host: flow.Flow,
+) -> None:
+    host.dag(a="", b="a")
+    reopened, live = host.started(priority=200), host.started()
+    flow.fail(reopened, "s/a")
+    host.look()
+    run_store.update_run(reopened, status="queued")
+    config.reset_for_tests()
+    for run_id in (reopened, live):
+        dispatcher.forget(run_id)
+    with engine.connect() as conn:
+        conn.execute(
+            "INSERT INTO workflow_runs (id, workflow_name, status) SELECT 'u' || n, 'w',"
+            " CASE WHEN n > 60 THEN 'running' ELSE 'queued' END FROM generate_series(1, 120) n"
+        )
+        conn.execute(
+            "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status)"
+            " SELECT id, 'n', 'ok', 'cpu', 'completed' FROM workflow_runs"
+            " WHERE id LIKE 'u%' AND status = 'running'"
+        )
+        conn.execute(
+            "INSERT INTO workflow_dispatch_events (run_id, node_id, kind)"
+            " SELECT run_id, 'n', 'completed' FROM workflow_node_jobs WHERE run_id LIKE 'u%'"
+        )
+    flow.complete(live, "s/a")
+    host.look()
+    assert flow.states(reopened) == {"s/a": "queued"}
+    assert flow.states(live) == {"s/a": "completed", "s/b": "queued"}
+    assert node_queue.count_unprocessed_dispatch_events() == 60
+
+
 def test_a_run_reopened_keeps_its_frozen_definition(host: flow.Flow) -> None:
     host.dag(a="", b="a")
     run_id = host.started()

@@ -13,6 +13,7 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
+from queue_workflows.store import transitions
 from tests.support import factories, flow, statements, wait
 
 
@@ -170,7 +171,7 @@ def test_a_look_promotes_what_has_become_due(host: flow.Flow, conn: Any) -> None
 
 def test_an_idle_look_is_one_statement(host: flow.Flow) -> None:
     host.look()
-    asked = statements.Counter(host.pool._connection())
+    asked = statements.Counter(host.pool._kept.get())
     host.look()
     assert asked.statements == 1
 
@@ -192,10 +193,72 @@ def test_the_list_of_sweeps_and_their_knobs(
     assert found["reclaim"] == 7
     assert found["dead-workers"] == 8
     assert found["prune-events"] == 9
+    assert found["gone"] == 10
     assert {*found} >= {"orphans", "prune-workers"}
     for task in node_pool.maintenance(sweeps):
         task.run()
     sweeps.close()
+
+
+class Session:
+    """A session that holds a worker's lock of life, as its LISTEN connection does."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._listener = engine.listen("a_test", lock=transitions.LIFE_LOCK + worker_id)
+        self._wakes = iter(self._listener)
+        assert next(self._wakes).reason == "connected"
+
+    def end(self) -> None:
+        self._listener.close()
+        assert list(self._wakes) == []
+
+
+def silent_worker(conn: Any, worker_id: str | None, *, lock: bool) -> None:
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid, detail, last_seen) VALUES"
+        " (%s, 'box', 'cpu', 1, jsonb_build_object('lock', %s::boolean), now() - interval '31 s')",
+        (worker_id, lock),
+    )
+
+
+def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn: Any) -> None:
+    run_id = factories.run(conn)
+    for i in range(3):
+        factories.node(conn, run_id, f"n{i}")
+    ids = ["dead", "unlocked", "renewing"]
+    dead, unlocked, renewing = (
+        factories.claim_node(conn, factories.who()._replace(worker_id=name)) for name in ids
+    )
+    for worker_id, lock in zip(ids, (True, False, True), strict=True):
+        silent_worker(conn, worker_id, lock=lock)
+    session = Session(ids[0])
+    conn.execute(
+        "UPDATE workflow_node_jobs SET heartbeat_at = now() - interval '31 s' WHERE node_id <> 'n2'"
+    )
+    now = [0.0]
+    sweeps = node_pool.Sweeps(lambda: now[0])
+    try:
+        for now[0] in (10.0, 20.0, 29.0):
+            sweeps.reclaim()
+        session.end()
+        sweeps.reclaim_gone()
+        assert factories.reread(conn, dead)["status"] == "running", "we were not here for long"
+        session = Session(ids[0])
+        now[0] = 31.0
+        sweeps.reclaim_gone()
+        assert factories.reread(conn, dead)["status"] == "running", "its session lives"
+        session.end()
+        wait.until(lambda: not conn.execute(LOCKS).fetchall())
+        sweeps.reclaim_gone()
+    finally:
+        sweeps.close()
+    row = factories.reread(conn, dead)
+    assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
+    for other in (unlocked, renewing):
+        assert factories.reread(conn, other)["status"] == "running"
+
+
+LOCKS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
 
 
 def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(conn: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_write_joins_the_callers_transaction(db: ModuleType) -> None:
     ("values", "reason"),
     [
         ({"desired_state": "maybe"}, "desired_state 'maybe': it is 'on' or 'off'"),
-        ({"desired_state": "off", "stop_policy": "drain"}, "'drain': registered are hard"),
+        ({"desired_state": "off", "stop_policy": "soft"}, "'soft': registered are drain, hard"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_write(
@@ -114,9 +115,64 @@ def test_what_cannot_be_meant_is_refused_before_any_write(
 
 
 def test_a_host_may_register_a_policy_of_its_own(conn: Any) -> None:
-    worker_control.STOP_POLICIES["drain"] = lambda worker, *, on_exit: None
-    row = worker_control.disable_worker("box", "gpu", stop_policy="drain")
-    assert row["stop_policy"] == "drain"
+    worker_control.STOP_POLICIES["soft"] = lambda worker, *, on_exit: None
+    row = worker_control.disable_worker("box", "gpu", stop_policy="soft")
+    assert row["stop_policy"] == "soft"
+
+
+SOON = datetime(2100, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("until", [SOON, timedelta(hours=1)])
+def test_who_asked_why_and_until_when_is_kept(conn: Any, until: Any) -> None:
+    row = worker_control.disable_worker(
+        "box", "gpu", requested_by="me", reason="new\x00card", until=until
+    )
+    assert (row["requested_by"], row["reason"]) == ("me", "new card")
+    if until is SOON:
+        assert row["until_at"] == SOON
+    else:
+        left = factories.one(
+            conn, "SELECT extract(epoch FROM until_at - now())::float8 FROM worker_controls"
+        )
+        assert 3500 < left <= 3600
+    row = worker_control.enable_worker("box", "gpu", reason="in")
+    assert (row["reason"], row["until_at"]) == ("in", None)
+
+
+def test_off_ends_by_itself(conn: Any) -> None:
+    worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
+    assert worker_control.desired_state_for("box", "gpu") == "off"
+    conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")
+    assert worker_control.desired_state_for("box", "gpu") == "on"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"desired_state": "off", "until": datetime(2100, 1, 1)},
+        {"desired_state": "off", "until": timedelta(0)},
+        {"desired_state": "on", "until": SOON},
+    ],
+)
+def test_an_until_that_makes_no_sense_is_refused(conn: Any, values: Row) -> None:
+    with pytest.raises(ValueError, match="until"):
+        worker_control.set_worker_control("box", "gpu", **values)
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+
+
+def test_queue_all_counts_for_every_queue_of_its_host(conn: Any) -> None:
+    worker_control.disable_worker("box", "all", stop_policy="drain")
+    for queue in ("cpu", "gpu", "fetch"):
+        assert worker_control.policy_in_force("box", queue) == "drain"
+    assert worker_control.desired_state_for("other", "cpu") == "on"
+    worker_control.enable_worker("box", "gpu")
+    assert worker_control.policy_in_force("box", "gpu") == "drain"
+    worker_control.disable_worker("box", "gpu")
+    assert worker_control.policy_in_force("box", "gpu") == "hard"
+    worker_control.enable_worker("box", "all")
+    assert worker_control.policy_in_force("box", "cpu") is None
+    assert worker_control.policy_in_force("box", "gpu") == "hard"
 
 
 @pytest.fixture
@@ -249,6 +305,34 @@ def test_the_command_writes_the_row_and_says_so(
     assert worker_control.desired_state_for("box", "gpu") == "on"
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45m", 2700), ("1.5h", 5400), ("30s", 30), ("2d", 172800)]
+)
+def test_the_command_takes_reason_and_span(
+    conn: Any, capsys: pytest.CaptureFixture[str], text: str, seconds: int
+) -> None:
+    argv = ["--queue", "all", "--off", "--host", "box", "--policy", "pause", "--reason", "fan"]
+    assert worker_control.main([*argv, "--until", text]) == 0
+    assert capsys.readouterr().out.startswith("box all: off until ")
+    left = factories.one(
+        conn, "SELECT extract(epoch FROM until_at - updated_at)::float8 FROM worker_controls"
+    )
+    assert left == seconds
+
+
+def test_the_command_takes_an_iso_time_with_its_zone(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--queue", "gpu", "--off", "--host", "box", "--until"]
+    assert worker_control.main([*argv, "2100-01-01T00:00:00Z"]) == 0
+    assert factories.one(conn, "SELECT until_at FROM worker_controls") == SOON
+    assert worker_control.main([*argv, "2100-01-01T00:00:00"]) == 2
+    for wrong in ("soon", "5 apples", "-m", "9" * 400 + "d"):
+        with pytest.raises(SystemExit):
+            worker_control.main([*argv, wrong])
+    assert "is neither a time span" in capsys.readouterr().err
+
+
 def test_the_commands_host_is_this_one(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AI_LEADS_HOST_LABEL", "here")
     assert worker_control.main(["--queue", "cpu", "--off"]) == 0
@@ -259,7 +343,7 @@ def test_the_command_refuses_a_policy_that_nobody_registered(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert worker_control.main(["--queue", "gpu", "--off", "--policy", "soft"]) == 2
-    assert "stop policy 'soft': registered are hard" in capsys.readouterr().err
+    assert "stop policy 'soft': registered are drain, hard, pause" in capsys.readouterr().err
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 

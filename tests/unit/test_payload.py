@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
+from queue_workflows.dag import graph, plan
 from queue_workflows.store import payload
 
 
@@ -142,3 +143,19 @@ def test_an_error_that_cannot_be_printed_is_still_an_error_text() -> None:
             raise RuntimeError
 
     assert payload.error_text(Spiteful()) == "Spiteful that cannot be printed"
+
+
+def test_a_plan_is_written_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "PLAN_BYTES", 1000)
+    node = graph.Node("n", "ok", "cpu", None, (), {}, None, None, None)
+    rows = [
+        plan.NewNode(node, "queued", {"text": "x" * size}, {}) for size in (10, 20, 900, 5000, 10)
+    ]
+    parts = [json.loads(text) for text in payload.encode_plan(rows)]
+    assert [[len(row["inputs"]["text"]) for row in part] for part in parts] == [
+        [10, 20],
+        [900],
+        [5000],
+        [10],
+    ]
+    assert list(payload.encode_plan([])) == []

@@ -44,11 +44,13 @@ def test_the_prefix_is_that_of_one_process() -> None:
 def test_containers_of_one_boot_are_different_machines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    here = identity.machine.__wrapped__()
     other = tmp_path / "pid"
     other.touch()
     monkeypatch.setattr(identity, "_PID_NAMESPACE", other)
-    assert re.fullmatch("[0-9a-f]{8}", identity.machine.__wrapped__())
-    assert identity.machine.__wrapped__() != identity.machine()
+    there = identity.machine.__wrapped__()
+    assert re.fullmatch("[0-9a-f]{8}", there)
+    assert there != here
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""`queue-workflows cancel`: end a run, a node job or an ingest job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import db, dispatcher
+from queue_workflows.cli import command, options, output
+from queue_workflows.runtime import process
+from queue_workflows.store import overview
+from queue_workflows.types import Row
+
+
+def cancel(
+    what: Annotated[str, typer.Argument(metavar="RUN|JOB", help="The id of a run or a job.")],
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Cancel a run or a job: what waits ends at once, what runs is asked to stop."""
+
+    def body() -> int:
+        with command.reading(app):
+            done = cancelled(what)
+        if as_json:
+            output.dump(done)
+        _say(done, quiet=as_json)
+        return 0 if done["outcome"] in ("cancelled", "asked to stop") else 1
+
+    command.execute("cancel", body, debug=debug)
+
+
+def cancelled(any_id: str) -> dict[str, Any]:
+    """Cancel what has this id; what happened, with the keys that `--json` shows.
+
+    `outcome`: `cancelled`, `asked to stop` (a job that runs), `already over` or `unknown`.
+    `stopping`: the jobs that still run, each with its worker. `nodes`: a run's, by status.
+    """
+    found = _find(any_id)
+    row: Row | None = None
+    if found is not None:
+        act = dispatcher.cancel_run if found["kind"] == "run" else dispatcher.cancel_job
+        row = act(any_id)
+        found = _find(any_id)
+    if found is None:
+        return _done(any_id, "unknown")
+    if row is None:
+        return _done(any_id, "already over", found)
+    return _done(any_id, "cancelled" if row["status"] == "cancelled" else "asked to stop", found)
+
+
+def _find(any_id: str) -> Row | None:
+    # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
+    if any_id != any_id.encode(errors="replace").decode():
+        return None
+    with db.transaction() as conn:
+        return overview.find(conn, any_id)
+
+
+def _done(any_id: str, outcome: str, found: Row | None = None) -> dict[str, Any]:
+    done: dict[str, Any] = {
+        "id": any_id, "kind": None, "name": None, "run_id": None, "outcome": outcome,
+        "status": None, "run_status": None, "stopping": [], "nodes": {},
+    }  # fmt: skip
+    if found is None:
+        return done
+    done |= {key: found[key] for key in ("kind", "name", "run_id", "status")}
+    with db.transaction() as conn:
+        done["stopping"] = overview.running_under(conn, any_id)
+        if found["run_id"] is not None:
+            run = overview.find(conn, found["run_id"])
+            done["run_status"] = run["status"] if run else None
+        if found["kind"] == "run":
+            done["nodes"] = overview.node_counts(conn, any_id)
+    return done
+
+
+def _say(done: dict[str, Any], *, quiet: bool) -> None:
+    """A line for what was done; to stderr, also beside JSON, for what there was not to do."""
+    if done["outcome"] == "unknown":
+        _refuse(f"there is no run or job {done['id']!r}")
+        return
+    what = f"{done['kind']} {done['id']} ({output.line(done['name'])})"
+    if done["outcome"] == "already over":
+        _refuse(f"{what} is already over: {done['status']}")
+    if quiet:
+        return
+    if done["outcome"] != "already over":
+        output.echo(f"{what}: {done['outcome']}{_rest(done)}")
+    for job in done["stopping"]:
+        output.echo(f"  {output.line(job['name'])} was asked to stop, runs on {_worker(job)}")
+
+
+def _refuse(text: str) -> None:
+    sys.stderr.write(f"{command.PROG} cancel: {process.mask(text)}\n")
+
+
+def _rest(done: dict[str, Any]) -> str:
+    if done["kind"] == "node job":
+        return f"; run {done['run_id']} is {done['run_status']}"
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(done["nodes"].items()))
+    return f"; nodes: {counts}" if counts else ""
+
+
+def _worker(job: Row) -> str:
+    pid = f" pid {job['pid']}" if job["pid"] else ""
+    return output.line(f"{job['host_label'] or 'an unknown host'} {job['queue']}{pid}")

@@ -1,0 +1,254 @@
+"""`queue-workflows supervise`: restart this host's workers when they are flagged dead."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config, db, errors
+from queue_workflows.cli import command, options
+from queue_workflows.runtime import child, process, service, signals
+from queue_workflows.store import workers
+from queue_workflows.types import NowFn, Row
+
+TIMEOUT_S = 120.0
+"""Longest run of one command; a unit's own stop may take systemd's 90 s."""
+FIRST_DELAY_S = 10.0
+MAX_DELAY_S = 300.0
+"""The wait after a bounce: FIRST_DELAY_S, doubled each time up to this; twice this long without
+a bounce starts the row anew."""
+POLL_S = 0.05
+GRACE_S = 0.3
+STOP_S = 0.8
+"""What is left of the second in which the command stops, once it has told the loop to."""
+OUTPUT_BYTES = 4000
+
+_log = logging.getLogger("queue_workflows.supervise")
+
+
+def supervise(
+    bounce: Annotated[
+        list[str] | None,
+        typer.Option(metavar="QUEUE=COMMAND", help="What restarts the worker of a queue; again."),
+    ] = None,
+    unit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="QUEUE=NAME", help="The systemd unit of a queue's worker; again."),
+    ] = None,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = (
+        5.0
+    ),
+    host: Annotated[str | None, typer.Option(metavar="LABEL", help="Default: this host's.")] = None,
+    app: options.App = None,
+    log_level: options.LogLevel = "info",
+    debug: options.Debug = False,
+) -> None:
+    """Restart this host's workers when they are flagged dead, until Ctrl-C."""
+
+    def body() -> int:
+        commands = commands_of(bounce or [], unit or [])
+        process.setup_logging(log_level)
+        config.load_app(app)
+        label = host or config.host_label()
+        with signals.StopRequest() as stop, command.database(create=False) as words:
+            queues = ", ".join(sorted(commands))
+            command.say(f"{words}: looking after the workers of {label} on {queues}")
+            _serve(Bouncer(label, commands, run=Runner(stop.requested)), every, stop)
+        return 0
+
+    command.execute("supervise", body, debug=debug)
+
+
+def _serve(bouncer: Bouncer, every_s: float, stop: signals.StopRequest) -> None:
+    task = service.Task("bounce", every_s, lambda: bouncer.look(stop.requested.is_set))
+    loop = service.Loop("supervise", [task])
+    loop.start()
+    stop.requested.wait()
+    if loop.stop(STOP_S):
+        bouncer.close()
+
+
+def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
+    """The command that restarts the worker of each queue, as a list of words.
+
+    Raises `InvalidConfig` for an option that names no queue, nothing to run, or what is not here.
+    """
+    found: dict[str, list[str]] = {}
+    for option, texts in (("--bounce", bounces), ("--unit", units)):
+        for text in texts:
+            queue, _, value = text.partition("=")
+            words = _words(option, text, value)
+            if not queue.strip() or not words:
+                raise errors.InvalidConfig(f"{option} {text!r}: it should look like cpu=NAME")
+            if queue in found:
+                raise errors.InvalidConfig(f"{option} {text!r}: {queue} has a command already")
+            if shutil.which(words[0]) is None:
+                raise errors.InvalidConfig(f"{option} {text!r}: no command {words[0]!r} here")
+            found[queue] = words
+    if not found:
+        raise errors.InvalidConfig(
+            "nothing to restart: name a command per queue by --bounce QUEUE=COMMAND or a systemd "
+            "unit by --unit QUEUE=NAME"
+        )
+    return found
+
+
+def _words(option: str, text: str, value: str) -> list[str]:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise errors.InvalidConfig(f"{option} {text!r}: {error}") from None
+    if option == "--bounce" or not words:
+        return words
+    if len(words) > 1 or words[0].startswith("-"):
+        raise errors.InvalidConfig(f"{option} {text!r}: a unit's name is one word")
+    return ["systemctl", "restart", words[0]]
+
+
+class Runner:
+    """Runs a command to its end and logs what it prints; `stopped` cuts it short."""
+
+    def __init__(self, stopped: signals.Flag, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._stopped = stopped
+        self._timeout_s = timeout_s
+
+    def __call__(self, queue: str, words: list[str]) -> bool:
+        """Whether it ended with exit code 0 in time."""
+        with tempfile.NamedTemporaryFile() as printed:
+            argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', printed.name, *words]
+            try:
+                how = self._wait(child.Child(argv))
+            except OSError as error:
+                how = f"could not be started: {error}"
+            _log_output(queue, printed.fileno())
+        if how:
+            _log.error("%s: %s %s", queue, shlex.join(words), how)
+        return not how
+
+    def _wait(self, running: child.Child) -> str:
+        """How it failed, "" when it did not."""
+        deadline = time.monotonic() + self._timeout_s
+        while (death := running.reap()) is None:
+            if self._stopped.wait(POLL_S):
+                return _end(running, "was stopped, as we are")
+            if time.monotonic() >= deadline:
+                return _end(running, f"did not end within {self._timeout_s:g} s")
+        if death.signal is not None:
+            return f"was killed by signal {death.signal}"
+        return "" if death.code == 0 else f"ended with exit code {death.code}"
+
+
+def _end(running: child.Child, why: str) -> str:
+    """End the command, and what it started in its session."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signum)
+        deadline = time.monotonic() + GRACE_S
+        while running.reap() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    return why
+
+
+def _log_output(queue: str, printed: int) -> None:
+    size = os.fstat(printed).st_size
+    text = os.pread(printed, OUTPUT_BYTES, max(0, size - OUTPUT_BYTES))
+    for line in text.decode(errors="replace").splitlines():
+        _log.info("%s: | %s", queue, line)
+
+
+class _Seat:
+    """What was done about one queue: the flagging that was acted on, and when to act next."""
+
+    def __init__(self) -> None:
+        self.handled: object = None
+        self.bounces = 0
+        self.last = 0.0
+        self.due = 0.0
+
+
+class Bouncer:
+    """Runs a queue's command when its worker on this host is flagged dead, once for each flagging.
+
+    A command that fails is tried again, and a flagging that follows soon has to wait: FIRST_DELAY_S
+    after the last bounce, doubled each time up to MAX_DELAY_S. A queue that is OFF is left alone.
+    """
+
+    def __init__(
+        self,
+        host_label: str,
+        commands: dict[str, list[str]],
+        *,
+        run: Callable[[str, list[str]], bool],
+        now_fn: NowFn = time.monotonic,
+    ) -> None:
+        self._host = host_label
+        self._commands = commands
+        self._run = run
+        self._now = now_fn
+        self._seats = {queue: _Seat() for queue in commands}
+        self._unmapped: set[str] = set()
+        self._kept = db.Kept()
+        self._said = ""
+
+    def look(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Act on every flagging that is due. Each is read again right before its turn."""
+        try:
+            while not stopped() and (row := self._next()) is not None:
+                self._bounce(row)
+            self._said = ""
+        except db.Error as error:
+            if self._said != (said := str(error).strip()):
+                self._said = said
+                _log.warning("waiting for the database: %s", said)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._kept.close()
+
+    def _next(self) -> Row | None:
+        with self._kept.using() as conn:
+            rows = workers.flagged(conn, self._host)
+        now = self._now()
+        for row in rows:
+            seat = self._seats.get(row["queue"])
+            if seat is None:
+                self._complain(row["queue"])
+            elif row["flagged_at"] != seat.handled and now >= seat.due:
+                return row
+        return None
+
+    def _complain(self, queue: str) -> None:
+        if queue not in self._unmapped:
+            self._unmapped.add(queue)
+            _log.error(
+                "the %s worker of %s is flagged dead, and nothing restarts it: add --bounce %s=... "
+                "or --unit %s=...", queue, self._host, queue, queue,
+            )  # fmt: skip
+
+    def _bounce(self, row: Row) -> None:
+        queue, seat = row["queue"], self._seats[row["queue"]]
+        _log.warning(
+            "the %s worker of %s is flagged dead, last seen %.0f s ago; running %s",
+            queue, self._host, row["age_s"], shlex.join(self._commands[queue]),
+        )  # fmt: skip
+        done = self._run(queue, self._commands[queue])
+        now = self._now()
+        if now - seat.last > 2 * MAX_DELAY_S:
+            seat.bounces = 0
+        seat.last, seat.due = now, now + min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**seat.bounces)
+        seat.bounces = min(seat.bounces + 1, 30)
+        if done:
+            seat.handled = row["flagged_at"]
+            _log.info("%s: restarted", queue)
+        else:
+            _log.warning("%s: trying again in %.0f s at the earliest", queue, seat.due - now)

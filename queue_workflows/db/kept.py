@@ -1,0 +1,48 @@
+"""A dedicated connection that its owner keeps and replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import psycopg
+
+from queue_workflows.db import pool
+
+
+class Kept:
+    """One autocommit engine connection, opened on first use and again after it was dropped.
+
+    For one thread at a time. `opened` is called with each new connection.
+    """
+
+    def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
+        self._opened = opened
+        self._conn: pool.Connection | None = None
+
+    def get(self) -> pool.Connection:
+        """The connection, opened when there is none."""
+        if self._conn is None or self._conn.closed:
+            self._conn = pool.connect()
+            self._opened(self._conn)
+        return self._conn
+
+    @property
+    def current(self) -> pool.Connection | None:
+        """The connection, if there is one."""
+        return self._conn
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    @contextmanager
+    def using(self) -> Generator[pool.Connection]:
+        """The connection; after a database error it is closed, and the error passes."""
+        try:
+            yield self.get()
+        except psycopg.Error:
+            self.close()
+            raise

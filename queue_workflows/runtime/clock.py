@@ -1,0 +1,27 @@
+"""The clock that goes on while the machine sleeps."""
+
+from __future__ import annotations
+
+import time
+
+
+def _boot_clock() -> int | None:
+    clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    if clock is not None:
+        try:
+            time.clock_gettime(clock)
+        except OSError:
+            return None
+    return clock
+
+
+_BOOT_CLOCK = _boot_clock()
+
+
+def boot_s() -> float:
+    """Seconds since the machine booted, suspend included; for intervals and deadlines only.
+
+    Where there is no such clock (macOS), the monotonic one, which may stand still in suspend. A
+    process always gets the same of the two.
+    """
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)

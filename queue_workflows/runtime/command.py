@@ -1,0 +1,100 @@
+"""A tool that is run now and then for what it prints, and that may hang, fail or print rubbish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from typing import NamedTuple
+
+PRINTED_LIMIT = 1 << 20
+"""Bytes; a tool that prints more is cut off."""
+REAP_S = 0.2
+
+
+class Answer(NamedTuple):
+    """What a tool printed; None with the reason when it did not end well, `hung` when not at all."""
+
+    text: str | None
+    problem: str = ""
+    hung: bool = False
+
+
+class Tool:
+    """A command on PATH, by name. Not for two threads at once.
+
+    One that even SIGKILL does not end (it sits in a driver) is left behind and not run again while
+    it is there, so that neither the caller waits for it nor the process table fills.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._left: subprocess.Popen[bytes] | None = None
+
+    def ask(self, *arguments: str, timeout_s: float) -> Answer:
+        """Run it for at most `timeout_s`, REAP_S and the start aside; raises nothing."""
+        if self._left is not None and self._left.poll() is None:
+            return Answer(None, f"an earlier {self.name} still hangs", hung=True)
+        self._left = None
+        path = shutil.which(self.name)
+        if path is None:
+            return Answer(None, f"no {self.name} on PATH")
+        try:
+            return self._run([path, *arguments], timeout_s)
+        except TimeoutError:
+            return Answer(None, f"{self.name} did not end within {timeout_s:.1f} s", hung=True)
+        except OSError as error:
+            return Answer(None, f"{self.name}: {error.strerror or error}")
+
+    def _run(self, argv: list[str], timeout_s: float) -> Answer:
+        deadline = time.monotonic() + timeout_s
+        process = subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            with process.stdout as pipe:
+                printed = _read(pipe.fileno(), deadline)
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        finally:
+            if process.returncode is None:
+                self._kill(process)
+        if code != 0:
+            return Answer(None, f"{self.name} ended with {code}")
+        return Answer(printed.decode("utf-8", "replace"))
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            self._left = process
+
+
+def _read(fd: int, deadline: float) -> bytes:
+    """All that comes until the end; TimeoutError, or OSError past PRINTED_LIMIT."""
+    printed = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        while len(printed) <= PRINTED_LIMIT:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not selector.select(left_s):
+                raise TimeoutError
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                return bytes(printed)
+            printed += chunk
+    raise OSError(f"printed more than {PRINTED_LIMIT} bytes")

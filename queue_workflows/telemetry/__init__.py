@@ -1,0 +1,1 @@
+"""What a worker can learn about its own use of the machine."""

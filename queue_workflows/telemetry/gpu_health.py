@@ -1,0 +1,224 @@
+"""One worker's use of GPU and RAM, from tools that may be missing, hang or print rubbish."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from queue_workflows.runtime import command
+
+TIMEOUT_S = 3.0
+"""For all that one sample runs."""
+MB = 1024 * 1024
+
+_NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
+_ROCM_USE = re.compile(r"GPU use \(%\)\"?[ \t]*:[ \t]*\"?([^\s\",}]*)")
+_MOST_ANCESTORS = 64
+
+
+class Sample(NamedTuple):
+    """GPU use in percent and RAM in MB; None is unknown, which is not idle."""
+
+    gpu_pct: float | None
+    ram_mb: float | None
+
+
+class Process(NamedTuple):
+    """A row of `nvidia-smi pmon`: a process on a GPU, and the use of each engine as printed."""
+
+    gpu: str
+    pid: int
+    use: tuple[str, ...]
+
+
+class _Unknown(Exception):
+    """The GPU use cannot be told; the text says why."""
+
+
+class Sampler:
+    """Samples this process with its descendants; made once, as it learns what pmon can show."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._proc = proc
+        self._cgroups = cgroups
+        self._nvidia = command.Tool("nvidia-smi")
+        self._rocm = command.Tool("rocm-smi")
+        self._shown = False
+        self.problem: str | None = None
+        """Why the latest sample knows no GPU use; None when it does."""
+
+    def sample(self) -> Sample:
+        """The use now. Blocks for about TIMEOUT_S at the worst, raises nothing."""
+        used = None
+        try:
+            used, self.problem = self._gpu_pct(), None
+        except _Unknown as why:
+            self.problem = str(why)
+        return Sample(used, ram_mb(self._proc, self._cgroups))
+
+    def _gpu_pct(self) -> float:
+        deadline = time.monotonic() + self._timeout_s
+        listed = self._ask(self._nvidia, deadline, "pmon", "-c", "1")
+        own = self._own_rows(listed.text or "")
+        if own:
+            return _known(pmon_use(own, shown=self._shown), "pmon has shown no number yet")
+        box = self._ask(
+            self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
+        )
+        if box.text is not None:
+            return _known(nvidia_use(box.text), "nvidia-smi tells no use of the GPU")
+        other = self._ask(self._rocm, deadline, "--showuse", "--json")
+        if other.text is not None:
+            return _known(rocm_use(other.text), "rocm-smi tells no use of the GPU")
+        raise _Unknown(f"{box.problem}, {other.problem}")
+
+    def _own_rows(self, text: str) -> list[Process]:
+        rows = pmon_processes(text)
+        if any(_percent(use) is not None for row in rows for use in row.use):
+            self._shown = True
+        return [row for row in rows if is_descendant(row.pid, self._proc)]
+
+    def _ask(self, tool: command.Tool, deadline: float, *arguments: str) -> command.Answer:
+        """One that hangs ends the sample: others would wait for the same driver."""
+        answer = tool.ask(*arguments, timeout_s=max(0.0, deadline - time.monotonic()))
+        if answer.hung:
+            raise _Unknown(answer.problem)
+        return answer
+
+
+def _known(used: float | None, problem: str) -> float:
+    if used is None:
+        raise _Unknown(problem)
+    return used
+
+
+def _percent(text: str) -> float | None:
+    """0 to 100; None for anything else."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    value = float(text)
+    return value if value <= 100 else None
+
+
+def pmon_processes(text: str) -> list[Process]:
+    """The rows that show a process, with its `%` columns; none of a text without pmon's two headers.
+
+    Columns differ by driver; the headers tell their names and units. A row that breaks off has the
+    use that is missing as "".
+    """
+    names: list[str] = []
+    units: list[str] = []
+    found: list[Process] = []
+    for line in text.splitlines():
+        words = line.split()
+        if line.lstrip().startswith("#"):
+            header = line.lstrip()[1:].split()
+            if "pid" in header:
+                names, units = header, []
+            else:
+                units = header
+        elif "pid" in names and "%" in units and len(words) > names.index("pid"):
+            pid = words[names.index("pid")]
+            if re.fullmatch(r"\d{1,10}", pid, re.ASCII):
+                at = [n for n, unit in enumerate(units) if unit == "%"]
+                use = tuple(words[n] if n < len(words) else "" for n in at)
+                found.append(Process(words[0], int(pid), use))
+    return found
+
+
+def pmon_use(rows: Sequence[Process], *, shown: bool) -> float | None:
+    """The use of the busiest GPU by these processes together; None when any of it is unknown.
+
+    An engine that shows `-` does nothing, once the box has `shown` that it knows numbers at all.
+    """
+    per_gpu: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        use = [0.0 if shown and text == "-" else _percent(text) for text in row.use]
+        known = [value for value in use if value is not None]
+        if not known or len(known) < len(use):
+            return None
+        per_gpu[row.gpu] += max(known)
+    return min(100.0, max(per_gpu.values())) if per_gpu else None
+
+
+def nvidia_use(text: str) -> float | None:
+    """The busiest GPU, of one line each; None when one cannot tell (`[N/A]`), or there is none."""
+    lines = [line.strip().removesuffix("%").strip() for line in text.splitlines()]
+    return _busiest([line for line in lines if line])
+
+
+def rocm_use(text: str) -> float | None:
+    """The busiest GPU of `rocm-smi --showuse`, JSON or not; None as in `nvidia_use`."""
+    return _busiest(_ROCM_USE.findall(text))
+
+
+def _busiest(texts: Sequence[str]) -> float | None:
+    values = [_percent(text) for text in texts]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def is_descendant(pid: int, proc: Path) -> bool:
+    """Whether it is this process or came from it; False when that cannot be read."""
+    for _ in range(_MOST_ANCESTORS):
+        if pid == os.getpid():
+            return True
+        try:
+            stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+            pid = int(stat.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+        if pid <= 1:
+            return pid == os.getpid()
+    return False
+
+
+def ram_mb(proc: Path, cgroups: Path) -> float | None:
+    """RAM of the container, or without one this process's RSS; in MB of 2**20, None: unknown."""
+    found = container_mb(proc, cgroups)
+    return found if found is not None else _rss_mb(proc)
+
+
+def container_mb(proc: Path, cgroups: Path) -> float | None:
+    """`memory.current` of the own cgroup (v2); None when neither namespace nor limit contains us.
+
+    Only a namespace shows a cgroup that has this file as `/`: the machine's root has none.
+    """
+    try:
+        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+        name = next(line[3:] for line in groups if line.startswith("0::/"))
+        own = cgroups / name.lstrip("/")
+        folders = [own, *(f for f in own.parents if cgroups in f.parents)]
+        if ".." in own.parts or not (name == "/" or any(map(_is_limited, folders))):
+            return None
+        return int((own / "memory.current").read_text(encoding="ascii")) / MB
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _is_limited(folder: Path) -> bool:
+    try:
+        return (folder / "memory.max").read_text(encoding="ascii").strip() != "max"
+    except (OSError, ValueError):
+        return False
+
+
+def _rss_mb(proc: Path) -> float | None:
+    try:
+        status = (proc / "self/status").read_text(encoding="utf-8", errors="replace")
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) / 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

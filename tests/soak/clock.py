@@ -1,0 +1,59 @@
+"""One time for all: the machine's monotonic clock, to which the database's is set off."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+from queue_workflows import db
+
+SLACK_S = 0.05
+
+
+class Clock:
+    """Turns the database's epoch seconds into monotonic seconds; both run on this machine."""
+
+    def __init__(self) -> None:
+        offsets = [self._measure() for _ in range(9)]
+        self.offset = statistics.median(offsets)
+
+    @staticmethod
+    def _measure() -> float:
+        with db.connection() as conn:
+            before = time.monotonic()
+            row = conn.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS t").fetchone()
+            assert row is not None
+            return row["t"] - (before + time.monotonic()) / 2
+
+    def at(self, epoch: float) -> float:
+        """The monotonic instant of the database's epoch seconds."""
+        return epoch - self.offset
+
+
+class Stalls:
+    """Notes when the machine itself stood still, which excuses what no process could help."""
+
+    EVERY_S = 0.05
+    LONG_S = 1.0
+
+    def __init__(self) -> None:
+        self.found: list[tuple[float, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soak-stalls", daemon=True)
+
+    def __enter__(self) -> Stalls:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(self.EVERY_S):
+            now = time.monotonic()
+            if now - last > self.LONG_S:
+                self.found.append((last, now))
+            last = now

@@ -1,0 +1,101 @@
+"""What the soak runs: chains, joins, diamonds, skips, questions, models, and poison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Spec = dict[str, Any]
+MODELS = ("tiny", "small")
+CHAIN = 5
+POISON = ("raises", "exits", "killed")
+"""Workflows whose run must fail, each by a body of another kind."""
+WEIGHTS = {
+    "chain": 4, "join": 2, "diamond": 4, "skips": 3, "asks": 4, "models": 3, "long": 3, "wide": 2,
+}  # fmt: skip
+
+
+def _node(name: str, body: str, *deps: str, **more: Any) -> Spec:
+    return {"id": name, "node": body, "depends_on": list(deps), **more}
+
+
+def _linked(body: str) -> list[Spec]:
+    return [_node("n", body, inputs=[{"name": "before", "from": "pipeline.before"}])]
+
+
+PIPELINES: dict[str, list[Spec]] = {
+    "quick": [_node("n", "quick")],
+    "medium": [_node("n", "medium")],
+    "link": _linked("link"),
+    "hear": [_node("n", "hear", inputs=[{"name": "said", "from": "pipeline.said"}])],
+    "long": [_node("n", "long")],
+    "diamond": [
+        _node("a", "quick"),
+        *(_node(name, "medium", "a") for name in ("b", "c", "d")),
+        _node("e", "quick", "b", "c", "d"),
+    ],
+    "join": [
+        _node("src", "quick"),
+        *(_node(f"p{n}", "quick", "src") for n in range(8)),
+        _node("join", "quick", *(f"p{n}" for n in range(8))),
+    ],
+    "wide": [_node(f"w{n}", "medium") for n in range(10)],
+    "model": [
+        _node("first", "predict", gpu=True, model=MODELS[0]),
+        _node("second", "predict", "first", gpu=True, model=MODELS[1]),
+    ],
+    **{name: [_node("n", name), _node("after", "quick", "n")] for name in POISON},
+}
+
+
+def _step(step_id: str, pipeline: str, *after: str, **more: Any) -> Spec:
+    return {
+        "id": step_id, "kind": "pipeline", "pipeline": pipeline, "depends_on": list(after), **more,
+    }  # fmt: skip
+
+
+def _chain() -> list[Spec]:
+    steps = [_step("s1", "link", inputs={"before": 0})]
+    for number in range(2, CHAIN + 1):
+        before = {"before": {"$from": f"s{number - 1}/n.value"}}
+        steps.append(_step(f"s{number}", "link", f"s{number - 1}", inputs=before))
+    return steps
+
+
+_ASK: Spec = {
+    "id": "ask",
+    "kind": "input",
+    "widget": "turnout",
+    "prompt": "Which way?",
+    "turnout_options": [{"label": "Left", "value": "l"}, {"label": "Right", "value": "r"}],
+    "target": "way",
+    "depends_on": ["work"],
+}
+WORKFLOWS: dict[str, list[Spec]] = {
+    "chain": _chain(),
+    "join": [_step("j", "join")],
+    "diamond": [_step("d", "diamond")],
+    "skips": [
+        _step("work", "quick"),
+        _step("maybe", "medium", "work", skip_if={"$from": "skip"}),
+        _step("end", "quick", "maybe"),
+    ],
+    "asks": [
+        _step("work", "quick"),
+        _ASK,
+        _step("end", "hear", "ask", inputs={"said": {"$from": "ask.way"}}),
+    ],
+    "models": [_step("work", "quick"), _step("gpu", "model", "work")],
+    "long": [_step("work", "long"), _step("end", "quick", "work")],
+    "wide": [_step("w", "wide")],
+    **{name: [_step("bad", name)] for name in POISON},
+}
+
+
+def load_workflow(name: str) -> Spec:
+    """The provider's loader."""
+    return {"name": name, "steps": WORKFLOWS[name]}
+
+
+def load_pipeline(name: str) -> Spec:
+    """The provider's pipelines."""
+    return {"name": name, "nodes": PIPELINES[name]}
