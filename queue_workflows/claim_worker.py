@@ -6,13 +6,12 @@ import argparse
 import logging
 import os
 import sys
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from queue_workflows import config, db, errors, gpu_model_cache, model_registry
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import identity, process, signals
+from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, loop, parent, watch
@@ -122,12 +121,12 @@ class ClaimWorker:
         timeout_s = self._shutdown_timeout_s
         if timeout_s is None:
             timeout_s = config.SHUTDOWN_TIMEOUT_S.read()
-        self._watch.stop_deadline = time.monotonic() + timeout_s
+        self._watch.stop_deadline = clock.boot_s() + timeout_s
         self._loop.stop()
 
     def stop_now(self) -> None:
         """Give the running job back at once and leave."""
-        self._watch.stop_deadline = time.monotonic()
+        self._watch.stop_deadline = clock.boot_s()
         self._loop.stop()
 
 

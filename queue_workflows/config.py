@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     InvokeContext = Callable[[Row, Row], AbstractContextManager[Callable[[JsonDict], JsonDict]]]
 
 T = TypeVar("T", int, float, str, bool)
+R = TypeVar("R")
 
 DAG_QUEUES = frozenset({"cpu", "gpu"})
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_IMPORTERS = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
 _warned: set[tuple[str, str]] = set()
 
 
@@ -114,6 +116,9 @@ LEASE_RECLAIM_INTERVAL_S = Knob(
 )
 STALE_WORKER_AFTER_S = Knob(
     "STALE_WORKER_AFTER_S", 30.0, "s", "heartbeat age at which a worker counts as dead"
+)
+CANCEL_GRACE_S = Knob(
+    "CANCEL_GRACE_S", 30.0, "s", "how long a cancelled body may go on before its worker is stopped"
 )
 SILENT_WORKER_AFTER_S = Knob(
     "SILENT_WORKER_AFTER_S",
@@ -493,37 +498,65 @@ def load_app(spec: str | None) -> str | None:
     """Import `package.module[:callable]`, call the callable if one is named, return that spec.
 
     None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
-    Raises `InvalidConfig` when the module or the callable does not exist.
+    Raises `InvalidConfig` when the module or the callable does not exist, and `AppFailed` from what
+    the app itself raises, `SystemExit` too; an error of ours passes.
     """
     chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
     if not chosen:
         return None
+    source = f"--app {chosen}" if spec else f"QUEUE_WORKFLOWS_APP={chosen}"
     module_name, _, attribute = chosen.partition(":")
     if not _MODULE_NAME.fullmatch(module_name):
-        raise errors.InvalidConfig(f"--app {chosen}: it should look like package.module[:callable]")
+        raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
+    target: Any = _import_app(source, module_name)
+    for part in filter(None, attribute.split(".")):
+        target = getattr(target, part, None)
+        if target is None:
+            raise errors.InvalidConfig(f"{source}: {module_name} has no {attribute!r}")
+    if attribute:
+        if not callable(target):
+            raise errors.InvalidConfig(f"{source}: {attribute!r} cannot be called")
+        _of_app(f"{source}: {attribute}()", target)
+    return chosen
+
+
+def _import_app(source: str, module_name: str) -> Any:
     import importlib
 
     folder = os.getcwd()  # noqa: PTH109  pathlib costs 20 ms of import time
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        target: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+        return _of_app(f"{source}: importing it", lambda: importlib.import_module(module_name))
+    except errors.AppFailed as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if missing is None or not (module_name + ".").startswith(missing + "."):
             raise
         raise errors.InvalidConfig(
-            f"--app {chosen}: no module {error.name!r} here; run from its folder, or install the "
-            "package"
-        ) from error
-    for part in filter(None, attribute.split(".")):
-        target = getattr(target, part, None)
-        if target is None:
-            raise errors.InvalidConfig(f"--app {chosen}: {module_name} has no {attribute!r}")
-    if attribute:
-        if not callable(target):
-            raise errors.InvalidConfig(f"--app {chosen}: {attribute!r} cannot be called")
-        target()
-    return chosen
+            f"{source}: no module {missing!r} here; run from its folder, or install the package"
+        ) from cause
+
+
+def _of_app(what: str, call: Callable[[], R]) -> R:
+    """What the host's code returns; `AppFailed` from what it raises, its frames cut to the host's."""
+    try:
+        return call()
+    except (errors.QueueWorkflowsError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  boundary around host code: an app may exit
+        trace = error.__traceback__
+        while trace is not None and _leads_to_app(trace.tb_frame.f_globals.get("__name__", "")):
+            trace = trace.tb_next
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            text += f" ({file.rpartition(os.sep)[2]}, line {trace.tb_lineno})"
+        raise errors.AppFailed(f"{what} failed: {text}") from error.with_traceback(trace)
+
+
+def _leads_to_app(module: str) -> bool:
+    return module == __name__ or module.partition(".")[0] in _IMPORTERS
 
 
 def describe_knobs() -> list[Mapping[str, str]]:

@@ -11,12 +11,20 @@ class InvalidConfig(QueueWorkflowsError, ValueError):
     """A setting, hook or command line option that cannot be used."""
 
 
+class AppFailed(InvalidConfig):
+    """The host app raised while it was imported or called; the cause is what it raised."""
+
+
 class DatabaseUrlMissing(QueueWorkflowsError, RuntimeError):
     """No database was named and the embedded server was not asked for."""
 
 
 class DatabaseUnavailable(QueueWorkflowsError, ConnectionError):
     """The database named by the DSN does not answer."""
+
+
+class DatabaseRefused(QueueWorkflowsError, PermissionError):
+    """The database's user lacks a right; the text names the user and the grant."""
 
 
 class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):

@@ -57,6 +57,7 @@ def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
     del worker, on_exit
 
 
+HARD: StopPolicy = _hard
 STOP_POLICIES: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
 """Policy name → handler(worker, *, on_exit); a host may add its own. `pause` keeps a model warm."""
 

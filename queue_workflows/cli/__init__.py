@@ -10,7 +10,19 @@ from collections.abc import Sequence
 import typer
 
 from queue_workflows import __version__
-from queue_workflows.cli import cancel, demo, migrate, run, runs, status, supervise, up, workers
+from queue_workflows.cli import (
+    audit,
+    cancel,
+    demo,
+    doctor,
+    migrate,
+    run,
+    runs,
+    status,
+    supervise,
+    up,
+    workers,
+)
 
 app = typer.Typer(
     help="Postgres as queue, message bus and memory of a workflow engine.",
@@ -28,6 +40,8 @@ app.command("workers")(workers.workers)
 app.command("cancel")(cancel.cancel)
 app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
+app.command("audit")(audit.audit)
+app.command("doctor")(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:

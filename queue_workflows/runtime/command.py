@@ -17,7 +17,7 @@ REAP_S = 0.2
 
 
 class Answer(NamedTuple):
-    """What a tool printed; None with the reason when it did not end well, `hung` when not at all."""
+    """What a tool printed; None with the problem when it ended badly, `hung` when not in time."""
 
     text: str | None
     problem: str = ""

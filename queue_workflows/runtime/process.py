@@ -76,26 +76,80 @@ def add_common_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def explain_by(explain: Explain) -> None:
+    """Ask this for an error of ours in place of one that a command's body lets pass."""
+    _explanations.append(explain)
+
+
 def run_main(prog: str, body: Callable[[], int], *, debug: bool = False) -> int:
     """The body's exit code; 2 for an error of ours, 130 for Ctrl-C, 1 for any other exception.
 
-    An error of ours is one line on stderr; `debug` or the knob DEBUG adds the traceback. Any other
-    exception is logged with its traceback. SystemExit passes.
+    An error of ours, or what `explain_by` makes one, is one line on stderr; `debug` or the knob
+    DEBUG adds the traceback. Output that nobody reads: 1, quietly; that cannot be written: 1 and a
+    line. Any other exception is logged with its traceback. SystemExit passes.
     """
+    _open_streams()
     try:
-        return body()
+        code = body()
+        sys.stdout.flush()
     except errors.QueueWorkflowsError as error:
-        if debug or config.DEBUG.read():
-            sys.stderr.write(mask(traceback.format_exc()))
-        message = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"{prog}: {mask(message)}\n")
-        return USAGE_ERROR
+        return _refuse(prog, error, debug=debug)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (lost := _lost_output(error)):
+            if not isinstance(lost, BrokenPipeError):
+                _say(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
+            return 1
+        for explain in _explanations:
+            if (ours := explain(error)) is not None:
+                ours.__cause__ = error
+                return _refuse(prog, ours, debug=debug)
         setup_logging()
         logger.exception("%s: unexpected error", prog)
         return 1
+    return code
+
+
+def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int:
+    if debug or config.DEBUG.read():
+        _say("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    message = " ".join(str(error).split()) or type(error).__name__
+    _say(f"{prog}: {message}\n")
+    if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
+        _say("".join(traceback.format_tb(error.__cause__.__traceback__)))
+    return USAGE_ERROR
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(mask(text))
+        sys.stderr.flush()
+
+
+def _open_streams() -> None:
+    """Where a stream was closed before the start, open it on nothing: no file of ours gets its fd."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(_onto(fd), True)
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def _lost_output(error: OSError) -> OSError | None:
+    """Why stdout takes nothing more, which then goes nowhere; None when it is not to blame."""
+    lost = error if isinstance(error, BrokenPipeError) else None
+    try:
+        sys.stdout.flush()
+    except OSError as refused:
+        # What could not be written is still in its buffer.
+        lost = refused
+    if lost is not None:
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+    return lost
 
 
 def exit_now(code: int) -> None:

@@ -125,7 +125,8 @@ _LISTING = (
     " h.last_flagged_dead_at"
     " FROM workers w LEFT JOIN LATERAL (" + _SWITCHED_OFF + " AND c.host_label = w.host_label"
     " AND c.queue IN (w.queue, 'all') ORDER BY c.stop_policy <> 'hard', c.queue = 'all' LIMIT 1"
-    ") c ON true LEFT JOIN worker_heartbeats h USING (host_label, queue)"
+    ") c ON true LEFT JOIN worker_heartbeats h"
+    " ON h.host_label = w.host_label AND h.queue = w.queue"
     " WHERE w.last_seen > now() - interval '1 day' AND w.state NOT IN ('stopped')"
     " ORDER BY w.host_label, w.queue, w.started_at"
 )

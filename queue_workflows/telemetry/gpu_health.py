@@ -113,7 +113,7 @@ def _percent(text: str) -> float | None:
 
 
 def pmon_processes(text: str) -> list[Process]:
-    """The rows that show a process, with its `%` columns; none of a text without pmon's two headers.
+    """The rows of a process, with their `%` columns; none without pmon's two lines of headers.
 
     Columns differ by driver; the headers tell their names and units. A row that breaks off has the
     use that is missing as "".

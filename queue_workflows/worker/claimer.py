@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from queue_workflows import db, dispatcher, errors
+from queue_workflows.runtime import clock
 from queue_workflows.store import claims, outcomes, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import current
@@ -41,7 +41,7 @@ class Claimer:
         """The jobs that this worker knows to hold."""
         self._look_again = False
         self.sent_at = 0.0
-        """Monotonic instant just before the last claim was sent: its lease began no earlier."""
+        """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
         self._pause = threading.Event()
 
     def connection(self) -> db.Connection:
@@ -87,7 +87,7 @@ class Claimer:
 
         Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
         """
-        self.sent_at = time.monotonic()
+        self.sent_at = clock.boot_s()
         try:
             jobs = claims.ingest_step(
                 self.connection(), self._who(), done=done, claim=size, promote=promote
@@ -186,7 +186,7 @@ class Claimer:
         claim: bool,
         promote: bool = False,
     ) -> Row | None:
-        self.sent_at = time.monotonic()
+        self.sent_at = clock.boot_s()
         if self._table.in_run:
             result = outcomes.node_result(*done) if done else None
             return claims.node_step(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 from queue_workflows import errors
+from queue_workflows.runtime import clock
 from queue_workflows.store import payload, tables
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import guards
@@ -21,7 +21,7 @@ class Work:
         job: Row,
         lease_end: guards.LeaseEnd,
         *,
-        now_fn: NowFn = time.monotonic,
+        now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._now = now_fn
         self.table = table
@@ -31,10 +31,9 @@ class Work:
         self.started = now_fn()
         self.renewed = self.started
         self.lease_end = lease_end
-        self.guards: list[guards.Guard] = [
-            self.lease_end,
-            guards.Budget(self.started, guards.budget_for(job)),
-        ]
+        self.guards: list[guards.Guard] = [lease_end, *guards.guards_for(job, self.started)]
+        self.stop_at: float | None = None
+        """When a cancelled body has had its grace."""
         self.settling = False
         """The outcome is being written: a claim that is gone may be gone by that very write."""
         self.unsaved: str | None = None
@@ -57,6 +56,18 @@ class Work:
             return
         if len(text) <= PROGRESS_LIMIT:
             self.unsaved = text
+
+    @property
+    def budget_ends(self) -> float | None:
+        """When the wall-clock budget is over, if there is one."""
+        ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
+        return min(ends) if ends else None
+
+    def cancelled_by(self, stop_at: float) -> None:
+        """The job was cancelled: tell the body, which has until the first `stop_at` given."""
+        if self.stop_at is None:
+            self.stop_at = stop_at
+        self.cancel.set()
 
     def verdict(self) -> guards.Trip | None:
         """The first guard that trips now; of a body that has ended only its lease is judged."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from queue_workflows import config
-from queue_workflows.telemetry.gpu_health import Sample
 from queue_workflows.types import Row
+
+if TYPE_CHECKING:
+    from queue_workflows.telemetry.gpu_health import Sample
 
 EXIT_BUDGET = 75
 EXIT_STALL = 76
@@ -24,6 +26,7 @@ INGEST_S = {"fetch": 7200.0, "load": 3600.0}
 SAMPLE_S = 30.0
 """Longest time between two samples of the GPU health guard; a tenth of its window if shorter."""
 MIN_IDLE_SAMPLES = 3
+"""In a window, however short the knobs make it."""
 STATIC_RAM_MB = 32.0
 """RAM that may move while a stall is confirmed, which takes seconds: a load moves more."""
 FROZEN_S = 5.0
@@ -123,7 +126,9 @@ class GpuHealth:
         self._since = self._seen = self._tried = started
         self._unseen_s = 0.0
         self._idle_samples = 0
-        self._ram_mb: tuple[float, float] | None = None
+        self._ram_mb: float | None = None
+        self._low_mb: float | None = None
+        self._high_mb: float | None = None
 
     def beat(self, now: float) -> None:
         self._beaten = now
@@ -140,19 +145,13 @@ class GpuHealth:
         unseen_s, self._seen = self._gap(now), now
         self._unseen_s += unseen_s
         since, _ = self._window()
-        if busy or unseen_s:
-            self._start_anew(now)
-        elif since > self._since:
+        if since > self._since:
             self._start_anew(since)
-        if busy or found.ram_mb is None or now < self._since:
-            return
-        low, high = self._ram_mb or (found.ram_mb, found.ram_mb)
-        low, high = min(low, found.ram_mb), max(high, found.ram_mb)
-        if high - low > self._ram_delta_mb:
+        moved = self._has_moved(found.ram_mb)
+        if busy or unseen_s or moved:
             self._start_anew(now)
-            low = high = found.ram_mb
-        self._ram_mb = low, high
-        self._idle_samples += 1
+        if not busy:
+            self._idle_samples += 1
 
     def check(self, now: float) -> Trip | None:
         since, window_s = self._window()
@@ -183,7 +182,17 @@ class GpuHealth:
         return max(self._since, beaten), self._beat_s
 
     def _start_anew(self, now: float) -> None:
-        self._since, self._idle_samples, self._ram_mb = now, 0, None
+        """Begin a window with the RAM of the latest sample."""
+        self._since, self._idle_samples = now, 0
+        self._low_mb = self._high_mb = self._ram_mb
+
+    def _has_moved(self, ram_mb: float | None) -> bool:
+        if ram_mb is None:
+            return False
+        self._ram_mb = ram_mb
+        self._low_mb = ram_mb if self._low_mb is None else min(self._low_mb, ram_mb)
+        self._high_mb = ram_mb if self._high_mb is None else max(self._high_mb, ram_mb)
+        return self._high_mb - self._low_mb > self._ram_delta_mb
 
     def _gap(self, now: float) -> float:
         """Seconds since the last known sample, when they are too many to bridge; else 0."""
@@ -198,13 +207,13 @@ class Stall:
     sample that does not confirm calls the suspicion off for as long as a beat would.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, started: float) -> None:
         self._timeout_s = config.STALL_TIMEOUT_S.read()
-        self._samples = max(1, config.STALL_CONFIRM_SAMPLES.read())
+        self._samples = config.STALL_CONFIRM_SAMPLES.read()
         self._poll_s = config.STALL_CONFIRM_POLL_S.read()
         self._idle_pct = config.GPU_IDLE_PCT.read()
         self._beaten: float | None = None
-        self._excused = self._looked = float("-inf")
+        self._looked = self._resumed = self._denied = started
         self._told: float | None = None
         self._confirmed_for: float | None = None
         self._confirmed = 0
@@ -225,14 +234,14 @@ class Stall:
             self._confirmed_for, self._confirmed, self._ram_mb = since, 0, found.ram_mb or 0.0
             self._tried = float("-inf")
         if not self._is_still(found):
-            self._excused = self._tried = now
+            self._denied = self._tried = now
         elif now - self._tried >= self._poll_s:
             self._tried = now
             self._confirmed += 1
 
     def check(self, now: float) -> Trip | None:
         if now - self._looked > max(FROZEN_S, self._timeout_s / 4):
-            self._excused = now
+            self._resumed = now
         self._looked = now
         since = self._silent_since(now)
         if since is None or since != self._confirmed_for or self._confirmed < self._samples:
@@ -240,23 +249,26 @@ class Stall:
         return Trip(
             EXIT_STALL,
             "stall_trip",
-            f"no beat for {now - since:.0f} s, and the GPU and RAM stood still",
+            f"no beat for {now - (self._beaten or since):.0f} s, and the GPU and RAM stood still",
         )
 
     def suspicion(self, now: float) -> str | None:
         """Why a stall is suspected, said once for each silence; None otherwise."""
-        since, beaten = self._silent_since(now), self._beaten
-        if since is None or beaten == self._told:
+        beaten = self._beaten
+        if beaten is None or beaten == self._told:
+            return None
+        silent_s = now - max(beaten, self._resumed)
+        if silent_s < self._timeout_s:
             return None
         self._told = beaten
-        return f"no beat for {now - since:.0f} s"
+        return f"no beat for {silent_s:.0f} s"
 
     def _silent_since(self, now: float) -> float | None:
         """Since when, if a stall is suspected."""
         beaten = self._beaten
         if beaten is None:
             return None
-        since = max(beaten, self._excused)
+        since = max(beaten, self._resumed, self._denied)
         return since if now - since >= self._timeout_s else None
 
     def _is_still(self, found: Sample) -> bool:
@@ -301,7 +313,7 @@ def guards_for(job: Row, started: float) -> list[Guard]:
     if job.get("timeout_s"):
         guards.append(Budget(started, budget_s))
     if not _is_video(job):
-        guards.append(Stall())
+        guards.append(Stall(started))
     return guards
 
 

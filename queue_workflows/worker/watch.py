@@ -1,32 +1,39 @@
-"""The watch: one loop that renews, reports, obeys and judges for as long as the worker lives."""
+"""The watch: what renews, reports, obeys and judges for as long as the worker lives."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
 
 from queue_workflows import config, db, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import service
+from queue_workflows.runtime import clock, service
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
+from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn
-from queue_workflows.worker import current, guards
+from queue_workflows.worker import current, fuses, guards
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
 JUDGE_S = 0.5
+DOUBTS_S = 0.5
+PROGRESS_S = 1.0
+"""How often progress is stored at most."""
 REAP_S = 5.0
+SAMPLE_CHECK_S = 1.0
 BOOKKEEPING_S = 2.0
+RENEW_MARGIN_S = 2.5
+"""A lost claim is not tidied up after so shortly before its lease would have ended."""
 
 
 class Watch:
     """Renews the lease of the job that runs, beats, obeys OFF, and carries out what guards decide.
 
-    Holds one connection of its own. `on_exit` leaves the process (a seam for tests).
+    Holds one connection of its own. `on_exit` leaves the process (a seam for tests, which turns the
+    kernel timers off). `sampler` tells what the GPU and the memory do; by default on the gpu queue.
     """
 
     def __init__(
@@ -36,25 +43,32 @@ class Watch:
         model_cache: ModelCache | None = None,
         known_models: Callable[[], list[str] | None] = lambda: None,
         on_exit: ExitFn = os._exit,
-        now_fn: NowFn = time.monotonic,
+        now_fn: NowFn = clock.boot_s,
+        sampler: Callable[[], gpu_health.Sample] | None = None,
     ) -> None:
         self._who = who
         self._cache = model_cache
         self._known_models = known_models
         self._on_exit = on_exit
         self._now = now_fn
+        self._fuses = fuses.Fuses(enabled=on_exit is os._exit, now_fn=now_fn)
+        if sampler is None and who().queue == "gpu":
+            sampler = gpu_health.Sampler().sample
+        self._sampler = sampler
+        self._seen: gpu_health.Sample | None = None
+        self._said_blind = False
         self._lock = threading.Lock()
         self._work: current.Work | None = None
         self._held: Sequence[tables.Lease] = ()
         self._kept = db.Kept()
         self.stop_deadline: float | None = None
-        """Monotonic instant at which a stopping worker gives its job back."""
+        """Instant (`clock.boot_s`) at which a stopping worker gives its job back."""
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
         lease_s = who().lease_s
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
-            service.Task("judge", JUDGE_S, self._judge),
+            service.Task("doubts", DOUBTS_S, self._note_doubts),
         ]
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
@@ -65,7 +79,7 @@ class Watch:
         self._tasks = tasks
         self._loop: service.Loop | None = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def watching(self) -> Generator[None]:
         """Watch in a thread of its own while the block runs; joins a watch that runs already."""
         if self._loop is not None:
@@ -73,10 +87,19 @@ class Watch:
             return
         self._loop = service.Loop("worker-watch", self._tasks, now_fn=self._now)
         try:
-            with self._loop:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._loop)
+                # Apart: it asks no database, which may keep the others waiting.
+                judging = [service.Task("judge", JUDGE_S, self._judge)]
+                stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
+                if self._sampler is not None:
+                    # Apart: a probe may take seconds, in which leases have to be renewed.
+                    task = service.Task("sample", SAMPLE_CHECK_S, self._sample)
+                    stack.enter_context(service.Loop("worker-samples", [task]))
                 yield
         finally:
             self._loop = None
+            self._fuses.close()
             self._close()
 
     def wake(self, *tasks: str) -> None:
@@ -90,6 +113,7 @@ class Watch:
         with self._lock:
             self._work = work
             self._held = held
+            self._fuses.begin(work.lease_end.ends, work.budget_ends)
 
     def end(self) -> None:
         """The body has ended; nothing is judged any more."""
@@ -140,20 +164,28 @@ class Watch:
             return
         work.lease_end.beat(sent)
         work.renewed = sent
+        self._keep_fuses()
         if own.cancel:
-            work.cancel.set()
+            work.cancelled_by(sent + config.CANCEL_GRACE_S.read())
+
+    def _keep_fuses(self) -> None:
+        with self._lock:
+            work = self._work
+            ends = (None, None) if work is None else (work.lease_end.ends, work.budget_ends)
+            self._fuses.keep(*ends)
 
     def _judge(self) -> None:
+        self._keep_fuses()
         work = self._work
         if work is None:
             return
         trip = work.verdict()
         if trip is not None:
             self._carry_out(work, trip)
+        elif work.stop_at is not None and self._now() >= work.stop_at and not work.settling:
+            self._stop_cancelled(work)
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._give_back(work)
-        elif work.unsaved is not None and self._now() - work.renewed >= 1.0:
-            self._renew()
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
@@ -165,7 +197,14 @@ class Watch:
             "pid": os.getpid(),
             "state": "busy" if work else "idle",
             "job_ids": [work.job["id"]] if work else [],
-            "detail": payload.encode({"lease_s": who.lease_s, "lock": self.locked}, "detail"),
+            "detail": payload.encode(
+                {
+                    "lease_s": who.lease_s,
+                    "lock": self.locked,
+                    "gpu": self._seen._asdict() if self._seen else None,
+                },
+                "detail",
+            ),
             "obey": who.obey,
             "concurrency": 1,
             "current_model": self._cache.current_model if self._cache else None,
@@ -185,8 +224,45 @@ class Watch:
         elif self._cache is None or self._cache.current_model is None:
             return
         policy = self._policy()
-        if policy is not None and self._is_running(work):
-            worker_control.handler(policy)(self, on_exit=self._on_exit)
+        if policy is None or not self._is_running(work):
+            return
+        handler = worker_control.handler(policy)
+        if handler is worker_control.HARD:
+            self._fuses.leave(guards.EXIT_CONTROL)
+        handler(self, on_exit=self._on_exit)
+
+    def _sample(self) -> None:
+        """Look at the GPU and the memory for the guards that want to know."""
+        work = self._work
+        if work is None or self._sampler is None:
+            return
+        now = self._now()
+        wanting = [guard for guard in work.guards if guard.wants_sample(now)]
+        if wanting:
+            self._seen = found = self._sampler()
+            for guard in wanting:
+                guard.sample(now, found)
+
+    def _note_doubts(self) -> None:
+        """Store progress, say what a guard suspects, and once that the GPU cannot be seen."""
+        work, now = self._work, self._now()
+        if work is None:
+            return
+        if work.unsaved is not None and now - work.renewed >= PROGRESS_S:
+            self._renew()
+        for guard in work.guards:
+            if isinstance(guard, guards.GpuHealth) and guard.is_blind(now) and not self._said_blind:
+                self._said_blind = True
+                _log.warning(
+                    "nothing shows what the GPU does (nvidia-smi, rocm-smi): gpu jobs are judged "
+                    "by their wall-clock budget"
+                )
+            if isinstance(guard, guards.Stall) and (reason := guard.suspicion(now)):
+                _log.warning("job %s: %s", work.job["id"], reason)
+                detail = payload.encode({"reason": reason}, "detail")
+                with contextlib.suppress(db.Error), self._kept.using() as conn:
+                    table = work.lease.table
+                    events.note(conn, table, work.job, "stall_suspected", detail=detail)
 
     def _policy(self) -> str | None:
         who = self._who()
@@ -222,11 +298,24 @@ class Watch:
 
     def _give_back(self, work: current.Work) -> None:
         _log.warning("job %s did not end in time; handing it back", work.job["id"])
+        self._fuses.leave(0)
         self._bookkeep(
             work, lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown")
         )
         if self._is_running(work):
             self._on_exit(0)
+        self._fuses.stay()
+
+    def _stop_cancelled(self, work: current.Work) -> None:
+        """A cancelled body that goes on past its grace ends with its process."""
+        _log.warning("job %s was cancelled and did not end; leaving", work.job["id"])
+        self._fuses.leave(guards.EXIT_CONTROL)
+        self._bookkeep(
+            work, lambda conn: transitions.hand_back(conn, work.lease, reason="cancelled")
+        )
+        if self._is_running(work):
+            self._on_exit(guards.EXIT_CONTROL)
+        self._fuses.stay()
 
     def _hand_back_held(self, conn: db.Connection, work: current.Work) -> None:
         """The rest of a batch did nothing: it goes back uncounted when the process has to leave."""
@@ -238,6 +327,7 @@ class Watch:
         """Where a trip takes effect: record it, clear the model, leave the process."""
         seconds = self._now() - work.started
         _log.error("job %s: %s; leaving with %d", work.job["id"], trip.reason, trip.code)
+        self._fuses.leave(trip.code)
         detail = payload.encode({"guard": trip.event, "exit_code": trip.code}, "detail")
 
         def write(conn: db.Connection) -> object:
@@ -253,9 +343,12 @@ class Watch:
                     events.note(conn, table, job, trip.event, detail=detail, elapsed_s=seconds)
             return row
 
-        settled = self._bookkeep(work, write) is None and trip.code != guards.EXIT_LOST
+        settled = False
+        if trip.code != guards.EXIT_LOST or self._now() < work.lease_end.ends - RENEW_MARGIN_S:
+            settled = self._bookkeep(work, write) is None and trip.code != guards.EXIT_LOST
         if self._is_running(work) and not settled:
             self._on_exit(trip.code)
+        self._fuses.stay()
 
     def _bookkeep(self, work: current.Work, write: Callable[[db.Connection], object]) -> object:
         """Best effort, BOOKKEEPING_S a statement; what was written, None once the job has ended.
@@ -266,7 +359,7 @@ class Watch:
             return None
         who = self._who()
         try:
-            with db.connect(timeout_s=BOOKKEEPING_S) as conn:
+            with db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S) as conn:
                 written = write(conn)
                 self._hand_back_held(conn, work)
                 if who.queue == "gpu":

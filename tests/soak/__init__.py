@@ -1,1 +1,1 @@
-"""The soak: real processes under seeded faults, and a checker that compares journal and database."""
+"""The soak: real processes under seeded faults; journal and database are compared."""

@@ -107,6 +107,11 @@ def note(reason: str, args: dict[str, Any]) -> dict[str, Any]:
     return _work(random.uniform(0, 0.3), "note") | {"number": args.get("number")}
 
 
+def spoiled(reason: str, args: dict[str, Any]) -> None:
+    """The ingest task that is poison."""
+    {"raises": raises, "exits": exits, "killed": killed}[args["kind"]]()
+
+
 def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
     """Remember the claimed job around its body, so that the journal can name the claim."""
 
@@ -139,6 +144,6 @@ def register() -> None:
         queue_workflows.register_node(body.__name__, body)
     queue_workflows.set_workflow_provider(workflows.load_workflow, workflows.load_pipeline)
     queue_workflows.set_builtin_model_registrar(_models)
-    for task in ("note", "tick"):
-        queue_workflows.register_ingest_task(task, note)
+    for name, task in (("note", note), ("tick", note), ("spoiled", spoiled)):
+        queue_workflows.register_ingest_task(name, task)
     queue_workflows.set_ingest_schedule(entries())

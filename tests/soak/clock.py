@@ -8,7 +8,7 @@ import time
 
 from queue_workflows import db
 
-SLACK_S = 0.05
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
     def _measure() -> float:
         with db.connection() as conn:
             before = time.monotonic()
-            row = conn.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS t").fetchone()
+            row = conn.execute(_NOW).fetchone()
             assert row is not None
             return row["t"] - (before + time.monotonic()) / 2
 

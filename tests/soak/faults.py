@@ -21,11 +21,20 @@ WEIGHTS = {
 }  # fmt: skip
 RESTART_GAP_S = 30.0
 HELD = """
-    SELECT 'node' AS family, id, claim_no FROM workflow_node_jobs
+    SELECT 'node' AS family, id, claim_no, node_module = 'long' AS long FROM workflow_node_jobs
      WHERE status = 'running' AND split_part(worker_id, ':', 2) = ANY (%(pids)s)
-    UNION ALL SELECT 'ingest', id, claim_no FROM ingest_jobs
+    UNION ALL SELECT 'ingest', id, claim_no, false FROM ingest_jobs
      WHERE status = 'running' AND split_part(worker_id, ':', 2) = ANY (%(pids)s)
 """
+
+
+class Held(NamedTuple):
+    """A claim that a process held when it was hit; `long`: its body lasts longer than the lease."""
+
+    family: str
+    id: str
+    claim_no: int
+    long: bool
 
 
 class Plan(NamedTuple):
@@ -57,8 +66,7 @@ class Fault:
     at: float
     until: float
     pids: tuple[int, ...] = ()
-    held: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
-    """What the victims ran: family, job, claim."""
+    held: list[Held] = field(default_factory=list[Held])
 
     def hits(self, pid: int, since: float, until: float) -> bool:
         """Whether it hit this process somewhere between the two instants."""
@@ -86,7 +94,7 @@ class Faults:
         self._began = time.monotonic()
         self._undo: list[tuple[float, int, Callable[[], None]]] = []
         self._busy: dict[str, Fault] = {}
-        self._restarted = self._began
+        self._restarted = self._began - 20.0
         self._acts = {
             "kill": self._act_kill, "stop": self._act_stop, "term": self._act_term,
             "terminate": self._act_terminate, "freeze": self._act_freeze, "cut": self._act_cut,
@@ -148,7 +156,7 @@ class Faults:
     def _note(self, fault: Fault) -> None:
         self.done.append(fault)
         lasts = f" for {fault.until - fault.at:.1f} s" if fault.until - fault.at > 0.1 else ""
-        held = ", ".join(f"{family} {job[:8]}/{claim}" for family, job, claim in fault.held)
+        held = ", ".join(f"{each.family} {each.id[:8]}/{each.claim_no}" for each in fault.held)
         what = f" that held {held}" if held else ""
         at = fault.at - self._began
         self._say(f"{at:7.2f} s  {fault.kind} {fault.seat} {fault.pids or ''}{lasts}{what}")
@@ -166,15 +174,18 @@ class Faults:
         working = [seat for seat in free if seat.role == "worker"]
         if chosen.share < 0.7 and working:
             pids = self._fleet.pids()
-            holding = [s for s in working if s.name in pids and self._held((pids[s.name],))]
-            free = holding or working
+            held = {s: self._held((pids[s.name],)) for s in working if s.name in pids}
+            # What takes a process away for a while shows most on a body that lasts.
+            lasting = [s for s, jobs in held.items() if any(job[3] for job in jobs)]
+            choice = lasting if kind in ("stop", "freeze") else []
+            free = choice or [s for s, jobs in held.items() if jobs] or working
         return free[int(chosen.share * 1e6) % len(free)] if free else None
 
     @staticmethod
-    def _held(pids: tuple[int, ...]) -> list[tuple[str, str, int]]:
+    def _held(pids: tuple[int, ...]) -> list[Held]:
         with suppress(db.Error), db.connection() as conn:
             rows = conn.execute(HELD, {"pids": [str(pid) for pid in pids]}).fetchall()
-            return [(row["family"], row["id"], row["claim_no"]) for row in rows]
+            return [Held(**row) for row in rows]
         return []
 
     def _later(self, fault: Fault, seconds: float, undo: Callable[[], None]) -> None:

@@ -1,0 +1,190 @@
+"""The operator's commands as processes: exit codes, what goes to which stream, and signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import node_queue, run_store, worker_control
+from tests.support import factories, toyhost
+from tests.support.commands import TOYHOST, Command, Commands, refused
+from tests.support.wait import until
+
+QW = "queue-workflows"
+CANCEL = (QW, "cancel")
+SUPERVISE = (QW, "supervise", "--host", "box", "--every", "0.1")
+NOWHERE = "postgresql://someone:canary77@127.0.0.1:1/none"
+
+
+# --- cancel
+
+
+def test_cancel_says_what_happened_by_text_and_exit_code(cli: Commands) -> None:
+    run_id = run_store.insert_run(workflow_name="w")["id"]
+    done = cli.run(*CANCEL, run_id)
+    assert (done.process.returncode, done.out) == (0, f"run {run_id} (w): cancelled\n")
+    again = cli.run(*CANCEL, run_id)
+    assert (again.process.returncode, again.out, again.err) == (
+        1, "", f"queue-workflows cancel: run {run_id} (w) is already over: cancelled\n",
+    )  # fmt: skip
+    unknown = cli.run(*CANCEL, "nope")
+    assert (unknown.process.returncode, unknown.out, unknown.err) == (
+        1, "", "queue-workflows cancel: there is no run or job 'nope'\n",
+    )  # fmt: skip
+
+
+def test_cancel_names_the_worker_of_what_still_runs(cli: Commands) -> None:
+    with engine.connect() as conn:
+        run_id = factories.run(conn, workflow_name="w")
+        factories.node(conn, run_id, "s/a")
+        factories.node(conn, run_id, "s/b")
+        job = factories.claim_node(conn)
+    done = cli.run(*CANCEL, job["id"])
+    assert (done.process.returncode, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        f"node job {job['id']} (s/a): asked to stop; run {run_id} is cancelled",
+        "  s/a was asked to stop, runs on box cpu",
+    ]
+    again = cli.run(*CANCEL, run_id)
+    assert again.process.returncode == 1
+    assert again.out == "  s/a was asked to stop, runs on box cpu\n"
+
+
+def test_cancel_as_json_is_json_for_every_outcome(cli: Commands) -> None:
+    with engine.connect() as conn:
+        job = factories.ingest(conn)
+    outcomes = []
+    for any_id in (job["id"], job["id"], "nope"):
+        done = cli.run(*CANCEL, any_id, "--json")
+        found = json.loads(done.out)
+        outcomes.append((done.process.returncode, found["outcome"], found["kind"], found["status"]))
+    assert outcomes == [
+        (0, "cancelled", "ingest job", "cancelled"),
+        (1, "already over", "ingest job", "cancelled"),
+        (1, "unknown", None, None),
+    ]
+
+
+def test_cancel_without_its_database_is_code_2(cli: Commands) -> None:
+    assert "does not answer" in refused(cli.run(*CANCEL, "x", QUEUE_WORKFLOWS_DB_URL=NOWHERE))
+
+
+def test_a_cancelled_run_of_a_real_worker_stops_and_stays_cancelled(
+    cli: Commands, tmp_path: Path
+) -> None:
+    worker = cli.start("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
+    orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST)
+    run_id = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    done = cli.run(*CANCEL, run_id, "--json")
+    (left,) = json.loads(done.out)["stopping"]
+    assert (left["pid"], left["queue"]) == (worker.process.pid, "cpu")
+    job_id = left["job_id"]
+    until(lambda: (node_queue.get_node_job(job_id) or {})["status"] == "cancelled", timeout_s=5)
+    assert (run_store.get_run(run_id) or {})["status"] == "cancelled"
+    for process in (worker, orchestrator):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+# --- workers
+
+
+def test_workers_shows_a_switch_that_nobody_is_there_to_obey(cli: Commands) -> None:
+    worker_control.disable_worker("box", "gpu", requested_by="ops", reason="heat")
+    done = cli.run(QW, "workers", "--json")
+    (row,) = json.loads(done.out)
+    assert (done.process.returncode, row["state"], row["queue"]) == (0, "absent", "gpu")
+    assert (row["desired_state"], row["stop_policy"], row["pid"]) == ("off", "hard", None)
+    assert json.loads(cli.run(QW, "status", "--json").out)["workers"] == []
+
+
+# --- supervise
+
+RESTART = """
+import sys
+from queue_workflows import node_queue
+print("restarting", sys.argv[1])
+with open(sys.argv[1], "a") as file:
+    file.write("restarted\\n")
+node_queue.upsert_worker_heartbeat(host_label="box", queue="cpu", concurrency=1)
+"""
+
+
+def flag(queue: str) -> None:
+    with engine.connect() as conn:
+        factories.insert(conn, "worker_heartbeats", host_label="box", queue=queue)
+        conn.execute("UPDATE worker_heartbeats SET last_seen = now() - interval '1 minute'")
+        factories.node(conn, queue=queue, status="running", claimed_by="box")
+    assert node_queue.flag_stale_workers_holding_running_jobs()
+
+
+def stops(started: Command, signum: signal.Signals) -> None:
+    """It ends within a second, with 0, and leaves no process."""
+    asked = time.monotonic()
+    started.send(signum)
+    assert started.wait() == 0, started.err
+    assert time.monotonic() - asked < 1.0
+    until(lambda: not started.family())
+
+
+def test_a_flagged_worker_is_restarted_by_its_command(cli: Commands, tmp_path: Path) -> None:
+    script, done = tmp_path / "restart.py", tmp_path / "done"
+    script.write_text(RESTART)
+    watching = cli.start(*SUPERVISE, "--bounce", f"cpu={sys.executable} {script} {done}")
+    until(lambda: "looking after the workers of box on cpu" in watching.err)
+    flag("cpu")
+    until(lambda: "cpu: restarted" in watching.err)
+    assert f"cpu: | restarting {done}" in watching.err
+    assert done.read_text() == "restarted\n"
+    with engine.connect() as conn:
+        flagged = "SELECT last_flagged_dead_at FROM worker_heartbeats"
+        assert factories.one(conn, flagged) is None
+    stops(watching, signal.SIGTERM)
+
+
+def test_a_unit_is_restarted_by_systemctl(cli: Commands, tmp_path: Path) -> None:
+    fake = tmp_path / "systemctl"
+    fake.write_text('#!/bin/sh\necho "$@" >>"$0.log"\n')
+    fake.chmod(0o755)
+    flag("gpu")
+    path = f"{tmp_path}:/usr/bin:/bin"
+    watching = cli.start(*SUPERVISE, "--unit", "gpu=queue-gpu.service", PATH=path)
+    log = tmp_path / "systemctl.log"
+    until(lambda: log.exists() and log.read_text() == "restart queue-gpu.service\n")
+    stops(watching, signal.SIGINT)
+
+
+def test_a_signal_ends_it_in_the_middle_of_a_command(cli: Commands, tmp_path: Path) -> None:
+    flag("cpu")
+    watching = cli.start(*SUPERVISE, "--bounce", "cpu=sleep 60")
+    until(lambda: "sleep 60" in watching.family().values())
+    stops(watching, signal.SIGTERM)
+
+
+def test_it_waits_for_a_database_that_is_away(cli: Commands) -> None:
+    watching = cli.start(*SUPERVISE, "--bounce", "cpu=true", QUEUE_WORKFLOWS_DB_URL=NOWHERE)
+    until(lambda: "waiting for the database" in watching.err)
+    assert "canary77" not in watching.err
+    stops(watching, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((), "nothing to restart"),
+        (("--bounce", "cpu"), "should look like"),
+        (("--bounce", "cpu=no-such-command-here"), "no command 'no-such-command-here' here"),
+    ],
+)
+def test_options_that_cannot_work_are_one_line_and_code_2(
+    db: ModuleType, cli: Commands, argv: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(cli.run(*SUPERVISE, *argv))

@@ -1,0 +1,18 @@
+"""Console scripts against the test database."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+
+import pytest
+
+from tests.support import commands
+from tests.support.commands import Commands
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    """Starts commands whose DSN is the test database; none outlives the test."""
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made

@@ -1,0 +1,126 @@
+"""A worker's end that nothing holds up: a body that keeps the GIL, a database that is frozen."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import dispatcher, node_queue
+from queue_workflows.worker import fuses
+from tests.support import proxy, stubborn
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.stubborn:setup"
+WORKER = ("queue-claim-worker", "--queue", "work", "--app", APP)
+SLACK_S = 1.5
+"""What a busy machine takes to notice."""
+
+
+@pytest.fixture
+def wire(dsn: str) -> Iterator[proxy.Proxy]:
+    with proxy.Proxy(dsn) as made:
+        yield made
+
+
+class Run:
+    """A worker that has begun a job."""
+
+    def __init__(
+        self,
+        cli: Commands,
+        folder: Path,
+        task: str,
+        *more: str,
+        timeout_s: float | None = None,
+        **env: str,
+    ) -> None:
+        stubborn.setup()
+        self.job_id = node_queue.enqueue_ingest_job(
+            task_name=task, queue="work", args={"folder": str(folder)}
+        )
+        with engine.connect() as conn:
+            conn.execute("UPDATE ingest_jobs SET timeout_s = %s", (timeout_s,))
+        self.worker: Command = cli.start(*WORKER, *more, **env)
+        until((folder / "started").exists, timeout_s=30)
+        self.begun = time.monotonic()
+
+    @property
+    def job(self) -> dict[str, Any]:
+        found = node_queue.get_ingest_job(self.job_id)
+        assert found is not None
+        return found
+
+    def events(self) -> list[str]:
+        with engine.connect() as conn:
+            rows = conn.execute(
+                "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id",
+                (self.job_id,),
+            ).fetchall()
+        return [row["event_type"] for row in rows]
+
+    def ended(self, code: int, within_s: float) -> None:
+        assert self.worker.wait(within_s + 10) == code, self.worker.err
+        assert time.monotonic() - self.begun <= within_s
+
+
+def test_a_body_past_its_budget_ends_with_75_and_its_job_fails(
+    cli: Commands, tmp_path: Path
+) -> None:
+    run = Run(cli, tmp_path, "deaf", timeout_s=1)
+    run.ended(75, 1 + SLACK_S)
+    assert run.job["status"] == "failed"
+    assert "budget of 1 s" in run.job["error"]
+    assert {"budget_trip", "failed"} <= {*run.events()}
+
+
+def test_the_budget_ends_a_body_that_keeps_the_gil(cli: Commands, tmp_path: Path) -> None:
+    run = Run(cli, tmp_path, "hog", timeout_s=1)
+    run.ended(75, 1 + fuses.LATE_S + SLACK_S)
+    assert run.job["status"] == "running", "nobody could write; its lease or its parent decides"
+
+
+@pytest.mark.parametrize("task", ["deaf", "hog"])
+def test_a_worker_that_cannot_renew_is_gone_before_its_lease_is(
+    cli: Commands, wire: proxy.Proxy, tmp_path: Path, task: str
+) -> None:
+    run = Run(cli, tmp_path, task, "--lease-seconds", "4", QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    wire.freeze()
+    run.ended(77, 4 + SLACK_S)
+    with engine.connect() as conn:
+        row = conn.execute("SELECT lease_expires_at > now() AS held FROM ingest_jobs").fetchone()
+    assert row == {"held": True}, "the lease had not lapsed yet"
+    assert run.job["status"] == "running"
+
+
+def test_the_budgets_exit_does_not_wait_for_a_frozen_database(
+    cli: Commands, wire: proxy.Proxy, tmp_path: Path
+) -> None:
+    run = Run(cli, tmp_path, "deaf", timeout_s=1.5, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    wire.freeze()
+    run.ended(75, 1.5 + 5)
+
+
+def test_sigterm_does_not_wait_for_a_frozen_database(
+    cli: Commands, wire: proxy.Proxy, tmp_path: Path
+) -> None:
+    run = Run(cli, tmp_path, "deaf", "--shutdown-timeout", "0.5", QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    wire.freeze()
+    run.worker.send(signal.SIGTERM)
+    run.begun = time.monotonic()
+    run.ended(0, 0.5 + 5)
+
+
+def test_a_cancelled_body_that_goes_on_ends_with_its_worker(cli: Commands, tmp_path: Path) -> None:
+    run = Run(cli, tmp_path, "deaf", QUEUE_WORKFLOWS_CANCEL_GRACE_S="0.5")
+    dispatcher.cancel_job(run.job_id)
+    run.begun = time.monotonic()
+    run.ended(79, 0.5 + SLACK_S)
+    assert run.job["status"] == "cancelled"
+    assert run.job["crash_count"] == 0

@@ -1,0 +1,423 @@
+"""`audit`: every law is seen to break, a busy healthy database is clean, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+import queue_workflows
+from queue_workflows import db as engine
+from queue_workflows import errors
+from queue_workflows.__main__ import main
+from queue_workflows.cli import audit as command
+from queue_workflows.store import audit, tables, transitions
+from tests.support import factories
+from tests.support.flow import Flow
+
+CHECKED = [law.number for law in audit.LAWS if law.statement is not None]
+DEFINITION = {"version": 1, "nodes": [{"id": "a", "deps": []}, {"id": "b", "deps": ["a"]}]}
+NODE = "(run_id, node_id, node_module, queue"
+OLD = "now() - interval '1 h'"
+
+
+def parameters(conn: Any, since_s: float | None = None, **more: Any) -> dict[str, Any]:
+    return audit.parameters(conn, since_s=since_s, **{"limit": None, **more})
+
+
+def broken(conn: Any, since_s: float | None = None, **more: Any) -> dict[int, list[audit.Offender]]:
+    """The laws that are broken, with what breaks each; one that could not be checked fails."""
+    values = parameters(conn, since_s, **more)
+    found: dict[int, list[audit.Offender]] = {}
+    for law in audit.LAWS:
+        if law.statement is not None:
+            outcome = audit.check(conn, law, values)
+            assert not isinstance(outcome, str), f"law {law.number}: {outcome}"
+            if outcome:
+                found[law.number] = outcome
+    return found
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[Any]:
+    """A database with a node done, a node held, an ingest job done; no trigger stands in the way.
+
+    Run `r` is running, with node `a` (job `done`) completed and `b` (job `held`) running.
+    """
+    with engine.connect() as own:
+        factories.run(own, id="r", definition=DEFINITION)
+        for name, node_id in (("done", "a"), ("held", "b")):
+            factories.node(own, "r", node_id, id=name)
+            job = factories.claim_node(own, factories.who(worker_id=name))
+            if name == "done":
+                factories.complete_node(own, job)
+        factories.ingest(own, id="in")
+        factories.complete_ingest(own, factories.claim_ingest(own))
+        assert broken(own) == {}
+        own.execute("SET session_replication_role = replica")
+        yield own
+
+
+# --- what breaks a law -------------------------------------------------------------------------
+
+MUTANTS: dict[str, tuple[int, str, str]] = {
+    "claimed after its end": (
+        1, "done",
+        "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type, claim_no)"
+        " SELECT run_id, node_id, id, 'claimed', 2 FROM workflow_node_jobs WHERE id = 'done'",
+    ),
+    "an ingest job that ended twice": (
+        1, "in",
+        "INSERT INTO ingest_job_events (job_id, event_type, claim_no) VALUES ('in', 'failed', 1)",
+    ),
+    "two outbox rows": (
+        2, "done",
+        "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no)"
+        " SELECT run_id, node_id, 'failed', id, claim_no FROM workflow_node_jobs WHERE id = 'done'",
+    ),
+    "the result of a superseded claim": (2, "in", "UPDATE ingest_jobs SET claim_no = 2"),
+    "a claim that skipped a number": (
+        3, "in",
+        "INSERT INTO ingest_job_events (job_id, event_type, claim_no) VALUES ('in', 'claimed', 3)",
+    ),
+    "a claim without its event": (
+        3, "held", "UPDATE workflow_node_jobs SET claim_no = 5 WHERE id = 'held'",
+    ),
+    "a number that went back": (
+        3, "held", "UPDATE workflow_node_jobs SET claim_no = 0 WHERE id = 'held'",
+    ),
+    "a write in another's name": (
+        4, "done", "UPDATE workflow_node_events SET worker_id = 'w9' WHERE event_type='completed'",
+    ),
+    "running without a lease": (5, "held", "UPDATE workflow_node_jobs SET lease_expires_at = NULL"),
+    "done and still held": (5, "in", "UPDATE ingest_jobs SET worker_id = 'w'"),
+    "a node before its dependency": (
+        6, "held", "UPDATE workflow_node_jobs SET node_id = 'z' WHERE id = 'done'",
+    ),
+    "an end without its outbox row": (7, "done", "DELETE FROM workflow_dispatch_events"),
+    "an outbox row without the end": (
+        7, "done", "UPDATE workflow_node_jobs SET status = 'cancelled' WHERE id = 'done'",
+    ),
+    "an outbox row of another commit": (
+        7, "done", "UPDATE workflow_dispatch_events SET created_at = created_at + interval '1 ms'",
+    ),
+    "completed beside a running node": (8, "r", "UPDATE workflow_runs SET status = 'completed'"),
+    "completed with a node missing": (
+        8, "r",
+        "DELETE FROM workflow_node_jobs WHERE id = 'held';"
+        " UPDATE workflow_runs SET status = 'completed'",
+    ),
+    "a node that waits under a failed run": (
+        8, "r",
+        f"INSERT INTO workflow_node_jobs {NODE}, created_at)"
+        f" VALUES ('r', 'late', 'm', 'cpu', {OLD});"
+        f" UPDATE workflow_runs SET status = 'failed', finished_at = {OLD}",
+    ),
+    "claimed after the cancel": (
+        9, "done", f"UPDATE workflow_runs SET status = 'cancelled', finished_at = {OLD}",
+    ),
+    "one key, two jobs": (
+        10, "k2",
+        "INSERT INTO ingest_jobs (id, task_name, queue, idempotency_key)"
+        " SELECT 'k' || n, 't', 'q', 'k' FROM generate_series(1, 2) n",
+    ),
+    "one job, two fires": (
+        11, "x", "INSERT INTO schedule_fires VALUES ('x', now(), 'j'), ('y', now(), 'j')",
+    ),
+    "another attempt than allowed": (12, "in", "UPDATE ingest_jobs SET attempts = 2"),
+    "poison that is tried again": (
+        12, "held", "UPDATE workflow_node_jobs SET crash_count = 3 WHERE id = 'held'",
+    ),
+    "claimed while OFF": (
+        13, "in",
+        "INSERT INTO worker_controls (host_label, queue, desired_state, updated_at)"
+        f" VALUES ('box', 'fetch', 'off', {OLD})",
+    ),
+    "claimed while the host is OFF": (
+        13, "in",
+        "INSERT INTO worker_controls (host_label, queue, desired_state, updated_at)"
+        f" VALUES ('box', 'all', 'off', {OLD})",
+    ),
+    "a run that nothing will move": (
+        15, "r",
+        f"DELETE FROM workflow_node_jobs WHERE id = 'held'; DELETE FROM workflow_dispatch_events;"
+        f" UPDATE workflow_runs SET updated_at = {OLD}, started_at = {OLD};"
+        f" UPDATE workflow_node_jobs SET finished_at = {OLD}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("since_s", [None, 60.0], ids=["all", "window"])
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_law_is_named_with_what_breaks_it(
+    conn: Any, mutant: str, since_s: float | None
+) -> None:
+    number, offender, statement = MUTANTS[mutant]
+    conn.execute(statement.encode())
+    found = broken(conn, since_s)
+    assert offender in [row.id for row in found.get(number, [])], found
+    assert all(row.text for rows in found.values() for row in rows)
+
+
+def test_a_second_row_for_a_node_or_a_fire_is_named(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    engine.bootstrap()
+    with engine.connect() as own:
+        own.execute("ALTER TABLE schedule_fires DROP CONSTRAINT schedule_fires_pkey")
+        own.execute(
+            "ALTER TABLE workflow_node_jobs DROP CONSTRAINT workflow_node_jobs_run_id_node_id_key"
+        )
+        run = factories.run(own)
+        for _ in range(2):
+            factories.node(own, run, "n")
+            own.execute("INSERT INTO schedule_fires VALUES ('x', 'epoch', gen_random_uuid())")
+        found = broken(own)
+    assert sorted(found) == [6, 11]
+    assert "has 2 jobs" in found[6][0].text
+    assert found[11][0].id == "x"
+
+
+def test_every_law_of_the_document_is_there() -> None:
+    assert [law.number for law in audit.LAWS] == [*range(1, 16)]
+    assert {number for number, *_ in MUTANTS.values()} == set(CHECKED)
+    assert [law.number for law in audit.LAWS if law.elsewhere] == [14]
+
+
+# --- what breaks none --------------------------------------------------------------------------
+
+
+def test_a_busy_database_is_clean_at_every_moment(db: ModuleType) -> None:
+    flow = Flow()
+    flow.dag(a="", b="a", c="a", d="b c")
+    for _ in range(6):
+        flow.submit()
+    with engine.connect() as own:
+        for _ in range(40):
+            factories.ingest(own)
+    stop = threading.Event()
+
+    def ingest() -> None:
+        with engine.connect() as own:
+            for _ in range(20):
+                job = factories.claim_ingest(own, factories.who("fetch", worker_id="i"))
+                if job["seq"] % 3:
+                    factories.complete_ingest(own, job)
+                else:
+                    transitions.hand_back(own, factories.ingest_lease(job), reason="test")
+
+    def nodes() -> None:
+        flow.go()
+        stop.set()
+
+    threads = [threading.Thread(target=body) for body in (nodes, ingest)]
+    for thread in threads:
+        thread.start()
+    rounds = 0
+    with engine.connect() as own:
+        while not stop.is_set() or rounds < 2:
+            assert broken(own, 3600) == {}
+            rounds += 1
+    for thread in threads:
+        thread.join()
+    flow.close()
+    with engine.connect() as own:
+        assert broken(own) == {}
+        assert factories.column(own, "SELECT DISTINCT status FROM workflow_runs") == ["completed"]
+
+
+def test_what_is_in_flight_has_its_grace(conn: Any) -> None:
+    conn.execute(
+        f"INSERT INTO workflow_node_jobs {NODE}) VALUES ('r', 'late', 'm', 'cpu');"
+        " UPDATE workflow_runs SET status = 'cancelled',"
+        " finished_at = now() - interval '5 seconds'".encode()
+    )
+    assert broken(conn) == {}
+    assert sorted(broken(conn, commit_s=0, sweep_s=0)) == [8, 9]
+
+
+def test_an_off_that_ended_or_is_on_breaks_nothing(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO worker_controls (host_label, queue, desired_state, updated_at, until_at)"
+        f" VALUES ('box', 'fetch', 'off', {OLD}, now() - interval '30 min'),"
+        f" ('box', 'cpu', 'on', {OLD}, NULL), ('other', 'all', 'off', {OLD}, NULL)".encode()
+    )
+    assert broken(conn) == {}
+
+
+def test_crashes_retries_and_reopened_runs_break_nothing(db: ModuleType) -> None:
+    with engine.connect() as own:
+        job = factories.ingest(own, max_attempts=2)
+        for _ in range(2):
+            own.execute("UPDATE ingest_jobs SET available_at = NULL")
+            claimed = factories.claim_ingest(own)
+            transitions.fail(own, factories.ingest_lease(claimed), error="x")
+        poison = factories.node(own, factories.run(own, definition={"nodes": []}))
+        for _ in range(3):
+            own.execute("UPDATE workflow_node_jobs SET available_at = NULL")
+            factories.expire(own, factories.claim_node(own))
+            transitions.reclaim_lapsed(own, tables.NODE_JOBS)
+        assert factories.reread(own, job)["attempts"] == 2
+        assert factories.reread(own, poison)["crash_count"] == 3
+        assert factories.reread(own, poison)["status"] == "failed"
+        assert broken(own) == {}
+        assert queue_workflows.retry_job(job["id"])
+        factories.complete_ingest(own, factories.claim_ingest(own))
+        assert broken(own) == {}
+
+
+def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
+    with engine.connect() as own:
+        job = factories.ingest(own)
+        transitions.hand_back(
+            own, factories.ingest_lease(factories.claim_ingest(own)), reason="test"
+        )
+        own.execute("UPDATE ingest_jobs SET status = 'running', claimed_by = 'old'")
+        assert factories.reread(own, job)["claim_no"] == 2
+        assert broken(own) == {}
+        factories.expire(own, job)
+        transitions.reclaim_lapsed(own, tables.INGEST_JOBS)
+        assert factories.claim_ingest(own)["claim_no"] == 3
+        assert broken(own) == {}
+
+
+def test_events_that_a_host_records_break_nothing(db: ModuleType) -> None:
+    with engine.connect() as own:
+        job = factories.node(own)
+        factories.complete_node(own, factories.claim_node(own))
+        own.execute(
+            "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type)"
+            " SELECT run_id, node_id, id, e FROM workflow_node_jobs,"
+            " unnest(ARRAY['completed', 'error', 'failed']) e"
+        )
+        assert factories.reread(own, job)["status"] == "completed"
+        assert broken(own) == {}
+
+
+# --- bounds ------------------------------------------------------------------------------------
+
+
+def test_what_is_older_than_the_window_is_not_looked_at(conn: Any) -> None:
+    conn.execute(
+        f"DELETE FROM workflow_dispatch_events; UPDATE workflow_node_events SET created_at = {OLD};"
+        f" UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode()
+    )
+    assert sorted(broken(conn)) == [7]
+    assert broken(conn, 60) == {}
+    assert sorted(broken(conn, 7200)) == [7]
+
+
+def test_an_outbox_row_of_a_long_transaction_does_not_hide_those_before_it(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, created_at)"
+        " VALUES ('r', 'b', 'awaiting_input', now() - interval '20 min')"
+    )
+    assert broken(conn, 60) == {}
+
+
+def test_an_end_past_the_retention_needs_no_outbox_row(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn.execute(f"UPDATE workflow_node_jobs SET finished_at = {OLD} WHERE id = 'done'".encode())
+    conn.execute("DELETE FROM workflow_dispatch_events")
+    assert sorted(broken(conn)) == [7]
+    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "0")
+    assert broken(conn) == {}
+
+
+def test_offenders_end_at_the_limit(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO ingest_jobs (task_name, queue, attempts)"
+        " SELECT 't', 'q', 2 FROM generate_series(1, 9)"
+    )
+    assert len(broken(conn)[12]) == 9
+    assert len(broken(conn, limit=3)[12]) == 3
+    (law,) = (each for each in command.collect(conn, None) if each["state"] == "broken")
+    assert (law["law"], len(law["offenders"]), law["more"]) == (12, command.SHOWN, True)
+
+
+def law_of(statement: bytes) -> audit.Law:
+    return audit.Law(99, "test", "A test.", statement)
+
+
+def test_nothing_can_be_written(conn: Any) -> None:
+    law = law_of(
+        b"WITH gone AS (DELETE FROM ingest_jobs RETURNING id)"
+        b" SELECT id, 'gone' AS text FROM gone LIMIT %(limit)s"
+    )
+    outcome = audit.check(conn, law, parameters(conn))
+    assert isinstance(outcome, str)
+    assert "read-only" in outcome
+    assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["in"]
+
+
+def test_a_law_that_takes_too_long_is_given_up(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "STATEMENT_TIMEOUT_S", 0.05)
+    law = law_of(b"SELECT 'x' AS id, pg_sleep(9)::text AS text LIMIT %(limit)s")
+    began = time.monotonic()
+    assert "not finished within 0.05 s" in str(audit.check(conn, law, parameters(conn)))
+    assert time.monotonic() - began < 5
+    assert isinstance(conn.execute("SELECT 1").fetchone(), dict)
+
+
+def test_a_lost_connection_is_no_finding(conn: Any, dsn: str) -> None:
+    values = parameters(conn)
+    with psycopg.connect(dsn, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        audit.check(conn, audit.LAWS[0], values)
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs the command in this process: its exit code and what it printed."""
+
+    def call(*argv: str) -> tuple[int, str]:
+        code = main(("audit", *argv))
+        return code, capfd.readouterr().out
+
+    return call
+
+
+def test_one_line_a_law_and_what_breaks_it_below(
+    conn: Any, said: Callable[..., tuple[int, str]]
+) -> None:
+    code, text = said()
+    assert (code, len(text.splitlines())) == (0, 15)
+    conn.execute("UPDATE ingest_jobs SET attempts = 2, id = E'a\\x1b[31m'")
+    conn.execute("UPDATE ingest_job_events SET job_id = E'a\\x1b[31m'")
+    code, text = said()
+    lines = text.splitlines()
+    assert (code, len(lines)) == (1, 16)
+    at = next(n for n, line in enumerate(lines) if "BROKEN" in line)
+    assert lines[at].startswith("law 12  BROKEN")
+    assert "a [31m: completed after 2 attempts (of 1)" in lines[at + 1]
+
+
+def test_an_unfinished_law_fails_too(
+    conn: Any, said: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "LAWS", (law_of(b"SELECT nothing"),))
+    code, text = said("--json")
+    (law,) = json.loads(text)["laws"]
+    assert (code, law["state"]) == (1, "unfinished")
+    assert "try a shorter --since" in law["note"]
+
+
+def test_how_far_back_is_read_from_words() -> None:
+    assert [command.window(text) for text in ("90m", "24h", "7d", "5s", "all")] == [
+        5400, 86400, 604800, 5, None,
+    ]  # fmt: skip
+    for text in ("", "1", "h", "-1h", "1w", "1.5h", "1h "):
+        with pytest.raises(errors.InvalidConfig, match="--since"):
+            command.window(text)

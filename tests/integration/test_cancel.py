@@ -1,0 +1,167 @@
+"""`queue-workflows cancel`: what ends at once, what is asked to stop, what is told apart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import dispatcher
+from queue_workflows.cli import cancel
+from queue_workflows.store import transitions
+from tests.support import ear, factories, flow, laws
+from tests.support.wait import until
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
+        assert laws.broken(conn, slack_s=5) == []
+
+
+@pytest.fixture
+def host(conn: Any) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+
+
+def known_worker(conn: Any, job: dict[str, Any]) -> None:
+    factories.insert(
+        conn, "workers", worker_id=job["worker_id"], host_label="box", queue=job["queue"], pid=77
+    )
+
+
+# --- runs
+
+
+def test_a_run_is_cancelled_with_what_waits_and_names_what_still_runs(
+    host: flow.Flow, conn: Any
+) -> None:
+    host.dag(a="", x="", b="a")
+    run_id = host.started()
+    job = factories.claim_node(conn)
+    known_worker(conn, job)
+    done = cancel.cancelled(run_id)
+    assert [done[k] for k in ("kind", "outcome", "status")] == ["run", "cancelled", "cancelled"]
+    assert done["nodes"] == {"running": 1, "cancelled": 1}
+    (left,) = done["stopping"]
+    assert (left["job_id"], left["name"], left["pid"]) == (job["id"], "s/a", 77)
+    assert (left["worker_id"], left["host_label"], left["queue"]) == ("w1", "box", "cpu")
+
+
+def test_of_a_run_that_is_over_only_the_status_is_said(host: flow.Flow) -> None:
+    host.dag(a="")
+    run_id = host.submit()
+    host.go()
+    done = cancel.cancelled(run_id)
+    assert (done["outcome"], done["status"], flow.status(run_id)) == (
+        "already over", "completed", "completed",
+    )  # fmt: skip
+
+
+def test_a_host_row_of_another_status_is_cancelled_as_well(conn: Any) -> None:
+    run_id = factories.run(conn, mode="step", status="rendering")
+    assert cancel.cancelled(run_id)["outcome"] == "cancelled"
+
+
+# --- jobs
+
+
+def test_a_waiting_node_takes_its_run_with_it(host: flow.Flow) -> None:
+    host.dag(a="", x="")
+    run_id = host.started()
+    done = cancel.cancelled(flow.job(run_id, "s/a")["id"])
+    assert (done["kind"], done["outcome"], done["run_status"]) == (
+        "node job", "cancelled", "cancelled",
+    )  # fmt: skip
+    assert flow.states(run_id) == {"s/a": "cancelled", "s/x": "cancelled"}
+
+
+def test_a_running_node_is_asked_to_stop(host: flow.Flow, conn: Any) -> None:
+    host.dag(a="", b="a")
+    run_id = host.started()
+    job = factories.claim_node(conn)
+    done = cancel.cancelled(job["id"])
+    assert (done["outcome"], done["status"], done["run_status"]) == (
+        "asked to stop", "running", "cancelled",
+    )  # fmt: skip
+    assert [left["job_id"] for left in done["stopping"]] == [job["id"]]
+    assert flow.job(run_id, "s/a")["cancel_requested_at"] is not None
+
+
+def test_a_waiting_ingest_job_ends_at_once(conn: Any) -> None:
+    job = factories.ingest(conn)
+    done = cancel.cancelled(job["id"])
+    assert [done[k] for k in ("kind", "name", "outcome")] == ["ingest job", "t", "cancelled"]
+    row = factories.reread(conn, job)
+    assert (row["status"], row["finished_at"] is not None) == ("cancelled", True)
+    events = "SELECT event_type FROM ingest_job_events WHERE job_id = %s"
+    assert factories.column(conn, events, job["id"]) == ["cancelled"]
+    assert cancel.cancelled(job["id"])["outcome"] == "already over"
+
+
+def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_told(conn: Any) -> None:
+    factories.ingest(conn)
+    job = factories.claim_ingest(conn)
+    known_worker(conn, job)
+    hearing = ear.Ear()
+    done = cancel.cancelled(job["id"])
+    assert ("job_cancel", job["id"]) in hearing.heard()
+    hearing.close()
+    assert (done["outcome"], done["stopping"][0]["pid"]) == ("asked to stop", 77)
+    row = factories.reread(conn, job)
+    assert (row["status"], row["worker_id"]) == ("running", job["worker_id"])
+    assert row["cancel_requested_at"] is not None
+    transitions.hand_back(conn, factories.ingest_lease(job), reason="asked")
+    assert factories.reread(conn, job)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("family", ["node", "ingest"])
+def test_a_job_that_is_handed_back_meanwhile_is_cancelled_all_the_same(
+    conn: Any, family: str
+) -> None:
+    if family == "node":
+        factories.node(conn)
+        job = factories.claim_node(conn)
+        lease = factories.node_lease(job)
+    else:
+        factories.ingest(conn)
+        job = factories.claim_ingest(conn)
+        lease = factories.ingest_lease(job)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(dispatcher.cancel_job(job["id"])))
+    with engine.connect() as worker, worker.transaction():
+        assert transitions.hand_back(worker, lease, reason="shutdown")
+        thread.start()
+        until(lambda: factories.one(conn, _BLOCKED) == 1)
+    thread.join(10)
+    assert found[0] is not None
+    assert factories.reread(conn, job)["status"] == "cancelled"
+
+
+_BLOCKED = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND wait_event_type = 'Lock'"
+)
+
+
+# --- ids
+
+
+@pytest.mark.parametrize("any_id", ["nope", "", "a'b", "\udcff"])
+def test_an_unknown_id_is_told_apart(conn: Any, any_id: str) -> None:
+    done = cancel.cancelled(any_id)
+    assert (done["outcome"], done["kind"], done["stopping"]) == ("unknown", None, [])
+
+
+def test_an_id_of_a_run_and_of_a_job_is_the_runs(conn: Any) -> None:
+    factories.run(conn, id="same")
+    job = factories.ingest(conn, id="same")
+    assert cancel.cancelled("same")["kind"] == "run"
+    assert factories.reread(conn, job)["status"] == "queued"

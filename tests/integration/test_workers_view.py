@@ -1,0 +1,230 @@
+"""`queue-workflows workers`: every state, who switched what off and why, and who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from queue_workflows import db as engine
+from queue_workflows import worker_control
+from queue_workflows.cli import workers
+from tests.support import factories
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with engine.connect() as conn:
+        yield conn
+
+
+def worker(conn: Any, state: str = "idle", *, age_s: float = 0, **columns: Any) -> str:
+    """A worker's row as it reported `age_s` ago; its id."""
+    given = {"worker_id": "w1", "host_label": "box", "queue": "cpu", "pid": 7} | columns
+    worker_id = factories.insert(conn, "workers", state=state, **given)["worker_id"]
+    conn.execute(
+        "UPDATE workers SET last_seen = now() - %s * interval '1 second' WHERE worker_id = %s",
+        (age_s, worker_id),
+    )
+    return worker_id
+
+
+def off(conn: Any, queue: str = "cpu", *, age_s: float = 0, **columns: Any) -> None:
+    """A switch thrown by plain SQL `age_s` ago."""
+    given = {"host_label": "box", "queue": queue, "desired_state": "off"} | columns
+    factories.insert(conn, "worker_controls", **given)
+    conn.execute(
+        "UPDATE worker_controls SET updated_at = now() - %s * interval '1 second' WHERE queue = %s",
+        (age_s, queue),
+    )
+
+
+def busy(conn: Any, worker_id: str = "w1") -> str:
+    factories.node(conn)
+    return factories.claim_node(conn, factories.who(worker_id=worker_id))["id"]
+
+
+def only() -> Row:
+    (row,) = workers.listing()
+    return row
+
+
+# --- states
+
+
+@pytest.mark.parametrize("state", ["idle", "busy", "parked", "paused", "draining"])
+def test_a_worker_that_is_on_is_busy_when_it_holds_a_job(conn: Any, state: str) -> None:
+    job_id = busy(conn)
+    worker(conn, state)
+    row = only()
+    assert (row["state"], row["desired_state"], row["job_ids"]) == ("busy", "on", [job_id])
+    conn.execute("DELETE FROM workflow_node_jobs")
+    assert only()["state"] == "idle"
+
+
+@pytest.mark.parametrize(
+    ("policy", "holds", "state"),
+    [
+        ("hard", False, "parked"),
+        ("drain", False, "parked"),
+        ("pause", False, "paused"),
+        ("hard", True, "draining"),
+        ("drain", True, "draining"),
+        ("pause", True, "draining"),
+    ],
+)
+def test_a_switch_shows_before_the_workers_next_report(
+    conn: Any, policy: str, holds: bool, state: str
+) -> None:
+    if holds:
+        busy(conn)
+    worker(conn, "busy" if holds else "idle", age_s=8)
+    off(conn, stop_policy=policy, age_s=2)
+    assert (only()["state"], only()["stop_policy"]) == (state, policy)
+
+
+@pytest.mark.parametrize("state", ["parked", "paused", "draining"])
+def test_a_worker_that_reported_its_obedience_is_shown_obeying(conn: Any, state: str) -> None:
+    worker(conn, state)
+    off(conn, age_s=60)
+    assert only()["state"] == "parked"
+
+
+def test_a_worker_that_obeys_no_switch_is_not_said_to(conn: Any) -> None:
+    worker(conn, "idle", age_s=1)
+    off(conn, age_s=60)
+    assert (only()["state"], only()["desired_state"]) == ("idle", "off")
+
+
+@pytest.mark.parametrize("state", ["throttled", "dead"])
+def test_what_no_switch_explains_stays(conn: Any, state: str) -> None:
+    worker(conn, state)
+    off(conn)
+    assert only()["state"] == state
+
+
+def test_a_worker_that_stopped_is_not_listed(conn: Any) -> None:
+    worker(conn, "stopped")
+    assert workers.listing() == []
+
+
+@pytest.mark.parametrize(
+    ("detail", "death"),
+    [
+        ({"signal": 9, "exit_code": None}, "killed by SIGKILL"),
+        ({"signal": 64, "exit_code": None}, "killed by SIGRTMAX"),
+        ({"signal": 99}, "killed by signal 99"),
+        ({"exit_code": 77, "signal": None}, "ended with exit code 77"),
+        ({"lease_s": 600}, "no heartbeat"),
+    ],
+)
+def test_a_dead_worker_says_how_it_died(conn: Any, detail: Row, death: str) -> None:
+    worker(conn, "dead", detail=Jsonb(detail))
+    assert only()["death"] == death
+
+
+def test_a_worker_gone_stale_is_dead_and_shows_its_flag(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker(conn, "busy", age_s=95)
+    factories.insert(
+        conn, "worker_heartbeats", host_label="box", queue="cpu", current_model="m",
+        last_flagged_dead_at="2026-01-02T03:04:05Z",
+    )  # fmt: skip
+    row = only()
+    assert (row["state"], row["current_model"], row["death"]) == ("dead", "m", "no heartbeat")
+    assert row["last_flagged_dead_at"].year == 2026
+    workers.show([row])
+    assert capsys.readouterr().out.splitlines()[1].endswith("1 min 35 s ago  no heartbeat, flagged")
+
+
+# --- switches
+
+
+def test_a_switch_is_shown_with_who_why_and_until_when(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker(conn)
+    off(conn, stop_policy="drain", requested_by="ops", reason="new disk")
+    conn.execute("UPDATE worker_controls SET until_at = now() + interval '95 seconds'")
+    row = only()
+    assert [row[k] for k in ("stop_policy", "requested_by", "reason")] == [
+        "drain",
+        "ops",
+        "new disk",
+    ]
+    assert 90 < row["until_s"] <= 95
+    assert row["until_at"] > row["switched_at"]
+    workers.show([row | {"until_s": 95.0}])
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.endswith("drain by ops, on again in 1 min 35 s: new disk")
+    assert line.split()[:5] == ["box", "cpu", "7", "parked", "off"]
+
+
+def test_a_switch_whose_time_is_over_counts_no_more(conn: Any) -> None:
+    worker(conn, "parked")
+    off(conn, reason="lunch")
+    conn.execute("UPDATE worker_controls SET until_at = now()")
+    row = only()
+    assert (row["state"], row["desired_state"], row["reason"]) == ("idle", "on", None)
+    conn.execute("DELETE FROM workers")
+    assert workers.absent([]) == []
+
+
+def test_the_switch_of_all_queues_counts_for_each_and_hard_wins(conn: Any) -> None:
+    worker(conn)
+    worker(conn, worker_id="w2", queue="gpu")
+    worker(conn, worker_id="w3", host_label="other")
+    off(conn, "all", stop_policy="hard", reason="power")
+    off(conn, "gpu", stop_policy="pause", reason="heat")
+    assert [(r["state"], r["reason"]) for r in workers.listing()] == [
+        ("parked", "power"), ("parked", "power"), ("idle", None),
+    ]  # fmt: skip
+    conn.execute("UPDATE worker_controls SET stop_policy = 'drain' WHERE queue = 'all'")
+    assert [r["reason"] for r in workers.listing()] == ["power", "heat", None]
+
+
+def test_the_view_and_the_claim_agree_on_which_switch_counts(conn: Any) -> None:
+    worker(conn)
+    for all_policy in ("hard", "drain", "pause"):
+        for policy in ("hard", "drain", "pause"):
+            conn.execute("DELETE FROM worker_controls")
+            off(conn, "all", stop_policy=all_policy)
+            off(conn, "cpu", stop_policy=policy)
+            assert only()["stop_policy"] == worker_control.policy_in_force("box", "cpu")
+
+
+# --- nobody there
+
+
+def test_a_switch_without_a_live_worker_is_shown(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker(conn, "dead")
+    off(conn, "cpu", reason="broken fan")
+    off(conn, "all", requested_by="ops")
+    rows = workers.absent(workers.listing())
+    assert [(r["queue"], r["state"], r["worker_id"], r["job_ids"]) for r in rows] == [
+        ("all", "absent", None, []), ("cpu", "absent", None, []),
+    ]  # fmt: skip
+    assert {tuple(row) for row in [*rows, only()]} == {tuple(only())}
+    workers.show(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(lines[2].split()) == "box cpu - absent off - hard: broken fan"
+
+
+def test_a_switch_with_a_live_worker_is_shown_once(conn: Any) -> None:
+    worker(conn, "parked")
+    off(conn, "cpu")
+    off(conn, "all")
+    assert workers.absent(workers.listing()) == []
+
+
+def test_a_switch_that_is_on_needs_nobody(conn: Any) -> None:
+    off(conn, desired_state="on")
+    assert workers.absent([]) == []

@@ -1,0 +1,108 @@
+"""What the checker judges: the database at the end, the journal, the books and the faults."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from queue_workflows import db
+from tests.soak import clock, faults, fleet, journal, load, observer
+
+_JOBS = """
+SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
+       j.claim_no, j.crash_count, j.watchdog_retries, j.attempts, j.max_attempts, j.error,
+       j.context_delta AS result, NULL AS reason
+  FROM workflow_node_jobs j
+UNION ALL
+SELECT 'ingest', id, NULL, NULL, task_name, status::text, claim_no, crash_count,
+       watchdog_retries, attempts, max_attempts, error, result, reason
+  FROM ingest_jobs
+"""
+_EVENTS = """
+SELECT job_id, id, event_type::text, claim_no, worker_id, host_label, queue,
+       extract(epoch FROM created_at)::float8 AS at FROM {} WHERE job_id IS NOT NULL ORDER BY id
+"""
+_RUNS = """
+SELECT id, workflow_name, status, error, definition -> 'nodes' AS nodes FROM workflow_runs
+"""
+_FIRES = """
+SELECT f.name, extract(epoch FROM f.fire_at)::float8 AS at, f.job_id, j.id IS NOT NULL AS there
+  FROM schedule_fires f LEFT JOIN ingest_jobs j ON j.id = f.job_id ORDER BY f.fire_at
+"""
+
+
+class Event(NamedTuple):
+    """A row of either event table; `at` is the writing transaction's start, monotonic seconds."""
+
+    job: str
+    order: int
+    kind: str
+    claim: int | None
+    worker: str | None
+    host: str | None
+    queue: str | None
+    at: float
+    epoch: float
+
+    @property
+    def pid(self) -> int:
+        """The process that its worker id names, 0 if none."""
+        return int((self.worker or ":0").split(":")[1])
+
+
+@dataclass
+class Evidence:
+    """Everything that is known once the fleet has stopped."""
+
+    jobs: dict[str, dict[str, Any]]
+    runs: dict[str, dict[str, Any]]
+    events: dict[str, list[Event]]
+    fires: list[dict[str, Any]]
+    lines: list[journal.Line]
+    books: load.Books
+    faults: list[faults.Fault]
+    off: list[tuple[str, str, float, float]]
+    ended: list[fleet.Ended]
+    time: clock.Clock
+    began: float
+    ended_load: float
+    stuck: list[str]
+    laws: list[str]
+    slow: list[str]
+    by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
+
+    def claims(self, job: str) -> dict[int, Event]:
+        """Claim number → its `claimed` event."""
+        found = (e for e in self.events.get(job, []) if e.kind == "claimed")
+        return {event.claim: event for event in found if event.claim is not None}
+
+    def finals(self, job: str) -> list[Event]:
+        """Its `completed` and `failed` events, oldest first."""
+        return [e for e in self.events.get(job, []) if e.kind in ("completed", "failed")]
+
+    def hit(self, kinds: tuple[str, ...], pid: int, since: float, until: float) -> bool:
+        """Whether a fault of these kinds hit this process between the two instants."""
+        return any(f.kind in kinds and f.hits(pid, since, until) for f in self.faults)
+
+
+def gather(live_laws: list[str], **known: Any) -> Evidence:
+    """Read the database and the journal; a sweep of orphans comes before (law 8)."""
+    time: clock.Clock = known["time"]
+    with db.connection() as conn:
+        jobs = {row["id"]: row for row in conn.execute(_JOBS).fetchall()}
+        runs = {row["id"]: row for row in conn.execute(_RUNS).fetchall()}
+        fires = conn.execute(_FIRES).fetchall()
+        events: dict[str, list[Event]] = defaultdict(list)
+        for table in ("workflow_node_events", "ingest_job_events"):
+            for row in conn.execute(_EVENTS.format(table).encode()).fetchall():
+                *rest, epoch = row.values()
+                events[row["job_id"]].append(Event(*rest, time.at(epoch), epoch))
+        # Whoever still runs would run for ever: liveness was judged before the fleet was stopped.
+        broken = observer.broken_laws(conn, sweep_s=0)
+    evidence = Evidence(jobs, runs, dict(events), fires, laws=live_laws + broken, **known)
+    by_job: dict[str, list[journal.Line]] = defaultdict(list)
+    for line in evidence.lines:
+        by_job[line.job].append(line)
+    evidence.by_job = dict(by_job)
+    return evidence

@@ -1,0 +1,189 @@
+"""The open load: what hosts and people do, whether the fleet keeps up or not, and what was said."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from queue_workflows import db, dispatcher, errors, node_queue, run_store
+from tests.soak import app, workflows
+
+NEVER_ANSWERED = 0.03
+POISON = 0.05
+_WAITING = "SELECT run_id, node_id FROM workflow_node_jobs WHERE status = 'awaiting_input'"
+_LATE = (
+    "UPDATE workflow_node_jobs SET status = 'queued' WHERE id = (SELECT id FROM workflow_node_jobs"
+    " WHERE status IN ('completed', 'failed', 'cancelled') ORDER BY random() LIMIT 1)"
+    " RETURNING id || ': a job that was over is queued again' AS moved",
+    "UPDATE workflow_runs SET status = 'running' WHERE id = (SELECT id FROM workflow_runs"
+    " WHERE status IN ('completed', 'cancelled', 'failed') ORDER BY random() LIMIT 1)"
+    " RETURNING id || ': a run that was over runs again' AS moved",
+    "UPDATE ingest_jobs SET status = 'completed' WHERE id = (SELECT id FROM ingest_jobs"
+    " WHERE status = 'failed' ORDER BY random() LIMIT 1)"
+    " RETURNING id || ': a job that had failed is completed' AS moved",
+)
+_CANCEL = (
+    "UPDATE workflow_runs SET status = 'cancelled', finished_at = now()"
+    " WHERE id = %s AND status IN ('queued', 'running') RETURNING id"
+)
+
+
+@dataclass
+class Books:
+    """What was acknowledged: the engine is held to it."""
+
+    runs: dict[str, str] = field(default_factory=dict[str, str])
+    """Run → workflow."""
+    jobs: dict[str, str] = field(default_factory=dict[str, str])
+    """Ingest job → task."""
+    cancelled: dict[str, float] = field(default_factory=dict[str, float])
+    """Run → the database's epoch seconds just after the cancel was acknowledged."""
+    perhaps_cancelled: set[str] = field(default_factory=set[str])
+    answers: dict[tuple[str, str], list[str]] = field(
+        default_factory=dict[tuple[str, str], list[str]]
+    )
+    """(run, node) → the answers that were accepted; a second one must be refused."""
+    perhaps_answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    never_answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    refused: int = 0
+    moved: list[str] = field(default_factory=list[str])
+    late_writes: int = 0
+
+
+class Load:
+    """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
+
+    def __init__(self, seed: int, *, runs_s: float, jobs_s: float) -> None:
+        self.books = Books()
+        self.problems: list[str] = []
+        self._rng = random.Random(seed)
+        self._rates: list[tuple[float, Callable[[], None]]] = [
+            (runs_s, self._submit_run),
+            (jobs_s, self._submit_job),
+        ]
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self._open = True
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soak-load", daemon=True)
+
+    def __enter__(self) -> Load:
+        now = time.monotonic()
+        for rate, submit in self._rates:
+            self._plan(now, lambda rate=rate, submit=submit: self._again(rate, submit))
+        self._plan(now, self._answer)
+        self._plan(now, self._write_late)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Submit and cancel nothing more."""
+        self._open = False
+
+    def _plan(self, at: float, act: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._agenda, (at, self._number, act))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            at, _, act = self._agenda[0]
+            if self._stop.wait(max(0.0, at - time.monotonic())):
+                return
+            heapq.heappop(self._agenda)
+            try:
+                act()
+            except db.Error:
+                pass
+            except Exception as error:
+                self.problems.append(f"{type(error).__name__}: {error}")
+
+    def _again(self, rate: float, submit: Callable[[], None]) -> None:
+        if self._open:
+            wait_s = self._rng.expovariate(rate)
+            self._plan(time.monotonic() + wait_s, lambda: self._again(rate, submit))
+            submit()
+
+    def _submit_run(self) -> None:
+        rng = self._rng
+        run_id = str(uuid.UUID(int=rng.getrandbits(128)))
+        name = rng.choices(list(workflows.WEIGHTS), list(workflows.WEIGHTS.values()))[0]
+        if rng.random() < POISON:
+            name = rng.choice(workflows.POISON)
+        cancel_s = rng.uniform(0.05, 1.5)
+        by_hand = rng.random() < 0.5
+        cancelled = rng.random() < (0.5 if name == "wide" else 0.05)
+        context = {"skip": rng.random() < 0.5}
+        run_store.insert_run(run_id=run_id, workflow_name=name, context=context)
+        self.books.runs[run_id] = name
+        if cancelled:
+            at = time.monotonic() + cancel_s
+            self._plan(at, lambda: self._cancel(run_id, by_hand=by_hand))
+
+    def _submit_job(self) -> None:
+        task, args = "note", {"number": self._number, "kind": self._rng.choice(workflows.POISON)}
+        if self._rng.random() < POISON:
+            task = "spoiled"
+        job_id = node_queue.enqueue_ingest_job(
+            task_name=task, queue=app.QUEUE, reason="load", args=args
+        )
+        self.books.jobs[job_id] = task
+
+    def _cancel(self, run_id: str, *, by_hand: bool) -> None:
+        if not self._open:
+            return
+        self.books.perhaps_cancelled.add(run_id)
+        if by_hand:
+            with db.connection() as conn:
+                done = conn.execute(_CANCEL, (run_id,)).fetchone() is not None
+        else:
+            done = dispatcher.cancel_run(run_id) is not None
+        with db.connection() as conn:
+            row = conn.execute(
+                "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
+            ).fetchone()
+        if done and row is not None:
+            self.books.cancelled[run_id] = row["t"]
+
+    def _answer(self) -> None:
+        self._plan(time.monotonic() + 0.25, self._answer)
+        with db.connection() as conn:
+            waiting = [(r["run_id"], r["node_id"]) for r in conn.execute(_WAITING).fetchall()]
+        for where in sorted(waiting):
+            known = where in self.books.answers or where in self.books.never_answered
+            if known or where in self.books.perhaps_answered:
+                continue
+            if self._rng.random() < NEVER_ANSWERED:
+                self.books.never_answered.add(where)
+                continue
+            self._say(where, f"first-{self._number}")
+            if self._rng.random() < 0.4:
+                self._say(where, f"second-{self._number}")
+
+    def _say(self, where: tuple[str, str], value: str) -> None:
+        try:
+            dispatcher.submit_input(*where, value)
+            self.books.answers.setdefault(where, []).append(value)
+        except errors.InputRefused:
+            self.books.refused += 1
+        except db.Error:
+            self.books.perhaps_answered.add(where)
+
+    def _write_late(self) -> None:
+        """A host that wants to change what is over: the triggers refuse it."""
+        self._plan(time.monotonic() + 1.0, self._write_late)
+        for statement in _LATE:
+            self.books.late_writes += 1
+            with suppress(db.Error), db.connection() as conn:
+                row = conn.execute(statement.encode()).fetchone()
+                if row is not None:
+                    self.books.moved.append(row["moved"])

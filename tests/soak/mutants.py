@@ -1,0 +1,209 @@
+"""The engine with one defence switched off: the checker is worth what it finds in these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from queue_workflows import db
+from queue_workflows.dag import readiness
+from queue_workflows.runtime import fuse
+from queue_workflows.store import claims, schedules, transitions
+from queue_workflows.worker import guards, watch
+
+Conn = db.Connection
+_RUN_IS_LIVE = "AND r.status NOT IN ('completed', 'failed', 'cancelled')"
+
+
+class Mutant(NamedTuple):
+    """What it does to a process and to the schema, and the check that has to find it."""
+
+    caught_by: str
+    process: Callable[[], None] | None = None
+    schema: Callable[[Conn], None] | None = None
+
+
+def switch_off(name: str) -> None:
+    """Patch this process."""
+    if (patch := MUTANTS[name].process) is not None:
+        patch()
+
+
+def alter(conn: Conn, name: str) -> None:
+    """Alter the soak's own schema."""
+    if (change := MUTANTS[name].schema) is not None:
+        change(conn)
+
+
+def _edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:
+    """Replace parts of an SQL function; a part that is not there is an error."""
+    row = conn.execute("SELECT pg_get_functiondef(%s::regproc) AS text", (function,)).fetchone()
+    assert row is not None
+    text: str = row["text"]
+    for old, new in changes:
+        assert old in text, f"{function} does not say {old!r} any more"
+        text = text.replace(old, new)
+    conn.execute(text.encode())
+
+
+def _no_self_fence() -> None:
+    """A worker that lost its lease carries on."""
+    guards.LeaseEnd.check = lambda *_: None  # type: ignore[method-assign]
+    fuse.Fuse.arm = lambda *_: None  # type: ignore[method-assign]
+    carry_out = watch.Watch._carry_out
+
+    def deaf(self: watch.Watch, work: Any, trip: guards.Trip) -> None:
+        if trip.code != guards.EXIT_LOST:
+            carry_out(self, work, trip)
+
+    watch.Watch._carry_out = deaf  # type: ignore[method-assign]
+
+
+def _no_fence(conn: Conn) -> None:
+    held = "AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no"
+    _edit(conn, "queue_workflows_node_step", (held, ""))
+
+
+def _drop_events(conn: Conn, condition: str) -> None:
+    """Node completions leave their event only where the condition holds."""
+    old = "VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,"
+    end = "CASE WHEN v_ahead THEN now() END);"
+    _edit(
+        conn,
+        "queue_workflows_node_step",
+        (old, old.replace("VALUES (", "SELECT ")),
+        (end, f"CASE WHEN v_ahead THEN now() END WHERE {condition};"),
+    )
+
+
+def _no_outbox(conn: Conn) -> None:
+    """Some results come without the event that sends the run on."""
+    _drop_events(conn, "random() < 0.8")
+
+
+def _late_outbox(conn: Conn) -> None:
+    """The finish commits first, the event a moment later and by itself."""
+    _drop_events(conn, "false")
+
+
+def _send_later() -> None:
+    step = claims.node_step
+
+    def swapped(conn: Conn, who: claims.Claimant, **more: Any) -> Any:
+        done: claims.NodeResult | None = more.get("done")
+        following = step(conn, who, **{**more, "ahead": None})
+        if done is not None:
+            conn.execute(
+                "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no,"
+                " generation) SELECT run_id, node_id, 'completed', id, claim_no, generation"
+                " FROM workflow_node_jobs WHERE id = %s",
+                (done.lease.job_id,),
+            )
+        return following
+
+    claims.node_step = swapped
+
+
+def _no_guards(conn: Conn) -> None:
+    conn.execute("DROP TRIGGER workflow_runs_guard ON workflow_runs")
+    over = "IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')"
+    _edit(conn, "queue_workflows_job_changed", (over, "IF false"))
+
+
+def _no_renewal() -> None:
+    def pretend(conn: Conn, leases: Any, **_: Any) -> list[claims.Renewal]:
+        return [claims.Renewal(lease.job_id, lease.claim_no, cancel=False) for lease in leases]
+
+    claims.renew = pretend
+
+
+def _bury_everybody() -> None:
+    dead = transitions.reclaim_dead
+
+    def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
+        return dead(conn, table, prefix="", evidence=evidence)
+
+    transitions.reclaim_dead = everybody
+
+
+def _reclaim_early() -> None:
+    for name, text in transitions._RECLAIM_SQL.items():
+        old = b"lease_expires_at < now()"
+        assert old in text
+        new = b"lease_expires_at < now() + interval '4.5 seconds'"
+        transitions._RECLAIM_SQL[name] = text.replace(old, new)
+
+
+def _ready_at_once() -> None:
+    """A node counts as ready when one of its dependencies is done."""
+    ready = readiness.Round.ready
+
+    def eager(self: readiness.Round, candidates: Any) -> list[str]:
+        listed = list(candidates)
+        at_end = ready(self, [node for node in listed if node == readiness.END])
+        return [node for node in listed if node != readiness.END or at_end]
+
+    readiness.Round.ready = eager  # type: ignore[method-assign]
+
+
+def _two_answers(conn: Conn) -> None:
+    conn.execute("DROP INDEX workflow_input_submissions_inflight_unique")
+    # ON CONFLICT wants an index; one that never refuses.
+    conn.execute(
+        "CREATE UNIQUE INDEX workflow_input_submissions_inflight_unique"
+        " ON workflow_input_submissions (run_id, node_id, id)"
+        " WHERE status IN ('pending', 'processing')"
+    )
+
+
+def _accept_all() -> None:
+    from queue_workflows.store import submissions
+
+    def insert(conn: Conn, run_id: str, node_id: str, value_json: str) -> Any:
+        return conn.execute(
+            "INSERT INTO workflow_input_submissions (run_id, node_id, value)"
+            " VALUES (%s, %s, %s::jsonb) RETURNING *",
+            (run_id, node_id, value_json),
+        ).fetchone()
+
+    submissions.insert = insert
+
+
+def _claim_cancelled(conn: Conn) -> None:
+    conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
+    for function in ("queue_workflows_node_step", "queue_workflows_pick_gpu"):
+        _edit(conn, function, (_RUN_IS_LIVE, ""))
+
+
+def _fire_unclaimed() -> None:
+    def fire(conn: Conn, *, task_name: str, queue: str, reason: str, **_: Any) -> str:
+        row = conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, reason) VALUES (%s, %s, %s) RETURNING id",
+            (task_name, queue, reason),
+        ).fetchone()
+        assert row is not None
+        return row["id"]
+
+    schedules.fire = fire
+
+
+def _disobey(conn: Conn) -> None:
+    for function in ("queue_workflows_node_step", "queue_workflows_ingest_step"):
+        _edit(conn, function, ("c.desired_state = 'off'", "c.desired_state = 'never'"))
+
+
+MUTANTS = {
+    "fence": Mutant("finalised by a superseded claim", _no_self_fence, _no_fence),
+    "self-fence": Mutant("bodies that outlived their claim", _no_self_fence),
+    "renewal": Mutant("crashes counted without a fault", _no_renewal),
+    "terminal-guard": Mutant("terminal rows moved", None, _no_guards),
+    "outbox": Mutant("laws", None, _no_outbox),
+    "swapped-commits": Mutant("laws", _send_later, _late_outbox),
+    "burial": Mutant("crashes counted without a fault", _bury_everybody),
+    "early-reclaim": Mutant("crashes counted without a fault", _reclaim_early),
+    "ready-check": Mutant("nodes that ran too early", _ready_at_once),
+    "answers": Mutant("answers", _accept_all, _two_answers),
+    "cancel": Mutant("claimed after a cancel or while OFF", None, _claim_cancelled),
+    "control": Mutant("claimed after a cancel or while OFF", None, _disobey),
+    "fires": Mutant("doubled or missed fires", _fire_unclaimed),
+}

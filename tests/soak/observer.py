@@ -1,0 +1,134 @@
+"""Looks at the database meanwhile: laws that hold at every instant, and transactions kept open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from queue_workflows import db
+from queue_workflows.store import audit
+from tests.soak import faults, fleet
+
+SLACK_S = 1.0
+"""What is acknowledged may meet a transaction of this age that is still under way."""
+LAWS_EVERY_S = 5.0
+LOOK_EVERY_S = 0.5
+OPEN_S = 6.0
+"""Law 14's five seconds, and one for the look."""
+EXCUSE_S = 12.0
+"""The engine's limit on an idle transaction, and the look: a stopped process cannot end its own."""
+_OPEN = """
+SELECT application_name AS seat, extract(epoch FROM now() - xact_start)::float8 AS open_s,
+       state, left(query, 80) AS query
+  FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = ANY (%s)
+   AND xact_start < clock_timestamp() - %s * interval '1 second'
+"""
+_UNFINISHED = """
+SELECT 'run ' || r.id || ' (' || r.workflow_name || ') is ' || r.status AS what,
+       coalesce((SELECT sum(claim_no * 8 + attempts + length(status::text))
+                   FROM workflow_node_jobs j WHERE j.run_id = r.id), 0)::float8 AS moves
+  FROM workflow_runs r
+ WHERE r.id = ANY (%(runs)s) AND (
+       (r.status NOT IN ('completed', 'failed', 'cancelled') AND NOT EXISTS (
+           SELECT FROM workflow_node_jobs j WHERE j.run_id = r.id AND j.status = 'awaiting_input'
+              AND r.id = ANY (%(waiting)s)))
+       OR EXISTS (SELECT FROM workflow_node_jobs j WHERE j.run_id = r.id AND j.status = 'running'))
+UNION ALL
+SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no * 8 + attempts
+  FROM ingest_jobs WHERE id = ANY (%(jobs)s) AND status IN ('queued', 'running')
+"""
+
+
+class Observer:
+    """Looks in a thread of its own while the block runs."""
+
+    def __init__(self, done: list[faults.Fault]) -> None:
+        self.laws: list[str] = []
+        self.slow: list[str] = []
+        self._done = done
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soak-observer", daemon=True)
+
+    def __enter__(self) -> Observer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due = time.monotonic() + LAWS_EVERY_S
+        while not self._stop.wait(LOOK_EVERY_S):
+            try:
+                self._look_for_open()
+                if time.monotonic() >= due:
+                    self._judge()
+                    due = time.monotonic() + LAWS_EVERY_S
+            except db.Error:
+                continue
+
+    def _look_for_open(self) -> None:
+        seats = [seat.name for seat in fleet.SEATS]
+        with db.connection() as conn:
+            rows = conn.execute(_OPEN, (seats, OPEN_S)).fetchall()
+        now = time.monotonic()
+        for row in rows:
+            if not any(
+                fault.until >= now - EXCUSE_S and fault.seat in (row["seat"], "server", "machine")
+                for fault in self._done
+            ):
+                text = f"{row['seat']}: {row['open_s']:.1f} s, {row['state']}: {row['query']}"
+                self.slow.append(text)
+
+    def _judge(self) -> None:
+        with db.connection() as conn:
+            self.laws += broken_laws(conn)
+
+
+def broken_laws(conn: db.Connection, *, sweep_s: float = audit.SWEEP_S) -> list[str]:
+    """What breaks a law; those that hold after a sweep are held to it after `sweep_s`."""
+    values = audit.parameters(conn, since_s=None, limit=100, commit_s=SLACK_S, sweep_s=sweep_s)
+    return [
+        f"law {law.number} ({law.name}): {found.id}: {found.text}"
+        for law in audit.LAWS
+        if law.statement is not None
+        for found in audit.offenders(conn, law, values)
+    ]
+
+
+def settle(
+    unfinished: Callable[[], tuple[list[str], float]], *, quiet_s: float, most_s: float
+) -> tuple[list[str], float]:
+    """Wait until nothing is unfinished; what is stuck, and how long it took.
+
+    Stuck is what is left when nothing has moved for `quiet_s`, or after `most_s`.
+    """
+    began = moved = time.monotonic()
+    last: tuple[int, float] | None = None
+    pause = threading.Event()
+    while True:
+        now = time.monotonic()
+        try:
+            left, moves = unfinished()
+        except db.Error:
+            pause.wait(0.5)
+            continue
+        if not left:
+            return [], now - began
+        if (len(left), moves) != last:
+            last, moved = (len(left), moves), now
+        if now - moved > quiet_s or now - began > most_s:
+            return left, now - began
+        pause.wait(0.3)
+
+
+def unfinished(runs: list[str], jobs: list[str], waiting: list[str]) -> tuple[list[str], float]:
+    """What of these is neither over nor waits for a person, and a number that moves with it."""
+    with db.connection() as conn:
+        rows = conn.execute(
+            _UNFINISHED, {"runs": runs, "jobs": jobs, "waiting": waiting}
+        ).fetchall()
+    return [row["what"] for row in rows], sum(row["moves"] for row in rows)

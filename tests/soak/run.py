@@ -1,0 +1,156 @@
+"""One soak from the empty server to the report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from psycopg import conninfo
+
+from queue_workflows import db, node_pool
+from tests.soak import (
+    app,
+    clock,
+    evidence,
+    faults,
+    fleet,
+    journal,
+    load,
+    mutants,
+    observer,
+    report,
+    server,
+)
+from tests.support import database
+
+QUIET_S = 2 * (fleet.LEASE_S + fleet.SWEEP_S) + fleet.LONG_S
+"""Nothing moves for so long: it is stuck (law 15, the longest body included)."""
+SETTLE_S = 240.0
+
+
+class Options(NamedTuple):
+    """What to run: seconds of load, seed, mean seconds between faults, runs and jobs a second."""
+
+    seconds: float
+    seed: int
+    gap_s: float = 2.0
+    runs_s: float = 2.0
+    jobs_s: float = 2.0
+    mutant: str | None = None
+    quiet: bool = False
+
+
+def soak(options: Options) -> report.Report:
+    """Run it; everything it started has ended when this returns or raises."""
+    with server.throw_away() as pg, _own_log(pg.base / "driver.log"), _engine(pg.dsn):
+        _prepare(options.mutant)
+        return _run(options, pg)
+
+
+@contextmanager
+def _own_log(path: Path) -> Generator[None]:
+    """What the engine says in this process goes to a file."""
+    logger, handler = logging.getLogger("queue_workflows"), logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    kept, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = kept
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def _engine(dsn: str) -> Generator[None]:
+    """The engine in this process works on the server, past every proxy."""
+    settings = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in fleet.KNOBS.items()}
+    own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": server.DRIVER})
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=own, **settings):
+        app.register()
+        try:
+            yield
+        finally:
+            db.close_pool()
+
+
+def _prepare(mutant: str | None) -> None:
+    db.bootstrap()
+    if mutant is not None:
+        mutants.switch_off(mutant)
+        with db.connection() as conn:
+            mutants.alter(conn, mutant)
+
+
+def _run(options: Options, pg: server.Server) -> report.Report:
+    def say(text: str) -> None:
+        if not options.quiet:
+            print(text, flush=True)
+
+    time_ = clock.Clock()
+    with ExitStack() as stack:
+        stalls = stack.enter_context(clock.Stalls())
+        running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant))
+        running.wait_until_up()
+        busy = stack.enter_context(
+            load.Load(options.seed, runs_s=options.runs_s, jobs_s=options.jobs_s)
+        )
+        following = faults.plan(options.seed, options.gap_s)
+        began = time.monotonic()
+        say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
+        struck = faults.Faults(running, pg, following, say)
+        watching = stack.enter_context(observer.Observer(struck.done))
+        with struck:
+            _pause(options.seconds)
+            busy.close()
+        ended = time.monotonic()
+        say("faults have stopped; waiting until everything is over")
+        books = busy.books
+        left, settled_s = observer.settle(
+            lambda: observer.unfinished(
+                list(books.runs), list(books.jobs), [run for run, _ in books.never_answered]
+            ),
+            quiet_s=QUIET_S,
+            most_s=SETTLE_S,
+        )
+        busy.__exit__()
+        running.stop()
+        node_pool.sweep_orphans()
+        hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
+        seen = evidence.gather(
+            watching.laws, lines=journal.read(running.journal), books=books, faults=hits,
+            off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
+            stuck=left, slow=watching.slow,
+        )  # fmt: skip
+        problems = [*busy.problems, *struck.problems]
+        head = (
+            f"{options.seconds:g} s, seed {options.seed}: {len(fleet.SEATS)} processes, "
+            f"lease {fleet.LEASE_S:g} s, sweep {fleet.SWEEP_S:g} s"
+        )
+        made = report.make(seen, head=head, settled_s=settled_s)
+        if problems:
+            made.found["the soak's own trouble"] = problems
+        if keep := os.environ.get("SOAK_KEEP"):
+            _keep(running, keep)
+    return made
+
+
+def _pause(seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        time.sleep(min(left, 0.5))
+
+
+def _keep(running: fleet.Fleet, folder: str) -> None:
+    """Copy logs and journal, for a look at what happened."""
+    import shutil
+
+    print(f"logs and journal: {folder}", file=sys.stderr)
+    shutil.copytree(running.base, folder, ignore=shutil.ignore_patterns("pg"), dirs_exist_ok=True)

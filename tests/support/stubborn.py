@@ -1,0 +1,38 @@
+"""A host app of bodies that will not end: `--app tests.support.stubborn:setup`, queue `work`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import queue_workflows
+
+LONG_S = 60
+
+
+def _started(args: dict[str, Any]) -> None:
+    Path(args["folder"], "started").write_text(str(os.getpid()))
+
+
+def deaf(reason: str, args: dict[str, Any]) -> None:
+    """Runs on in Python, and listens to nobody."""
+    _started(args)
+    ends = time.monotonic() + LONG_S
+    while time.monotonic() < ends:
+        time.sleep(0.05)
+
+
+def hog(reason: str, args: dict[str, Any]) -> None:
+    """Sits in a C call that keeps the GIL: no other thread of the process runs."""
+    _started(args)
+    ctypes.PyDLL(None).sleep(LONG_S)
+
+
+def setup() -> None:
+    """Register the tasks."""
+    queue_workflows.configure(ingest_queues=("work",))
+    queue_workflows.register_ingest_task("deaf", deaf)
+    queue_workflows.register_ingest_task("hog", hog)
