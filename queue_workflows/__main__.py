@@ -12,6 +12,14 @@ _EXTRA = ("typer", "rich")
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a command; 2 with one line where the extra `cli` is not installed."""
     try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        # Ctrl-C while the commands are imported, before any of them could handle it.
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    try:
         # By name: the commands are no floor below this one, and may be absent.
         cli = importlib.import_module("queue_workflows.cli")
     except ModuleNotFoundError as error:

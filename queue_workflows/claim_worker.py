@@ -206,7 +206,18 @@ class _Stopped(Exception):
 def _await_schema(stop: signals.StopRequest) -> bool:
     """Whether the schema is there; False when a stop was requested first."""
 
+    said = False
+
     def pause(seconds: float) -> None:
+        nonlocal said
+        if not said:
+            _log.warning(
+                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
+                "orchestrator)",
+                db.describe(),
+                db.REQUIRED_VERSION,
+            )
+            said = True
         if stop.requested.wait(seconds):
             raise _Stopped
 

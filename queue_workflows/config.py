@@ -103,6 +103,12 @@ DB_CONNECT_TIMEOUT_S = Knob(
 DB_STATEMENT_TIMEOUT_S = Knob(
     "DB_STATEMENT_TIMEOUT_S", 5.0, "s", "longest engine statement; hosts' connections carry none"
 )
+POLL_ONLY = Knob(
+    "POLL_ONLY",
+    False,
+    "flag",
+    "set and non-empty: no LISTEN connections: every process goes by its polls alone",
+)
 DB_PING_INTERVAL_S = Knob(
     "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"
 )
@@ -539,7 +545,7 @@ def _import_app(source: str, module_name: str) -> Any:
 
 
 def _of_app(what: str, call: Callable[[], R]) -> R:
-    """What the host's code returns; `AppFailed` from what it raises, its frames cut to the host's."""
+    """What the host's code returns; `AppFailed`, its cause with the host's frames alone."""
     try:
         return call()
     except (errors.QueueWorkflowsError, KeyboardInterrupt):

@@ -241,13 +241,23 @@ def _boot_kick() -> None:
 def _wait_for_database(stopping: signals.Flag) -> bool:
     """Whether the database is there with the schema; False when asked to stop before that."""
 
+    said = False
+
     def pause(seconds: float) -> None:
+        nonlocal said
+        if not said:
+            _log.warning(
+                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
+                "orchestrator)",
+                db.describe(),
+                db.REQUIRED_VERSION,
+            )
+            said = True
         if stopping.wait(seconds):
             raise _Stopped
 
     if not db.wait_until_reachable(stopped=stopping.is_set, pause=stopping.wait):
         return False
-    _log.info("%s: waiting for schema version %d", db.describe(), db.REQUIRED_VERSION)
     try:
         db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=pause)
     except _Stopped:

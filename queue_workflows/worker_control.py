@@ -18,7 +18,7 @@ EXIT_CONTROL_HARD_STOP = 79
 STATES = ("on", "off")
 ALL = "all"
 """The queue of a row that counts for every queue of its host."""
-PATIENCE_S = 5.0
+PATIENCE_S = 10.0
 """How long the command waits for a database that does not answer."""
 
 
@@ -237,6 +237,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _refuse_unknown(queue: str) -> None:
+    with db.transaction() as conn:
+        known = config.queues() | {ALL, *controls.known_queues(conn)}
+    if queue not in known:
+        raise errors.UnknownQueue(
+            f"queue {queue!r}: no worker has ever served it; known are {', '.join(sorted(known))}, "
+            "and --app names those of a host app"
+        )
+
+
 def main(argv: list[str] | None = None) -> int:
     """`queue-worker-control`: write the control row; 0, or 2 with one line for what is wrong."""
     options = _parser().parse_args(argv)
@@ -247,6 +257,8 @@ def main(argv: list[str] | None = None) -> int:
             config.configure(embedded=True)
         config.load_app(options.app)
         db.wait_until_reachable(timeout_s=PATIENCE_S)
+        db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
+        _refuse_unknown(options.queue)
         row = set_worker_control(
             options.host or config.host_label(),
             options.queue,

@@ -13,6 +13,7 @@ from queue_workflows import __version__
 from queue_workflows.cli import (
     audit,
     cancel,
+    command,
     demo,
     doctor,
     migrate,
@@ -23,6 +24,7 @@ from queue_workflows.cli import (
     up,
     workers,
 )
+from queue_workflows.runtime import process
 
 app = typer.Typer(
     help="Postgres as queue, message bus and memory of a workflow engine.",
@@ -65,8 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A node id or an error in a script that this terminal cannot show ends no command.
             stream.reconfigure(errors="backslashreplace")
+    return process.run_main(command.PROG, lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
-        app(args=None if argv is None else list(argv), prog_name="queue-workflows")
+        app(args=None if argv is None else list(argv), prog_name=command.PROG)
     except SystemExit as end:
         with contextlib.suppress(TypeError, ValueError):
             return int(end.code or 0)

@@ -14,6 +14,8 @@ from queue_workflows import config, db, embedded, errors
 from queue_workflows.runtime import process, signals
 
 PROG = "queue-workflows"
+PATIENCE_S = 10.0
+"""How long a command that does one thing waits for a database that does not answer."""
 
 
 def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
@@ -21,16 +23,10 @@ def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
 
     def guarded() -> int:
         try:
-            code = body()
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read our output has seen enough; nothing may be flushed into it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            return body()
         except db.OperationalError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
-        return code
 
     raise typer.Exit(process.run_main(f"{PROG} {name}", guarded, debug=debug))
 
@@ -79,10 +75,20 @@ def reading(app: str | None) -> Generator[str]:
         yield words
 
 
-def prepare(stop: signals.StopRequest) -> bool:
-    """Wait for the database and bring its schema; False when asked to stop before it answered."""
+def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
+    """Whether the database answers; False when asked to stop before. None: however long it takes.
+
+    Raises `DatabaseUnavailable` after the patience, or at once for a refused login.
+    """
+    return db.wait_until_reachable(
+        stopped=stop.requested.is_set, pause=stop.requested.wait, timeout_s=patience_s
+    )
+
+
+def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
+    """`reached`, and the schema brought; False when asked to stop before the database answered."""
     process.setup_logging("warning")
-    if not db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+    if not reached(stop, patience_s=patience_s):
         return False
     if db.pending():
         db.bootstrap()

@@ -43,6 +43,7 @@ class Crew:
         self._stack = contextlib.ExitStack()
         self._own: fleet.Fleet | None = None
         self._looked = self._queued_since = now_fn()
+        self._told: set[str] = set()
 
     def __enter__(self) -> Crew:
         return self
@@ -56,31 +57,57 @@ class Crew:
         self._stack.__exit__(kind, error, trace)
 
     def begin(self) -> None:
-        """Start the workers that are missing. Raises `InvalidConfig` when that takes an app."""
-        missing = fleet.unserved(set(self._queues))
-        if missing:
+        """Start the workers that are missing. Raises `InvalidConfig` when that takes an app.
+
+        So it does where unfinished runs of another app are: the processes would not be shared.
+        """
+        self._refuse_strangers()
+        if missing := self._missing():
             self._start(missing)
 
     def tick(self, seen: Picture) -> None:
         """Look after them: raises `InvalidConfig` when they refuse to start."""
         if self._own is not None:
             self._own.check()
-            return
         # While the database is away nobody can be seen to serve it: the next look decides.
         with contextlib.suppress(db.OperationalError):
             self._look(seen.run["status"])
 
     def _look(self, status: str) -> None:
         now = self._now()
-        if status == "queued":
-            if now - self._queued_since >= PATIENCE_S:
-                self._start(fleet.unserved(set(self._queues)))
-            return
-        self._queued_since = now
+        waiting = status == "queued"
+        if not waiting:
+            self._queued_since = now
+        elif self._own is None and now - self._queued_since >= PATIENCE_S:
+            self._take_over(self._missing())
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
-            if missing := fleet.unserved(set(self._queues)):
-                self._start(missing)
+            missing = self._missing()
+            if missing and self._own is None and not waiting:
+                self._take_over(missing)
+
+    def _missing(self) -> set[str]:
+        """The queues that nobody serves; a switch that may be why is told, once."""
+        missing = fleet.unserved(set(self._queues))
+        for row in fleet.switched_off(missing) if missing else ():
+            if row["queue"] not in self._told:
+                self._told.add(row["queue"])
+                command.say(fleet.switch_text(row))
+        return missing
+
+    def _take_over(self, missing: set[str]) -> None:
+        self._refuse_strangers()
+        self._start(missing)
+
+    def _refuse_strangers(self) -> None:
+        if self._wanted is not None and (found := fleet.strangers()):
+            raise errors.InvalidConfig(
+                "this database has unfinished runs of workflows that this app does not know "
+                f"({found}); processes of two apps would fail each other's: let their own app "
+                f"finish them, end each by `{command.PROG} cancel RUN`, name another database by "
+                "QUEUE_WORKFLOWS_DB_URL or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR, or, "
+                "where processes that know both serve it, add --no-up"
+            )
 
     def _start(self, missing: set[str]) -> None:
         if self._wanted is None:

@@ -49,7 +49,7 @@ def demo(
         with command.until_stopped() as stop, command.database(create=True) as words:
             command.say(words)
             if not command.prepare(stop):
-                return follow.exit_code(None)
+                return run.stopped_early()
             _refuse_company()
             request = run.Request(
                 workflow=WORKFLOW,
@@ -76,6 +76,8 @@ def _run(
         command.say(f"starting {wanted.describe()}")
         children = fleet.specs(wanted, app=APP, log_level="warning", log=log, quiet=True)
         running = stack.enter_context(fleet.Fleet(children, stop))
+        if stop.requested.is_set():
+            return run.stopped_early()
         row = request.insert()
         follower = follow.Follower(view, stop, running.check, yes=yes)
         seen = follower.follow(row["id"])
@@ -94,7 +96,13 @@ def _source(folder: Path | None) -> Path:
     source = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     if not source.is_dir():
         raise errors.InvalidConfig(f"{source}: no such folder")
+    if not _has_python(source):
+        raise errors.InvalidConfig(f"{source}: no Python file in it that can be read: nothing to measure")
     return source.resolve()
+
+
+def _has_python(folder: Path) -> bool:
+    return any(name.endswith(".py") for _, _, names in os.walk(folder) for name in names)
 
 
 def _refuse_company() -> None:
@@ -112,7 +120,8 @@ def _refuse_company() -> None:
         return
     raise errors.InvalidConfig(
         f"this database has {what}, which the demo's workers must not mix with: name another one "
-        "by QUEUE_WORKFLOWS_DB_URL, or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR"
+        "by QUEUE_WORKFLOWS_DB_URL or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR; unfinished "
+        "runs are ended by `queue-workflows cancel RUN`"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
+from queue_workflows.cli import output
+from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import identity, service, signals, supervisor
-from queue_workflows.store import workers
+from queue_workflows.store import overview, workers
+from queue_workflows.types import Row
 from queue_workflows.worker import burial
 
 _STOP_S = 60.0
@@ -158,6 +162,54 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
+        pass
+    return True
+
+
+def switched_off(queues: set[str]) -> list[Row]:
+    """The OFF rows in force that keep this host's workers of these queues from claiming."""
+    if config.DISABLE_WORKER_CONTROL.read():
+        return []
+    with contextlib.closing(db.connect()) as conn:
+        rows = workers.switched_off(conn)
+    here = config.host_label()
+    return [row for row in rows if row["host_label"] == here and row["queue"] in {*queues, "all"}]
+
+
+def switch_text(row: Row) -> str:
+    """`box cpu is switched off by ops (new disk), on again in 29 min 10 s: COMMAND turns it on`."""
+    by = f" by {row['requested_by']}" if row["requested_by"] else ""
+    reason = f" ({row['reason']})" if row["reason"] else ""
+    ends = "" if row["until_s"] is None else f", on again in {output.seconds(row['until_s'])}"
+    ours = " --embedded" if config.database_url() is None else ""
+    host, queue = (shlex.quote(row[key]) for key in ("host_label", "queue"))
+    turn_on = f"queue-worker-control --queue={queue} --on --host {host}{ours}"
+    what = f"{row['host_label']} {row['queue']} is switched off{by}{reason}{ends}"
+    return output.line(f"{what}: `{turn_on}` turns it on", 500)
+
+
+def strangers() -> str:
+    """Unfinished runs of workflows that this app does not know, in words; "" for none.
+
+    An app without a workflow provider cannot tell, and has none.
+    """
+    if not hooks.has_provider():
+        return ""
+    with contextlib.closing(db.connect()) as conn:
+        rows = [row for row in overview.unfinished(conn) if not _knows(row["name"])]
+    return ", ".join(
+        f"{output.counted(row['n'], 'run')} of {row['name']!r}: {' '.join(row['ids'])}"
+        f"{' ...' if row['n'] > len(row['ids']) else ''}"
+        for row in rows[:3]
+    )
+
+
+def _knows(workflow: str) -> bool:
+    try:
+        hooks.expand({"id": workflow, "workflow_name": workflow})
+    except errors.UnknownWorkflow:
+        return False
+    except errors.QueueWorkflowsError:
         pass
     return True
 

@@ -24,7 +24,7 @@ class Follower(NamedTuple):
     yes: bool = False
 
     def follow(self, run_id: str) -> picture.Picture | None:
-        """The run when it is over; None when asked to stop before that.
+        """The run when it is over; None when asked to stop, or its reader is gone, before that.
 
         `tick` is called with every picture. Raises `UnknownJob` when the run is deleted meanwhile,
         and what `tick` raises.
@@ -45,9 +45,12 @@ class Follower(NamedTuple):
                         self._settle(run_id, node, settled)
                     pause_s = TICK_S if seen.total <= picture.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(pause_s)
-            return None
+        except BrokenPipeError:
+            # Nobody reads on: the same as being asked to stop, which is then told on stderr.
+            pass
         finally:
             reader.close()
+        return None
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
         """Answer a question, once; while the database is away, again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,11 @@ from queue_workflows.cli import (
 )
 from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import signals
+from queue_workflows.store import overview
 from queue_workflows.types import JsonDict
+
+DEFAULT_OUT = Path("queue-workflows-out")
+"""Above the folder of a run that was given none; made when a node asks for its own."""
 
 
 def run(
@@ -37,7 +42,12 @@ def run(
             "--input", metavar="K=V|@FILE", help="Context: JSON if it is, else text; repeatable."
         ),
     ] = None,
-    out: options.Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help=f"Folder of the run's files; default: {DEFAULT_OUT}/<run id>."
+        ),
+    ] = None,
     priority: Annotated[
         int, typer.Option(min=-32768, max=32767, metavar="N", help="Lower is sooner.")
     ] = 100,
@@ -65,8 +75,8 @@ def run(
         )
         with command.until_stopped() as stop, command.database(create=not alone) as words:
             command.say(words)
-            if not (_ready(stop) if alone else command.prepare(stop)):
-                return follow.exit_code(None)
+            if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
+                return stopped_early()
             if no_wait:
                 return _queue_only(request, as_json=as_json)
             wanted = fleet.roles(ingest=False) if chosen else None
@@ -75,17 +85,21 @@ def run(
                 helper = crew.Crew(request.queues, wanted, app=chosen, stop=stop, log=log)
                 if not alone:
                     stack.enter_context(helper).begin()
+                if stop.requested.is_set():
+                    return stopped_early()
                 row = request.insert()
                 if not watch:
                     command.say(f"run {row['id']} is queued")
+                if older := _ahead(row["id"]):
+                    view.say(older)
                 seen = follow.Follower(view, stop, None if alone else helper.tick).follow(row["id"])
-            return finish(row["id"], seen, as_json=as_json)
+            return finish(row["id"], seen, as_json=as_json, debug=debug)
 
     command.execute("run", body, debug=debug)
 
 
 class Request:
-    """A run as it was asked for, checked."""
+    """A run as it was asked for, checked; `out_dir` None: a folder of its own, named by its id."""
 
     def __init__(
         self,
@@ -104,9 +118,11 @@ class Request:
 
     def insert(self) -> dict[str, Any]:
         """Insert the run; its row. Raises `InvalidPayload` before any write."""
+        run_id = str(uuid.uuid4())
         return run_store.insert_run(
+            run_id=run_id,
             workflow_name=self.workflow,
-            out_dir=None if self.out_dir is None else str(self.out_dir),
+            out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
             priority=self.priority,
             context=self.context,
         )
@@ -142,7 +158,7 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
 
 
 def _ready(stop: signals.StopRequest) -> bool:
-    if not db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
+    if not command.reached(stop):
         return False
     db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
     return True
@@ -184,14 +200,38 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def finish(run_id: str, seen: picture.Picture | None, *, as_json: bool) -> int:
-    """Say how the run ended; the exit code."""
+def stopped_early() -> int:
+    """Say that nothing was queued; the exit code."""
+    command.say("stopped before a run was queued")
+    return follow.exit_code(None)
+
+
+def _ahead(run_id: str) -> str:
+    """Which older runs come before this one; "" for none."""
+    with db.transaction() as conn:
+        found = overview.ahead(conn, run_id)
+    if not found["n"]:
+        return ""
+    what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"
+    first = f"`{command.PROG} cancel {found['first']}`"
+    ends = f"are ahead, {first} ends the first" if found["n"] > 1 else f"is ahead, {first} ends it"
+    return output.line(f"{what} {ends}", 500)
+
+
+def finish(
+    run_id: str, seen: picture.Picture | None, *, as_json: bool, debug: bool = False
+) -> int:
+    """Say how the run ended, and what raised; the exit code. `debug`: whole tracebacks."""
     if seen is None:
         command.say(
-            f"left run {run_id} as it is; `queue-workflows up` with its app goes on with it"
+            f"left run {run_id} as it is; `{command.PROG} up` with its app goes on with it, "
+            f"`{command.PROG} cancel {run_id}` ends it"
         )
-    elif as_json:
-        output.dump(summary.collect(seen))
+        return follow.exit_code(None)
+    found = summary.collect(seen)
+    if as_json:
+        output.dump(found)
     else:
-        summary.show(summary.collect(seen))
+        summary.show(found)
+        summary.show_traces(found, whole=debug or config.DEBUG.read())
     return follow.exit_code(seen)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import Annotated
 
 import typer
 
-from queue_workflows import run_store
+from queue_workflows import db, errors, run_store
 from queue_workflows.cli import command, options, output
+from queue_workflows.store import overview
 from queue_workflows.types import Row
+
+STATUSES = frozenset({"queued", "running", "completed", "failed", "cancelled"})
+_HEAD = ("run", "workflow", "status", "created (UTC)", "nodes", "error")
 
 _KEYS = (
     "id", "workflow_name", "status", "priority", "mode", "generation", "created_at", "started_at",
@@ -27,16 +33,37 @@ def runs(
 
     def body() -> int:
         with command.reading(app):
+            if status is not None:
+                _check(status)
             rows = run_store.list_runs(limit=limit, status=status)
         if as_json:
             output.dump([{key: row[key] for key in _KEYS} for row in rows])
         else:
-            output.table(
-                ("run", "workflow", "status", "created (UTC)", "nodes", "error"), map(_cells, rows)
-            )
+            show(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
         return 0
 
     command.execute("runs", body, debug=debug)
+
+
+def _check(status: str) -> None:
+    """Raise `InvalidConfig` for a status that is neither the engine's nor that of any run."""
+    with db.transaction() as conn:
+        known = STATUSES | overview.runs_by_status(conn).keys()
+    if status not in known:
+        raise errors.InvalidConfig(f"--status {status}: it is one of {', '.join(sorted(known))}")
+
+
+def show(rows: list[Row], width: int | None) -> None:
+    """Print a table, or, where it does not fit `width` columns, lines below each run's id."""
+    cells = [_cells(row) for row in rows]
+    if width is None or output.table_width(_HEAD, cells) <= width:
+        output.table(_HEAD, cells)
+        return
+    for run_id, workflow, status, created, nodes, error in cells:
+        output.echo(run_id)
+        for text in (f"{workflow}: {status}, {nodes} nodes", created, error):
+            if text:
+                output.echo("  " + output.line(text, max(width - 2, 20)))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import queue_workflows
 from queue_workflows import db
 from queue_workflows.cli import output, views
 from queue_workflows.cli.picture import Picture
 from queue_workflows.dag import graph
+from queue_workflows.runtime import process
 from queue_workflows.store import overview, runs
+
+FAILURES = 20
+TRACES = 3
+"""Failed nodes whose tracebacks are printed: of more the first ones tell what is wrong."""
+TRACE_LINES = 20
+_FRAME = re.compile(r'[ |+-]*File "(.+)", line \d+')
+_PACKAGE = Path(queue_workflows.__file__).parent
 
 
 def collect(seen: Picture) -> dict[str, Any]:
-    """The run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`."""
+    """The run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
+
+    `failed`: the first nodes that failed, each with its error and the traceback, which may be None.
+    """
     run_id = seen.run["id"]
     with db.transaction() as conn:
         places = overview.ran_where(conn, run_id)
         seconds = overview.node_seconds(conn, run_id)
         frozen = runs.definition(conn, run_id)
         crashes = overview.crashes(conn, run_id)
-    chain = longest_chain(graph.Graph(frozen), seconds) if frozen else []
+        failed = overview.failures(conn, run_id, limit=FAILURES)
+    chain = longest_chain(graph.Graph(frozen), seconds) if frozen and seconds else []
     return {
         "id": run_id,
         "workflow_name": seen.run["workflow_name"],
@@ -33,6 +49,7 @@ def collect(seen: Picture) -> dict[str, Any]:
         "workers": [_place(row) for row in places],
         "longest_chain": {"nodes": chain, "seconds": sum(seconds.get(name, 0.0) for name in chain)},
         "taken_back": crashes,
+        "failed": failed,
     }
 
 
@@ -96,5 +113,37 @@ def show(found: Mapping[str, Any]) -> None:
             f"longest chain: {output.counted(len(chain['nodes']), 'node')}, "
             f"{output.seconds(chain['seconds'])} ({output.line(ends, 120)})"
         )
+    if found["out_dir"] and Path(found["out_dir"]).is_dir():
+        output.echo(f"files: {output.line(found['out_dir'], 1000)}")
     if found["error"]:
         output.echo(f"error: {output.line(found['error'], 2000)}")
+
+
+def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
+    """Print to stderr where the bodies of failed nodes raised; `whole`: the engine's frames too."""
+    sys.stdout.flush()
+    for node in found["failed"][:TRACES]:
+        lines: list[str] = (node["traceback"] or "").splitlines()
+        if not whole:
+            lines = host_frames(lines)[-TRACE_LINES:]
+        if lines:
+            more = "" if whole else " (all of it: --debug)"
+            sys.stderr.write(f"traceback of {output.line(node['node_id'])}{more}:\n")
+        for line in lines:
+            indent = " " * (len(line) - len(line.lstrip(" ")))
+            sys.stderr.write(process.mask(indent + output.line(line, 400)) + "\n")
+
+
+def host_frames(lines: list[str]) -> list[str]:
+    """A traceback from its first frame outside the engine on; [] if there is none."""
+    for number, line in enumerate(lines):
+        match = _FRAME.match(line)
+        if match is not None and not _is_engine(match[1]):
+            return lines[number:]
+    return []
+
+
+def _is_engine(path: str) -> bool:
+    """Whether a worker, perhaps of another machine, has this path from the package; not its demo"""
+    _, package, name = path.rpartition(f"/{_PACKAGE.name}/")
+    return bool(package) and not name.startswith("demo/") and (_PACKAGE / name).is_file()

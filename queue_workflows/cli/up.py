@@ -40,8 +40,14 @@ def up(
         wanted = fleet.roles(cpu=cpu, gpu=gpu, ingest=not no_ingest)
         with command.until_stopped() as stop, command.database(create=True) as words:
             command.say(words)
-            if not command.prepare(stop):
+            if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
                 return 0
+            if found := fleet.strangers():
+                command.say(
+                    "WARNING: unfinished runs of workflows that this app does not know "
+                    f"({found}): these processes will fail them; Ctrl-C now, and see "
+                    "`queue-workflows runs`, if another app is to finish them"
+                )
             children = fleet.specs(wanted, app=chosen, log_level=log_level)
             command.say(f"starting {wanted.describe()}; Ctrl-C stops them")
             with burial.Burials() as burials:

@@ -38,8 +38,9 @@ class Listener:
     """An iterator of `Wake`s; one thread iterates, any thread may `wake` or `close`.
 
     Yields on NOTIFY, at each `poll_s` however much is notified, and after each (re)connection,
-    since what was notified meanwhile is lost. Polls go on while the database is away. A callable
-    `poll_s` is asked after each wake, and can bring the next poll forward.
+    since what was notified meanwhile is lost. Polls go on while the database is away; with
+    POLL_ONLY there are only polls. A callable `poll_s` is asked after each wake, and can bring the
+    next poll forward.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Listener:
         self._conn: pool.Connection | None = None
         self._backoff_s = BACKOFF_FIRST_S
         self._away = False
-        self._retry_at = 0.0
+        self._retry_at = math.inf if config.POLL_ONLY.read() else 0.0
         self._ping_at = 0.0
 
     def wake(self) -> None:

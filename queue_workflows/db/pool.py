@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import re
 import select
 import threading
 import time
@@ -14,10 +15,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, pq
 from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
+from queue_workflows.runtime import process
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -32,6 +34,16 @@ LOCK_TIMEOUT_S = 3.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 TRUSTED_S = 20.0
 """By then the keepalives of `_conninfo` have found a connection that is half open."""
+AWAY_AGAIN_S = 30.0
+"""How often a wait for the database is told."""
+_REFUSED = re.compile(
+    r"authentication failed for user|no password supplied|no pg_hba\.conf entry"
+    r"|pg_hba\.conf rejects|is not permitted to log in|permission denied for database"
+    r'|(?:role|database) ".*" does not exist'
+)
+"""A definite answer. A failed connect has no SQLSTATE; a server with other words is waited for."""
+_UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')
+_SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
 
 _lock = threading.Lock()
 _pools: dict[str, tuple[str, ConnectionPool[Connection]]] = {}
@@ -80,18 +92,28 @@ def describe(url: str | None = None) -> str:
 def _parsed(url: str) -> dict[str, Any]:
     try:
         parts = dict(conninfo.conninfo_to_dict(url))
-    except psycopg.ProgrammingError:
+    except psycopg.ProgrammingError as error:
         # The parser's own message would repeat the DSN, password and all.
-        raise _unreadable("") from None
+        raise _unreadable(url, _unknown_option(url, str(error))) from None
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isdecimal() and 0 < int(port) < 65536):
-            raise _unreadable(f": {port[:20]!r} is no port")
+            raise _unreadable(url, f": {port[:20]!r} is no port")
     return parts
 
 
-def _unreadable(why: str) -> errors.InvalidConfig:
+def _unknown_option(url: str, message: str) -> str:
+    """Names the option that the parser does not know, unless it may be a part of the password."""
+    found = _UNKNOWN_OPTION.search(message)
+    before, name, after = url.rpartition(found[1] if found else url)
+    if found is None or not name or "@" in after or _SECRET_BEFORE.search(before):
+        return ""
+    return f": {found[1]!r} is no option of PostgreSQL's"
+
+
+def _unreadable(url: str, why: str) -> errors.InvalidConfig:
+    variables = [name for name in config.db_url_variables() if os.environ.get(name) == url]
     return errors.InvalidConfig(
-        f"the DSN in {' or '.join(config.db_url_variables())} cannot be read{why}: it should look "
+        f"the DSN{f' in {variables[0]}' if variables else ''} cannot be read{why}: it should look "
         "like postgresql://user:password@host:5432/name"
     )
 
@@ -283,27 +305,27 @@ def wait_until_reachable(
     pause: Callable[[float], object] = time.sleep,
     timeout_s: float | None = None,
 ) -> bool:
-    """Block until the database answers; says once that it does not and once that it does again.
+    """Block until the database answers; says every 30 s that it does not, and once that it does.
 
     Backs off with jitter from 0.2 s to 5 s. False when `stopped()` came true first. Raises
-    `DatabaseUnavailable` after `timeout_s`; a wrong password or database name counts as away, since
-    both can be put right on the server.
+    `DatabaseUnavailable` after `timeout_s`, and with one at once for a wrong password, user or
+    database name; without one these are waited for too, as the server's side can put them right.
     """
     url = db_url()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    delay, said = 0.2, False
+    delay, say_at, said = 0.2, -math.inf, False
     while not stopped():
         try:
             connect(url=url, limited=False).close()
         except psycopg.OperationalError as error:
             reason = " ".join(str(error).split())
-            if deadline is not None and time.monotonic() >= deadline:
-                raise errors.DatabaseUnavailable(
-                    f"{describe(url)} does not answer: {reason}"
-                ) from None
-            if not said:
-                _log.warning("%s does not answer, waiting for it: %s", describe(url), reason)
-                said = True
+            refused = _REFUSED.search(reason) is not None
+            does = f"{describe(url)} {'refuses the connection' if refused else 'does not answer'}"
+            if deadline is not None and (refused or time.monotonic() >= deadline):
+                raise errors.DatabaseUnavailable(f"{does}: {reason}") from None
+            if time.monotonic() >= say_at:
+                _log.warning("%s, waiting for it: %s", does, reason)
+                say_at, said = time.monotonic() + AWAY_AGAIN_S, True
             pause(delay * random.uniform(0.7, 1.3))  # noqa: S311  jitter
             delay = min(5.0, delay * 1.7)
         else:
@@ -311,3 +333,31 @@ def wait_until_reachable(
                 _log.warning("%s answers", describe(url))
             return True
     return False
+
+
+def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
+    """What a command says where the server denied a right (SQLSTATE 42501)."""
+    if not isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return None
+    url = db_url()
+    user = _parsed(url).get("user") or _default_user()
+    text = error.diag.message_primary or str(error)
+    schema = re.search(r"for schema (\S+)", text)
+    if schema is not None:
+        return errors.DatabaseRefused(
+            f"user {user} may not use or create tables in schema {schema[1]} of {describe(url)}: "
+            f"GRANT USAGE, CREATE ON SCHEMA {schema[1]} TO {user}, or migrate as the owner"
+        )
+    return errors.DatabaseRefused(
+        f"user {user} lacks a right on {describe(url)}: {text}: let the owner GRANT SELECT, INSERT,"
+        " UPDATE, DELETE ON ALL TABLES and USAGE ON ALL SEQUENCES IN SCHEMA public (or the one in "
+        f"use) TO {user}"
+    )
+
+
+def _default_user() -> str:
+    found = {option.keyword: option.val for option in pq.Conninfo.get_defaults()}
+    return (found.get(b"user") or b"").decode(errors="replace") or "of this process"
+
+
+process.explain_by(_explain)

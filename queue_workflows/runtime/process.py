@@ -9,11 +9,17 @@ import re
 import sys
 import time
 import traceback
-from argparse import ArgumentParser
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import service
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
+"""Makes an error of ours of one that it knows, else None."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
@@ -24,6 +30,7 @@ _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S+(?=@)")
 _KEY_PASSWORD = re.compile(r"(password[\"']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\S+)", re.I)
 
 logger = logging.getLogger(__name__)
+_explanations: list[Explain] = []
 
 
 def mask(text: str) -> str:
@@ -128,27 +135,27 @@ def _say(text: str) -> None:
 
 
 def _open_streams() -> None:
-    """Where a stream was closed before the start, open it on nothing: no file of ours gets its fd."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+    """Open on nothing what was closed before the start, so that nothing else gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            with contextlib.suppress(OSError):
-                os.set_inheritable(_onto(fd), True)
-            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115, PTH123
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _lost_output(error: OSError) -> OSError | None:
-    """Why stdout takes nothing more, which then goes nowhere; None when it is not to blame."""
+    """Why stdout or stderr takes nothing more; None where neither is to blame.
+
+    What a lost stream still holds goes nowhere, or the flush at exit would fail too.
+    """
     lost = error if isinstance(error, BrokenPipeError) else None
-    try:
-        sys.stdout.flush()
-    except OSError as refused:
-        # What could not be written is still in its buffer.
-        lost = refused
-    if lost is not None:
-        with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
-            os.close(null)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as refused:
+            lost = refused
+            with contextlib.suppress(OSError), open(os.devnull, "w", encoding="utf-8") as nothing:  # noqa: PTH123
+                os.dup2(nothing.fileno(), stream.fileno())
     return lost
 
 

@@ -26,6 +26,15 @@ def put(conn: db.Connection, values: dict[str, Any]) -> Row:
     return row
 
 
+def known_queues(conn: db.Connection) -> list[str]:
+    """The queues, sorted, that a worker of any host has served or a row has switched."""
+    rows = conn.execute(
+        "SELECT queue FROM workers UNION SELECT queue FROM worker_heartbeats"
+        " UNION SELECT queue FROM worker_controls ORDER BY queue"
+    ).fetchall()
+    return [row["queue"] for row in rows]
+
+
 def get(conn: db.Connection, host: str, queue: str) -> Row | None:
     """The row, or None; None too in a database that has no such table."""
     try:

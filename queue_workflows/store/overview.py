@@ -211,3 +211,43 @@ def foreign_work(conn: db.Connection, workflows: Iterable[str], tasks: Iterable[
         " WHERE status IN ('queued', 'running') AND task_name <> ALL (%s) GROUP BY 2 ORDER BY 1, 2",
         (list(workflows), list(tasks)),
     ).fetchall()
+
+
+def unfinished(conn: db.Connection) -> list[Row]:
+    """Workflows with runs that are not over, the oldest first: name, n, ids (3 oldest at most)."""
+    return conn.execute(
+        "SELECT workflow_name AS name, count(*) AS n,"
+        " (array_agg(id ORDER BY queued_at, id))[1:3] AS ids FROM workflow_runs"
+        " WHERE status IN ('queued', 'running') AND mode = 'node'"
+        " GROUP BY 1 ORDER BY min(queued_at), 1"
+    ).fetchall()
+
+
+def ahead(conn: db.Connection, run_id: str) -> Row:
+    """What was queued before a run, is no less urgent and has work to do now: n, names, first.
+
+    `first`: the oldest one's id. A run that only waits for a person is in nobody's way.
+    """
+    row = conn.execute(
+        "SELECT count(*) AS n, array_agg(DISTINCT o.workflow_name) AS names,"
+        " (array_agg(o.id ORDER BY o.queued_at, o.id))[1] AS first"
+        " FROM workflow_runs r JOIN workflow_runs o ON o.queued_at < r.queued_at"
+        " AND o.priority <= r.priority AND o.mode = 'node'"
+        " WHERE r.id = %s AND (o.status = 'queued' AND o.available_at IS NULL"
+        " OR o.status = 'running' AND EXISTS (SELECT FROM workflow_node_jobs j"
+        " WHERE j.run_id = o.id AND j.status IN ('queued', 'running')))",
+        (run_id,),
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def failures(conn: db.Connection, run_id: str, *, limit: int) -> list[Row]:
+    """A run's failed nodes, the first to fail first: node_id, error, traceback (or None)."""
+    return conn.execute(
+        "SELECT j.node_id, j.error, (SELECT e.detail ->> 'traceback' FROM workflow_node_events e"
+        " WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.event_type = 'failed'"
+        " ORDER BY e.id DESC LIMIT 1) AS traceback FROM workflow_node_jobs j"
+        " WHERE j.run_id = %s AND j.status = 'failed' ORDER BY j.finished_at, j.seq LIMIT %s",
+        (run_id, limit),
+    ).fetchall()

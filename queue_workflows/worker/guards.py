@@ -42,7 +42,11 @@ class Trip(NamedTuple):
 
 
 class Guard(Protocol):
-    """One rule about one claim. The body's thread may call `beat`, all else is the watch's."""
+    """One rule about one claim.
+
+    Its methods may run in a thread each: an attribute is written by one of them alone, and what
+    belongs together is one value.
+    """
 
     def beat(self, now: float) -> None:
         """The body showed life."""
@@ -108,6 +112,14 @@ class LeaseEnd(_Clock):
         return Trip(EXIT_LOST, "reassigned", "the lease could not be renewed in time")
 
 
+class _Idle(NamedTuple):
+    """Samples that showed nothing but idleness, from the last life to the last of them."""
+
+    since: float
+    until: float
+    samples: int
+
+
 class GpuHealth:
     """Trips when the GPU stayed idle and RAM still for a whole window of known samples.
 
@@ -123,9 +135,9 @@ class GpuHealth:
         self._load_s = config.GPU_HEALTH_LOAD_GRACE_S.read()
         self._beat_s = config.GPU_HEALTH_INTERVAL_S.read()
         self._beaten: float | None = None
-        self._since = self._seen = self._tried = started
+        self._idle = _Idle(started, started, 0)
+        self._seen = self._tried = started
         self._unseen_s = 0.0
-        self._idle_samples = 0
         self._ram_mb: float | None = None
         self._low_mb: float | None = None
         self._high_mb: float | None = None
@@ -144,22 +156,23 @@ class GpuHealth:
             return
         unseen_s, self._seen = self._gap(now), now
         self._unseen_s += unseen_s
+        idle = self._idle
         since, _ = self._window()
-        if since > self._since:
-            self._start_anew(since)
+        if since > idle.since:
+            idle = self._begin(since)
         moved = self._has_moved(found.ram_mb)
         if busy or unseen_s or moved:
-            self._start_anew(now)
-        if not busy:
-            self._idle_samples += 1
+            idle = self._begin(now)
+        self._idle = idle if busy else _Idle(idle.since, now, idle.samples + 1)
 
     def check(self, now: float) -> Trip | None:
+        idle = self._idle
         since, window_s = self._window()
-        if self._idle_samples >= MIN_IDLE_SAMPLES and self._seen - since >= window_s:
+        if idle.samples >= MIN_IDLE_SAMPLES and idle.until - since >= window_s:
             return Trip(
                 EXIT_GPU_HEALTH,
                 "gpu_health_trip",
-                f"for {self._seen - since:.0f} s the GPU was used {self._idle_pct:g} % or less "
+                f"for {idle.until - since:.0f} s the GPU was used {self._idle_pct:g} % or less "
                 f"and RAM moved {self._ram_delta_mb:g} MB or less",
             )
         if self._unseen_s + self._gap(now) >= self._budget_s:
@@ -176,15 +189,15 @@ class GpuHealth:
 
     def _window(self) -> tuple[float, float]:
         """When the window began, and its length in seconds."""
-        beaten = self._beaten
+        beaten, since = self._beaten, self._idle.since
         if beaten is None:
-            return self._since, self._load_s
-        return max(self._since, beaten), self._beat_s
+            return since, self._load_s
+        return max(since, beaten), self._beat_s
 
-    def _start_anew(self, now: float) -> None:
-        """Begin a window with the RAM of the latest sample."""
-        self._since, self._idle_samples = now, 0
+    def _begin(self, now: float) -> _Idle:
+        """A new window, with the RAM of the latest sample."""
         self._low_mb = self._high_mb = self._ram_mb
+        return _Idle(now, now, 0)
 
     def _has_moved(self, ram_mb: float | None) -> bool:
         if ram_mb is None:
@@ -231,8 +244,9 @@ class Stall:
         if since is None:
             return
         if since != self._confirmed_for:
-            self._confirmed_for, self._confirmed, self._ram_mb = since, 0, found.ram_mb or 0.0
+            self._confirmed, self._ram_mb = 0, found.ram_mb or 0.0
             self._tried = float("-inf")
+            self._confirmed_for = since  # last, for a check beside this
         if not self._is_still(found):
             self._denied = self._tried = now
         elif now - self._tried >= self._poll_s:

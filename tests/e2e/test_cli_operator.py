@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -11,8 +12,9 @@ from types import ModuleType
 
 import pytest
 
+from queue_workflows import config, node_queue, run_store, worker_control
 from queue_workflows import db as engine
-from queue_workflows import node_queue, run_store, worker_control
+from queue_workflows.cli import workers
 from tests.support import factories, toyhost
 from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.wait import until
@@ -106,6 +108,33 @@ def test_workers_shows_a_switch_that_nobody_is_there_to_obey(cli: Commands) -> N
     assert json.loads(cli.run(QW, "status", "--json").out)["workers"] == []
 
 
+def test_workers_follows_a_real_worker_through_a_drain(cli: Commands, tmp_path: Path) -> None:
+    worker = cli.start("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
+    orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST)
+    run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+
+    def seen() -> tuple[str, str, str | None]:
+        (row,) = workers.listing()
+        assert row["pid"] == worker.process.pid
+        return row["state"], row["desired_state"], row["reason"]
+
+    assert seen() == ("busy", "on", None)
+    label = config.host_label()
+    worker_control.disable_worker(label, "all", stop_policy="drain", reason="disk")
+    assert seen() == ("draining", "off", "disk")
+    (tmp_path / "go").touch()
+    until(lambda: seen() == ("parked", "off", "disk"))
+    worker_control.disable_worker(label, "cpu", stop_policy="pause")
+    worker_control.enable_worker(label, "all")
+    until(lambda: seen() == ("paused", "off", None))
+    worker_control.enable_worker(label, "cpu")
+    assert seen() == ("idle", "on", None)
+    for process in (worker, orchestrator):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+
+
 # --- supervise
 
 RESTART = """
@@ -148,6 +177,36 @@ def test_a_flagged_worker_is_restarted_by_its_command(cli: Commands, tmp_path: P
         flagged = "SELECT last_flagged_dead_at FROM worker_heartbeats"
         assert factories.one(conn, flagged) is None
     stops(watching, signal.SIGTERM)
+
+
+QUICK = {
+    "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.2",
+    "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "1.5",
+    "QUEUE_WORKFLOWS_DEAD_WORKER_SWEEP_INTERVAL_S": "0.3",
+    "QUEUE_WORKFLOWS_HOST_LABEL": "box",
+}
+
+
+def test_a_worker_that_hangs_is_bounced_and_its_job_runs_again(
+    cli: Commands, tmp_path: Path
+) -> None:
+    parent = cli.start(
+        "queue-claim-worker", "--queue", "cpu", "--app", TOYHOST, "--supervise", **QUICK
+    )
+    orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST, **QUICK)
+    run_id = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
+    (hung,) = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    kill = f"cpu={sys.executable} -c 'import os; os.kill({hung}, 9)'"
+    watching = cli.start(*SUPERVISE, "--bounce", kill, **QUICK)
+    until(lambda: "looking after" in watching.err)
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: (run_store.get_run(run_id) or {})["status"] == "completed", timeout_s=20)
+    assert len(toyhost.pids(tmp_path, "hold")) == 2
+    assert watching.err.count("is flagged dead, last seen") == 1
+    stops(watching, signal.SIGTERM)
+    for process in (parent, orchestrator):
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
 
 
 def test_a_unit_is_restarted_by_systemctl(cli: Commands, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, node_queue
+from queue_workflows import dispatcher, node_queue, run_store
 from queue_workflows.worker import fuses
 from tests.support import proxy, stubborn
 from tests.support.commands import Command, Commands
@@ -124,3 +125,59 @@ def test_a_cancelled_body_that_goes_on_ends_with_its_worker(cli: Commands, tmp_p
     run.ended(79, 0.5 + SLACK_S)
     assert run.job["status"] == "cancelled"
     assert run.job["crash_count"] == 0
+
+
+FAKE_GPU = """#!/bin/sh
+case "$*" in
+*pmon*) printf '# gpu pid type sm mem enc dec command\n# Idx # C/G %% %% %% %% name\n'
+        printf '    0 %s C 0 0 0 0 python\n' "$PPID" ;;
+*) echo 0 ;;
+esac
+"""
+IDLE_GPU = {
+    "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
+    "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": "0.2",
+    "QUEUE_WORKFLOWS_GPU_HEALTH_LOAD_GRACE_S": "3",
+}
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "trip"), [("beats_once", 76, "stall_trip"), ("silent", 78, "gpu_health_trip")]
+)
+def test_a_gpu_job_that_does_nothing_ends_its_worker_and_is_queued_again(
+    cli: Commands, tmp_path: Path, node: str, code: int, trip: str
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(FAKE_GPU)
+    tool.chmod(0o755)
+    run = run_store.insert_run(workflow_name="w", status="running", context={})
+    job_id = node_queue.enqueue_node_job(
+        run_id=run["id"],
+        node_id="n",
+        node_module=node,
+        queue="gpu",
+        inputs={"folder": str(tmp_path)},
+    )
+    worker = cli.start(
+        "queue-claim-worker",
+        "--queue",
+        "gpu",
+        "--app",
+        APP,
+        **IDLE_GPU,
+        PATH=f"{tool.parent}:{os.environ['PATH']}",
+    )
+    assert worker.wait(30) == code, worker.err
+    job = node_queue.get_node_job(job_id)
+    assert job is not None
+    assert (job["status"], job["watchdog_retries"], job["crash_count"]) == ("queued", 1, 0)
+    with engine.connect() as conn:
+        rows = conn.execute(
+            "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id", (job_id,)
+        ).fetchall()
+    said = [row["event_type"] for row in rows]
+    assert said[0] == "claimed"
+    assert {trip, "requeued"} <= {*said}
+    assert ("stall_suspected" in said) is (code == 76)
+    assert node_queue.count_unprocessed_dispatch_events() == 0

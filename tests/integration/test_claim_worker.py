@@ -303,6 +303,31 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
     assert job(job_id)["priority"] == 10
 
 
+LISTENING = (
+    "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
+)
+
+
+def test_without_listening_the_polls_find_work_and_off(body: Body, monkeypatch: Any) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.1")
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        body.release.set()
+
+    with running(worker(on_exit=leave)):
+        wait.until(lambda: sql("SELECT 1 FROM workers"))
+        job_id = queued()
+        assert body.started.wait(5)
+        assert sql(LISTENING) == []
+        worker_control.disable_worker("box", "cpu")
+        wait.until(lambda: codes == [79], timeout_s=5)
+    assert job(job_id)["priority"] == 10
+
+
 def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
     body: Body, monkeypatch: Any
 ) -> None:

@@ -95,6 +95,18 @@ def test_a_database_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CANARY not in str(result)
 
 
+def test_a_database_that_is_frozen(
+    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy(dsn) as proxy:
+        proxy.freeze()
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S", "1")
+        result = findings()
+    assert wrong(result) == {"database": ERROR}
+    assert "does not answer" in result["database"].text
+
+
 def test_a_dsn_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", f"postgresql://u:{CANARY}@[broken")
     assert wrong(findings()) == {"database": ERROR}

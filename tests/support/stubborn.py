@@ -1,10 +1,11 @@
-"""A host app of bodies that will not end: `--app tests.support.stubborn:setup`, queue `work`."""
+"""A host app of bodies that will not end: `--app tests.support.stubborn:setup`."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,21 @@ def hog(reason: str, args: dict[str, Any]) -> None:
     ctypes.PyDLL(None).sleep(LONG_S)
 
 
+def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Shows life once, then hangs."""
+    status_callback(0.1)
+    deaf("", {"folder": folder})
+
+
+def silent(folder: Path) -> None:
+    """Hangs from the start."""
+    deaf("", {"folder": folder})
+
+
 def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues=("work",))
+    queue_workflows.register_node("beats_once", beats_once)
+    queue_workflows.register_node("silent", silent)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)

@@ -255,6 +255,31 @@ def test_a_sample_from_before_a_beat_says_nothing() -> None:
     assert guard.check(T0 + 1202) is None
 
 
+class JudgedInTheMidst(guards.GpuHealth):
+    """Is checked while it takes a sample, as by another thread."""
+
+    trips: list[guards.Trip | None]
+
+    def _has_moved(self, ram_mb: float | None) -> bool:
+        self.trips.append(self.check(self._tried))
+        return super()._has_moved(ram_mb)
+
+    def _begin(self, now: float) -> guards._Idle:
+        self.trips.append(self.check(now))
+        return super()._begin(now)
+
+
+def test_a_verdict_in_the_midst_of_a_busy_sample_is_none() -> None:
+    guard = JudgedInTheMidst(T0, BUDGET_S)
+    guard.trips = []
+    watcher = Watcher(guard, step_s=5.0)
+    assert watcher.run(LOAD_S - 5) is None
+    assert watcher.run(5, BUSY) is None
+    assert watcher.taken[-1] == T0 + LOAD_S
+    assert len(guard.trips) > 2
+    assert not any(guard.trips)
+
+
 def test_health_reads_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_HEALTH_LOAD_GRACE_S", "4")
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_HEALTH_INTERVAL_S", "2")
