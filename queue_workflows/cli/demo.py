@@ -97,7 +97,9 @@ def _source(folder: Path | None) -> Path:
     if not source.is_dir():
         raise errors.InvalidConfig(f"{source}: no such folder")
     if not _has_python(source):
-        raise errors.InvalidConfig(f"{source}: no Python file in it that can be read: nothing to measure")
+        raise errors.InvalidConfig(
+            f"{source}: no Python file in it that can be read: nothing to measure"
+        )
     return source.resolve()
 
 

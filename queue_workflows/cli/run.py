@@ -218,9 +218,7 @@ def _ahead(run_id: str) -> str:
     return output.line(f"{what} {ends}", 500)
 
 
-def finish(
-    run_id: str, seen: picture.Picture | None, *, as_json: bool, debug: bool = False
-) -> int:
+def finish(run_id: str, seen: picture.Picture | None, *, as_json: bool, debug: bool = False) -> int:
     """Say how the run ended, and what raised; the exit code. `debug`: whole tracebacks."""
     if seen is None:
         command.say(

@@ -56,7 +56,9 @@ def _check(status: str) -> None:
 def show(rows: list[Row], width: int | None) -> None:
     """Print a table, or, where it does not fit `width` columns, lines below each run's id."""
     cells = [_cells(row) for row in rows]
-    if width is None or output.table_width(_HEAD, cells) <= width:
+    columns = zip(_HEAD, *cells, strict=True)
+    needed = sum(2 + max(len(output.line(cell, 60)) for cell in column) for column in columns) - 2
+    if width is None or needed <= width:
         output.table(_HEAD, cells)
         return
     for run_id, workflow, status, created, nodes, error in cells:

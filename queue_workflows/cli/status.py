@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from queue_workflows import config, db
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.store import overview
+from queue_workflows.store import workers as workers_rows
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
@@ -27,10 +30,11 @@ def status(
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
             found = _collect(words, config.queues() if chosen else config.DAG_QUEUES)
+            psql = _psql(db.db_url()) if found["embedded"] else ""
         if as_json:
             output.dump(found)
         else:
-            _show(found)
+            _show(found, psql)
         return 0
 
     command.execute("status", body, debug=debug)
@@ -45,6 +49,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "required_version": db.REQUIRED_VERSION,
         "queues": [],
         "workers": [],
+        "switched_off": [],
         "runs": {},
         "orchestrator": None,
     }
@@ -54,6 +59,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         counts = overview.queues(conn)
         found["runs"] = overview.runs_by_status(conn)
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
+        found["switched_off"] = workers_rows.switched_off(conn)
     found["workers"] = workers_command.listing()
     found["queues"] = _queues(known, counts, found["workers"])
     return found
@@ -83,9 +89,25 @@ def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> lis
     return list(queues.values())
 
 
-def _show(found: dict[str, Any]) -> None:
+def _psql(url: str) -> str:
+    """The psql command that connects to the embedded server at this URL."""
+    parts = urlsplit(url)
+    found = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    found |= {"user": parts.username or "", "dbname": parts.path.lstrip("/")}
+    return "psql " + shlex.quote(" ".join(f"{k}={_conninfo(v)}" for k, v in found.items()))
+
+
+def _conninfo(value: str) -> str:
+    plain = value.isascii() and not any(char in " \t\n'\\" for char in value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return value if plain and value else f"'{escaped}'"
+
+
+def _show(found: dict[str, Any], psql: str) -> None:
     version, required = found["schema_version"], found["required_version"]
     output.echo(found["database"])
+    if psql:
+        output.echo(f"{psql} connects to it while `up`, `run` or `demo` runs")
     if version < required:
         output.echo(
             f"schema version {version}, this code needs {required}: `queue-workflows migrate` or "
@@ -113,6 +135,8 @@ def _show(found: dict[str, Any]) -> None:
     runs = ", ".join(f"{n} {name}" for name, n in sorted(found["runs"].items())) or "none"
     output.echo(f"runs: {runs}")
     _show_orchestrator(found["orchestrator"])
+    for row in found["switched_off"]:
+        output.echo(fleet.switch_text(row))
     if found["workers"]:
         output.echo()
         workers_command.show(found["workers"])

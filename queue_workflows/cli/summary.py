@@ -123,7 +123,7 @@ def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
     """Print to stderr where the bodies of failed nodes raised; `whole`: the engine's frames too."""
     sys.stdout.flush()
     for node in found["failed"][:TRACES]:
-        lines: list[str] = (node["traceback"] or "").splitlines()
+        lines = str(node["traceback"] or "").splitlines()
         if not whole:
             lines = host_frames(lines)[-TRACE_LINES:]
         if lines:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Generator
 from typing import TextIO, cast
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from queue_workflows.cli import output, views
@@ -42,6 +42,8 @@ _ASCII = {
     "cancelled": "/",
 }
 _BAR = 20
+_BAR_FROM = 70
+_NAME_LEAST, _NAME_MOST = 10, 40
 _RESERVED = 6
 
 
@@ -99,10 +101,9 @@ class Tree:
             self._live.start()
 
     def render(self, picture: Picture) -> RenderableType:
-        """The whole picture, no higher than the terminal."""
-        grid = Table.grid(padding=(0, 2))
-        for _ in range(3):
-            grid.add_column(no_wrap=True)
+        """The whole picture, no higher and no wider than the terminal."""
+        width = self._console.size.width
+        lines = _heading(picture, width)
         room = self._console.size.height - _RESERVED - len(picture.steps)
         shown: dict[str, list[Row]] = {}
         for node in picture.nodes:
@@ -111,41 +112,55 @@ class Tree:
             if wanted and slash and room > 0:
                 shown.setdefault(step, []).append(node)
                 room -= 1
+        names = [(step.name, 0) for step in picture.steps]
+        names += [(_own_name(node), 2) for nodes in shown.values() for node in nodes]
+        longest = max((indent + cell_len(output.line(name)) for name, indent in names), default=0)
+        # What a node does matters more than the end of its name, and both more than a bar.
+        column = min(longest, _NAME_MOST, max(_NAME_LEAST, width // 3))
+        bars = width >= _BAR_FROM
         for step in picture.steps:
-            grid.add_row(
-                self._sign(step.state, "  "), Text(output.line(step.name, 40)), *self._step(step)
-            )
-            order = sorted(shown.get(step.name, ()), key=lambda node: node["node_id"])
-            for node in order:
-                grid.add_row(*self._node(node))
-        title = Text(views.heading(picture), style="bold")
-        return Group(title, grid)
+            style = _STYLES.get(step.state, "dim")
+            bar = self._bar(step) if bars else Text("")
+            lines.append(self._line(step.state, "", step.name, column, bar))
+            lines[-1].append(views.step_text(step), style=style)
+            for node in sorted(shown.get(step.name, ()), key=lambda node: node["node_id"]):
+                space = Text(" " * (_BAR + 2) if bars else "")
+                lines.append(self._line(node["status"], "  ", _own_name(node), column, space))
+                lines[-1].append(views.node_text(node), _STYLES.get(node["status"], "dim"))
+        return Group(*lines)
 
-    def _sign(self, state: str, indent: str) -> Text:
+    def _line(self, state: str, indent: str, name: str, column: int, bar: Text) -> Text:
+        """Sign, name in its column and bar, for a text that ends where the terminal ends."""
         sign = self._signs.get(state, "." if self._signs is _ASCII else "·")
-        return Text(indent + sign, style=_STYLES.get(state, "dim"))
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append(f"  {indent}{sign} ", style=_STYLES.get(state, "dim"))
+        room = column - len(indent)
+        shown = output.line(name)
+        if cell_len(shown) > room:
+            shown = set_cell_size(shown, room - 1) + ("…" if self._signs is _SIGNS else "~")
+        text.append(set_cell_size(shown, room) + "  ")
+        return text.append_text(bar)
 
-    def _step(self, step: Step) -> tuple[Text, Text]:
-        style = _STYLES.get(step.state, "dim")
+    def _bar(self, step: Step) -> Text:
         if step.total == 1:
-            return Text(""), _cut(views.step_text(step), style)
+            return Text(" " * (_BAR + 2))
         filled = _BAR * step.done // step.total
         full, empty = ("━", "─") if self._signs is _SIGNS else ("#", "-")
-        bar = Text(full * filled, style="green") + Text(empty * (_BAR - filled), style="dim")
-        return bar, _cut(views.step_text(step), style)
-
-    def _node(self, node: Row) -> tuple[Text, Text, Text, Text]:
-        style = _STYLES.get(node["status"], "dim")
-        name = node["node_id"].partition("/")[2]
-        sign = self._sign(node["status"], "    ")
-        return (
-            sign,
-            Text("  " + output.line(name, 38)),
-            Text(""),
-            _cut(views.node_text(node), style),
-        )
+        bar = Text(full * filled, style="green")
+        return bar.append(empty * (_BAR - filled) + "  ", style="dim")
 
 
-def _cut(text: str, style: str) -> Text:
-    """Text that ends in an ellipsis where the terminal ends."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+def _own_name(node: Row) -> str:
+    """A node's name within its step."""
+    return node["node_id"].partition("/")[2]
+
+
+def _heading(picture: Picture, width: int) -> list[Text]:
+    """The heading on as many lines as it needs, no value folded; what is too long is cut."""
+    lines: list[str] = []
+    for part in views.heading_parts(picture):
+        if lines and cell_len(f"{lines[-1]} {part}") <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(part)
+    return [Text(line, style="bold", no_wrap=True, overflow="ellipsis") for line in lines]

@@ -91,11 +91,17 @@ class Lines(Quiet):
 
 def heading(picture: Picture) -> str:
     """`run ID (workflow): running, 3/10 nodes, 1.2 s`."""
+    return " ".join(heading_parts(picture))
+
+
+def heading_parts(picture: Picture) -> list[str]:
+    """The heading in the pieces between which a line may end."""
     run = picture.run
-    nodes = f"{picture.done}/{picture.total} nodes, " if picture.total else ""
-    name = output.line(run["workflow_name"])
-    text = f"run {run['id']} ({name}): {run['status']}, {nodes}{output.seconds(run['elapsed_s'])}"
-    return f"{text}: {output.line(run['error'])}" if run["error"] else text
+    nodes = f" {picture.done}/{picture.total} nodes," if picture.total else ""
+    name, elapsed = output.line(run["workflow_name"]), output.seconds(run["elapsed_s"])
+    state = f"{run['status']},{nodes} {elapsed}"
+    parts = [f"run {run['id']}", f"({name}):"]
+    return [*parts, f"{state}:", output.line(run["error"])] if run["error"] else [*parts, state]
 
 
 def step_text(step: Step) -> str:

@@ -320,11 +320,11 @@ def wait_until_reachable(
         except psycopg.OperationalError as error:
             reason = " ".join(str(error).split())
             refused = _REFUSED.search(reason) is not None
-            does = f"{describe(url)} {'refuses the connection' if refused else 'does not answer'}"
             if deadline is not None and (refused or time.monotonic() >= deadline):
-                raise errors.DatabaseUnavailable(f"{does}: {reason}") from None
+                does = "refuses the connection" if refused else "does not answer"
+                raise errors.DatabaseUnavailable(f"{describe(url)} {does}: {reason}") from None
             if time.monotonic() >= say_at:
-                _log.warning("%s, waiting for it: %s", does, reason)
+                _log.warning("%s does not answer, waiting for it: %s", describe(url), reason)
                 say_at, said = time.monotonic() + AWAY_AGAIN_S, True
             pause(delay * random.uniform(0.7, 1.3))  # noqa: S311  jitter
             delay = min(5.0, delay * 1.7)

@@ -65,7 +65,8 @@ def check(folder: Path, *, create: bool) -> None:
     if version is None and not create:
         raise errors.EmbeddedUnavailable(
             f"there is no embedded server in {folder}, and this command makes none: "
-            "start one by `queue-workflows up`, or name a database by QUEUE_WORKFLOWS_DB_URL"
+            "start one by `queue-workflows up --app MODULE[:CALLABLE]`, or name a database by "
+            "QUEUE_WORKFLOWS_DB_URL"
         )
     if version not in (None, MAJOR):
         raise errors.EmbeddedUnavailable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -151,6 +152,9 @@ def _lost_output(error: OSError) -> OSError | None:
     lost = error if isinstance(error, BrokenPipeError) else None
     for stream in (sys.stdout, sys.stderr):
         try:
+            if error.errno == errno.ENOSPC and stream is sys.stdout:
+                # It may hold nothing of what failed, so that a flush alone would find no fault.
+                stream.write("\n")
             stream.flush()
         except OSError as refused:
             lost = refused

@@ -186,21 +186,23 @@ _RUNNING_IS_HELD = _statement(
         )
     )
 )
-# A dependency of a later generation was reopened beside a job that ran before.
+# A dependency of a later generation was reopened beside a job that ran before. OFFSET 0 has each run
+# looked at by itself: the planner guesses a hundred nodes, and a hundred dependencies of each.
 _DEPENDENCIES_FIRST = _statement(
     _nodes(
         sql.SQL(
-            "SELECT j.id, j.node_id || ' of ' || r.id || ' is ' || j.status || ' before ' || dep.id"
-            " FROM {runs} t JOIN workflow_runs r ON r.id = t.id,"
-            " jsonb_array_elements(r.definition -> 'nodes') AS n (node),"
+            "SELECT x.id, x.node_id || ' of ' || t.id || ' is ' || x.status || ' before ' || x.dep"
+            " FROM {runs} t CROSS JOIN LATERAL (SELECT j.id, j.node_id, j.status, dep.id AS dep"
+            " FROM workflow_runs r, jsonb_array_elements(r.definition -> 'nodes') AS n (node),"
             " jsonb_array_elements_text(n.node -> 'deps') AS dep (id), {jobs} j"
-            " WHERE j.run_id = r.id AND j.node_id = n.node ->> 'id'"
+            " WHERE r.id = t.id AND j.run_id = t.id AND j.node_id = n.node ->> 'id'"
             " AND j.status IN ('queued', 'running', 'awaiting_input', 'completed', 'failed')"
-            " AND NOT EXISTS (SELECT FROM {jobs} d WHERE d.run_id = r.id AND d.node_id = dep.id"
+            " AND NOT EXISTS (SELECT FROM {jobs} d WHERE d.run_id = t.id AND d.node_id = dep.id"
             " AND (d.status IN ('completed', 'skipped') OR d.generation > j.generation))"
-            " UNION ALL SELECT max(j.id), j.node_id || ' of ' || j.run_id || ' has '"
-            " || count(*) || ' jobs' FROM {runs} t JOIN {jobs} j ON j.run_id = t.id"
-            " GROUP BY j.run_id, j.node_id HAVING count(*) > 1"
+            " OFFSET 0) x UNION ALL SELECT x.id, x.node_id || ' of ' || t.id || ' has ' || x.n"
+            " || ' jobs' FROM {runs} t CROSS JOIN LATERAL (SELECT max(j.id) AS id, j.node_id,"
+            " count(*) AS n FROM {jobs} j WHERE j.run_id = t.id GROUP BY j.node_id"
+            " HAVING count(*) > 1 OFFSET 0) x"
         )
     )
 )

@@ -14,7 +14,7 @@ from queue_workflows.runtime import clock, service
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn
-from queue_workflows.worker import current, fuses, guards
+from queue_workflows.worker import current, fuses, guards, leaving
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
@@ -24,9 +24,6 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
-BOOKKEEPING_S = 2.0
-RENEW_MARGIN_S = 2.5
-"""A lost claim is not tidied up after so shortly before its lease would have ended."""
 
 
 class Watch:
@@ -61,6 +58,9 @@ class Watch:
         self._work: current.Work | None = None
         self._held: Sequence[tables.Lease] = ()
         self._kept = db.Kept()
+        self._leaving = leaving.Leaving(
+            who, self._held_of, fuses_=self._fuses, on_exit=on_exit, now_fn=now_fn
+        )
         self.stop_deadline: float | None = None
         """Instant (`clock.boot_s`) at which a stopping worker gives its job back."""
         self.locked = False
@@ -160,7 +160,7 @@ class Watch:
             if work.settling or not self._is_running(work):
                 return
             lost = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
-            self._carry_out(work, lost)
+            self._leaving.trip(work, lost)
             return
         work.lease_end.beat(sent)
         work.renewed = sent
@@ -181,11 +181,11 @@ class Watch:
             return
         trip = work.verdict()
         if trip is not None:
-            self._carry_out(work, trip)
+            self._leaving.trip(work, trip)
         elif work.stop_at is not None and self._now() >= work.stop_at and not work.settling:
-            self._stop_cancelled(work)
+            self._leaving.stop_cancelled(work)
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
-            self._give_back(work)
+            self._leaving.give_back(work)
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
@@ -282,6 +282,11 @@ class Watch:
         with self._lock:
             return self._work is work
 
+    def _held_of(self, work: current.Work) -> Sequence[tables.Lease] | None:
+        """The claims of its batch while this job runs; None once it does not."""
+        with self._lock:
+            return self._held if self._work is work else None
+
     # What a stop policy may ask of the worker.
 
     def requeue_in_flight(self, reason: str) -> None:
@@ -289,82 +294,9 @@ class Watch:
         work = self._work
         if work is not None:
             transitions.hand_back(self._kept.get(), work.lease, reason=reason, front=True)
-            self._hand_back_held(self._kept.get(), work)
+            leaving.hand_back_held(self._kept.get(), work, self._held)
 
     def clear_model(self) -> None:
         """Let the fleet know that this host's model is gone and the host with it."""
         who = self._who()
         workers.clear_model(self._kept.get(), who.host, who.queue, mark_stale=True)
-
-    def _give_back(self, work: current.Work) -> None:
-        _log.warning("job %s did not end in time; handing it back", work.job["id"])
-        self._fuses.leave(0)
-        self._bookkeep(
-            work, lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown")
-        )
-        if self._is_running(work):
-            self._on_exit(0)
-        self._fuses.stay()
-
-    def _stop_cancelled(self, work: current.Work) -> None:
-        """A cancelled body that goes on past its grace ends with its process."""
-        _log.warning("job %s was cancelled and did not end; leaving", work.job["id"])
-        self._fuses.leave(guards.EXIT_CONTROL)
-        self._bookkeep(
-            work, lambda conn: transitions.hand_back(conn, work.lease, reason="cancelled")
-        )
-        if self._is_running(work):
-            self._on_exit(guards.EXIT_CONTROL)
-        self._fuses.stay()
-
-    def _hand_back_held(self, conn: db.Connection, work: current.Work) -> None:
-        """The rest of a batch did nothing: it goes back uncounted when the process has to leave."""
-        for lease in self._held:
-            if lease.job_id != work.lease.job_id:
-                transitions.hand_back(conn, lease, reason="its batch ended")
-
-    def _carry_out(self, work: current.Work, trip: guards.Trip) -> None:
-        """Where a trip takes effect: record it, clear the model, leave the process."""
-        seconds = self._now() - work.started
-        _log.error("job %s: %s; leaving with %d", work.job["id"], trip.reason, trip.code)
-        self._fuses.leave(trip.code)
-        detail = payload.encode({"guard": trip.event, "exit_code": trip.code}, "detail")
-
-        def write(conn: db.Connection) -> object:
-            if trip.code == guards.EXIT_LOST:
-                return None
-            with conn.transaction():
-                row = transitions.trip(
-                    conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
-                )
-                if row is not None:
-                    job = row | {"worker_id": work.lease.worker_id}
-                    table = work.lease.table
-                    events.note(conn, table, job, trip.event, detail=detail, elapsed_s=seconds)
-            return row
-
-        settled = False
-        if trip.code != guards.EXIT_LOST or self._now() < work.lease_end.ends - RENEW_MARGIN_S:
-            settled = self._bookkeep(work, write) is None and trip.code != guards.EXIT_LOST
-        if self._is_running(work) and not settled:
-            self._on_exit(trip.code)
-        self._fuses.stay()
-
-    def _bookkeep(self, work: current.Work, write: Callable[[db.Connection], object]) -> object:
-        """Best effort, BOOKKEEPING_S a statement; what was written, None once the job has ended.
-
-        True when the database could not be asked.
-        """
-        if not self._is_running(work):
-            return None
-        who = self._who()
-        try:
-            with db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S) as conn:
-                written = write(conn)
-                self._hand_back_held(conn, work)
-                if who.queue == "gpu":
-                    workers.clear_model(conn, who.host, who.queue, mark_stale=True)
-                return written
-        except db.Error as error:
-            _log.warning("could not record the end of job %s: %s", work.job["id"], error)
-            return True

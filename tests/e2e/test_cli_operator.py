@@ -129,7 +129,7 @@ def test_workers_follows_a_real_worker_through_a_drain(cli: Commands, tmp_path: 
     worker_control.enable_worker(label, "all")
     until(lambda: seen() == ("paused", "off", None))
     worker_control.enable_worker(label, "cpu")
-    assert seen() == ("idle", "on", None)
+    until(lambda: seen() == ("idle", "on", None))
     for process in (worker, orchestrator):
         process.send(signal.SIGTERM)
         assert process.wait() == 0

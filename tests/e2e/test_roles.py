@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from psycopg import conninfo, sql
 
 from queue_workflows import (
     claim_worker,
@@ -20,8 +24,10 @@ from queue_workflows import (
     scheduler,
     worker_control,
 )
+from queue_workflows.__main__ import main as commands_main
 from tests.support import commands, toyhost
 from tests.support.commands import TOYHOST, Command, Commands, refused
+from tests.support.database import Database
 from tests.support.wait import until
 
 WORKER = ("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
@@ -96,6 +102,88 @@ def test_a_queue_is_required(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--queue" in capfd.readouterr().err
 
 
+# --- a user without rights, in this process ----------------------------------------------------
+
+
+@pytest.fixture
+def low(own_database: Database) -> Generator[str]:
+    """The name of a user who may log in and nothing else."""
+    name = f"low_{secrets.token_hex(4)}"
+    own_database.admin.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
+    yield name
+    own_database.admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+def as_user(dsn: str, user: str) -> str:
+    return conninfo.make_conninfo(dsn, user=user)
+
+
+def one_line(capfd: pytest.CaptureFixture[str]) -> str:
+    lines = [x for x in capfd.readouterr().err.splitlines() if " INFO " not in x]
+    lines = [x for x in lines if not x.startswith("queue-workflows: database ")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["queue-orchestrator"],
+        ["migrate"],
+        ["up", "--app", TOYHOST],
+        ["run", "quick", "--app", TOYHOST],
+        ["demo", "--yes"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_user_who_may_create_no_table_is_told_the_grant(
+    argv: list[str],
+    low: str,
+    fresh_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with db.connect(url=fresh_database) as conn:
+        conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", as_user(fresh_database, low))
+    name, *more = argv
+    main = SCRIPTS[name][0] if name in SCRIPTS else commands_main
+    assert main(more if name in SCRIPTS else argv) == 2
+    line = one_line(capfd)
+    assert f"user {low} may not use or create tables in schema public of database " in line
+    assert f": GRANT USAGE, CREATE ON SCHEMA public TO {low}, or migrate as the owner" in line
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["queue-claim-worker", "--queue", "cpu", "--app", TOYHOST],
+        ["queue-worker-control", "--queue", "cpu", "--on"],
+        ["queue-scheduler"],
+        ["status"],
+        ["runs"],
+        ["run", "quick", "--no-wait"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_user_without_rights_on_the_tables_is_told_the_grant(
+    argv: list[str],
+    low: str,
+    own_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", as_user(own_database.dsn, low))
+    name, *more = argv
+    main = SCRIPTS[name][0] if name in SCRIPTS else commands_main
+    assert main(more if name in SCRIPTS else argv) == 2
+    db.close_pool()
+    line = one_line(capfd)
+    assert f"user {low} lacks a right on database " in line
+    assert "permission denied for table" in line
+    assert line.endswith(f"TO {low}")
+
+
 # --- as processes ------------------------------------------------------------------------------
 
 
@@ -118,6 +206,62 @@ def test_the_control_row_is_written(cli: Commands, db: ModuleType) -> None:
     row = worker_control.get_worker_control("box", "gpu")
     assert row
     assert (row["desired_state"], row["requested_by"]) == ("off", "me")
+
+
+@pytest.mark.parametrize("argv", [WORKER, ("queue-scheduler",)], ids=lambda argv: argv[0])
+def test_a_wait_for_the_schema_is_told_once_and_only_then(
+    cli: Commands, db: ModuleType, fresh_database: str, argv: tuple[str, ...]
+) -> None:
+    waiting = cli.start(*argv, QUEUE_WORKFLOWS_DB_URL=fresh_database)
+    at_once = cli.start(*argv)
+    said = f"waiting for schema version {db.REQUIRED_VERSION} (run `queue-workflows migrate` or"
+    until(lambda: said in waiting.err, timeout_s=30)
+    monkey = {"QUEUE_WORKFLOWS_DB_URL": fresh_database}
+    assert cli.run("queue-workflows", "migrate", **monkey).process.returncode == 0
+    ready = "works on" if argv is WORKER else "the schedule is empty"
+    for started in (waiting, at_once):
+        until(lambda started=started: ready in started.err, timeout_s=30)
+        started.send(signal.SIGTERM)
+        assert started.wait(20) == 0
+    assert waiting.err.count("waiting for schema") == 1
+    assert "waiting for schema" not in at_once.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("queue-worker-control", "--queue", "cpu", "--on"),
+        ("queue-workflows", "run", "quick", "--app", TOYHOST),
+        ("queue-workflows", "run", "quick", "--no-wait"),
+        ("queue-workflows", "demo", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_does_one_thing_does_not_wait_for_a_database_that_is_not_there(
+    cli: Commands, dsn: str, argv: tuple[str, ...]
+) -> None:
+    gone = conninfo.make_conninfo(dsn, dbname="no_such_test")
+    done = cli.run(*argv, QUEUE_WORKFLOWS_DB_URL=gone, timeout_s=9)
+    assert done.process.returncode == 2
+    assert "refuses the connection" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
+
+
+def test_ctrl_c_while_the_commands_are_imported_ends_quietly(tmp_path: Path) -> None:
+    # The first heavy import stands still until the signal is there.
+    (tmp_path / "typer.py").write_text(
+        "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "queue_workflows", "status"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        assert started.stderr is not None
+        assert started.stdout.readline() == "importing\n"
+        started.send_signal(signal.SIGINT)
+        assert (started.wait(20), started.stderr.read()) == (130, "")
 
 
 @pytest.fixture

@@ -7,18 +7,20 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from queue_workflows import dispatcher, embedded, node_queue, run_store
 from queue_workflows.embedded import postmaster
 from tests.support import commands, toyhost
-from tests.support.commands import TOYHOST, Command, Commands
+from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
 
 RUN = ("queue-workflows", "run", "--app", TOYHOST)
@@ -75,6 +77,38 @@ def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
     assert "\x1b" not in done.out
 
 
+def test_a_failed_run_shows_the_hosts_frames(cli: Commands, tmp_path: Path) -> None:
+    done = cli.run(*RUN, "fail", "--input", folder_of(tmp_path), **FEW)
+    lines = done.err.partition("traceback of work/bad (all of it: --debug):\n")[2].splitlines()
+    assert re.search(r'^  File ".*toyhost\.py", line \d+, in fail$', lines[0]), done.err
+    assert any(line.startswith("ValueError: the toy broke") for line in lines)
+    assert "longest chain" not in done.out, "no node came to an end"
+    debug = cli.run(*RUN, "fail", "--debug", "--input", folder_of(tmp_path), **FEW)
+    assert "node_executor.py" in debug.err
+    found = json.loads(cli.run(*RUN, "fail", "--json", "--input", folder_of(tmp_path), **FEW).out)
+    assert [node["node_id"] for node in found["failed"]] == ["work/bad"]
+    assert "in fail" in found["failed"][0]["traceback"]
+
+
+def test_a_run_that_was_given_no_folder_has_one_of_its_own(cli: Commands, tmp_path: Path) -> None:
+    run = ("queue-workflows", "run", "chain", "--app", TOYHOST, "--no-wait")
+    run_id = cli.run(*run, "--input", folder_of(tmp_path)).out.strip()
+    row = run_store.get_run(run_id)
+    assert row
+    assert row["out_dir"] == str(ROOT / "queue-workflows-out" / run_id)
+    assert not Path(row["out_dir"]).exists(), "made by the node that asks for it"
+
+
+def test_a_run_that_comes_after_others_says_so(cli: Commands, tmp_path: Path) -> None:
+    older = [run_store.insert_run(workflow_name="hold")["id"] for _ in range(2)]
+    run_store.insert_run(workflow_name="hold", priority=200)
+    run = cli.start(*RUN, "chain", "--input", folder_of(tmp_path), **FEW)
+    said = f"2 older runs of hold are ahead, `queue-workflows cancel {older[0]}` ends the first"
+    until(lambda: said in run.err, timeout_s=30)
+    stop_at_once(run)
+    assert run.wait(20) == 130, run.err
+
+
 def test_watch_prints_lines_and_others_answer(cli: Commands, tmp_path: Path) -> None:
     run = cli.start(*RUN, "asking", "--watch", "--input", folder_of(tmp_path), **FEW)
     until(lambda: "ask waits for an answer" in run.out, timeout_s=30)
@@ -101,6 +135,7 @@ def test_ctrl_c_leaves_the_run_to_others_and_no_process(cli: Commands, tmp_path:
     until(lambda: not run.family())
     run_id = run_store.list_runs()[0]["id"]
     assert f"left run {run_id} as it is" in run.err
+    assert f"`queue-workflows cancel {run_id}` ends it" in run.err
     assert status(run_id) == "running"
 
 
@@ -227,7 +262,13 @@ def test_without_a_dsn_it_brings_the_embedded_server_and_stops_it(
     assert not postmaster.alive(base / "pg")
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(base / "pg"))
-    with embedded.ensure(create=False):
+    with embedded.ensure(create=False) as server:
+        told = cli.run("queue-workflows", "status").out.splitlines()[1]
+        given = shlex.split(told.partition(" connects to it")[0])
+        assert given[0] == "psql"
+        with psycopg.connect(given[1]) as by_hand, psycopg.connect(server.dsn) as ours:
+            where = "SELECT current_user, current_database(), pg_postmaster_start_time()"
+            assert by_hand.execute(where).fetchone() == ours.execute(where).fetchone()
         joined = cli.run("queue-workflows", "runs")
         assert "completed" in joined.out
         assert postmaster.alive(base / "pg"), "it is stopped by the last one only"

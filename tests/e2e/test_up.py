@@ -105,6 +105,15 @@ def test_two_on_one_database_share_the_work_and_one_may_go(cli: Commands, tmp_pa
     stopped(two)
 
 
+def test_runs_of_another_app_are_told_before_they_fail(cli: Commands) -> None:
+    run_id = run_store.insert_run(workflow_name="theirs")["id"]
+    up = cli.start(*SMALL)
+    until(lambda: "starting orchestrator" in up.err, timeout_s=30)
+    warning = next(line for line in up.err.splitlines() if "WARNING" in line)
+    assert f"does not know (1 run of 'theirs': {run_id})" in warning
+    stopped(up)
+
+
 def test_a_database_that_is_away_is_waited_for(
     cli: Commands, dsn: str, db: ModuleType, tmp_path: Path
 ) -> None:

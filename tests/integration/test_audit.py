@@ -333,10 +333,10 @@ def test_an_end_past_the_retention_needs_no_outbox_row(
 def test_a_window_reads_no_table_of_jobs_from_end_to_end(conn: Any) -> None:
     conn.execute(
         "INSERT INTO ingest_jobs (id, task_name, queue, status, finished_at)"
-        f" SELECT 'x' || n, 't', 'q', 'completed', {OLD} FROM generate_series(1, 20000) n;"
+        f" SELECT 'x' || n, 't', 'q', 'completed', {OLD} FROM generate_series(1, 40000) n;"
         " INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status)"
         " SELECT 'x' || n, 'r' || n / 9, 'n' || n, 'm', 'cpu', 'completed'"
-        " FROM generate_series(1, 20000) n; ANALYZE ingest_jobs, workflow_node_jobs".encode()
+        " FROM generate_series(1, 40000) n; ANALYZE".encode()
     )
     values = parameters(conn, 60, limit=6)
     for law in audit.LAWS:

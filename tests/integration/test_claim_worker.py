@@ -237,7 +237,7 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
     assert old is not None
     body.release.set()
     thread.join(15)
-    watcher._carry_out(old, guards.Trip(75, "budget_trip", "late"))
+    watcher._leaving.trip(old, guards.Trip(75, "budget_trip", "late"))
     watcher._renew()
     watcher._close()
     assert codes == []
@@ -249,7 +249,7 @@ def test_a_connection_that_dies_under_the_body_costs_nothing(body: Body) -> None
     with running(worker()):
         assert body.started.wait(10)
         sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         body.release.set()

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, errors
+from queue_workflows import config, errors, run_store, worker_control
 from queue_workflows import db as database
 from queue_workflows.cli import crew, fleet, picture
 from queue_workflows.runtime import identity, signals
@@ -109,6 +109,7 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
         return answer
 
     monkeypatch.setattr(fleet, "unserved", unserved)
+    monkeypatch.setattr(fleet, "switched_off", lambda _: [])
     helper = crew.Crew(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
@@ -121,3 +122,46 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
     now[0] += crew.LOOK_EVERY_S
     with pytest.raises(errors.InvalidConfig, match="no worker serves cpu"):
         helper.tick(running)
+
+
+def test_unfinished_runs_that_the_provider_does_not_know_are_strangers(db: ModuleType) -> None:
+    ids = [run_store.insert_run(workflow_name="theirs")["id"] for _ in range(4)]
+    run_store.insert_run(workflow_name="done", status="completed")
+    run_store.insert_run(workflow_name="step", mode="step")
+    ours = {"mine": {"name": "mine", "steps": []}, "odd": {"name": "odd", "steps": 7}}
+    for name in ours:
+        run_store.insert_run(workflow_name=name)
+    assert fleet.strangers() == "", "nobody can tell without a provider"
+    config.set_workflow_provider(ours.__getitem__, dict)
+    assert fleet.strangers() == f"4 runs of 'theirs': {' '.join(ids[:3])} ..."
+    for run_id in ids:
+        run_store.update_run(run_id, status="cancelled")
+    assert fleet.strangers() == ""
+
+
+def test_switches_of_this_host_are_told_once_and_only_where_nobody_serves(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HOST_LABEL", "box")
+    now = [0.0]
+    wanted = fleet.Roles(1, 0, (), scheduler=False)
+    stop = signals.StopRequest()
+    helper = crew.Crew({"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0])
+    monkeypatch.setattr(helper, "_start", lambda _: None)
+    worker_control.disable_worker("box", "all", requested_by="ops", reason="new disk")
+    worker_control.disable_worker("box", "gpu")
+    worker_control.disable_worker("other", "cpu")
+    helper.begin()
+    for _ in range(2):
+        now[0] += crew.LOOK_EVERY_S
+        helper.tick(picture.Picture({"status": "running"}, [], []))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "queue-workflows: box all is switched off by ops (new disk):"
+        " `queue-worker-control --queue=all --on --host box` turns it on"
+    ]
+    worker_control.disable_worker("box", "cpu")
+    monkeypatch.setattr(fleet, "unserved", lambda _: set())
+    now[0] += crew.LOOK_EVERY_S
+    helper.tick(picture.Picture({"status": "running"}, [], []))
+    assert capsys.readouterr().err == ""

@@ -72,7 +72,7 @@ def test_a_lost_connection_is_told_once_and_opened_again(  # type: ignore[no-unt
     assert reading.read()
     with db.connect() as conn:
         conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname ="
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname ="
             " current_database() AND application_name = 'queue_workflows'"
             " AND pid <> pg_backend_pid()"
         )

@@ -224,6 +224,9 @@ UNREACHABLE = [
     f"postgresql://user:{CANARY}@host/name?no_such_option=1",
     f"password={CANARY} port=",
     f"nonsense {CANARY}",
+    f"postgresql://u:{CANARY}@h/d?no_option={CANARY}",
+    f"host=h password=a {CANARY.replace('-', '')}=b no_option={CANARY}",
+    f"postgresql://u:a?{CANARY.replace('-', '')}=b@h/d",
 ]
 
 
@@ -254,7 +257,9 @@ def test_no_error_and_no_log_line_holds_the_password(
             except (errors.QueueWorkflowsError, psycopg.Error) as error:
                 said += [str(error), repr(error), repr(error.__cause__)]
     output = capfd.readouterr()
-    assert CANARY not in "\n".join([*said, caplog.text, output.out, output.err])
+    everything = "\n".join([*said, caplog.text, output.out, output.err])
+    assert CANARY not in everything
+    assert CANARY.replace("-", "") not in everything
 
 
 def test_a_dsn_that_cannot_be_read_names_its_variable(
@@ -268,6 +273,44 @@ def test_a_dsn_that_cannot_be_read_names_its_variable(
         errors.InvalidConfig, match=r"the DSN in HOST_DB cannot be read.*postgresql"
     ):
         db.connect()
+
+
+@pytest.mark.parametrize("name", ["QUEUE_WORKFLOWS_DB_URL", "AI_LEADS_DB_URL"])
+def test_the_variable_that_was_set_is_named_and_no_other(
+    clean_process: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from queue_workflows import db
+
+    monkeypatch.setenv(name, f"nonsense {CANARY}")
+    with pytest.raises(errors.InvalidConfig, match=f"the DSN in {name} cannot be read"):
+        db.connect()
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        (f"postgresql://u:{CANARY}@h/d?pool_size=5", True),
+        ("postgresql://h:5432/d?pool_size=5", True),
+        ("postgresql://h/d?sslmode=prefer&pool_size=5", True),
+        ("host=h pool_size=5", True),
+        (f"host=h pool_size=5 password={CANARY}", True),
+        # Where it may be a part of a password it is not named.
+        (f"host=h password={CANARY} pool_size=5", False),
+        (f"postgresql://h/d?password={CANARY}&pool_size=5", False),
+        ("postgresql://u:top?pool_size=5/d", False),
+        ("host=h pool_size=5@x", False),
+    ],
+)
+def test_an_unknown_option_is_named_and_no_part_of_a_password(
+    clean_process: None, url: str, named: bool
+) -> None:
+    from queue_workflows import db
+
+    with pytest.raises(errors.InvalidConfig) as caught:
+        db.describe(url)
+    assert (": 'pool_size' is no option of PostgreSQL's" in str(caught.value)) is named
+    assert ("pool_size" in str(caught.value)) is named
+    assert CANARY not in str(caught.value)
 
 
 @pytest.mark.parametrize("port", ["99999", "0", "abc", "5432,x"])
@@ -337,6 +380,73 @@ def test_waiting_ends_when_it_is_stopped_or_over(
         errors.DatabaseUnavailable, match=r"database name at 127\.0\.0\.1:1 does not"
     ):
         db.wait_until_reachable(timeout_s=0, pause=lambda _: None)
+
+
+def test_a_long_wait_is_told_every_30_seconds(
+    clean_process: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from queue_workflows import db
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@127.0.0.1:1/name")
+    now = [0.0]
+    monkeypatch.setattr("queue_workflows.db.pool.time.monotonic", lambda: now[0])
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    with caplog.at_level(logging.WARNING):
+        assert db.wait_until_reachable(stopped=lambda: now[0] > 100, pause=pause) is False
+    assert len(caplog.records) == 3 + 1, caplog.text
+
+
+@pytest.mark.parametrize("change", [{"dbname": "no_such_test"}, {"user": "nobody_of_this_name"}])
+def test_a_refused_login_is_no_outage_for_who_waits_only_so_long(
+    dsn: str, clean_process: None, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+) -> None:
+    from queue_workflows import db
+
+    url = psycopg.conninfo.make_conninfo(dsn, **change)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", url)
+    with pytest.raises(errors.DatabaseUnavailable, match=r"refuses the connection.*does not exist"):
+        db.wait_until_reachable(timeout_s=60, pause=lambda _: pytest.fail("it waited"))
+    stopped = threading.Event()
+    assert db.wait_until_reachable(stopped=stopped.is_set, pause=lambda _: stopped.set()) is False
+
+
+@pytest.mark.parametrize(
+    ("reason", "refused"),
+    [
+        ('FATAL:  password authentication failed for user "u"', True),
+        ('FATAL:  Peer authentication failed for user "u"', True),
+        ("fe_sendauth: no password supplied", True),
+        ('FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d"', True),
+        ('FATAL:  permission denied for database "d"\nDETAIL:  User does not have CONNECT', True),
+        ('FATAL:  role "u" is not permitted to log in', True),
+        ("FATAL:  the database system is starting up", False),
+        ("FATAL:  sorry, too many clients already", False),
+        ("Connection refused\n\tIs the server running on that host", False),
+        ("failed to resolve host 'h': [Errno -2] Name or service not known", False),
+        ("server closed the connection unexpectedly", False),
+    ],
+)
+def test_only_a_definite_answer_ends_the_wait_early(
+    clean_process: None, monkeypatch: pytest.MonkeyPatch, reason: str, refused: bool
+) -> None:
+    from queue_workflows import db
+
+    def connect(**_: Any) -> None:
+        raise psycopg.OperationalError(f"connection failed: {reason}")
+
+    class Waited(Exception):
+        pass
+
+    def pause(_: float) -> None:
+        raise Waited
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@h/d")
+    monkeypatch.setattr("queue_workflows.db.pool.connect", connect)
+    with pytest.raises(errors.DatabaseUnavailable if refused else Waited):
+        db.wait_until_reachable(timeout_s=60, pause=pause)
 
 
 def test_a_server_that_is_there_is_reachable_at_once(db: ModuleType) -> None:

@@ -103,7 +103,7 @@ def test_it_goes_on_after_its_connections_were_cut(host: flow.Flow, conn: Any) -
         first = host.submit()
         wait.until(lambda: flow.status(first) == "running", timeout_s=5)
         conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             " AND application_name = 'queue_workflows'"
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from queue_workflows import errors
+from queue_workflows import config, errors
 from queue_workflows.runtime import process
 
 SECRET = "s3cr3t"
@@ -80,6 +82,104 @@ def test_any_other_error_is_logged_with_its_traceback_and_code_1(
     assert "prog: unexpected error\nTraceback" in err
     assert "ZeroDivisionError: host=h password=***" in err
     assert SECRET not in err
+
+
+def test_an_error_that_a_floor_above_explains_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "_explanations", [])
+    process.explain_by(lambda error: errors.DatabaseRefused("no right") if error.args else None)
+    assert process.run_main("prog", raising(LookupError("x"))) == 2
+    assert capsys.readouterr().err == "prog: no right\n"
+    assert process.run_main("prog", raising(LookupError("x")), debug=True) == 2
+    assert "LookupError: x" in capsys.readouterr().err
+    assert process.run_main("prog", raising(LookupError())) == 1
+
+
+def test_what_an_app_raised_is_one_line_and_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "boomapp.py").write_text("def setup():\n    raise RuntimeError('boom')\nsetup()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def body() -> int:
+        config.load_app("boomapp")
+        return 0
+
+    assert process.run_main("prog", body) == 2
+    first, *frames = capsys.readouterr().err.splitlines()
+    assert first == (
+        "prog: --app boomapp: importing it failed: RuntimeError: boom (boomapp.py, line 3)"
+    )
+    files = [line for line in frames if line.startswith("  File")]
+    assert len(files) == 2
+    assert all("boomapp.py" in line for line in files)
+    assert process.run_main("prog", body, debug=True) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def printing(out: int, count: int, unbuffered: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that prints so much to this descriptor."""
+    code = (
+        "import sys; from queue_workflows.runtime import process\n"
+        f"sys.exit(process.run_main('prog', lambda: print('x' * {count}) or 0))"
+    )
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(
+        argv, stdout=out, stderr=subprocess.PIPE, env=env, text=True, check=False, timeout=30
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_output_that_nobody_reads_ends_it_quietly(count: int, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert printing(writer, count, unbuffered) == (1, "")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_output_that_cannot_be_written_is_one_line(count: int, unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, said = printing(full.fileno(), count, unbuffered)
+    line = "prog: what it prints cannot be written: No space left on device"
+    assert (code, said.strip()) == (1, line)
+
+
+def test_an_os_error_of_the_body_is_not_blamed_on_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare_root(monkeypatch)
+    assert process.run_main("prog", raising(OSError(28, "No space left on device"))) == 1
+    assert "unexpected error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fd", [0, 1, 2])
+def test_a_closed_stream_is_an_empty_one(fd: int) -> None:
+    code = (
+        "import os, sys; from queue_workflows.runtime import process\n"
+        "def body():\n"
+        "    print('out'); sys.stderr.write('err'); sys.stdin.read()\n"
+        f"    return os.readlink('/proc/self/fd/{fd}') != os.devnull\n"
+        "sys.exit(process.run_main('prog', body))"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -c "$1" {fd}>&-', sys.executable, code],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "" if fd == 1 else "out\n",
+        "" if fd == 2 else "err",
+    )
 
 
 def test_system_exit_passes() -> None:

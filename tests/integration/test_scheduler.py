@@ -370,7 +370,7 @@ def test_database_errors_are_said_once_and_waited_out(
         wait.until(lambda: "goes on" in caplog.text)
         with db.connection() as conn:
             conn.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                 " WHERE pid <> pg_backend_pid() AND datname = current_database()"
                 " AND application_name = 'queue_workflows'"
             )

@@ -376,3 +376,40 @@ def test_the_command_says_in_one_line_that_the_database_is_away(
     assert line.startswith("queue-worker-control: database x at")
     assert "does not answer" in line
     assert "secret" not in line
+
+
+def test_the_command_refuses_a_queue_that_nobody_knows(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--off", "--host", "box"]
+    assert worker_control.main(["--queue", "nope", *argv]) == 2
+    err = capsys.readouterr().err
+    assert "queue 'nope': no worker has ever served it; known are all, cpu, fetch, gpu, load" in err
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+    assert worker_control.main(["--queue", "fetch", *argv]) == 0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "INSERT INTO worker_heartbeats (host_label, queue) VALUES ('far', 'wheat')",
+        "INSERT INTO worker_controls (host_label, queue) VALUES ('far', 'wheat')",
+        "INSERT INTO workers (worker_id, host_label, queue, pid, state)"
+        " VALUES ('far:1', 'far', 'wheat', 1, 'idle')",
+    ],
+)
+def test_the_command_knows_a_queue_that_has_a_row_of_any_host(conn: Any, row: str) -> None:
+    conn.execute(row)
+    assert worker_control.main(["--queue", "wheat", "--off", "--host", "box"]) == 0
+    assert worker_control.desired_state_for("box", "wheat") == "off"
+
+
+def test_the_command_says_in_one_line_that_there_is_no_schema(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    assert worker_control.main(["--queue", "gpu", "--off"]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "no schema version" in err
+    assert "queue-workflows migrate" in err

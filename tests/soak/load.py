@@ -180,6 +180,8 @@ class Load:
 
     def _write_late(self) -> None:
         """A host that wants to change what is over: the triggers refuse it."""
+        if not self._open or self.books.moved:
+            return
         self._plan(time.monotonic() + 1.0, self._write_late)
         for statement in _LATE:
             self.books.late_writes += 1

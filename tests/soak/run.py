@@ -32,6 +32,7 @@ from tests.support import database
 QUIET_S = 2 * (fleet.LEASE_S + fleet.SWEEP_S) + fleet.LONG_S
 """Nothing moves for so long: it is stuck (law 15, the longest body included)."""
 SETTLE_S = 240.0
+MUTANT_SETTLE_S = 60.0
 
 
 class Options(NamedTuple):
@@ -118,7 +119,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 list(books.runs), list(books.jobs), [run for run, _ in books.never_answered]
             ),
             quiet_s=QUIET_S,
-            most_s=SETTLE_S,
+            most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
         busy.__exit__()
         running.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from queue_workflows import errors
-from queue_workflows.cli import answers, inputs, output, summary, tree, views
+from queue_workflows.cli import answers, inputs, output, runs, summary, tree, views
 from queue_workflows.cli.picture import Picture, Step
 from queue_workflows.dag import graph
 
@@ -236,6 +237,105 @@ def test_a_tree_is_no_higher_than_the_terminal() -> None:
     )
     console.file.close()
     assert len(console.export_text().splitlines()) < 16
+
+
+@pytest.fixture
+def drawn() -> Callable[..., list[str]]:
+    """The lines of a picture as a terminal of this width shows them."""
+
+    def draw(picture: Picture, width: int, height: int = 30) -> list[str]:
+        with Path("/dev/null").open("w") as nowhere:
+            console = Console(width=width, height=height, record=True, file=nowhere)
+            console.print(tree.Tree(console).render(picture))
+            return [line.rstrip() for line in console.export_text().splitlines()]
+
+    return draw
+
+
+RUN_ID = "6a1f3f6e-6f0c-4d1c-9f43-0f6f5f8d3a11"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_keeps_signs_and_states(
+    drawn: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(Console, "encoding", "utf-8")
+    steps = [Step("prepare_the_sources", 2, {"completed": 1, "running": 1}, 1.0)]
+    steps += [Step("end", 1, {}, None)]
+    nodes = [
+        a_node("prepare_the_sources/a_node_with_a_name", "running"),
+        a_node("prepare_the_sources/b", "completed"),
+    ]
+    picture = a_picture(steps, nodes)
+    picture.run.update(id=RUN_ID, workflow_name="nightly")
+    lines = drawn(picture, width)
+    head, body = lines[:-4], lines[-4:]
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(head) == f"run {RUN_ID} (nightly): running, 1/3 nodes, 2.0 s"
+    assert [line.split()[0] for line in body] == ["▶", "▶", "✔", "·"]
+    states = ("1/2 completed", "running, 1.5 s", "completed, 1.5 s", "waiting")
+    assert all(state in line for state, line in zip(states, body, strict=True)), body
+
+
+def test_a_long_error_is_cut_and_hides_no_node(drawn: Callable[..., list[str]]) -> None:
+    picture = a_picture([Step("s", 1, {"failed": 1}, 1.0)], [a_node("s/n", "failed")])
+    picture.run["error"] = "x" * 200
+    lines = drawn(picture, 50)
+    assert len(lines) == 4
+    assert "failed" in lines[-1]
+
+
+@pytest.mark.parametrize(("width", "stacked"), [(None, False), (200, False), (40, True)])
+def test_runs_that_fit_no_table_are_shown_below_each_other(
+    capsys: pytest.CaptureFixture[str], width: int | None, stacked: bool
+) -> None:
+    row = {
+        "id": RUN_ID, "workflow_name": "w", "status": "failed", "nodes": {"completed": 1},
+        "nodes_total": 2, "error": "boom " * 30,
+        "created_at": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc),
+    }  # fmt: skip
+    runs.show([row], width)
+    lines = capsys.readouterr().out.splitlines()
+    if stacked:
+        assert lines[:3] == [RUN_ID, "  w: failed, 1/2 nodes", "  2026-01-02 03:04:05"]
+        assert all(len(line) <= 40 for line in lines)
+    else:
+        assert len(lines) == 2
+
+
+# --- tracebacks --------------------------------------------------------------------------------
+
+TRACE = """Traceback (most recent call last):
+  File "/elsewhere/site-packages/queue_workflows/node_executor.py", line 90, in _call
+    return body(**bound)
+  File "/home/me/queue_workflows/app.py", line 7, in read
+    helper()
+  File "/elsewhere/site-packages/queue_workflows/node_queue.py", line 1, in helper
+    raise ValueError("secret line 7")
+ValueError: secret line 7""".splitlines()
+
+
+def test_a_traceback_starts_with_the_hosts_first_frame() -> None:
+    assert summary.host_frames(TRACE) == TRACE[3:]
+    assert summary.host_frames(TRACE[:3] + TRACE[-1:]) == []
+    demo = TRACE[1].replace("node_executor", "demo/nodes/merge")
+    assert summary.host_frames([TRACE[0], demo])[0] == demo
+
+
+def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = [*TRACE[:4], *("    pad\x1b[31m" for _ in range(40)), *TRACE[4:]]
+    failed = [{"node_id": "s/n", "error": "e", "traceback": "\n".join(trace)}]
+    failed.append({"node_id": "s/m", "error": "e", "traceback": None})
+    summary.show_traces({"failed": failed}, whole=False)
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert said.out == ""
+    assert lines[0] == "traceback of s/n (all of it: --debug):"
+    assert len(lines) == 1 + summary.TRACE_LINES
+    assert lines[-1] == "ValueError: secret line 7"
+    assert "\x1b" not in said.err
+    summary.show_traces({"failed": failed}, whole=True)
+    assert TRACE[1] in capsys.readouterr().err.splitlines()
 
 
 # --- the longest chain -------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""How a worker leaves in the middle of a job: the record first, within bounds, then the exit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from queue_workflows import db
+from queue_workflows.store import claims, events, payload, tables, transitions, workers
+from queue_workflows.types import ExitFn, NowFn
+from queue_workflows.worker import current, fuses, guards
+
+_log = logging.getLogger(__name__)
+BOOKKEEPING_S = 2.0
+RENEW_MARGIN_S = 2.5
+"""A lost claim is not tidied up after so shortly before its lease would have ended."""
+
+
+class Leaving:
+    """Carries out what guards, a stop and a cancel have decided about the job that runs.
+
+    An exit is armed before anything is asked of the database, and comes only if that job still
+    runs: `held` gives the claims of its batch, or None once it does not.
+    """
+
+    def __init__(
+        self,
+        who: Callable[[], claims.Claimant],
+        held: Callable[[current.Work], Sequence[tables.Lease] | None],
+        *,
+        fuses_: fuses.Fuses,
+        on_exit: ExitFn,
+        now_fn: NowFn,
+    ) -> None:
+        self._who = who
+        self._held = held
+        self._fuses = fuses_
+        self._on_exit = on_exit
+        self._now = now_fn
+
+    def give_back(self, work: current.Work) -> None:
+        """A stopping worker's job did not end in time: it goes back, uncounted."""
+        _log.warning("job %s did not end in time; handing it back", work.job["id"])
+        self._end(work, 0, lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown"))
+
+    def stop_cancelled(self, work: current.Work) -> None:
+        """A cancelled body that goes on past its grace ends with its process."""
+        _log.warning("job %s was cancelled and did not end; leaving", work.job["id"])
+        self._end(
+            work,
+            guards.EXIT_CONTROL,
+            lambda conn: transitions.hand_back(conn, work.lease, reason="cancelled"),
+        )
+
+    def trip(self, work: current.Work, trip: guards.Trip) -> None:
+        """A guard's verdict takes effect: requeued or failed with its events, then the exit."""
+        _log.error("job %s: %s; leaving with %d", work.job["id"], trip.reason, trip.code)
+        if trip.code == guards.EXIT_LOST:
+            late = self._now() >= work.lease_end.ends - RENEW_MARGIN_S
+            self._end(work, trip.code, None if late else lambda _: True)
+            return
+        seconds = self._now() - work.started
+        detail = payload.encode({"guard": trip.event, "exit_code": trip.code}, "detail")
+
+        def write(conn: db.Connection) -> bool:
+            with conn.transaction():
+                row = transitions.trip(
+                    conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
+                )
+                if row is not None:
+                    job = row | {"worker_id": work.lease.worker_id}
+                    table = work.lease.table
+                    events.note(conn, table, job, trip.event, detail=detail, elapsed_s=seconds)
+            return row is not None
+
+        # A job that another write has settled meanwhile is nobody's fault.
+        self._end(work, trip.code, write, only_if_written=True)
+
+    def _end(
+        self,
+        work: current.Work,
+        code: int,
+        write: Callable[[db.Connection], object] | None,
+        *,
+        only_if_written: bool = False,
+    ) -> None:
+        self._fuses.leave(code)
+        written = write is None or self._record(work, write)
+        if self._held(work) is not None and (written or not only_if_written):
+            self._on_exit(code)
+        self._fuses.stay()
+
+    def _record(self, work: current.Work, write: Callable[[db.Connection], object]) -> bool:
+        """Best effort, BOOKKEEPING_S a statement; True too when the database could not be asked."""
+        held = self._held(work)
+        if held is None:
+            return False
+        who = self._who()
+        try:
+            with db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S) as conn:
+                written = write(conn)
+                hand_back_held(conn, work, held)
+                if who.queue == "gpu":
+                    workers.clear_model(conn, who.host, who.queue, mark_stale=True)
+                return bool(written)
+        except db.Error as error:
+            _log.warning("could not record the end of job %s: %s", work.job["id"], error)
+            return True
+
+
+def hand_back_held(conn: db.Connection, work: current.Work, held: Sequence[tables.Lease]) -> None:
+    """The rest of a batch did nothing: it goes back uncounted when the process has to leave."""
+    for lease in held:
+        if lease.job_id != work.lease.job_id:
+            transitions.hand_back(conn, lease, reason="its batch ended")
