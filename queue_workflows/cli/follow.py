@@ -30,6 +30,7 @@ class Follower(NamedTuple):
         and what `tick` raises.
         """
         reader = picture.Reader(run_id)
+        seen: picture.Picture | None = None
         settled: set[str] = set()
         try:
             while not self.stop.requested.is_set():
@@ -47,7 +48,7 @@ class Follower(NamedTuple):
                 self.stop.requested.wait(pause_s)
         except BrokenPipeError:
             # Nobody reads on: the same as being asked to stop, which is then told on stderr.
-            pass
+            return seen if seen is not None and seen.over else None
         finally:
             reader.close()
         return None

@@ -15,7 +15,7 @@ from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
 """Age at which a queued run counts as one that nobody starts (a new run starts within 2 s)."""
-_NOT_SERVING = frozenset({"dead", "stopped", "parked"})
+_NOT_SERVING = frozenset({"dead", "stopped", "parked", "paused", "draining"})
 
 
 def status(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
-from psycopg import conninfo, pq
+from psycopg import conninfo
 from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
@@ -339,25 +339,26 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
     """What a command says where the server denied a right (SQLSTATE 42501)."""
     if not isinstance(error, psycopg.errors.InsufficientPrivilege):
         return None
-    url = db_url()
-    user = _parsed(url).get("user") or _default_user()
     text = error.diag.message_primary or str(error)
-    schema = re.search(r"for schema (\S+)", text)
-    if schema is not None:
+    try:
+        with connect(limited=False) as conn:
+            row = conn.execute(
+                "SELECT quote_ident(current_user) AS role,"
+                " quote_ident(coalesce(current_schema(), 'public')) AS schema"
+            ).fetchone()
+    except psycopg.Error:
+        row = None
+    role, schema = (row["role"], row["schema"]) if row else ("of this connection", "public")
+    if denied := re.search(r"for schema (\S+)", text):
         return errors.DatabaseRefused(
-            f"user {user} may not use or create tables in schema {schema[1]} of {describe(url)}: "
-            f"GRANT USAGE, CREATE ON SCHEMA {schema[1]} TO {user}, or migrate as the owner"
+            f"user {role} may not use or create tables in schema {denied[1]} of {describe()}: "
+            f"GRANT USAGE, CREATE ON SCHEMA {denied[1]} TO {role}, or migrate as the owner"
         )
     return errors.DatabaseRefused(
-        f"user {user} lacks a right on {describe(url)}: {text}: let the owner GRANT SELECT, INSERT,"
-        " UPDATE, DELETE ON ALL TABLES and USAGE ON ALL SEQUENCES IN SCHEMA public (or the one in "
-        f"use) TO {user}"
+        f"user {role} lacks a right on {describe()}: {text}: let the owner GRANT SELECT, INSERT, "
+        f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}, and USAGE ON ALL SEQUENCES IN SCHEMA "
+        f"{schema}, TO {role}"
     )
-
-
-def _default_user() -> str:
-    found = {option.keyword: option.val for option in pq.Conninfo.get_defaults()}
-    return (found.get(b"user") or b"").decode(errors="replace") or "of this process"
 
 
 process.explain_by(_explain)

@@ -10,8 +10,9 @@ from psycopg import sql
 from queue_workflows import config, db
 from queue_workflows.store import tables
 
-STATEMENT_TIMEOUT_S = 30.0
-"""For one law: enough for a million jobs, and too short for its snapshot to hold vacuum back."""
+STATEMENT_TIMEOUT_S = 60.0
+"""For one law: three times what all of a million jobs take, and a snapshot that holds vacuum back no
+longer than that."""
 COMMIT_S = 15.0
 """How long what is acknowledged may still meet a transaction under way: three times the 5 s that
 an engine transaction may take."""
@@ -186,8 +187,8 @@ _RUNNING_IS_HELD = _statement(
         )
     )
 )
-# A dependency of a later generation was reopened beside a job that ran before. OFFSET 0 has each run
-# looked at by itself: the planner guesses a hundred nodes, and a hundred dependencies of each.
+# A dependency of a later generation was reopened beside a job that ran before. OFFSET 0 has each
+# run looked at by itself: the planner guesses a hundred nodes, and as many dependencies of each.
 _DEPENDENCIES_FIRST = _statement(
     _nodes(
         sql.SQL(

@@ -227,6 +227,42 @@ def test_debug_shows_the_traceback_without_the_password(cli: Commands) -> None:
     assert "canary77" not in done.err
 
 
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">/dev/full", "| true"])
+def test_a_lost_output_is_no_traceback(dsn: str, db: ModuleType, redirect: str) -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-o", "pipefail", "-c", f'"$0" status {redirect}', script(QW)],
+        env={**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn},
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    if redirect.endswith("&-"):
+        assert done.returncode == 0
+    elif redirect == ">/dev/full":
+        assert done.returncode == 1
+        said = "queue-workflows status: what it prints cannot be written: No space left on device"
+        assert said in done.stderr
+
+
+def test_a_watched_run_that_nobody_reads_is_left_and_says_so(
+    dsn: str, db: ModuleType, tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    folder = json.dumps(str(tmp_path))
+    argv = ["run", "asking", "--app", TOYHOST, "--watch", "--input", f"folder={folder}"]
+    done = subprocess.run(
+        [script(QW), *argv],
+        env={**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn}, stdin=subprocess.DEVNULL,
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 1
+    (row,) = run_store.list_runs()
+    assert f"left run {row['id']} as it is" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unknown_option_is_a_usage_error(invoke: Callable[..., Invoked]) -> None:
     done = invoke("runs", "--limit", "0")
     assert done.code == 2

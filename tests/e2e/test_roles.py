@@ -107,15 +107,15 @@ def test_a_queue_is_required(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def low(own_database: Database) -> Generator[str]:
-    """The name of a user who may log in and nothing else."""
+    """The name of a role without rights."""
     name = f"low_{secrets.token_hex(4)}"
-    own_database.admin.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
+    own_database.admin.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
     yield name
     own_database.admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
 
 
 def as_user(dsn: str, user: str) -> str:
-    return conninfo.make_conninfo(dsn, user=user)
+    return conninfo.make_conninfo(dsn, options=f"-c role={user}")
 
 
 def one_line(capfd: pytest.CaptureFixture[str]) -> str:
@@ -131,7 +131,7 @@ def one_line(capfd: pytest.CaptureFixture[str]) -> str:
         ["queue-orchestrator"],
         ["migrate"],
         ["up", "--app", TOYHOST],
-        ["run", "quick", "--app", TOYHOST],
+        ["run", "chain", "--app", TOYHOST],
         ["demo", "--yes"],
     ],
     ids=lambda argv: argv[0],
@@ -216,8 +216,8 @@ def test_a_wait_for_the_schema_is_told_once_and_only_then(
     at_once = cli.start(*argv)
     said = f"waiting for schema version {db.REQUIRED_VERSION} (run `queue-workflows migrate` or"
     until(lambda: said in waiting.err, timeout_s=30)
-    monkey = {"QUEUE_WORKFLOWS_DB_URL": fresh_database}
-    assert cli.run("queue-workflows", "migrate", **monkey).process.returncode == 0
+    migrate = cli.run("queue-workflows", "migrate", QUEUE_WORKFLOWS_DB_URL=fresh_database)
+    assert migrate.process.returncode == 0
     ready = "works on" if argv is WORKER else "the schedule is empty"
     for started in (waiting, at_once):
         until(lambda started=started: ready in started.err, timeout_s=30)
@@ -231,8 +231,8 @@ def test_a_wait_for_the_schema_is_told_once_and_only_then(
     "argv",
     [
         ("queue-worker-control", "--queue", "cpu", "--on"),
-        ("queue-workflows", "run", "quick", "--app", TOYHOST),
-        ("queue-workflows", "run", "quick", "--no-wait"),
+        ("queue-workflows", "run", "chain", "--app", TOYHOST),
+        ("queue-workflows", "run", "chain", "--no-wait"),
         ("queue-workflows", "demo", "--yes"),
     ],
     ids=" ".join,

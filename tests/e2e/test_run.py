@@ -16,10 +16,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from queue_workflows import dispatcher, embedded, node_queue, run_store
 from queue_workflows.embedded import postmaster
-from tests.support import commands, toyhost
+from tests.support import commands, markdown, toyhost
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -160,6 +161,41 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
     assert up.wait() == 0
     assert left.wait(40) == 0, left.err
     assert "starting orchestrator, 2 cpu" in left.err
+
+
+@pytest.fixture
+def worker_dsn(fresh_database: str) -> Generator[str]:
+    """The DSN of a migrated database for a role with the rights that the host guide grants."""
+    guide = markdown.blocks(ROOT / "docs" / "host-guide.md")
+    grants = next(block.text for block in guide if "CREATE ROLE letters_worker" in block.text)
+    role = f"letters_{os.getpid()}_test"
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=fresh_database) as owner:
+        assert owner.run("queue-workflows", "migrate").process.returncode == 0
+    with psycopg.connect(fresh_database, autocommit=True) as admin:
+        for statement in grants.replace("letters_worker", role).split(";"):
+            admin.execute(statement.encode())
+        if admin.info.server_version < 150000:
+            admin.execute("REVOKE CREATE ON SCHEMA public FROM public")
+        yield conninfo.make_conninfo(fresh_database, options=f"-c role={role}")
+        admin.execute(f"DROP OWNED BY {role}".encode())
+        admin.execute(f"DROP ROLE {role}".encode())
+
+
+def test_workers_and_apps_need_no_more_rights_than_the_guide_grants(
+    fresh_database: str, worker_dsn: str, tmp_path: Path
+) -> None:
+    with (
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=fresh_database) as owner,
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=worker_dsn) as limited,
+    ):
+        owner.start("queue-orchestrator", "--app", TOYHOST)
+        worker = limited.start("queue-claim-worker", "--queue=cpu", "--app", TOYHOST)
+        asked = ("chain", "--no-up", "--input", folder_of(tmp_path), "--json")
+        done = limited.run("queue-workflows", "run", *asked)
+        assert done.process.returncode == 0, done.err + worker.err
+        assert json.loads(done.out)["nodes"] == {"completed": 2}
+        assert limited.run("queue-workflows", "audit").process.returncode == 0
+        assert "permission denied" not in worker.err
 
 
 class Terminal:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 from psycopg.rows import tuple_row
 
 from queue_workflows import config, errors, node_queue, run_store
@@ -405,7 +406,7 @@ def test_a_refused_login_is_no_outage_for_who_waits_only_so_long(
 ) -> None:
     from queue_workflows import db
 
-    url = psycopg.conninfo.make_conninfo(dsn, **change)
+    url = conninfo.make_conninfo(dsn, **change)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", url)
     with pytest.raises(errors.DatabaseUnavailable, match=r"refuses the connection.*does not exist"):
         db.wait_until_reachable(timeout_s=60, pause=lambda _: pytest.fail("it waited"))

@@ -20,8 +20,9 @@ SELECT 'ingest', id, NULL, NULL, task_name, status::text, claim_no, crash_count,
   FROM ingest_jobs
 """
 _EVENTS = """
-SELECT job_id, id, event_type::text, claim_no, worker_id, host_label, queue,
-       extract(epoch FROM created_at)::float8 AS at FROM {} WHERE job_id IS NOT NULL ORDER BY id
+SELECT job_id AS job, id AS place, event_type::text AS kind, claim_no AS claim, worker_id AS worker,
+       host_label AS host, queue, extract(epoch FROM created_at)::float8 AS epoch
+  FROM {} WHERE job_id IS NOT NULL ORDER BY id
 """
 _RUNS = """
 SELECT id, workflow_name, status, error, definition -> 'nodes' AS nodes FROM workflow_runs
@@ -36,7 +37,7 @@ class Event(NamedTuple):
     """A row of either event table; `at` is the writing transaction's start, monotonic seconds."""
 
     job: str
-    order: int
+    place: int
     kind: str
     claim: int | None
     worker: str | None
@@ -96,8 +97,8 @@ def gather(live_laws: list[str], **known: Any) -> Evidence:
         events: dict[str, list[Event]] = defaultdict(list)
         for table in ("workflow_node_events", "ingest_job_events"):
             for row in conn.execute(_EVENTS.format(table).encode()).fetchall():
-                *rest, epoch = row.values()
-                events[row["job_id"]].append(Event(*rest, time.at(epoch), epoch))
+                epoch = row["epoch"]
+                events[row["job"]].append(Event(**row, at=time.at(epoch)))
         # Whoever still runs would run for ever: liveness was judged before the fleet was stopped.
         broken = observer.broken_laws(conn, sweep_s=0)
     evidence = Evidence(jobs, runs, dict(events), fires, laws=live_laws + broken, **known)

@@ -9,7 +9,7 @@ from queue_workflows import db
 from queue_workflows.dag import readiness
 from queue_workflows.runtime import fuse
 from queue_workflows.store import claims, schedules, transitions
-from queue_workflows.worker import guards, watch
+from queue_workflows.worker import guards
 
 Conn = db.Connection
 _RUN_IS_LIVE = "AND r.status NOT IN ('completed', 'failed', 'cancelled')"
@@ -50,13 +50,14 @@ def _no_self_fence() -> None:
     """A worker that lost its lease carries on."""
     guards.LeaseEnd.check = lambda *_: None  # type: ignore[method-assign]
     fuse.Fuse.arm = lambda *_: None  # type: ignore[method-assign]
-    carry_out = watch.Watch._carry_out
+    renew = claims.renew
 
-    def deaf(self: watch.Watch, work: Any, trip: guards.Trip) -> None:
-        if trip.code != guards.EXIT_LOST:
-            carry_out(self, work, trip)
+    def believe(conn: Conn, leases: Any, **more: Any) -> list[claims.Renewal]:
+        found = renew(conn, leases, **more)
+        lost = {lease.job_id for lease in leases} - {each.job_id for each in found}
+        return found + [claims.Renewal(job_id, 0, cancel=False) for job_id in lost]
 
-    watch.Watch._carry_out = deaf  # type: ignore[method-assign]
+    claims.renew = believe
 
 
 def _no_fence(conn: Conn) -> None:

@@ -1,0 +1,122 @@
+"""What commands say before they do harm or nothing at all, run in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from queue_workflows import config, run_store, worker_control
+from queue_workflows import db as database
+from queue_workflows.__main__ import main
+from queue_workflows.cli import command, crew, fleet
+from queue_workflows.runtime import process, signals
+from tests.support.commands import TOYHOST
+
+RUN = ("run", "chain", "--app", TOYHOST, "--input", "folder=/tmp")
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Invoke = Callable[..., Said]
+
+
+@pytest.fixture
+def invoke(capfd: pytest.CaptureFixture[str]) -> Invoke:
+    def call(*argv: str) -> Said:
+        config.reset_for_tests()
+        code = main(argv)
+        database.close_pool()
+        return Said(code, *capfd.readouterr())
+
+    return call
+
+
+def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
+    db: ModuleType, invoke: Invoke
+) -> None:
+    theirs = run_store.insert_run(workflow_name="slow", status="running")["id"]
+    said = invoke(*RUN)
+    assert said.code == process.USAGE_ERROR
+    line = said.err.splitlines()[-1]
+    for part in (f"1 run of 'slow': {theirs}", "`queue-workflows cancel RUN`", "--no-up"):
+        assert part in line
+    for variable in ("QUEUE_WORKFLOWS_DB_URL", "QUEUE_WORKFLOWS_EMBEDDED_DIR"):
+        assert variable in line
+    assert [run["id"] for run in run_store.list_runs()] == [theirs]
+    assert "starting" not in said.err
+    assert invoke(*RUN, "--no-wait").code == 0, "it starts no process that could harm them"
+
+
+@pytest.mark.parametrize("moment", ["database", "processes"])
+def test_nothing_is_queued_once_it_is_told_to_stop(
+    db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    made = list[signals.StopRequest]()
+    prepare = command.prepare
+
+    def prepared(stop: signals.StopRequest, **more: Any) -> bool:
+        made.append(stop)
+        if moment == "database":
+            stop.request()
+        return prepare(stop, **more)
+
+    monkeypatch.setattr(command, "prepare", prepared)
+    monkeypatch.setattr(crew.Crew, "begin", lambda _: made[0].request())
+    said = invoke(*RUN)
+    assert said.code == process.INTERRUPTED
+    assert "queue-workflows: stopped before a run was queued\n" in said.err
+    assert "is queued" not in said.err
+    assert run_store.list_runs() == []
+    if moment == "database":
+        started = list[object]()
+        monkeypatch.setattr(fleet, "specs", lambda *a, **k: started.append(a) or [])
+        assert invoke("up", "--app", TOYHOST).code == 0
+        assert started == []
+
+
+def test_a_status_that_no_run_has_is_refused(db: ModuleType, invoke: Invoke) -> None:
+    said = invoke("runs", "--status", "bogus")
+    assert said.code == process.USAGE_ERROR
+    assert "cancelled, completed, failed, queued, running" in said.err
+    run_store.insert_run(workflow_name="w", status="drafted")
+    assert "drafted" in invoke("runs", "--status", "bogus").err
+    assert len(json.loads(invoke("runs", "--status", "drafted", "--json").out)) == 1
+    assert invoke("runs", "--status", "failed").code == 0
+
+
+def test_a_folder_without_python_is_nothing_to_demo(
+    db: ModuleType, invoke: Invoke, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    said = invoke("demo", str(tmp_path), "--yes", "--out", str(tmp_path / "out"))
+    assert said.code == process.USAGE_ERROR
+    assert "no Python file in it that can be read: nothing to measure" in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_status_shows_the_switches_that_are_off(db: ModuleType, invoke: Invoke) -> None:
+    worker_control.disable_worker("box 2", "cpu", requested_by="ops")
+    worker_control.enable_worker("box", "gpu")
+    assert (
+        "box 2 cpu is switched off by ops:"
+        " `queue-worker-control --queue=cpu --on --host 'box 2'` turns it on\n"
+    ) in (text := invoke("status").out)
+    assert text.count("switched off") == 1
+    found: list[dict[str, Any]] = json.loads(invoke("status", "--json").out)["switched_off"]
+    assert [(row["host_label"], row["queue"]) for row in found] == [("box 2", "cpu")]
+
+
+def test_where_there_is_no_server_the_way_to_one_names_the_app(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "pg"))
+    assert "`queue-workflows up --app MODULE[:CALLABLE]`" in invoke("status").err
