@@ -11,8 +11,8 @@ from queue_workflows import config, db
 from queue_workflows.store import tables
 
 STATEMENT_TIMEOUT_S = 60.0
-"""For one law: three times what all of a million jobs take, and a snapshot that holds vacuum back no
-longer than that."""
+"""For one law: three times what a million jobs took, and no longer does its snapshot hold vacuum
+back."""
 COMMIT_S = 15.0
 """How long what is acknowledged may still meet a transaction under way: three times the 5 s that
 an engine transaction may take."""

@@ -46,12 +46,14 @@ class Plan(NamedTuple):
     size: float
 
 
-def plan(seed: int, gap_s: float) -> Callable[[], Plan]:
-    """The endless plan of a seed."""
+def plan(seed: int, gap_s: float, focus: str | None = None) -> Callable[[], Plan]:
+    """The endless plan of a seed; half of it of the kind `focus`, if there is one."""
     rng = random.Random(seed)
 
     def following() -> Plan:
         kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        if focus is not None and rng.random() < 0.5:
+            kind = focus
         return Plan(rng.uniform(0.5, 1.5) * gap_s, kind, rng.random(), rng.random())
 
     return following

@@ -15,6 +15,7 @@ from queue_workflows import db, dispatcher, errors, node_queue, run_store
 from tests.soak import app, workflows
 
 NEVER_ANSWERED = 0.03
+ANSWERED_TWICE = 0.5
 POISON = 0.05
 _WAITING = "SELECT run_id, node_id FROM workflow_node_jobs WHERE status = 'awaiting_input'"
 _LATE = (
@@ -166,7 +167,7 @@ class Load:
                 self.books.never_answered.add(where)
                 continue
             self._say(where, f"first-{self._number}")
-            if self._rng.random() < 0.4:
+            if self._rng.random() < ANSWERED_TWICE:
                 self._say(where, f"second-{self._number}")
 
     def _say(self, where: tuple[str, str], value: str) -> None:

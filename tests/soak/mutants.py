@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ class Mutant(NamedTuple):
     caught_by: str
     process: Callable[[], None] | None = None
     schema: Callable[[Conn], None] | None = None
+    focus: str | None = None
+    """The kind of fault that shows it, which then makes up half of them."""
 
 
 def switch_off(name: str) -> None:
@@ -188,23 +191,22 @@ def _fire_unclaimed() -> None:
     schedules.fire = fire
 
 
-def _disobey(conn: Conn) -> None:
-    for function in ("queue_workflows_node_step", "queue_workflows_ingest_step"):
-        _edit(conn, function, ("c.desired_state = 'off'", "c.desired_state = 'never'"))
+def _disobey() -> None:
+    os.environ["QUEUE_WORKFLOWS_DISABLE_WORKER_CONTROL"] = "1"
 
 
 MUTANTS = {
-    "fence": Mutant("finalised by a superseded claim", _no_self_fence, _no_fence),
-    "self-fence": Mutant("bodies that outlived their claim", _no_self_fence),
+    "fence": Mutant("finalised by a superseded claim", _no_self_fence, _no_fence, "stop"),
+    "self-fence": Mutant("bodies that outlived their claim", _no_self_fence, focus="freeze"),
     "renewal": Mutant("crashes counted without a fault", _no_renewal),
     "terminal-guard": Mutant("terminal rows moved", None, _no_guards),
     "outbox": Mutant("laws", None, _no_outbox),
     "swapped-commits": Mutant("laws", _send_later, _late_outbox),
-    "burial": Mutant("crashes counted without a fault", _bury_everybody),
+    "burial": Mutant("crashes counted without a fault", _bury_everybody, focus="kill"),
     "early-reclaim": Mutant("crashes counted without a fault", _reclaim_early),
     "ready-check": Mutant("nodes that ran too early", _ready_at_once),
     "answers": Mutant("answers", _accept_all, _two_answers),
     "cancel": Mutant("claimed after a cancel or while OFF", None, _claim_cancelled),
-    "control": Mutant("claimed after a cancel or while OFF", None, _disobey),
+    "control": Mutant("claimed after a cancel or while OFF", _disobey, focus="off"),
     "fires": Mutant("doubled or missed fires", _fire_unclaimed),
 }

@@ -103,7 +103,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         busy = stack.enter_context(
             load.Load(options.seed, runs_s=options.runs_s, jobs_s=options.jobs_s)
         )
-        following = faults.plan(options.seed, options.gap_s)
+        focus = mutants.MUTANTS[options.mutant].focus if options.mutant else None
+        following = faults.plan(options.seed, options.gap_s, focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
         struck = faults.Faults(running, pg, following, say)

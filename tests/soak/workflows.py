@@ -10,7 +10,7 @@ CHAIN = 5
 POISON = ("raises", "exits", "killed")
 """Workflows whose run must fail, each by a body of another kind."""
 WEIGHTS = {
-    "chain": 4, "join": 2, "diamond": 4, "skips": 3, "asks": 4, "models": 3, "long": 1, "wide": 2,
+    "chain": 4, "join": 2, "diamond": 4, "skips": 3, "asks": 6, "models": 3, "long": 1, "wide": 2,
 }  # fmt: skip
 
 
