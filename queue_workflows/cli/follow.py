@@ -46,8 +46,9 @@ class Follower(NamedTuple):
                         self._settle(run_id, node, settled)
                     pause_s = TICK_S if seen.total <= picture.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(pause_s)
-        except BrokenPipeError:
+        except BrokenPipeError as error:
             # Nobody reads on: the same as being asked to stop, which is then told on stderr.
+            process.lost_output(error)
             return seen if seen is not None and seen.over else None
         finally:
             reader.close()

@@ -13,7 +13,7 @@ App = Annotated[
     str | None,
     typer.Option(metavar="MODULE[:CALLABLE]", help="The host app (or env QUEUE_WORKFLOWS_APP)."),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of refused input.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, ISO times.")]
 Out = Annotated[
     Path | None,

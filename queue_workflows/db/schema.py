@@ -103,19 +103,31 @@ def _exclusive(version_table: str) -> Generator[pool.Connection]:
                 conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def _ledger(conn: pool.Connection, table: sql.Identifier) -> dict[int, dict[str, Any]]:
-    conn.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {t} (version integer PRIMARY KEY,"
-            " applied_at timestamptz NOT NULL DEFAULT now());"
-            " ALTER TABLE {t} ADD COLUMN IF NOT EXISTS checksum text,"
-            " ADD COLUMN IF NOT EXISTS compatible_with integer NOT NULL DEFAULT 0"
-        ).format(t=table)
-    )
+def _ledger(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
+    table = sql.Identifier(name)
+    # IF NOT EXISTS would ask for rights that a role which has nothing to apply may lack.
+    if not _is_whole(conn, name):
+        conn.execute(
+            sql.SQL(
+                "CREATE TABLE IF NOT EXISTS {t} (version integer PRIMARY KEY,"
+                " applied_at timestamptz NOT NULL DEFAULT now());"
+                " ALTER TABLE {t} ADD COLUMN IF NOT EXISTS checksum text,"
+                " ADD COLUMN IF NOT EXISTS compatible_with integer NOT NULL DEFAULT 0"
+            ).format(t=table)
+        )
     rows = conn.execute(
         sql.SQL("SELECT version, checksum, compatible_with FROM {t}").format(t=table)
     ).fetchall()
     return {row["version"]: row for row in rows}
+
+
+def _is_whole(conn: pool.Connection, name: str) -> bool:
+    row = conn.execute(
+        "SELECT count(*) AS n FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(%s))"
+        " AND attname IN ('version', 'applied_at', 'checksum', 'compatible_with')",
+        (name,),
+    ).fetchone()
+    return row is not None and row["n"] == 4
 
 
 def _refuse_newer(steps: list[Migration], applied: dict[int, dict[str, Any]]) -> None:
@@ -141,7 +153,7 @@ def bootstrap(
     table = sql.Identifier(version_table)
     done: list[int] = []
     with _exclusive(version_table) as conn:
-        applied = _ledger(conn, table)
+        applied = _ledger(conn, version_table)
         _refuse_newer(steps, applied)
         for step in steps:
             if step.version in applied:
@@ -254,7 +266,7 @@ def downgrade(
     with _exclusive(version_table) as conn:
         if not _exists(conn, version_table):
             return []
-        targets = sorted((v for v in _ledger(conn, table) if v > to_version), reverse=True)
+        targets = sorted((v for v in _ledger(conn, version_table) if v > to_version), reverse=True)
         for version in targets:
             step = steps.get(version)
             if step is None or step.down is None:

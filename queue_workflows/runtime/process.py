@@ -105,7 +105,7 @@ def run_main(prog: str, body: Callable[[], int], *, debug: bool = False) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and (lost := _lost_output(error)):
+        if isinstance(error, OSError) and (lost := lost_output(error)):
             if not isinstance(lost, BrokenPipeError):
                 _say(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
             return 1
@@ -144,7 +144,7 @@ def _open_streams() -> None:
             setattr(sys, name, stream)
 
 
-def _lost_output(error: OSError) -> OSError | None:
+def lost_output(error: OSError) -> OSError | None:
     """Why stdout or stderr takes nothing more; None where neither is to blame.
 
     What a lost stream still holds goes nowhere, or the flush at exit would fail too.

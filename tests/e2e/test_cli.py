@@ -244,8 +244,9 @@ def test_a_lost_output_is_no_traceback(dsn: str, db: ModuleType, redirect: str) 
         assert said in done.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_watched_run_that_nobody_reads_is_left_and_says_so(
-    dsn: str, db: ModuleType, tmp_path: Path
+    dsn: str, db: ModuleType, tmp_path: Path, unbuffered: str
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -253,11 +254,16 @@ def test_a_watched_run_that_nobody_reads_is_left_and_says_so(
     argv = ["run", "asking", "--app", TOYHOST, "--watch", "--input", f"folder={folder}"]
     done = subprocess.run(
         [script(QW), *argv],
-        env={**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn}, stdin=subprocess.DEVNULL,
-        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env={**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn, "PYTHONUNBUFFERED": unbuffered},
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     os.close(writer)
-    assert done.returncode == 1
+    assert done.returncode == 130
     (row,) = run_store.list_runs()
     assert f"left run {row['id']} as it is" in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -118,8 +119,7 @@ def test_a_database_that_is_away_is_waited_for(
     cli: Commands, dsn: str, db: ModuleType, tmp_path: Path
 ) -> None:
     name = "queue_workflows_late_test"
-    away = dsn.replace("queue_workflows_test", name)
-    assert away != dsn
+    away = urlsplit(dsn)._replace(path=f"/{name}").geturl()
     up = cli.start(*SMALL, QUEUE_WORKFLOWS_DB_URL=away)
     until(lambda: "does not answer, waiting for it" in up.err, timeout_s=20)
     assert "starting" not in up.err

@@ -241,6 +241,48 @@ def test_what_is_in_flight_has_its_grace(conn: Any) -> None:
     assert sorted(broken(conn, commit_s=0, sweep_s=0)) == [8, 9]
 
 
+def test_a_node_that_comes_in_late_is_left_to_the_sweep(conn: Any) -> None:
+    conn.execute(f"UPDATE workflow_runs SET status = 'failed', finished_at = {OLD}".encode())
+    factories.node(conn, "r", "late")
+    assert broken(conn) == {}
+    conn.execute(f"UPDATE workflow_node_jobs SET created_at = {OLD}".encode())
+    assert sorted(broken(conn)) == [8]
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        "UPDATE workflow_node_jobs SET finished_at = now() WHERE id = 'done';"
+        " UPDATE workflow_dispatch_events SET created_at = now()",
+        "UPDATE workflow_dispatch_events SET processed_at = NULL",
+        "INSERT INTO workflow_input_submissions (run_id, node_id) VALUES ('r', 'b')",
+        f"INSERT INTO workflow_node_jobs {NODE}, status)"
+        " VALUES ('r', 'b', 'm', 'cpu', 'awaiting_input')",
+        "UPDATE workflow_runs SET updated_at = now()",
+        "UPDATE workflow_runs SET definition = NULL",
+        "UPDATE workflow_runs SET mode = 'step'",
+    ],
+)
+def test_a_run_that_will_go_on_breaks_nothing(conn: Any, alive: str) -> None:
+    conn.execute(
+        f"DELETE FROM workflow_node_jobs WHERE id = 'held';"
+        f" UPDATE workflow_runs SET updated_at = {OLD}, started_at = {OLD};"
+        f" UPDATE workflow_node_jobs SET finished_at = {OLD};"
+        f" UPDATE workflow_dispatch_events SET processed_at = now(), created_at = {OLD}".encode()
+    )
+    assert sorted(broken(conn)) == [15]
+    conn.execute(alive.encode())
+    assert broken(conn) == {}
+
+
+def test_a_dependency_that_was_reopened_beside_a_running_node_breaks_nothing(conn: Any) -> None:
+    reopen = "UPDATE workflow_node_jobs SET status = 'queued', finished_at = NULL"
+    conn.execute(f"{reopen} WHERE id = 'done'".encode())
+    assert 6 in broken(conn)
+    conn.execute(b"UPDATE workflow_node_jobs SET generation = 1 WHERE id = 'done'")
+    assert broken(conn) == {}
+
+
 def test_an_off_that_ended_or_is_on_breaks_nothing(conn: Any) -> None:
     conn.execute(
         "INSERT INTO worker_controls (host_label, queue, desired_state, updated_at, until_at)"
@@ -289,12 +331,14 @@ def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
 def test_events_that_a_host_records_break_nothing(db: ModuleType) -> None:
     with engine.connect() as own:
         job = factories.node(own)
-        factories.complete_node(own, factories.claim_node(own))
-        own.execute(
+        record = (
             "INSERT INTO workflow_node_events (run_id, node_id, job_id, event_type)"
             " SELECT run_id, node_id, id, e FROM workflow_node_jobs,"
             " unnest(ARRAY['completed', 'error', 'failed']) e"
         )
+        own.execute(record)
+        factories.complete_node(own, factories.claim_node(own))
+        own.execute(record)
         assert factories.reread(own, job)["status"] == "completed"
         assert broken(own) == {}
 

@@ -65,17 +65,25 @@ def test_nothing_is_queued_once_it_is_told_to_stop(
 
     def prepared(stop: signals.StopRequest, **more: Any) -> bool:
         made.append(stop)
+        ready = prepare(stop, **more)
         if moment == "database":
             stop.request()
-        return prepare(stop, **more)
+        return ready
+
+    began = list[crew.Crew]()
+
+    def begin(self: crew.Crew) -> None:
+        began.append(self)
+        made[0].request()
 
     monkeypatch.setattr(command, "prepare", prepared)
-    monkeypatch.setattr(crew.Crew, "begin", lambda _: made[0].request())
+    monkeypatch.setattr(crew.Crew, "begin", begin)
     said = invoke(*RUN)
     assert said.code == process.INTERRUPTED
     assert "queue-workflows: stopped before a run was queued\n" in said.err
     assert "is queued" not in said.err
     assert run_store.list_runs() == []
+    assert len(began) == (moment == "processes")
     if moment == "database":
         started = list[object]()
         monkeypatch.setattr(fleet, "specs", lambda *a, **k: started.append(a) or [])

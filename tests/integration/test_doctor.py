@@ -380,8 +380,9 @@ def test_queues_without_a_live_worker() -> None:
     for state in ("stopped", "dead"):
         serve("mail", state=state)
         assert "no live worker" in unserved()["mail"]
-    serve("mail", state="parked")
-    assert "its workers take none; queue-worker-control --queue=mail --on" in unserved()["mail"]
+    for state in ("parked", "paused", "draining"):
+        serve("mail", state=state)
+        assert "its workers take none; queue-worker-control --queue=mail --on" in unserved()["mail"]
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
     serve("mail", state="idle", last_seen=past)
     assert "no live worker" in unserved()["mail"]

@@ -609,3 +609,14 @@ def test_a_host_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path
     assert fresh.downgrade(**chain, allow_data_loss=True) == [1]
     assert fresh.current_schema_version(version_table="host schema") == 0
     assert fresh.current_schema_version() == HEAD
+
+
+def test_who_has_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: str) -> None:
+    with db.connect(limited=False) as conn, conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE queue_workflows_poor")
+        conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        conn.execute("GRANT SELECT ON queue_schema_version TO queue_workflows_poor")
+        conn.execute("SET LOCAL ROLE queue_workflows_poor")
+        from queue_workflows.db import schema
+
+        assert max(schema._ledger(conn, "queue_schema_version")) == db.REQUIRED_VERSION

@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one minute")
     parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="mean between faults")
     parser.add_argument("--rate", type=float, default=2.0, metavar="R", help="runs a second")
+    parser.add_argument("--twice", type=float, default=0.5, help="share of second answers")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="page with the markers")
     parser.add_argument(
         "--mutant", choices=sorted(mutants.MUTANTS), help="switch one defence of the engine off"
@@ -33,7 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         made = run.soak(
             run.Options(
-                seconds, options.seed, options.gap, options.rate, options.rate, options.mutant
+                seconds,
+                options.seed,
+                gap_s=options.gap,
+                runs_s=options.rate,
+                jobs_s=options.rate,
+                mutant=options.mutant,
+                twice=options.twice,
             )
         )
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ BEAT_S = 0.25
 EVERY_S = 3
 MINUTELY = 2
 """Entries that fire at each minute."""
-_EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 _held: dict[str, Any] = {}
 
 
@@ -36,7 +36,7 @@ class Every(ScheduleEntry):
 
     def previous_fire_at(self, now: datetime) -> datetime:
         whole = now.astimezone(timezone.utc).replace(microsecond=0)
-        return whole - timedelta(seconds=int((whole - _EPOCH).total_seconds()) % EVERY_S)
+        return whole - timedelta(seconds=int((whole - EPOCH).total_seconds()) % EVERY_S)
 
 
 def entries() -> list[ScheduleEntry]:

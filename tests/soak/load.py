@@ -15,7 +15,6 @@ from queue_workflows import db, dispatcher, errors, node_queue, run_store
 from tests.soak import app, workflows
 
 NEVER_ANSWERED = 0.03
-ANSWERED_TWICE = 0.5
 POISON = 0.05
 _WAITING = "SELECT run_id, node_id FROM workflow_node_jobs WHERE status = 'awaiting_input'"
 _LATE = (
@@ -60,10 +59,11 @@ class Books:
 class Load:
     """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
 
-    def __init__(self, seed: int, *, runs_s: float, jobs_s: float) -> None:
+    def __init__(self, seed: int, *, runs_s: float, jobs_s: float, twice: float = 0.5) -> None:
         self.books = Books()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
+        self._twice = twice
         self._rates: list[tuple[float, Callable[[], None]]] = [
             (runs_s, self._submit_run),
             (jobs_s, self._submit_job),
@@ -167,7 +167,7 @@ class Load:
                 self.books.never_answered.add(where)
                 continue
             self._say(where, f"first-{self._number}")
-            if self._rng.random() < ANSWERED_TWICE:
+            if self._rng.random() < self._twice:
                 self._say(where, f"second-{self._number}")
 
     def _say(self, where: tuple[str, str], value: str) -> None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.soak import checker, evidence, fleet
+from tests.soak import checker, evidence, fleet, judge_claims
 
 BEGIN, END = "<!-- soak:begin -->", "<!-- soak:end -->"
 SHOWN = 12
@@ -79,7 +79,7 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("bodies a job, mean and most", _mean_and_most(list(bodies.values()))),
         ("crashes counted", str(sum(job["crash_count"] for job in seen.jobs.values()))),
         ("processes restarted", str(len(seen.ended) - len(fleet.SEATS))),
-        ("overlapping bodies, the older one fenced off", str(checker.overlaps(seen))),
+        ("overlapping bodies, the older one fenced off", str(judge_claims.overlaps(seen))),
         ("schedule fires", str(len(seen.fires))),
         ("answers refused as the second", str(seen.books.refused)),
         ("late writes refused", str(seen.books.late_writes - len(seen.books.moved))),

@@ -36,7 +36,10 @@ MUTANT_SETTLE_S = 60.0
 
 
 class Options(NamedTuple):
-    """What to run: seconds of load, seed, mean seconds between faults, runs and jobs a second."""
+    """What to run: seconds of load, seed, mean seconds between faults, runs and jobs a second.
+
+    `twice`: the share of questions that are answered a second time at once.
+    """
 
     seconds: float
     seed: int
@@ -45,6 +48,7 @@ class Options(NamedTuple):
     jobs_s: float = 2.0
     mutant: str | None = None
     quiet: bool = False
+    twice: float = 0.5
 
 
 def soak(options: Options) -> report.Report:
@@ -101,7 +105,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant))
         running.wait_until_up()
         busy = stack.enter_context(
-            load.Load(options.seed, runs_s=options.runs_s, jobs_s=options.jobs_s)
+            load.Load(
+                options.seed, runs_s=options.runs_s, jobs_s=options.jobs_s, twice=options.twice
+            )
         )
         focus = mutants.MUTANTS[options.mutant].focus if options.mutant else None
         following = faults.plan(options.seed, options.gap_s, focus)

@@ -1,0 +1,121 @@
+"""Checks of who ran what: one finalisation, by the newest claim, and no body without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tests.soak import evidence, fleet, journal
+
+GRACE_S = 1.5
+"""A body may be seen to act this long after its claim was taken: a trip is judged each 0.5 s."""
+RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
+DEADLY = ("kill", "kill, unreported", "stop", "freeze", "restart", "stall")
+"""Faults after which a claim may count as a crash; the others leave the process and its lease."""
+LEFT = ("reclaimed", "requeued", "retried", "parked", "completed", "failed", "cancelled")
+"""Events with which a claim ends."""
+ENDED = ("completed", "failed", "cancelled")
+Found = Iterator[str]
+Seen = evidence.Evidence
+
+
+def double(seen: Seen) -> Found:
+    """One finalisation a job."""
+    for job_id in seen.jobs:
+        finals = seen.finals(job_id)
+        if len(finals) > 1:
+            yield f"job {job_id}: {', '.join(f'{e.kind} by claim {e.claim}' for e in finals)}"
+
+
+def superseded(seen: Seen) -> Found:
+    """A finalisation is by the newest claim there was, and by the worker that made it."""
+    for job_id in seen.jobs:
+        claims = seen.claims(job_id)
+        for final in seen.finals(job_id):
+            newer = [c for c, e in claims.items() if final.claim is None or c > final.claim]
+            if newer:
+                by = f"{final.kind} by claim {final.claim}"
+                yield f"job {job_id}: {by}, claimed up to {max(newer)}"
+            own = claims.get(final.claim or 0)
+            if own is not None and final.worker not in (None, own.worker):
+                yield f"job {job_id}: claim {final.claim} of {own.worker}, ended by {final.worker}"
+
+
+def overlapping(seen: Seen) -> Found:
+    """Two bodies of one job at once are a fault only if the older one still wrote."""
+    for job_id, claim, _, after in _overlaps(seen):
+        wrote = [e for e in seen.events[job_id] if e.claim == claim and e.kind in ENDED]
+        if any(e.at >= after.at for e in wrote):
+            yield f"job {job_id}: claim {claim} wrote after claim {after.claim} was made"
+
+
+def _overlaps(seen: Seen) -> Iterator[tuple[str, int, journal.Line, evidence.Event]]:
+    """(job, older claim, its last line, the claim that its successor's body ran under)."""
+    for job_id, lines in seen.by_job.items():
+        starts = sorted((line for line in lines if line.word == "start"), key=lambda s: s.claim)
+        for older, newer in pairwise(starts):
+            last = [line for line in lines if line.claim == older.claim][-1]
+            if newer.claim > older.claim and last.at > newer.at:
+                yield job_id, older.claim, last, seen.claims(job_id)[newer.claim]
+
+
+def overlaps(seen: Seen) -> int:
+    """How often two bodies of a job were seen at the same time, most of them harmless."""
+    return sum(1 for _ in _overlaps(seen))
+
+
+def outlived(seen: Seen) -> Found:
+    """A body is dead before, or very soon after, its claim is taken away."""
+    stops = [fault for fault in seen.faults if fault.kind == "stop"]
+    for job_id, lines in seen.by_job.items():
+        claims = seen.claims(job_id)
+        for line in {line.claim: line for line in lines}.values():
+            taken = [e.at for e in seen.events[job_id] if e.claim == line.claim and e.kind in LEFT]
+            taken += [e.at for claim, e in claims.items() if claim > line.claim]
+            woken = [f.until for f in stops if line.pid in f.pids and f.at <= line.at]
+            if taken and line.at > max(min(taken), *woken, 0.0) + GRACE_S:
+                late = line.at - min(taken)
+                yield f"job {job_id}: {line.what} of claim {line.claim} acts {late:.1f} s after"
+
+
+def twice(seen: Seen) -> Found:
+    """A claim runs its body once, and a body runs under a claim of its own process."""
+    starts = [line for line in seen.lines if line.word == "start"]
+    for (job_id, claim), count in Counter((s.job, s.claim) for s in starts).items():
+        if count > 1:
+            yield f"job {job_id}: claim {claim} ran {count} bodies"
+    for line in starts:
+        claim = seen.claims(line.job).get(line.claim)
+        if claim is None or claim.worker != line.worker:
+            yield f"job {line.job}: a body ran under claim {line.claim}, which nobody made"
+
+
+def executions(seen: Seen) -> Found:
+    """A body runs again only for a reason: every claim but the last was taken back."""
+    for job_id in seen.jobs:
+        claims = sorted(seen.claims(job_id))
+        ends = {e.claim for e in seen.events.get(job_id, []) if e.kind in LEFT}
+        missing = [claim for claim in claims[:-1] if claim not in ends]
+        if missing:
+            yield f"job {job_id}: claimed again while claim {missing[0]} had not ended"
+        if claims != list(range(1, len(claims) + 1)):
+            yield f"job {job_id}: claims {claims}"
+
+
+def crashes(seen: Seen) -> Found:
+    """A crash is counted only against a process that a fault, or its own body, brought down."""
+    bodies = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
+    for job_id, job in seen.jobs.items():
+        if job["crash_count"] > fleet.MAX_CRASHES:
+            yield f"job {job_id}: {job['crash_count']} crashes"
+        claims = seen.claims(job_id)
+        for event in seen.events.get(job_id, []):
+            claim = claims.get(event.claim or 0)
+            if event.kind != "reclaimed" or claim is None:
+                continue
+            since = claim.at - RECOVERY_S
+            killed = any(b.pid == claim.pid and since <= b.at <= event.at + 1 for b in bodies)
+            if not killed and not seen.hit(DEADLY, claim.pid, since, event.at + 1):
+                held = event.at - claim.at
+                yield f"job {job_id}: claim {event.claim} reclaimed after {held:.1f} s for no fault"

@@ -1,0 +1,50 @@
+"""Checks of the schedule: one fire an instant, with its one job, and none missed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from tests.soak import app, evidence, fleet
+
+RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
+PHASE = int(app.EPOCH.timestamp()) % app.EVERY_S
+Found = Iterator[str]
+Seen = evidence.Evidence
+
+
+def fires(seen: Seen) -> Found:
+    """One fire per schedule and instant, each with its one job; none is missed without a fault."""
+    for (name, at), count in Counter((f["name"], f["at"]) for f in seen.fires).items():
+        if count > 1:
+            yield f"{name} fired {count} times at {at:.0f}"
+    known = {fire["job_id"] for fire in seen.fires}
+    for fire in seen.fires:
+        if not fire["there"]:
+            yield f"{fire['name']}: the fire at {fire['at']:.0f} has no job"
+    for job in seen.jobs.values():
+        if job["reason"] == "tick" and job["id"] not in known:
+            yield f"ingest job {job['id']} was queued by a schedule without its fire"
+    yield from _missed(seen)
+
+
+def _missed(seen: Seen) -> Found:
+    fired: dict[str, set[int]] = defaultdict(set)
+    for fire in seen.fires:
+        fired[fire["name"]].add(round(fire["at"]))
+    first = int(seen.began + seen.time.offset) + app.EVERY_S
+    last = int(seen.ended_load + seen.time.offset) - app.EVERY_S
+    troubled = [
+        (f.at - app.EVERY_S, f.until + RECOVERY_S)
+        for f in seen.faults
+        if not f.pids or f.seat.startswith("scheduler") or f.kind == "stall"
+    ]
+    for epoch in range(first, last):
+        names = ["every"] if epoch % app.EVERY_S == PHASE else []
+        if epoch % 60 == 0:
+            names += [f"minute-{n}-{epoch // 60 % 60:02}" for n in range(app.MINUTELY)]
+        at = seen.time.at(epoch)
+        excused = any(since <= at <= until for since, until in troubled)
+        for name in names if not excused else ():
+            if epoch not in fired[name]:
+                yield f"{name} did not fire at {epoch}"
