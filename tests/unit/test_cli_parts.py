@@ -308,7 +308,7 @@ def test_runs_that_fit_no_table_are_shown_below_each_other(
 TRACE = """Traceback (most recent call last):
   File "/elsewhere/site-packages/queue_workflows/node_executor.py", line 90, in _call
     return body(**bound)
-  File "/home/me/queue_workflows/app.py", line 7, in read
+  File "/srv/queue_workflows/app.py", line 7, in read
     helper()
   File "/elsewhere/site-packages/queue_workflows/node_queue.py", line 1, in helper
     raise ValueError("secret line 7")
