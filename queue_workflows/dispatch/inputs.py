@@ -74,17 +74,27 @@ def submit_input(
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
     with db.transaction(conn) as own:
-        job = nodes.get_by_node(own, run_id, node_id)
-        if job is None:
-            raise errors.UnknownJob(f"there is no {where} yet")
-        if not job["node_module"].startswith(PREFIX):
-            raise errors.InputRefused(f"{where} asks for no input")
-        if job["status"] not in ("queued", "running", "awaiting_input"):
-            raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")
-        row = submissions.insert(own, run_id, node_id, text)
-        if row is None:
-            raise errors.InputRefused(f"{where} has been answered already; the first answer counts")
+        # First, and outside: without a transaction under way the block below would commit its own.
+        _refuse_unless_open(own, run_id, node_id, where)
+        with own.transaction():
+            row = submissions.insert(own, run_id, node_id, text)
+            if row is None:
+                raise errors.InputRefused(
+                    f"{where} has been answered already; the first answer counts"
+                )
+            # The insert may have waited for the transaction that took the first answer.
+            _refuse_unless_open(own, run_id, node_id, where)
         return row["id"]
+
+
+def _refuse_unless_open(conn: db.Connection, run_id: str, node_id: str, where: str) -> None:
+    job = nodes.get_by_node(conn, run_id, node_id)
+    if job is None:
+        raise errors.UnknownJob(f"there is no {where} yet")
+    if not job["node_module"].startswith(PREFIX):
+        raise errors.InputRefused(f"{where} asks for no input")
+    if job["status"] not in ("queued", "running", "awaiting_input"):
+        raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:

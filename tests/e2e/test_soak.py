@@ -74,8 +74,7 @@ def soaking(out: Path, *options: str) -> Generator[Soak]:
 def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n")
-    # A second answer may be accepted while the first is being taken: mend that, and go back to 0.5.
-    load = ["--minutes", "0.5", "--gap", "1.5", "--twice", "0"]
+    load = ["--minutes", "0.5", "--gap", "1.5"]
     options = [*load, "--seed", str(SEED), "--markdown", str(page)]
     with soaking(tmp_path / "out", *options) as running:
         assert running.process.wait(240) == 0, running.text

@@ -275,6 +275,44 @@ def test_the_first_answer_wins_and_the_second_is_refused_in_words(
     assert "is completed: it takes no answer now" in row["error"]
 
 
+def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
+    host: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = asked(host)
+    queue_workflows.submit_input(run_id, "q", "first")
+    taken, go_on = threading.Event(), threading.Event()
+    take = input_listener._take
+
+    def held(conn: Any, row: Any) -> bool:
+        found = take(conn, row)
+        taken.set()
+        go_on.wait(10)
+        return found
+
+    monkeypatch.setattr(input_listener, "_take", held)
+    taking = threading.Thread(target=input_listener.InputListener().process_once)
+    taking.start()
+    assert taken.wait(10)
+
+    def let_go() -> None:
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+        with engine.connect() as conn:
+            wait.until(lambda: conn.execute(waits).fetchone())
+        go_on.set()
+
+    releasing = threading.Thread(target=let_go)
+    releasing.start()
+    try:
+        with pytest.raises(errors.InputRefused, match="it takes no answer now"):
+            queue_workflows.submit_input(run_id, "q", "second")
+    finally:
+        go_on.set()
+        taking.join(10)
+        releasing.join(10)
+    with engine.connect() as conn:
+        assert factories.column(conn, "SELECT value FROM workflow_input_submissions") == ["first"]
+
+
 def test_submit_input_refuses_what_takes_no_answer(host: flow.Flow) -> None:
     run_id = asked(host)
     with pytest.raises(KeyError, match="no node 'zzz'"):

@@ -10,6 +10,7 @@ from tests.soak import checker, evidence, fleet, judge_claims
 
 BEGIN, END = "<!-- soak:begin -->", "<!-- soak:end -->"
 SHOWN = 12
+RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
 
 
 class Report(NamedTuple):
@@ -30,9 +31,9 @@ class Report(NamedTuple):
         """For a terminal."""
         lines = [self.head, "", "faults"]
         lines += [f"  {kind:<20} {count:>4}  {took}" for kind, count, took in self.faults]
-        lines += ["", *(f"{name:<44} {value}" for name, value in self.figures), ""]
+        lines += ["", *(f"{name:<56} {value}" for name, value in self.figures), ""]
         for name, found in self.found.items():
-            lines.append(f"{name:<44} {len(found)}")
+            lines.append(f"{name:<56} {len(found)}")
             lines += [f"    {line}" for line in found[:SHOWN]]
             if len(found) > SHOWN:
                 lines.append(f"    and {len(found) - SHOWN} more")
@@ -78,6 +79,10 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("bodies started", str(sum(bodies.values()))),
         ("bodies a job, mean and most", _mean_and_most(list(bodies.values()))),
         ("crashes counted", str(sum(job["crash_count"] for job in seen.jobs.values()))),
+        (
+            f"taken back after an unreported kill (lease + sweep: {RECOVERY_S:g} s)",
+            percentiles(_taken(seen)),
+        ),
         ("processes restarted", str(len(seen.ended) - len(fleet.SEATS))),
         ("overlapping bodies, the older one fenced off", str(judge_claims.overlaps(seen))),
         ("schedule fires", str(len(seen.fires))),
@@ -101,6 +106,18 @@ def _recoveries(seen: evidence.Evidence) -> list[tuple[str, int, str]]:
             took[fault.kind].append(following.at - fault.at)
     kinds = Counter(fault.kind for fault in seen.faults)
     return [(kind, count, percentiles(took[kind])) for kind, count in sorted(kinds.items())]
+
+
+def _taken(seen: evidence.Evidence) -> list[float]:
+    """From a kill that nobody reported to the end of the claim that the process held."""
+    return [
+        event.at - fault.at
+        for fault in seen.faults
+        if fault.kind == "kill, unreported"
+        for held in fault.held
+        for event in seen.events.get(held.id, [])
+        if event.kind == "reclaimed" and event.claim == held.claim_no
+    ]
 
 
 def percentiles(seconds: list[float]) -> str:

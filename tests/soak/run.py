@@ -61,15 +61,19 @@ def soak(options: Options) -> report.Report:
 @contextmanager
 def _own_log(path: Path) -> Generator[None]:
     """What the engine says in this process goes to a file."""
-    logger, handler = logging.getLogger("queue_workflows"), logging.FileHandler(path)
+    handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.addHandler(handler)
-    kept, logger.propagate = logger.propagate, False
+    loggers = [logging.getLogger(name) for name in ("queue_workflows", "psycopg")]
+    kept = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.propagate = kept
-        logger.removeHandler(handler)
+        for logger, propagate in zip(loggers, kept, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(handler)
         handler.close()
 
 
