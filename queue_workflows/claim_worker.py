@@ -199,40 +199,9 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return parent.supervise(own, f"{options.queue} worker", options.shutdown_timeout)
 
 
-class _Stopped(Exception):
-    """A stop was requested."""
-
-
-def _await_schema(stop: signals.StopRequest) -> bool:
-    """Whether the schema is there; False when a stop was requested first."""
-
-    said = False
-
-    def pause(seconds: float) -> None:
-        nonlocal said
-        if not said:
-            _log.warning(
-                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
-                "orchestrator)",
-                db.describe(),
-                db.REQUIRED_VERSION,
-            )
-            said = True
-        if stop.requested.wait(seconds):
-            raise _Stopped
-
-    try:
-        db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=pause)
-    except _Stopped:
-        return False
-    return True
-
-
 def _serve(worker: ClaimWorker) -> int:
     with signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now) as stop:
-        if db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
-            if not _await_schema(stop):
-                return 0
+        if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             _log.info("worker %s works on %s", worker.worker_id, db.describe())
             worker.run_forever()
     db.close_pool()

@@ -196,10 +196,6 @@ class Ticker:
             _log.warning("%s", text)
 
 
-class _Stopped(Exception):
-    """The process was asked to stop while it waited for the schema."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ticker until SIGTERM or SIGINT; the exit code: 0, or 2 for input it refuses."""
     parser = argparse.ArgumentParser(
@@ -221,7 +217,7 @@ def _serve(args: argparse.Namespace) -> int:
     entries = _checked_jobs(_schedule(None))
     ticker = Ticker()
     with signals.StopRequest(on_first=ticker.stop) as stop:
-        if not _wait_for_database(stop.requested):
+        if not db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             return 0
         if entries:
             _log.info("following %d schedule entries", len(entries))
@@ -236,33 +232,6 @@ def _boot_kick() -> None:
         _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
     except _DATABASE_ERRORS as error:
         _log.error("boot kick left out: %s", process.mask(str(error)))
-
-
-def _wait_for_database(stopping: signals.Flag) -> bool:
-    """Whether the database is there with the schema; False when asked to stop before that."""
-
-    said = False
-
-    def pause(seconds: float) -> None:
-        nonlocal said
-        if not said:
-            _log.warning(
-                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
-                "orchestrator)",
-                db.describe(),
-                db.REQUIRED_VERSION,
-            )
-            said = True
-        if stopping.wait(seconds):
-            raise _Stopped
-
-    if not db.wait_until_reachable(stopped=stopping.is_set, pause=stopping.wait):
-        return False
-    try:
-        db.wait_for_schema(db.REQUIRED_VERSION, sleep_fn=pause)
-    except _Stopped:
-        return False
-    return True
 
 
 if __name__ == "__main__":

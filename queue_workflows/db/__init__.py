@@ -26,6 +26,7 @@ from queue_workflows.db.schema import (
     downgrade,
     pending,
     wait_for_schema,
+    wait_until_ready,
 )
 
 __all__ = [
@@ -53,4 +54,5 @@ __all__ = [
     "transaction",
     "wait_for_schema",
     "wait_until_reachable",
+    "wait_until_ready",
 ]

@@ -24,7 +24,11 @@ class Kept:
         """The connection, opened when there is none."""
         if self._conn is None or self._conn.closed:
             self._conn = pool.connect()
-            self._opened(self._conn)
+            try:
+                self._opened(self._conn)
+            except BaseException:
+                self.close()
+                raise
         return self._conn
 
     @property

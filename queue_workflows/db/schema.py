@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,6 +247,40 @@ def wait_for_schema(
                 f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
             )
         sleep(poll_s)
+
+
+class _Stopped(Exception):
+    """A stop was requested."""
+
+
+def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], object]) -> bool:
+    """Block until the database answers and has our schema; says once that it waits for that.
+
+    False when `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does.
+    """
+    if not pool.wait_until_reachable(stopped=stopped, pause=pause):
+        return False
+    said = False
+
+    def wait(seconds: float) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            _log.warning(
+                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
+                "orchestrator)",
+                pool.describe(),
+                REQUIRED_VERSION,
+            )
+        pause(seconds)
+        if stopped():
+            raise _Stopped
+
+    try:
+        wait_for_schema(REQUIRED_VERSION, sleep_fn=wait)
+    except _Stopped:
+        return False
+    return True
 
 
 def downgrade(

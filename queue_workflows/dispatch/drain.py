@@ -168,31 +168,21 @@ def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A
     A run whose dispatch fails is retried event by event with back-off; at DISPATCH_MAX_ATTEMPTS the
     event is poison and the run fails with a message that says so.
     """
-    went_on, passed = 0, list[str]()
-    while True:
-        with knowledge.reading(begin) as conn:
-            ids = outbox.runs_with_events(conn, limit, without=passed)
-        went_on += _drain_each(ids, begin, passed)
-        # Runs that this process cannot continue must not hide those behind them.
-        if went_on or len(ids) < limit or not set(ids) <= set(passed):
-            return went_on > 0 and len(ids) == limit
-
-
-def _drain_each(ids: list[str], begin: knowledge.Begin, passed: list[str]) -> int:
-    """How many were dispatched; those for which there is no provider are added to `passed`."""
+    # Runs that this process cannot continue must not hide those behind them.
+    with knowledge.reading(begin) as conn:
+        ids = outbox.runs_with_events(conn, limit, undefined=hooks.has_provider())
     went_on = 0
     for run_id in ids:
         try:
             drain_run(run_id, begin=begin)
             went_on += 1
         except hooks.NoProvider as error:
-            passed.append(run_id)
             _log.debug("%s", error)
         except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
             if not _later(run_id, error):
                 _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
                 _singly(begin, run_id)
-    return went_on
+    return went_on > 0 and len(ids) == limit
 
 
 def _later(run_id: str, error: Exception) -> bool:

@@ -68,14 +68,15 @@ _PROMOTE = (
 )
 
 
-def runs_with_events(conn: db.Connection, limit: int, *, without: Sequence[str] = ()) -> list[str]:
-    """Runs, `without` these, that have events to dispatch, oldest event first."""
+def runs_with_events(conn: db.Connection, limit: int, *, undefined: bool = True) -> list[str]:
+    """Runs with events to dispatch, oldest first; `undefined`: without a definition too."""
     rows = conn.execute(
         "SELECT run_id FROM (SELECT id, run_id FROM workflow_dispatch_events"
         " WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())"
-        " AND run_id <> ALL (%s::text[])"
+        " AND (%s OR EXISTS (SELECT FROM workflow_runs r WHERE r.id = run_id"
+        " AND r.definition IS NOT NULL))"
         " ORDER BY id LIMIT 5000) open GROUP BY run_id ORDER BY min(id) LIMIT %s",
-        (list(without), limit),
+        (undefined, limit),
         prepare=True,
     ).fetchall()
     return [row["run_id"] for row in rows]

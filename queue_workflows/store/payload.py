@@ -71,19 +71,7 @@ def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
     texts: list[str] = []
     size = 0
     for row in rows:
-        text = _to_json(
-            {
-                "node_id": row.node.id,
-                "node_module": row.node.module,
-                "queue": row.node.queue,
-                "required_model": row.node.model,
-                "pipeline_name": row.node.pipeline,
-                "status": row.status,
-                "inputs": _bounded(row),
-                "input_template": row.template,
-                "ref_heads": sorted(refs.heads(row.template)),
-            }
-        )
+        text = _row(row)
         if texts and size + len(text) > PLAN_BYTES:
             yield f"[{','.join(texts)}]"
             texts, size = [], 0
@@ -93,10 +81,19 @@ def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
         yield f"[{','.join(texts)}]"
 
 
-def _bounded(row: plan.NewNode) -> Any:
-    if row.inputs:
-        encode(row.inputs, f"inputs of node {row.node.id!r}")
-    return row.inputs or {}
+def _row(row: plan.NewNode) -> str:
+    inputs = encode(row.inputs or {}, f"inputs of node {row.node.id!r}")
+    columns = {
+        "node_id": row.node.id,
+        "node_module": row.node.module,
+        "queue": row.node.queue,
+        "required_model": row.node.model,
+        "pipeline_name": row.node.pipeline,
+        "status": row.status,
+        "input_template": row.template,
+        "ref_heads": sorted(refs.heads(row.template)),
+    }
+    return f'{_to_json(columns)[:-1]}, "inputs": {inputs}}}'
 
 
 def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:

@@ -12,8 +12,8 @@ LATE_S = 3.0
 """How long after its budget a job is left to the watch, which can record the trip."""
 EXIT_WITHIN_S = 4.0
 """How long an exit that was decided may be held up, by the database for example."""
-NEAR_S = 5.0
-"""An instant nearer than this is not left to the watch, which may be late."""
+EARLIER_S = 1.0
+"""How much before its instant a job may find a timer armed, by the job before it."""
 
 
 class _Timer:
@@ -24,10 +24,8 @@ class _Timer:
         self._now = now_fn
         self._at: float | None = None
 
-    def bring_forward(self, at: float | None) -> None:
-        if at is None:
-            return
-        if self._at is None or at < self._at or self._at - self._now() < NEAR_S:
+    def begin(self, at: float | None) -> None:
+        if at is None or self._at is None or not self._at <= at <= self._at + EARLIER_S:
             self.put(at)
 
     def put(self, at: float | None) -> None:
@@ -38,9 +36,6 @@ class _Timer:
             self._fuse.disarm()
         else:
             self._fuse.arm(at - self._now())
-
-    def close(self) -> None:
-        self._fuse.close()
 
 
 class Fuses:
@@ -60,11 +55,11 @@ class Fuses:
     def begin(self, lease_ends: float, budget_ends: float | None) -> None:
         """A job runs until one of these instants of the clock at the latest.
 
-        What is armed for a moment before one is left to `keep`, since jobs may be very short.
+        What is armed for just before one is left to `keep`, since jobs may be very short.
         """
         if self._enabled:
-            self._lost.bring_forward(lease_ends - EARLY_S)
-            self._budget.bring_forward(None if budget_ends is None else budget_ends + LATE_S)
+            self._lost.begin(lease_ends - EARLY_S)
+            self._budget.begin(None if budget_ends is None else budget_ends + LATE_S)
 
     def keep(self, lease_ends: float | None, budget_ends: float | None) -> None:
         """The instants as they are now; None: there is none."""
@@ -84,8 +79,7 @@ class Fuses:
             self._leaving.close()
             self._leaving = None
 
-    def close(self) -> None:
-        """Give the timers back."""
+    def release(self) -> None:
+        """No job runs, and nobody watches."""
         self.stay()
-        self._lost.close()
-        self._budget.close()
+        self.keep(None, None)

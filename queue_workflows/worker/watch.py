@@ -99,7 +99,7 @@ class Watch:
                 yield
         finally:
             self._loop = None
-            self._fuses.close()
+            self._fuses.release()
             self._close()
 
     def wake(self, *tasks: str) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -181,3 +184,26 @@ def test_a_gpu_job_that_does_nothing_ends_its_worker_and_is_queued_again(
     assert {trip, "requeued"} <= {*said}
     assert ("stall_suspected" in said) is (code == 76)
     assert node_queue.count_unprocessed_dispatch_events() == 0
+
+
+TWICE = """
+import ctypes
+from queue_workflows import claim_worker, config, node_queue
+config.configure(ingest_queues=("work",))
+config.register_ingest_task("quick", lambda reason: {})
+config.register_ingest_task("hog", lambda reason: ctypes.PyDLL(None).sleep(60))
+worker = claim_worker.ClaimWorker(queue="work", lease_s=3)
+for task in ("quick", "hog"):
+    node_queue.enqueue_ingest_job(task_name=task, queue="work")
+    worker.run_once()
+"""
+
+
+def test_the_timers_outlive_a_workers_first_job(db: ModuleType, dsn: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TWICE],
+        env={**os.environ, "QUEUE_WORKFLOWS_DB_URL": dsn},
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 77

@@ -135,6 +135,23 @@ def test_a_statement_commits_itself_and_a_transaction_does_at_its_end(db: Module
     assert run_ids(db) == ["a", "b"]
 
 
+def test_a_kept_connection_that_could_not_be_prepared_is_opened_anew(db: ModuleType) -> None:
+    tries: list[int] = []
+
+    def prepare(conn: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise db.OperationalError("lost")
+
+    kept = db.Kept(prepare)
+    with pytest.raises(db.OperationalError, match="lost"):
+        kept.get()
+    assert kept.current is None
+    assert kept.get() is kept.get()
+    assert len(tries) == 2
+    kept.close()
+
+
 def test_the_pool_follows_the_dsn(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
