@@ -39,42 +39,39 @@ def cancelled(any_id: str) -> dict[str, Any]:
     `outcome`: `cancelled`, `asked to stop` (a job that runs), `already over` or `unknown`.
     `stopping`: the jobs that still run, each with its worker. `nodes`: a run's, by status.
     """
-    found = _find(any_id)
-    row: Row | None = None
-    if found is not None:
-        act = dispatcher.cancel_run if found["kind"] == "run" else dispatcher.cancel_job
-        row = act(any_id)
-        found = _find(any_id)
-    if found is None:
-        return _done(any_id, "unknown")
-    if row is None:
-        return _done(any_id, "already over", found)
-    return _done(any_id, "cancelled" if row["status"] == "cancelled" else "asked to stop", found)
-
-
-def _find(any_id: str) -> Row | None:
     # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
     if any_id != any_id.encode(errors="replace").decode():
-        return None
+        return _done(any_id, "unknown")
+    # In one transaction: a worker obeys within milliseconds of its commit, and would not be named.
     with db.transaction() as conn:
-        return overview.find(conn, any_id)
+        found = overview.find(conn, any_id)
+        if found is None:
+            return _done(any_id, "unknown")
+        act = dispatcher.cancel_run if found["kind"] == "run" else dispatcher.cancel_job
+        row = act(any_id, conn=conn)
+        if row is None:
+            outcome = "already over"
+        else:
+            outcome = "cancelled" if row["status"] == "cancelled" else "asked to stop"
+        return _done(any_id, outcome) | _found(conn, any_id)
 
 
-def _done(any_id: str, outcome: str, found: Row | None = None) -> dict[str, Any]:
-    done: dict[str, Any] = {
+def _done(any_id: str, outcome: str) -> dict[str, Any]:
+    return {
         "id": any_id, "kind": None, "name": None, "run_id": None, "outcome": outcome,
         "status": None, "run_status": None, "stopping": [], "nodes": {},
     }  # fmt: skip
-    if found is None:
-        return done
-    done |= {key: found[key] for key in ("kind", "name", "run_id", "status")}
-    with db.transaction() as conn:
-        done["stopping"] = overview.running_under(conn, any_id)
-        if found["run_id"] is not None:
-            run = overview.find(conn, found["run_id"])
-            done["run_status"] = run["status"] if run else None
-        if found["kind"] == "run":
-            done["nodes"] = overview.node_counts(conn, any_id)
+
+
+def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
+    found = overview.find(conn, any_id) or {}
+    done: dict[str, Any] = {key: found[key] for key in ("kind", "name", "run_id", "status")}
+    done["stopping"] = overview.running_under(conn, any_id)
+    if found["run_id"] is not None:
+        run = overview.find(conn, found["run_id"])
+        done["run_status"] = run["status"] if run else None
+    if found["kind"] == "run":
+        done["nodes"] = overview.node_counts(conn, any_id)
     return done
 
 

@@ -18,20 +18,20 @@ def cancel_run(run_id: str, *, conn: db.Connection | None = None) -> Row | None:
         return runs.cancel(own, run_id)
 
 
-def cancel_job(job_id: str) -> Row | None:
+def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
     """Cancel a job of either family: a waiting one at once, a running one through `cancel_event`.
 
     A cancelled node takes its run with it, since what depends on it can never run. The job's row;
-    None when there is no such job or it is over.
+    None when there is no such job or it is over. `conn`: join a transaction.
     """
-    with db.transaction() as conn:
-        job = nodes.get(conn, job_id)
+    with db.transaction(conn) as own:
+        job = nodes.get(own, job_id)
         if job is None:
-            return nodes.cancel(conn, tables.INGEST_JOBS, job_id)
-        runs.lock(conn, job["run_id"])
-        row = nodes.cancel(conn, tables.NODE_JOBS, job_id)
+            return nodes.cancel(own, tables.INGEST_JOBS, job_id)
+        runs.lock(own, job["run_id"])
+        row = nodes.cancel(own, tables.NODE_JOBS, job_id)
         if row is not None:
-            runs.cancel(conn, job["run_id"])
+            runs.cancel(own, job["run_id"])
         return row
 
 
