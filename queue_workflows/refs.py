@@ -113,15 +113,23 @@ def _condition(key: str, operand: Any, effort: _Effort) -> Callable[[dict[str, A
 
 
 class _Effort:
-    """CPU time of this thread that one `$filter` may take: a constant and a share for each item."""
+    """CPU time of this thread that one `$filter` may take: a constant and a share for each item.
 
-    __slots__ = ("deadline",)
+    It runs from the first comparison on. The constant leaves room for a pause of the garbage
+    collector, which counts as time of the thread that it interrupts.
+    """
+
+    __slots__ = ("_budget_s", "_deadline")
 
     def __init__(self, items: int) -> None:
-        self.deadline = time.thread_time() + 0.03 + 50e-6 * items
+        self._budget_s = 0.04 + 50e-6 * items
+        self._deadline: float | None = None
 
     def check(self) -> None:
-        if time.thread_time() > self.deadline:
+        now = time.thread_time()
+        if self._deadline is None:
+            self._deadline = now + self._budget_s
+        elif now > self._deadline:
             raise errors.InvalidRef("$filter: a pattern takes too long here; anchor it with '^'")
 
 
