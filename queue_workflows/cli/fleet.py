@@ -17,7 +17,7 @@ from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import identity, service, signals, supervisor
 from queue_workflows.store import overview, workers
 from queue_workflows.types import Row
-from queue_workflows.worker import burial
+from queue_workflows.worker import parent
 
 _STOP_S = 60.0
 _HURRY_S = 0.2
@@ -103,7 +103,7 @@ def _redirect(log: Path | None, quiet: bool) -> list[str]:
 
 
 class Fleet:
-    """Processes under a supervisor on a thread of its own, and the burial of those that die.
+    """Processes under a supervisor on a thread of its own, and its guardian.
 
     Inside the `with` block they run; leaving it stops them all. A further request in `stop` hurries
     them. They die with this process.
@@ -111,15 +111,13 @@ class Fleet:
 
     def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
         self._outer = stop
-        self._burials = burial.Burials()
+        self._guardian = parent.Guardian()
         self._stop = signals.StopRequest()
-        self.supervisor = supervisor.Supervisor(
-            children, on_exit=self._burials.report, fail_fast=True
-        )
+        self.supervisor = self._guardian.supervisor(children, fail_fast=True)
         self._pool = service.Pool("supervisor", 1, lambda _: self.supervisor.run(self._stop))
 
     def __enter__(self) -> Fleet:
-        self._burials.__enter__()
+        self._guardian.__enter__()
         self._pool.start()
         return self
 
@@ -131,7 +129,7 @@ class Fleet:
             if self._outer.count > passed_on:
                 passed_on = self._outer.count
                 self._stop.request()
-        self._burials.__exit__()
+        self._guardian.__exit__()
 
     def check(self, *_: object) -> None:
         """Raise `InvalidConfig` when the processes refuse to start."""

@@ -8,8 +8,8 @@ import typer
 
 from queue_workflows import config
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import process, supervisor
-from queue_workflows.worker import burial
+from queue_workflows.runtime import process
+from queue_workflows.worker import parent
 
 
 def up(
@@ -50,8 +50,7 @@ def up(
                 )
             children = fleet.specs(wanted, app=chosen, log_level=log_level)
             command.say(f"starting {wanted.describe()}; Ctrl-C stops them")
-            with burial.Burials() as burials:
-                running = supervisor.Supervisor(children, on_exit=burials.report)
-                return running.run(stop)
+            with parent.Guardian() as guardian:
+                return guardian.supervisor(children).run(stop)
 
     command.execute("up", body, debug=debug)

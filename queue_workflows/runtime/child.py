@@ -41,10 +41,15 @@ class Child:
 
     On Linux it gets SIGTERM when the thread that made it ends. A tiny interpreter sets that up and
     becomes the child by exec, as code between fork and exec is not safe beside threads; `env` is
-    added to our own. OSError when nothing could be started.
+    added to our own, of our descriptors it inherits `fds`. OSError when nothing could be started.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
         command = list(argv)
         if sys.platform == "linux" and sys.executable:
             command = [sys.executable, "-ISc", _DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -52,6 +57,7 @@ class Child:
             command,
             env={**os.environ, **env} if env else None,
             stdin=subprocess.DEVNULL,
+            pass_fds=fds,
             start_new_session=True,
         )
         self.pid = self._process.pid

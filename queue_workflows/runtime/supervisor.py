@@ -7,7 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import child, process, signals
@@ -21,24 +21,42 @@ STOP_MARGIN_S = 4.0
 KILL_WAIT_S = 5.0
 POLL_S = 0.1
 
-SpawnFn: TypeAlias = Callable[[Sequence[str], "Mapping[str, str] | None"], child.Child]
+WATCH_S = 0.5
+"""How often a `watch` is asked about a child."""
+
+T = TypeVar("T")
+SpawnFn: TypeAlias = Callable[..., child.Child]
+"""Called as `child.Child`; without the descriptors when there are none."""
 
 logger = logging.getLogger(__name__)
 
 
 class ChildSpec(NamedTuple):
-    """A child to keep running; `env` is added to this process's own environment."""
+    """A child to keep running; `env` is added to this process's own environment.
+
+    Of this process's descriptors it inherits `fds`.
+    """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] | None = None
+    fds: Sequence[int] = ()
+
+
+class Verdict(NamedTuple):
+    """A child has to be killed: the exit code that then counts as its own, and why."""
+
+    code: int
+    reason: str
+    more: Any = None
+    """For `on_exit`; nothing here looks at it."""
 
 
 class Exit(NamedTuple):
     """How a child ended: an exit code, or the signal that killed it, or neither if unknown.
 
-    `max_rss_mb` is its largest resident size, never below that of the supervisor, whose image it is
-    until exec.
+    One that was killed by a `verdict` has that code and no signal. `max_rss_mb` is its largest
+    resident size, never below that of the supervisor, whose image it is until exec.
     """
 
     name: str
@@ -47,6 +65,7 @@ class Exit(NamedTuple):
     signal: int | None
     max_rss_mb: int
     seconds: float
+    verdict: Verdict | None = None
 
 
 class ChildStatus(NamedTuple):
@@ -86,7 +105,9 @@ class Supervisor:
 
     A Ctrl-C reaches the supervisor only. `start`, `run` and `stop` belong to one thread that lives
     as long as the children: on Linux they get SIGTERM when it ends. `children` is for any thread.
-    `on_exit` runs right after the child was reaped; while it runs nothing else is supervised.
+    `on_exit` runs right after the child was reaped. `watch(name, pid)` is asked every WATCH_S about
+    each that runs, until the supervisor is to stop: a `Verdict` kills it. While either runs nothing
+    else is supervised.
     """
 
     def __init__(
@@ -94,6 +115,7 @@ class Supervisor:
         specs: Sequence[ChildSpec],
         *,
         on_exit: Callable[[Exit], object] | None = None,
+        watch: Callable[[str, int], Verdict | None] | None = None,
         fail_fast: bool = False,
         backoff_max_s: float | None = None,
         now_fn: NowFn = time.monotonic,
@@ -108,6 +130,8 @@ class Supervisor:
             backoff_max_s = config.SUPERVISOR_BACKOFF_MAX_S.read()
         self._seats = [_Seat(spec, RestartRule(backoff_max_s), spawn, now_fn) for spec in specs]
         self._on_exit = on_exit
+        self._watch = watch
+        self._tick_s = signals.RECHECK_S if watch is None else WATCH_S
         self._fail_fast = fail_fast
         self._now = now_fn
 
@@ -137,8 +161,9 @@ class Supervisor:
                 if len(self.gave_up) >= (1 if self._fail_fast else len(self._seats)):
                     return process.USAGE_ERROR
                 due = [seat.due for seat in self._seats if seat.state == "waiting"]
-                pause_s = max(0.0, min(due) - self._now()) if due else signals.RECHECK_S
-                self._wait(min(pause_s, signals.RECHECK_S), stop.requested)
+                pause_s = max(0.0, min(due) - self._now()) if due else self._tick_s
+                self._wait(min(pause_s, self._tick_s), stop.requested)
+                self._look()
                 self._reap()
             return 0
         finally:
@@ -192,15 +217,28 @@ class Supervisor:
                 timeout_s = min(timeout_s, POLL_S)
         poll.poll(timeout_s * 1000)
 
+    def _look(self) -> None:
+        for seat, running in self._running():
+            if self._watch is None or seat.verdict is not None:
+                continue
+            seat.verdict = self._guard(
+                "while watching", seat, self._watch, seat.spec.name, running.pid
+            )
+            if seat.verdict is not None:
+                running.send(signal.SIGKILL)
+
     def _reap(self) -> None:
         for seat, _ in self._running():
             ended = seat.reap()
-            if ended is None or self._on_exit is None:
-                continue
-            try:
-                self._on_exit(ended)
-            except Exception:
-                logger.exception("after the exit of %s", ended.name)
+            if ended is not None and self._on_exit is not None:
+                self._guard("after the exit of", seat, self._on_exit, ended)
+
+    def _guard(self, when: str, seat: _Seat, call: Callable[..., T], *given: object) -> T | None:
+        try:
+            return call(*given)
+        except Exception:
+            logger.exception("%s %s", when, seat.spec.name)
+            return None
 
 
 class _Seat:
@@ -211,6 +249,8 @@ class _Seat:
         self.state = "waiting"
         self.due = now_fn()
         self.child: child.Child | None = None
+        self.verdict: Verdict | None = None
+        """By which it is being killed."""
         self._rule = rule
         self._spawn = spawn
         self._now = now_fn
@@ -225,7 +265,8 @@ class _Seat:
         self._starts += 1
         self._started_at = self._now()
         try:
-            self.child = self._spawn(self.spec.argv, self.spec.env)
+            fds = [self.spec.fds] if self.spec.fds else []
+            self.child = self._spawn(self.spec.argv, self.spec.env, *fds)
         except OSError as error:
             never = isinstance(error, FileNotFoundError | PermissionError)
             code = process.USAGE_ERROR if never else None
@@ -244,9 +285,16 @@ class _Seat:
         death = self.child.reap() if self.child else None
         if self.child is None or death is None:
             return None
-        ended = Exit(self.spec.name, self.child.pid, *death, seconds=self._now() - self._started_at)
-        self.child = None
         how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
+        verdict, self.verdict = self.verdict, None
+        if verdict is not None and death.signal == signal.SIGKILL:
+            death = death._replace(code=verdict.code, signal=None)
+            how = f"a kill that counts as exit code {verdict.code} ({verdict.reason})"
+        else:
+            verdict = None  # it went by itself, just before
+        seconds = self._now() - self._started_at
+        ended = Exit(self.spec.name, self.child.pid, *death, seconds=seconds, verdict=verdict)
+        self.child = None
         what = f"pid {ended.pid} ended after {ended.seconds:.1f} s with {how}"
         self._after_end(death.code, ended.seconds, what)
         return ended

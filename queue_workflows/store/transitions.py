@@ -205,17 +205,40 @@ def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -
     return conn.execute(_GONE_SQL[table.name], parameters, prepare=True).fetchall()
 
 
-def held_by(conn: db.Connection, table: tables.JobTable, prefix: str) -> dict[str, str]:
-    """Job id → worker id of what workers hold whose id starts with `prefix`."""
+def held_by(conn: db.Connection, table: tables.JobTable, prefix: str) -> list[tables.Lease]:
+    """The claims of workers whose id starts with `prefix`."""
     rows = conn.execute(_HELD_BY[table.name], (prefix,)).fetchall()
-    return {row["id"]: row["worker_id"] for row in rows}
+    return [tables.lease_of(table, row) for row in rows]
+
+
+def cancelled_since(conn: db.Connection, table: tables.JobTable, prefix: str) -> list[float | None]:
+    """Of each job that such workers hold: for how many seconds it has been cancelled, or None.
+
+    By the request, or by the end of its run.
+    """
+    rows = conn.execute(_CANCELLED_SINCE[table.name], (prefix,)).fetchall()
+    return [row["since_s"] for row in rows]
 
 
 _HELD_BY = {
     table.name: sql.SQL(
-        "SELECT id, worker_id FROM {} WHERE status = 'running' AND starts_with(worker_id, %s)"
+        "SELECT id, worker_id, claim_no FROM {}"
+        " WHERE status = 'running' AND starts_with(worker_id, %s)"
     )
     .format(sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+_RUN_ENDED = sql.SQL(
+    "(SELECT coalesce(r.finished_at, r.updated_at) FROM workflow_runs r"
+    " WHERE r.id = j.run_id AND r.status IN ('completed', 'failed', 'cancelled'))"
+)
+_CANCELLED_SINCE = {
+    table.name: sql.SQL(
+        "SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, {ended}))::float8"
+        " AS since_s FROM {jobs} j WHERE j.status = 'running' AND starts_with(j.worker_id, %s)"
+    )
+    .format(jobs=sql.Identifier(table.name), ended=_RUN_ENDED if table.in_run else sql.SQL("NULL"))
     .as_bytes(None)
     for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
 }

@@ -41,21 +41,28 @@ class _Unknown(Exception):
 
 
 class Sampler:
-    """Samples this process with its descendants; made once, as it learns what pmon can show."""
+    """Samples a process with its descendants; made once, as it learns what pmon can show.
+
+    `pid`: that process; None: this one. `shown`: pmon has shown a number on this box already.
+    """
 
     def __init__(
         self,
         *,
+        pid: int | None = None,
+        shown: bool = False,
         timeout_s: float = TIMEOUT_S,
         proc: Path = Path("/proc"),
         cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
+        self._pid = pid
         self._timeout_s = timeout_s
         self._proc = proc
         self._cgroups = cgroups
         self._nvidia = command.Tool("nvidia-smi")
         self._rocm = command.Tool("rocm-smi")
-        self._shown = False
+        self.shown = shown
+        """Whether pmon has shown a number yet."""
         self.problem: str | None = None
         """Why the latest sample knows no GPU use; None when it does."""
 
@@ -66,14 +73,14 @@ class Sampler:
             used, self.problem = self._gpu_pct(), None
         except _Unknown as why:
             self.problem = str(why)
-        return Sample(used, ram_mb(self._proc, self._cgroups))
+        return Sample(used, ram_mb(self._proc, self._cgroups, self._pid))
 
     def _gpu_pct(self) -> float:
         deadline = time.monotonic() + self._timeout_s
         listed = self._ask(self._nvidia, deadline, "pmon", "-c", "1")
         own = self._own_rows(listed.text or "")
         if own:
-            return _known(pmon_use(own, shown=self._shown), "pmon has shown no number yet")
+            return _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
         box = self._ask(
             self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
         )
@@ -87,8 +94,8 @@ class Sampler:
     def _own_rows(self, text: str) -> list[Process]:
         rows = pmon_processes(text)
         if any(_percent(use) is not None for row in rows for use in row.use):
-            self._shown = True
-        return [row for row in rows if is_descendant(row.pid, self._proc)]
+            self.shown = True
+        return [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
 
     def _ask(self, tool: command.Tool, deadline: float, *arguments: str) -> command.Answer:
         """One that hangs ends the sample: others would wait for the same driver."""
@@ -170,10 +177,11 @@ def _busiest(texts: Sequence[str]) -> float | None:
     return max(known) if known and len(known) == len(values) else None
 
 
-def is_descendant(pid: int, proc: Path) -> bool:
-    """Whether it is this process or came from it; False when that cannot be read."""
+def is_descendant(pid: int, proc: Path, of: int | None = None) -> bool:
+    """Whether it is process `of` (None: this one) or came from it; False when nothing tells."""
+    first = of or os.getpid()
     for _ in range(_MOST_ANCESTORS):
-        if pid == os.getpid():
+        if pid == first:
             return True
         try:
             stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
@@ -181,23 +189,24 @@ def is_descendant(pid: int, proc: Path) -> bool:
         except (OSError, ValueError, IndexError):
             return False
         if pid <= 1:
-            return pid == os.getpid()
+            return pid == first
     return False
 
 
-def ram_mb(proc: Path, cgroups: Path) -> float | None:
-    """RAM of the container, or without one this process's RSS; in MB of 2**20, None: unknown."""
-    found = container_mb(proc, cgroups)
-    return found if found is not None else _rss_mb(proc)
+def ram_mb(proc: Path, cgroups: Path, pid: int | None = None) -> float | None:
+    """RAM of a process's container, or without one its RSS; in MB of 2**20, None: unknown."""
+    folder = proc / ("self" if pid is None else str(pid))
+    found = container_mb(folder, cgroups)
+    return found if found is not None else _rss_mb(folder)
 
 
-def container_mb(proc: Path, cgroups: Path) -> float | None:
-    """`memory.current` of the own cgroup (v2); None when neither namespace nor limit contains us.
+def container_mb(folder: Path, cgroups: Path) -> float | None:
+    """`memory.current` of a process's cgroup (v2); None when no namespace or limit contains it.
 
     Only a namespace shows a cgroup that has this file as `/`: the machine's root has none.
     """
     try:
-        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+        groups = (folder / "cgroup").read_text(encoding="utf-8").splitlines()
         name = next(line[3:] for line in groups if line.startswith("0::/"))
         own = cgroups / name.lstrip("/")
         folders = [own, *(f for f in own.parents if cgroups in f.parents)]
@@ -215,9 +224,9 @@ def _is_limited(folder: Path) -> bool:
         return False
 
 
-def _rss_mb(proc: Path) -> float | None:
+def _rss_mb(folder: Path) -> float | None:
     try:
-        status = (proc / "self/status").read_text(encoding="utf-8", errors="replace")
+        status = (folder / "status").read_text(encoding="utf-8", errors="replace")
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) / 1024
     except (OSError, ValueError, IndexError, StopIteration):

@@ -8,16 +8,19 @@ import math
 import os
 import signal
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from queue_workflows import config, db
 from queue_workflows.runtime import identity, service, supervisor
 from queue_workflows.store import events, payload, tables, transitions, workers
 from queue_workflows.types import Row
+from queue_workflows.worker import guards, leaving, oversight
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
 STATEMENT_S = 3.0
+_REASONS = {oversight.OFF: "turned off", oversight.CANCELLED: "cancelled"}
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -28,8 +31,9 @@ def bury(
     """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
 
     Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
-    the process ended, and its last progress, beat and GPU sample. Nothing for a process that ended
-    in good order, as it holds nothing, nor for another process, whatever its label.
+    the process ended, and its last progress, beat and GPU sample. One that its parent killed in a
+    guard's stead leaves its jobs as that guard demands, with no crash. Nothing for a process that
+    ended in good order, as it holds nothing, nor for another process, whatever its label.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
@@ -40,12 +44,19 @@ def bury(
         "seconds": round(ended.seconds, 3),
         "oom_kills": oom_kills,
     }
+    sentence: oversight.Sentence | None = ended.verdict and ended.verdict.more
+    if sentence is not None:
+        death |= {"guard": sentence.trip.event, "by": "parent"}
     rows: list[Row] = []
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
         for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
-            holders = transitions.held_by(conn, table, prefix)
-            taken = transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            leases = transitions.held_by(conn, table, prefix)
+            holders = {lease.job_id: lease.worker_id for lease in leases}
+            if sentence is None:
+                taken = transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            else:
+                taken = _carry_out(conn, sentence, leases)
             for row in taken:
                 beat = row["heartbeat_at"]
                 last = {
@@ -58,7 +69,29 @@ def bury(
                 events.note(conn, table, job, "death", detail=detail, error=how)
             rows += taken
         workers.bury(conn, prefix, payload.encode(death, "detail"))
+        if sentence is not None and (
+            sentence.queue == "gpu" or sentence.trip.event == oversight.OFF
+        ):
+            workers.clear_model(conn, sentence.host, sentence.queue, mark_stale=True)
     return rows
+
+
+def _carry_out(
+    conn: db.Connection, sentence: oversight.Sentence, leases: Sequence[tables.Lease]
+) -> list[Row]:
+    """What the worker's own guard would have done to these claims; the changed rows."""
+    trip = sentence.trip
+    rows: list[Row | None] = []
+    for lease in leases:
+        concerned = lease == sentence.lease or len(leases) == 1
+        if trip.code != guards.EXIT_CONTROL and lease == sentence.lease:
+            seconds = sentence.seconds
+            rows.append(leaving.record_trip(conn, lease, trip, seconds, by="parent"))
+        else:
+            reason = _REASONS.get(trip.event, "its worker ended")
+            front = trip.event == oversight.OFF and concerned
+            rows.append(transitions.hand_back(conn, lease, reason=reason, front=front))
+    return [row for row in rows if row is not None]
 
 
 def oom_kills() -> int | None:
@@ -74,7 +107,9 @@ def oom_kills() -> int | None:
 def evidence(ended: supervisor.Exit) -> str:
     """How a process died, in words for the job's error: signal or exit code, and peak memory."""
     how = "ended for a reason unknown"
-    if ended.signal is not None:
+    if ended.verdict is not None:
+        how = f"killed by its parent with exit code {ended.code}: {ended.verdict.reason}"
+    elif ended.signal is not None:
         name = str(ended.signal)
         with contextlib.suppress(ValueError):
             name = signal.Signals(ended.signal).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from queue_workflows import errors
@@ -38,6 +39,8 @@ class Work:
         """The outcome is being written: a claim that is gone may be gone by that very write."""
         self.unsaved: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
+        self.heard: Callable[[float], object] = lambda _: None
+        """Told when the body shows life, besides the guards."""
 
     def status(self, *values: Any, **fields: Any) -> None:
         """The body's `status_callback`: a number 0 to 1 or a dict is progress, all else a beat."""
@@ -45,6 +48,7 @@ class Work:
         for guard in self.guards:
             if guard is not self.lease_end:
                 guard.beat(now)
+        self.heard(now)
         value: Any = fields or (values[0] if values else None)
         if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
             return

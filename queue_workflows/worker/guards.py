@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from queue_workflows import config
 from queue_workflows.types import Row
@@ -292,6 +293,24 @@ class Stall:
             and found.gpu_pct <= self._idle_pct
             and abs(found.ram_mb - self._ram_mb) <= STATIC_RAM_MB
         )
+
+
+def snapshot(guards: Iterable[Guard]) -> list[tuple[str, dict[str, Any]]]:
+    """Those that go by samples, as JSON values of which `revive` makes them, in another process."""
+    return [(type(g).__name__, {**vars(g)}) for g in guards if isinstance(g, GpuHealth | Stall)]
+
+
+def revive(states: Iterable[tuple[str, dict[str, Any]]]) -> list[Guard]:
+    """The guards of a snapshot, to be carried on from where they were."""
+    found: list[Guard] = []
+    for name, state in states:
+        kind = {"GpuHealth": GpuHealth, "Stall": Stall}[name]
+        guard = kind.__new__(kind)
+        vars(guard).update(state)
+        if isinstance(guard, GpuHealth):
+            vars(guard)["_idle"] = _Idle(*state["_idle"])
+        found.append(guard)
+    return found
 
 
 def _interval(window_s: float) -> float:

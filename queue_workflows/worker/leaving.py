@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from queue_workflows import db
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
-from queue_workflows.types import ExitFn, NowFn
+from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards
 
 _log = logging.getLogger(__name__)
@@ -60,21 +60,13 @@ class Leaving:
             self._end(work, trip.code, None if late else lambda _: True)
             return
         seconds = self._now() - work.started
-        detail = payload.encode({"guard": trip.event, "exit_code": trip.code}, "detail")
-
-        def write(conn: db.Connection) -> bool:
-            with conn.transaction():
-                row = transitions.trip(
-                    conn, work.lease, error=trip.reason, seconds=seconds, detail=detail
-                )
-                if row is not None:
-                    job = row | {"worker_id": work.lease.worker_id}
-                    table = work.lease.table
-                    events.note(conn, table, job, trip.event, detail=detail, elapsed_s=seconds)
-            return row is not None
-
-        # A job that another write has settled meanwhile is nobody's fault.
-        self._end(work, trip.code, write, only_if_written=True)
+        self._end(
+            work,
+            trip.code,
+            lambda conn: record_trip(conn, work.lease, trip, seconds),
+            # A job that another write has settled meanwhile is nobody's fault.
+            only_if_written=True,
+        )
 
     def _end(
         self,
@@ -106,6 +98,22 @@ class Leaving:
         except db.Error as error:
             _log.warning("could not record the end of job %s: %s", work.job["id"], error)
             return True
+
+
+def record_trip(
+    conn: db.Connection, lease: tables.Lease, trip: guards.Trip, seconds: float, **more: object
+) -> Row | None:
+    """Requeue or fail a job as its guard demands, with its events, in one transaction; its row.
+
+    `more` goes into the events' detail. None: the claim is lost, nothing was written.
+    """
+    detail = payload.encode({"guard": trip.event, "exit_code": trip.code, **more}, "detail")
+    with conn.transaction():
+        row = transitions.trip(conn, lease, error=trip.reason, seconds=seconds, detail=detail)
+        if row is not None:
+            job = row | {"worker_id": lease.worker_id}
+            events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)
+    return row
 
 
 def hand_back_held(conn: db.Connection, work: current.Work, held: Sequence[tables.Lease]) -> None:

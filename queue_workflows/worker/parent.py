@@ -1,14 +1,53 @@
-"""A tiny parent for one worker: restarts it, hands its claims back, and records how it died."""
+"""A tiny parent for workers: restarts them, hands their claims back, judges where they cannot."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from queue_workflows.runtime import signals, supervisor
-from queue_workflows.worker import burial
+from queue_workflows.worker import burial, oversight
 
 MODULE = "queue_workflows.claim_worker"
+
+
+class Guardian:
+    """What a supervisor owes the workers among its children; inside the `with` block they run.
+
+    What one held that died goes back at once, with a death certificate; one whose body keeps the
+    GIL is judged in its stead.
+    """
+
+    def __init__(self) -> None:
+        self._burials = burial.Burials()
+        self._oversight = oversight.Oversight()
+        self._stack = ExitStack()
+
+    def supervisor(
+        self, specs: Sequence[supervisor.ChildSpec], *, fail_fast: bool = False
+    ) -> supervisor.Supervisor:
+        """One for these children, of which any may be workers; once."""
+        return supervisor.Supervisor(
+            [self._oversight.equip(spec) if MODULE in spec.argv else spec for spec in specs],
+            on_exit=self._ended,
+            watch=self._oversight.watch,
+            fail_fast=fail_fast,
+        )
+
+    def _ended(self, ended: supervisor.Exit) -> None:
+        self._oversight.ended(ended.name)
+        self._burials.report(ended)
+
+    def __enter__(self) -> Guardian:
+        with ExitStack() as stack:
+            stack.enter_context(self._burials)
+            stack.enter_context(self._oversight)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def supervise(arguments: Sequence[str], name: str, shutdown_timeout_s: float | None = None) -> int:
@@ -21,6 +60,5 @@ def supervise(arguments: Sequence[str], name: str, shutdown_timeout_s: float | N
     deadline_s = None
     if shutdown_timeout_s is not None:
         deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
-    with signals.StopRequest() as stop, burial.Burials() as burials:
-        seat = supervisor.Supervisor([spec], on_exit=burials.report, fail_fast=True)
-        return seat.run(stop, deadline_s=deadline_s)
+    with signals.StopRequest() as stop, Guardian() as guardian:
+        return guardian.supervisor([spec], fail_fast=True).run(stop, deadline_s=deadline_s)

@@ -13,8 +13,8 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, service
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
-from queue_workflows.types import ExitFn, NowFn
-from queue_workflows.worker import current, fuses, guards, leaving
+from queue_workflows.types import ExitFn, NowFn, Row
+from queue_workflows.worker import board, current, fuses, guards, leaving
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
@@ -49,9 +49,11 @@ class Watch:
         self._on_exit = on_exit
         self._now = now_fn
         self._fuses = fuses.Fuses(enabled=on_exit is os._exit, now_fn=now_fn)
+        self._probe = gpu_health.Sampler()
         if sampler is None and who().queue == "gpu":
-            sampler = gpu_health.Sampler().sample
+            sampler = self._probe.sample
         self._sampler = sampler
+        self._board = board.attach()
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
         self._lock = threading.Lock()
@@ -100,6 +102,7 @@ class Watch:
         finally:
             self._loop = None
             self._fuses.release()
+            self._board.clear()
             self._close()
 
     def wake(self, *tasks: str) -> None:
@@ -114,10 +117,16 @@ class Watch:
             self._work = work
             self._held = held
             self._fuses.begin(work.lease_end.ends, work.budget_ends)
+            if self._sampler is None:
+                self._board.begin()
+            else:
+                work.heard = self._board.heard
+                self._board.begin(self._account())
 
     def end(self) -> None:
         """The body has ended; nothing is judged any more."""
         with self._lock:
+            self._board.end()
             self._work = None
             self._held = ()
 
@@ -174,8 +183,14 @@ class Watch:
             ends = (None, None) if work is None else (work.lease_end.ends, work.budget_ends)
             self._fuses.keep(*ends)
 
+    def _account(self) -> Row:
+        """What the parent needs to know to judge in our stead."""
+        return board.account(self._who(), self._work, shown=self._probe.shown)
+
     def _judge(self) -> None:
         self._keep_fuses()
+        with self._lock:
+            self._board.beat(self._now(), self._account())
         work = self._work
         if work is None:
             return

@@ -14,7 +14,8 @@ import pytest
 
 from queue_workflows import config, node_queue, run_store
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import burial
+from queue_workflows.store import tables
+from queue_workflows.worker import burial, guards, oversight
 from tests.support.wait import until
 
 LABEL = "box"
@@ -145,6 +146,91 @@ def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_be
         r" SIGSEGV, peak memory 42 MB; last beat \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC",
         dead["error"],
     )
+
+
+def killed_by_its_parent(trip: guards.Trip, lease: tables.Lease | None = None) -> supervisor.Exit:
+    sentence = oversight.Sentence(trip, LABEL, "gpu", lease, 4.5)
+    verdict = supervisor.Verdict(trip.code, trip.reason, sentence)
+    return supervisor.Exit("w", os.getpid(), trip.code, None, 42, 0.5, verdict)
+
+
+STALL = guards.Trip(guards.EXIT_STALL, "stall_trip", "no beat for 9 s")
+OFF = guards.Trip(guards.EXIT_CONTROL, oversight.OFF, "turned off")
+
+
+def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, object]]:
+    with db.connect() as conn:
+        rows = conn.execute(
+            "SELECT * FROM workflow_node_events WHERE run_id = %s AND node_id = %s",
+            (run_id, node_id),
+        ).fetchall()
+    return {row["event_type"]: row for row in rows}
+
+
+def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone(
+    db: ModuleType,
+) -> None:
+    run_id = queued("a", "b")
+    claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
+    assert claims[0]
+    assert claims[1]
+    lease = tables.lease_of(tables.NODE_JOBS, claims[0])
+    node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
+    with db.connect() as conn:
+        rows = burial.bury(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
+        beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
+    assert sorted(row["node_id"] for row in rows) == ["a", "b"]
+    counted = {
+        name: [job(run_id, name)[key] for key in ("status", "watchdog_retries", "crash_count")]
+        for name in "ab"
+    }
+    assert counted == {"a": ["queued", 1, 0], "b": ["queued", 0, 0]}
+    assert job(run_id, "a")["error"] == STALL.reason
+    said = {name: events_of(db, run_id, name) for name in "ab"}
+    assert {"stall_trip", "requeued", "death"} <= {*said["a"]}
+    assert "stall_trip" not in said["b"]
+    assert said["a"]["stall_trip"]["elapsed_s"] == 4.5
+    death = said["a"]["death"]
+    assert death["error"] == (
+        "killed by its parent with exit code 76: no beat for 9 s, peak memory 42 MB"
+    )
+    detail = death["detail"]
+    assert isinstance(detail, dict)
+    assert (detail["exit_code"], detail["guard"], detail["by"]) == (76, "stall_trip", "parent")
+    assert beat["age"].total_seconds() > 3000, "the host of a gpu worker shows no model"
+
+
+def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
+    run_id = queued("a")
+    claim = node_queue.claim_next_cpu_job(host=LABEL)
+    assert claim
+    lease = tables.lease_of(tables.NODE_JOBS, claim)
+    with db.connect() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = 3")
+        burial.bury(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
+    assert job(run_id, "a")["status"] == "failed"
+    assert node_queue.count_unprocessed_dispatch_events() == 1
+
+
+def test_a_trip_of_the_parents_is_fenced_by_the_claim_it_was_made_for(db: ModuleType) -> None:
+    run_id = queued("a")
+    claim = node_queue.claim_next_cpu_job(host=LABEL)
+    assert claim
+    lease = tables.lease_of(tables.NODE_JOBS, claim)._replace(claim_no=claim["claim_no"] - 1)
+    with db.connect() as conn:
+        burial.bury(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
+    back = job(run_id, "a")
+    assert (back["status"], back["watchdog_retries"], back["crash_count"]) == ("queued", 0, 0)
+
+
+def test_a_worker_killed_for_off_gives_its_job_back_at_the_front_uncounted(db: ModuleType) -> None:
+    run_id = queued("a")
+    assert node_queue.claim_next_cpu_job(host=LABEL)
+    with db.connect() as conn:
+        burial.bury(conn, killed_by_its_parent(OFF), host_label=LABEL)
+    back = job(run_id, "a")
+    assert (back["status"], back["priority"]) == ("queued", 10)
+    assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
 
 
 def test_kills_for_memory_are_those_of_the_own_cgroup(

@@ -148,6 +148,61 @@ def test_an_error_of_the_callback_does_not_end_the_supervision(
     assert "ValueError: no database" in caplog.text
 
 
+def test_a_verdict_kills_and_its_code_counts_as_the_childs(bench: Callable[..., Bench]) -> None:
+    verdicts = [supervisor.Verdict(76, "it stalls", "more")]
+    asked: list[tuple[str, int]] = []
+
+    def watch(name: str, pid: int) -> supervisor.Verdict | None:
+        asked.append((name, pid))
+        return verdicts.pop() if verdicts else None
+
+    run = bench(one(SLEEP), watch=watch)
+    run.pool.start()
+    until(lambda: run.exits)
+    assert asked[0] == ("c", run.exits[0].pid)
+    assert run.exits[0][2:4] == (76, None)
+    assert run.exits[0].verdict == (76, "it stalls", "more")
+    assert run.pid() != asked[0][1]
+    until(lambda: asked[-1][1] == run.pid())
+    assert len(run.exits) == 1
+
+
+def test_a_child_that_goes_by_itself_beside_a_verdict_keeps_its_code(
+    bench: Callable[..., Bench],
+) -> None:
+    def watch(name: str, pid: int) -> supervisor.Verdict:
+        until(lambda: is_gone(pid))
+        return supervisor.Verdict(76, "it stalls")
+
+    run = bench(one(["sh", "-c", "exit 5"]), watch=watch)
+    run.pool.start()
+    until(lambda: run.exits)
+    assert run.exits[0][2:4] == (5, None)
+    assert run.exits[0].verdict is None
+
+
+def test_an_error_of_the_watch_does_not_end_the_supervision(
+    bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    def watch(name: str, pid: int) -> None:
+        raise ValueError("blind")
+
+    run = bench(one(SLEEP), watch=watch)
+    run.pool.start()
+    until(lambda: "while watching c" in caplog.text)
+    assert run.end() == 0
+
+
+def test_a_child_inherits_the_descriptors_of_its_spec(
+    bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        code = f"import os; os.write({file.fileno()}, b'here')"
+        run = bench(supervisor.ChildSpec("c", python(code), fds=[file.fileno()]))
+        run.pool.start()
+        until(lambda: (tmp_path / "file").read_bytes().startswith(b"here"))
+
+
 def test_the_pauses_between_restarts_grow(bench: Callable[..., Bench]) -> None:
     starts: list[float] = []
 

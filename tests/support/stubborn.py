@@ -32,6 +32,20 @@ def hog(reason: str, args: dict[str, Any]) -> None:
     ctypes.PyDLL(None).sleep(LONG_S)
 
 
+def hogs(folder: Path, seconds: float = LONG_S) -> None:
+    """Keeps the GIL for that long, but at its second start returns at once."""
+    again = (folder / "started").exists()
+    _started({"folder": folder})
+    if not again:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def beats_then_hogs(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Shows life once, then keeps the GIL, but at its second start returns at once."""
+    status_callback(0.1)
+    hogs(folder)
+
+
 def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
     """Shows life once, then hangs."""
     status_callback(0.1)
@@ -48,5 +62,7 @@ def setup() -> None:
     queue_workflows.configure(ingest_queues=("work",))
     queue_workflows.register_node("beats_once", beats_once)
     queue_workflows.register_node("silent", silent)
+    queue_workflows.register_node("hogs", hogs)
+    queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)

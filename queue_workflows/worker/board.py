@@ -1,0 +1,177 @@
+"""A page of shared memory on which a worker shows its parent that it judges, and what it judges."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import sys
+import weakref
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from queue_workflows import __version__
+from queue_workflows.store import claims, tables
+from queue_workflows.types import Row
+from queue_workflows.worker import current, guards
+
+VARIABLE = "QUEUE_WORKFLOWS_BOARD_FD"
+"""Tells a child the descriptor that it inherits; taken out of its environment when used."""
+SIZE = 16384
+_MAGIC = b"qw-board %-15.15b" % __version__.encode()
+"""After an upgrade a child may start below an older parent, which would not understand it."""
+_HEADER = struct.Struct("=24sq")
+_SLOT = struct.Struct("=QII")
+_CELLS = slice(32, 56)
+_SLOTS = (64, 64 + (SIZE - 64) // 2)
+_ROOM = (SIZE - 64) // 2 - _SLOT.size
+_BEAT, _JOB, _HEARD = range(3)
+
+
+class Seen(NamedTuple):
+    """What a board showed at one instant; instants are those of `clock.boot_s`, 0: none."""
+
+    beat: float
+    """When the worker judged last."""
+    job: float
+    """The number of the job that runs, counted by its worker; 0: none runs."""
+    heard: float
+    """When the body of that job last showed life, if its guards want to know."""
+    record: Row
+    """What the worker said of itself and of its job last: see `account`. May be empty."""
+
+
+class Board:
+    """One process writes it, its parent reads it.
+
+    A reader never waits and a writer makes no system call. The record has two slots in turn, each
+    with a checksum: a writer that is held up in the middle of one leaves the other. `begin` and
+    `beat` must not run side by side.
+    """
+
+    def __init__(self, memory: mmap.mmap, fd: int | None = None) -> None:
+        self._memory = memory
+        self._cells = memoryview(memory)[_CELLS].cast("d")
+        self._count = 0
+        self._turn = 0
+        self.fd = fd
+        """The descriptor that a child inherits; only in the process that made the board."""
+        self._closing = None if fd is None else weakref.finalize(self, os.close, fd)
+
+    # The worker.
+
+    def begin(self, record: Mapping[str, Any] | None = None) -> None:
+        """A job runs from now on; without its record the next `beat` brings that."""
+        self._count += 1
+        self._cells[_HEARD] = 0.0
+        if record is not None:
+            self._write(record)
+        self._cells[_JOB] = self._count
+
+    def heard(self, now: float) -> None:
+        """The body showed life."""
+        self._cells[_HEARD] = now
+
+    def end(self) -> None:
+        """No job runs."""
+        self._cells[_JOB] = 0.0
+
+    def beat(self, now: float, record: Mapping[str, Any]) -> None:
+        """The worker judges, now."""
+        self._write(record)
+        self._cells[_BEAT] = now
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps({**record, "number": self._count}).encode()
+        if len(text) > _ROOM:
+            text = b"{}"
+        self._turn += 1
+        at = _SLOTS[self._turn % 2]
+        _SLOT.pack_into(self._memory, at, self._turn, len(text), zlib.crc32(text))
+        self._memory[at + _SLOT.size : at + _SLOT.size + len(text)] = text
+
+    # Its parent, and both.
+
+    def read(self) -> Seen:
+        """What it shows now."""
+        return Seen(*self._cells.tolist(), record=self._read())
+
+    def _read(self) -> Row:
+        """The newest slot that is whole."""
+        slots = [(*_SLOT.unpack_from(self._memory, at), at + _SLOT.size) for at in _SLOTS]
+        for _, size, checksum, at in sorted(slots, reverse=True):
+            text = self._memory[at : at + min(size, _ROOM)]
+            if size and zlib.crc32(text) == checksum:
+                return json.loads(text)
+        return {}
+
+    def clear(self) -> None:
+        """Nobody judges, and nothing is known."""
+        for cell in (_JOB, _BEAT, _HEARD):
+            self._cells[cell] = 0.0
+        for at in _SLOTS:
+            _SLOT.pack_into(self._memory, at, 0, 0, 0)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._closing is not None:
+            self._closing()
+
+
+def make() -> Board | None:
+    """A board for a child of this process; None where there is no anonymous file to share."""
+    if sys.platform != "linux":
+        return None
+    try:
+        fd = os.memfd_create("queue-workflows-board")
+    except OSError:
+        return None
+    os.truncate(fd, SIZE)
+    memory = mmap.mmap(fd, SIZE)
+    _HEADER.pack_into(memory, 0, _MAGIC, os.getpid())
+    return Board(memory, fd)
+
+
+def attach() -> Board:
+    """The board that this process's parent reads, for the first who asks; else one nobody reads."""
+    given = os.environ.pop(VARIABLE, "")
+    if given.isdecimal():
+        with contextlib.suppress(OSError, ValueError):
+            return _inherited(int(given))
+    return Board(mmap.mmap(-1, SIZE))
+
+
+def _inherited(fd: int) -> Board:
+    memory = mmap.mmap(fd, SIZE)
+    # A number that a process further up was told may mean any other file here.
+    if _HEADER.unpack_from(memory) != (_MAGIC, os.getppid()):
+        memory.close()
+        raise ValueError(f"descriptor {fd} is no board of the parent's")
+    os.close(fd)
+    return Board(memory)
+
+
+def account(who: claims.Claimant, work: current.Work | None, *, shown: bool) -> Row:
+    """The record of a worker: pid, host, queue, obey; with a job its lease, started, and guards.
+
+    `shown`: whether the GPU's tools have shown a number yet.
+    """
+    record = {"pid": os.getpid(), "host": who.host, "queue": who.queue, "obey": who.obey}
+    if work is not None:
+        record |= {
+            "lease": [work.lease.table.name, *work.lease[1:]],
+            "started": work.started,
+            "guards": guards.snapshot(work.guards),
+            "shown": shown,
+        }
+    return record
+
+
+def lease_of(record: Row) -> tables.Lease:
+    """The claim of a record that has one."""
+    name, job_id, worker_id, claim_no = record["lease"]
+    table = next(t for t in (tables.NODE_JOBS, tables.INGEST_JOBS) if t.name == name)
+    return tables.Lease(table, job_id, worker_id, claim_no)

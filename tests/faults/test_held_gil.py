@@ -1,0 +1,174 @@
+"""A body that keeps the GIL: the parent of its worker does what the worker cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, dispatcher, node_queue, run_store, worker_control
+from queue_workflows import db as engine
+from queue_workflows.worker import oversight
+from tests.faults.test_exits import FAKE_GPU
+from tests.support import proxy, stubborn
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.stubborn:setup"
+WITHIN_S = 5.0
+"""How much later than due the worker may be gone."""
+CONFIRM_S = 0.4
+IDLE_GPU = {
+    "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
+    "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": str(CONFIRM_S / 2),
+    "QUEUE_WORKFLOWS_GPU_HEALTH_LOAD_GRACE_S": "3",
+}
+
+
+def node(folder: Path, name: str, queue: str, **inputs: object) -> str:
+    """The id of a job whose body works in that folder."""
+    folder.mkdir(exist_ok=True)
+    run = run_store.insert_run(workflow_name="w", status="running", context={})
+    return node_queue.enqueue_node_job(
+        run_id=run["id"],
+        node_id="n",
+        node_module=name,
+        queue=queue,
+        inputs={"folder": str(folder), **inputs},
+    )
+
+
+def job(job_id: str) -> dict[str, Any]:
+    found = node_queue.get_node_job(job_id) or node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def is_done(job_id: str, status: str = "completed") -> Callable[[], bool]:
+    return lambda: job(job_id)["status"] == status
+
+
+def events(job_id: str) -> dict[str, dict[str, Any]]:
+    """Of the first claim, by type."""
+    with engine.connect() as conn:
+        rows = conn.execute(
+            "SELECT * FROM (SELECT job_id, claim_no, event_type, detail, elapsed_s"
+            " FROM workflow_node_events UNION ALL SELECT job_id, claim_no, event_type, detail,"
+            " elapsed_s FROM ingest_job_events) e WHERE job_id = %s AND claim_no = 1",
+            (job_id,),
+        ).fetchall()
+    return {row["event_type"]: row for row in rows}
+
+
+def supervised(cli: Commands, queue: str, **env: str) -> Command:
+    return cli.start("queue-claim-worker", "--supervise", "--queue", queue, "--app", APP, **env)
+
+
+def stopped(parent: Command) -> None:
+    parent.send(signal.SIGTERM)
+    assert parent.wait() == 0, parent.err
+
+
+@pytest.fixture
+def idle_gpu(tmp_path: Path) -> dict[str, str]:
+    """The environment of a box whose GPU does nothing."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(FAKE_GPU)
+    tool.chmod(0o755)
+    return IDLE_GPU | {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def wire(dsn: str) -> Iterator[proxy.Proxy]:
+    with proxy.Proxy(dsn) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "guard", "due_s", "frozen"),
+    [
+        ("beats_then_hogs", 76, "stall_trip", 1 + CONFIRM_S, False),
+        ("hogs", 78, "gpu_health_trip", 3, True),
+    ],
+)
+def test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again(
+    cli: Commands,
+    tmp_path: Path,
+    idle_gpu: dict[str, str],
+    wire: proxy.Proxy,
+    body: str,
+    code: int,
+    guard: str,
+    due_s: float,
+    frozen: bool,
+) -> None:
+    job_id = node(tmp_path / "job", body, "gpu")
+    parent = supervised(cli, "gpu", **idle_gpu, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    until((tmp_path / "job" / "started").exists, timeout_s=30)
+    begun = time.monotonic()
+    if frozen:
+        wire.freeze()
+    until(lambda: f"counts as exit code {code}" in parent.err, timeout_s=due_s + WITHIN_S + 10)
+    assert time.monotonic() - begun <= due_s + WITHIN_S
+    wire.thaw()
+    until(is_done(job_id), timeout_s=30)
+    ended = job(job_id)
+    assert (ended["claim_no"], ended["watchdog_retries"], ended["crash_count"]) == (2, 1, 0)
+    seen = events(job_id)
+    assert {"claimed", "requeued", guard, "death"} == {*seen}
+    assert seen[guard]["elapsed_s"] >= due_s
+    death = seen["death"]["detail"]
+    assert (death["exit_code"], death["guard"], death["by"]) == (code, guard, "parent")
+    stopped(parent)
+
+
+def test_only_the_worker_that_is_off_is_killed_not_its_neighbour_that_keeps_the_gil_too(
+    cli: Commands, tmp_path: Path
+) -> None:
+    stubborn.setup()
+    lasts_s = oversight.SILENT_S + 4
+    kept = node(tmp_path / "kept", "hogs", "cpu", seconds=lasts_s)
+    off = node_queue.enqueue_ingest_job(
+        task_name="hog", queue="work", args={"folder": str(tmp_path)}
+    )
+    up = cli.start("queue-workflows", "up", "--app", APP, "--cpu", "1", "--gpu", "0")
+    for folder in (tmp_path / "kept", tmp_path):
+        until((folder / "started").exists, timeout_s=30)
+    worker_control.disable_worker(config.host_label(), "work")
+    switched = time.monotonic()
+    until(is_done(off, "queued"), timeout_s=WITHIN_S + 10)
+    assert time.monotonic() - switched <= WITHIN_S
+    ended = job(off)
+    assert (ended["watchdog_retries"], ended["crash_count"], ended["priority"]) == (0, 0, 10)
+    seen = events(off)
+    assert {"claimed", "requeued", "death"} == {*seen}
+    assert seen["requeued"]["detail"] == {"reason": "turned off"}
+    death = seen["death"]["detail"]
+    assert (death["exit_code"], death["guard"], death["by"]) == (79, "control", "parent")
+    until(is_done(kept), timeout_s=lasts_s + 10)
+    assert job(kept)["claim_no"] == 1
+    assert "death" not in events(kept)
+    up.send(signal.SIGINT)
+    assert up.wait() == 0, up.err
+
+
+def test_a_cancelled_job_ends_with_its_worker_after_its_grace(
+    cli: Commands, tmp_path: Path
+) -> None:
+    job_id = node(tmp_path / "job", "hogs", "cpu")
+    parent = supervised(cli, "cpu", QUEUE_WORKFLOWS_CANCEL_GRACE_S="3")
+    until((tmp_path / "job" / "started").exists, timeout_s=30)
+    dispatcher.cancel_job(job_id)
+    asked = time.monotonic()
+    until(is_done(job_id, "cancelled"), timeout_s=3 + WITHIN_S + 10)
+    assert 3 <= time.monotonic() - asked <= 3 + WITHIN_S
+    assert job(job_id)["crash_count"] == 0
+    death = events(job_id)["death"]["detail"]
+    assert (death["exit_code"], death["guard"], death["by"]) == (79, "cancel", "parent")
+    stopped(parent)

@@ -1,0 +1,90 @@
+"""The board between a worker and its parent: what is written is read, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queue_workflows.store import claims
+from queue_workflows.worker import board
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")
+WHO = claims.Claimant("w", "box", "cpu")
+IDLE = board.account(WHO, None, shown=False)
+
+
+@pytest.fixture
+def parents() -> Iterator[board.Board]:
+    made = board.make()
+    assert made is not None
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def given(parents: board.Board, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The descriptor that this process inherits from its parent, itself."""
+    assert parents.fd is not None
+    fd = os.dup(parents.fd)
+    monkeypatch.setenv(board.VARIABLE, str(fd))
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    return fd
+
+
+def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int) -> None:
+    assert parents.read() == (0, 0, 0, {})
+    own = board.attach()
+    own.beat(5.0, IDLE)
+    own.begin()
+    own.heard(6.0)
+    seen = parents.read()
+    assert seen[:3] == (5.0, 1, 6.0)
+    assert seen.record == IDLE | {"number": 0}, "the next beat tells of the job"
+    own.begin(IDLE)
+    assert parents.read() == (5.0, 2, 0, IDLE | {"number": 2})
+    own.end()
+    assert parents.read().job == 0
+    own.clear()
+    assert parents.read() == (0, 0, 0, {})
+
+
+def test_what_was_inherited_is_handed_on_to_nobody(parents: board.Board, given: int) -> None:
+    assert board.attach()
+    assert board.VARIABLE not in os.environ
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given)
+
+
+@pytest.mark.parametrize("whose", ["a file's", "another parent's"])
+def test_a_descriptor_of_something_else_is_left_alone(
+    parents: board.Board, given: int, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "file"
+    other.write_bytes(bytes(board.SIZE))
+    if whose == "a file's":
+        with other.open("r+b") as file:
+            os.dup2(file.fileno(), given)
+    else:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+    board.attach().beat(5.0, IDLE)
+    assert parents.read().beat == 0
+    assert other.read_bytes() == bytes(board.SIZE)
+    os.close(given)
+
+
+def test_a_record_that_breaks_off_leaves_the_one_before(parents: board.Board) -> None:
+    parents.beat(1.0, IDLE | {"n": 1})
+    parents.beat(2.0, IDLE | {"n": 2})
+    assert parents.read().record["n"] == 2
+    at = parents._memory.find(b'"n": 2')
+    parents._memory[at : at + 6] = b'"n": 3'
+    assert parents.read().record["n"] == 1
+
+
+def test_a_record_without_room_is_left_out(parents: board.Board) -> None:
+    parents.beat(1.0, IDLE | {"host": "x" * board.SIZE})
+    assert parents.read() == (1.0, 0, 0, {})
