@@ -1,0 +1,269 @@
+"""A role dies by SIGKILL right before or after its n-th commit, for every n."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Generator
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows.runtime import supervisor
+from queue_workflows.worker import burial
+from tests.support import failpoints, laws, nursery, schemas, workloads
+from tests.support.commands import Commands
+from tests.support.failpoints import Point
+from tests.support.nursery import Nursery, Role
+from tests.support.wait import until
+
+HOST = "box"
+QUICK = {
+    "QUEUE_WORKFLOWS_HOST_LABEL": HOST,
+    "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.02",
+    "QUEUE_WORKFLOWS_DISPATCH_POLL_S": "0.1",
+}
+WORKER = ("queue-claim-worker", "--queue", "cpu")
+NOTES = ("queue-claim-worker", "--queue", failpoints.QUEUE)
+ORCHESTRATOR = ("queue-orchestrator",)
+SCHEDULER = ("queue-scheduler", "--boot-kick")
+LOOK_S = 0.004
+ENDED_WELL = (0, -SIGTERM)
+"""SIGTERM ends a process that it meets before its handlers are set."""
+ALLOW_ONE_RETRY = """
+ALTER TABLE workflow_node_jobs ALTER max_attempts SET DEFAULT {0};
+ALTER TABLE ingest_jobs ALTER max_attempts SET DEFAULT {0};
+"""
+
+
+class World:
+    """The roles on one database, and what they have journalled."""
+
+    def __init__(self, forking: Nursery, folder: Path, **env: str) -> None:
+        self.folder = folder
+        self._nursery = forking
+        self._env = {**os.environ, **QUICK, failpoints.FOLDER: str(folder), **env}
+        self.started: list[Role] = []
+
+    def start(self, *argv: str, point: Point | None = None, **env: str) -> Role:
+        """A role; `point`: where it dies."""
+        at = {failpoints.AT: point.text} if point else {}
+        log = self.folder / f"log-{len(self.started)}"
+        command = (*argv, "--app", failpoints.APP)
+        role = self._nursery.start(*command, env={**self._env, **at, **env}, log=log)
+        self.started.append(role)
+        return role
+
+    def places(self, what: str, *roles: Role) -> list[str]:
+        """Where these roles have committed (`commit`) or died (`killed`), in order."""
+        pids = {role.pid for role in roles}
+        found = failpoints.lines(self.folder / "commits")
+        return [line["place"] for line in found if line["pid"] in pids and line["what"] == what]
+
+    def close(self) -> None:
+        codes = [role.stop() for role in self.started]
+        assert {*codes} <= {*ENDED_WELL, -SIGKILL}, codes
+
+
+@pytest.fixture(scope="module")
+def forking() -> Generator[Nursery]:
+    with nursery.nursery("psycopg_pool", failpoints.__name__) as made:
+        yield made
+
+
+@pytest.fixture
+def world(db: ModuleType, forking: Nursery, tmp_path: Path) -> Generator[World]:
+    made = World(forking, tmp_path)
+    with engine.connect() as conn:
+        conn.execute(ALLOW_ONE_RETRY.format(2).encode())
+        try:
+            yield made
+        finally:
+            made.close()
+            conn.execute(ALLOW_ONE_RETRY.format(1).encode())
+
+
+class Sweep(NamedTuple):
+    """A role to kill, what is worked on meanwhile, and the roles beside it."""
+
+    role: tuple[str, ...]
+    thread: str
+    """The one to die at each of its commits; otherwise, and with "", at the first of each place."""
+    work: type[workloads.Workload]
+    beside: tuple[str, ...] = ()
+    env: dict[str, str] = {}  # noqa: RUF012  never changed
+    places: tuple[str, ...] = ()
+    """Where it must at least have died."""
+
+
+HOOKS = {failpoints.HOOKS: "1"}
+WORKING = (
+    "worker.claimer.claim",
+    "worker.claimer._record",
+    "transitions.fail",
+    "workers.leave",
+    "watch._beat",
+)
+DISPATCHING = ("starts._start", "drain._batch", "inputs.ask", "input_listener.process_once")
+MAIN = "MainThread"
+SWEEPS = {
+    "worker": Sweep(
+        WORKER, MAIN, workloads.Runs, ORCHESTRATOR, places=(*WORKING, "park", "drain._batch")
+    ),
+    "hooked-worker": Sweep(WORKER, "", workloads.ShortRuns, ORCHESTRATOR, HOOKS, WORKING),
+    "orchestrator": Sweep(ORCHESTRATOR, "dispatch", workloads.Runs, WORKER, places=DISPATCHING),
+    "hooked-orchestrator": Sweep(
+        ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_outside")
+    ),
+    "ingest": Sweep(NOTES, MAIN, workloads.Notes, places=WORKING),
+    "batch": Sweep(
+        (*NOTES, "--batch", str(workloads.BATCH)),
+        MAIN,
+        workloads.Batches,
+        places=("batch.drain", "batch._flush", "transitions.fail"),
+    ),
+    "scheduler": Sweep(
+        SCHEDULER, MAIN, workloads.Ticks, NOTES, places=("enqueue_boot_kick", "run_once")
+    ),
+}
+
+
+def bury(pid: int) -> None:
+    """What the parent of a worker does when it reaps it."""
+    ended = supervisor.Exit("role", pid, None, SIGKILL, 0, 0.1)
+    with engine.connect() as conn:
+        burial.bury(conn, ended, host_label=HOST)
+
+
+def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
+    """Bring a workload to its end past one death; the roles that it took."""
+    work = sweep.work(f"{point.side}-{point.nth}-{point.place}"[:200])
+    env = work.submit() | sweep.env
+    role = world.start(*sweep.role, point=point, **env)
+    until(lambda: role.ended() is not None or work.is_over(), timeout_s=60, every_s=LOOK_S)
+    if died := role.stop() == -SIGKILL:
+        bury(role.pid)
+    roles = [role]
+    if not work.is_over():
+        assert died, role.log
+        roles.append(world.start(*sweep.role, **env))
+        until(work.is_over, timeout_s=60, every_s=LOOK_S)
+        assert roles[-1].stop() in ENDED_WELL, roles[-1].log
+    held = workloads.BATCH if "--batch" in sweep.role else int("--queue" in sweep.role)
+    crashes = sum(job.crash_count for job in work.judge(world.folder))
+    assert crashes <= (held if died else 0)
+    return roles
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_role_killed_at_any_commit_loses_and_doubles_nothing(
+    world: World, name: str, side: str
+) -> None:
+    sweep = SWEEPS[name]
+    failpoints.register()
+    if sweep.beside:
+        world.start(*sweep.beside, **sweep.env)
+    seen, died = set[str](), list[str]()
+
+    def dies(point: Point) -> bool:
+        try:
+            roles = past(world, sweep, point)
+        except AssertionError as error:
+            where = world.places("killed", *world.started)[-1:]
+            raise AssertionError(f"{point}, dead at {where}: {error}") from error
+        seen.update(world.places("commit", *roles))
+        died.extend(world.places("killed", *roles))
+        return roles[0].ended() == -SIGKILL
+
+    for nth in itertools.count(1) if sweep.thread else [0]:
+        if not dies(Point(nth, side, sweep.thread)):
+            break
+    # Other threads, and what came earlier or later in the line each time.
+    tried = set[str]()
+    while left := seen - {*died} - tried:
+        for place in left:
+            tried.add(place)
+            sure = any(part in place for part in sweep.places)
+            any(dies(Point(1, side, place=place)) for _ in range(3 if sure else 1))
+    with engine.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
+    missed = [place for place in sweep.places if not any(place in where for where in died)]
+    assert not missed, died
+
+
+def test_the_installed_script_dies_there_too(cli: Commands, world: World) -> None:
+    failpoints.register()
+    work = workloads.Notes("script")
+    point = Point(2, "before", MAIN)
+    env = work.submit() | QUICK
+    env |= {failpoints.AT: point.text, failpoints.FOLDER: str(world.folder)}
+    script = cli.start(*NOTES, "--app", failpoints.APP, **env)
+    assert script.wait() == -SIGKILL, script.err
+    bury(script.process.pid)
+    world.start(*NOTES)
+    until(work.is_over, timeout_s=60)
+    assert sum(job.crash_count for job in work.judge(world.folder)) == 1
+
+
+_WRITTEN = {
+    "workflow_runs": "true",
+    "workflow_node_jobs": "true",
+    "workflow_node_events": "true",
+    "workflow_dispatch_events": "true",
+    "workflow_input_submissions": "true",
+    "ingest_jobs": "true",
+    "ingest_job_events": "true",
+    "workers": "true",
+    "worker_heartbeats": "true",
+    "schedule_fires": "job_id IS NOT NULL",
+}
+"""The rows that a role has written last, once everything is over."""
+
+
+def test_no_row_comes_from_a_commit_that_was_not_counted(world: World) -> None:
+    failpoints.register()
+    works = [workloads.Runs("runs"), workloads.Notes("notes"), workloads.Ticks("ticks")]
+    env = {name: value for work in works for name, value in work.submit().items()}
+    for argv in (ORCHESTRATOR, WORKER, (*NOTES, "--batch", "2"), SCHEDULER):
+        world.start(*argv, **env)
+    for work in works:
+        until(work.is_over, timeout_s=60)
+    world.close()
+    counted = {line["xid"] % 2**32 for line in failpoints.lines(world.folder / "commits")}
+    with engine.connect() as conn:
+        written = {
+            (table, row["xid"])
+            for table, where in _WRITTEN.items()
+            for row in conn.execute(
+                f"SELECT DISTINCT xmin::text::bigint AS xid FROM {table} WHERE {where}".encode()
+            )
+        }
+    assert {table for table, _ in written} == _WRITTEN.keys()
+    assert [(table, xid) for table, xid in written if xid not in counted] == []
+
+
+@pytest.mark.parametrize("point", [Point(2, "before"), Point(1, "after")], ids=lambda p: p.side)
+def test_a_schema_brought_by_processes_that_die_at_each_commit_is_whole(
+    db: ModuleType, forking: Nursery, fresh_database: str, tmp_path: Path, point: Point
+) -> None:
+    world = World(forking, tmp_path, QUEUE_WORKFLOWS_DB_URL=fresh_database)
+
+    def dies() -> bool:
+        role = world.start(*ORCHESTRATOR, point=point)
+        until(lambda: role.ended() is not None or "dispatches on" in role.log, timeout_s=60)
+        return role.stop() == -SIGKILL
+
+    lives = next((number for number in range(1, 100) if not dies()), None)
+    # The ledger and each migration is a commit of its own, and the last process lives.
+    assert lives == engine.REQUIRED_VERSION + (2 if point.side == "after" else 1)
+    with engine.connect(url=fresh_database) as conn, engine.connect() as usual:
+        assert schemas.catalogue(conn) == schemas.catalogue(usual)
+        query = b"SELECT version, checksum FROM queue_schema_version ORDER BY version"
+        assert conn.execute(query).fetchall() == usual.execute(query).fetchall()
+    world.close()

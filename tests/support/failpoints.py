@@ -1,0 +1,271 @@
+"""Failpoints: a host app whose processes die by SIGKILL right before or after their n-th commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import psycopg
+from psycopg import pq
+
+import queue_workflows
+from queue_workflows import refs
+from queue_workflows.scheduler import ScheduleEntry
+from queue_workflows.store import transitions
+
+T = TypeVar("T")
+APP = "tests.support.failpoints:setup"
+AT = "QW_TEST_FAILPOINT"
+"""Where to die, as `Point.text`; unset: nowhere."""
+FOLDER = "QW_TEST_FOLDER"
+"""Where `commits` and `bodies` are journalled."""
+HOOKS = "QW_TEST_HOOKS"
+"""Set: the host has a resolver of its own and wants to hear of completed nodes."""
+ENTRY = "QW_TEST_ENTRY"
+"""Name and minute of the schedule's one entry."""
+QUEUE = "notes"
+RETRY_S = 0.005
+
+
+class Point(NamedTuple):
+    """The n-th commit of a thread or a place, and the side of it on which the process dies."""
+
+    nth: int
+    side: str
+    """`before` the server gets the COMMIT, or `after` it has acknowledged it."""
+    thread: str = ""
+    """Its name; empty: any."""
+    place: str = ""
+    """As journalled; empty: any."""
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self)
+
+    def counts(self, thread: str, place: str) -> bool:
+        """Whether a commit is one of those that it counts."""
+        return self.thread in ("", thread) and self.place in ("", place)
+
+
+# --- the mechanism: in the role's process --------------------------------------------------------
+
+
+class Failpoint:
+    """Journals each commit of this process that changed something, and dies at one of them.
+
+    What commits itself is put in a transaction, so that it can be seen to have changed something
+    and that the process can die with the work done and nothing committed.
+    """
+
+    def __init__(self, journal: Path, point: Point | None) -> None:
+        self._journal = journal
+        self._point = point
+        self._seen = 0
+
+    def install(self) -> None:
+        """Patch psycopg for the rest of this process."""
+        execute, leave = psycopg.Cursor.execute, psycopg.Transaction.__exit__
+        commit, around = psycopg.Connection.commit, self._around
+
+        def cursor_execute(cur: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
+            conn = cur.connection
+            if not (conn.autocommit and _status(conn) == pq.TransactionStatus.IDLE):
+                return execute(cur, query, *args, **more)
+            _command(conn, b"BEGIN")
+            try:
+                execute(cur, query, *args, **more)
+            except BaseException:
+                if not conn.closed:
+                    _command(conn, b"ROLLBACK")
+                raise
+            around(conn, lambda: _command(conn, b"COMMIT"))
+            return cur
+
+        def transaction_exit(block: psycopg.Transaction, kind: Any, *rest: Any) -> Any:
+            if kind is not None or block.force_rollback or block.savepoint_name:
+                return leave(block, kind, *rest)
+            return around(block.connection, lambda: leave(block, kind, *rest))
+
+        def connection_commit(conn: psycopg.Connection[Any]) -> None:
+            around(conn, lambda: commit(conn))
+
+        psycopg.Cursor.execute = cursor_execute
+        psycopg.Transaction.__exit__ = transaction_exit
+        psycopg.Connection.commit = connection_commit
+
+    def _around(self, conn: psycopg.Connection[Any], commit: Callable[[], T]) -> T:
+        xid = _changed_by(conn)
+        if xid is None:
+            return commit()
+        place = _place()
+        side = self._side(place)
+        if side == "before":
+            self._die(place)
+        value = commit()
+        self._note("commit", place, xid=xid)
+        if side == "after":
+            self._die(place)
+        return value
+
+    def _side(self, place: str) -> str | None:
+        """On which side of this commit to die; None: on none."""
+        point = self._point
+        if point is None or not point.counts(threading.current_thread().name, place):
+            return None
+        self._seen += 1
+        return point.side if self._seen == point.nth else None
+
+    def _note(self, what: str, place: str, **more: Any) -> None:
+        thread = threading.current_thread().name
+        append(self._journal, what=what, pid=os.getpid(), thread=thread, place=place, **more)
+
+    def _die(self, place: str) -> NoReturn:
+        self._note("killed", place)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def _status(conn: psycopg.Connection[Any]) -> int:
+    return conn.pgconn.transaction_status
+
+
+def _command(conn: psycopg.Connection[Any], command: bytes) -> pq.abc.PGresult:
+    result = conn.pgconn.exec_(command)
+    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+        raise psycopg.errors.error_from_result(result)
+    return result
+
+
+def _changed_by(conn: psycopg.Connection[Any]) -> int | None:
+    """The id of the transaction under way; None when it has changed nothing, or is lost."""
+    if _status(conn) != pq.TransactionStatus.INTRANS:
+        return None
+    text = _command(conn, b"SELECT pg_current_xact_id_if_assigned()").get_value(0, 0)
+    return int(text) if text else None
+
+
+def _place() -> str:
+    """The engine's functions that lead to this commit, innermost first."""
+    found: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < 4:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("queue_workflows.") and "queue_workflows.db" not in module:
+            found.append(f"{module.partition('.')[2]}.{frame.f_code.co_name}")
+        frame = frame.f_back
+    return " < ".join(found)
+
+
+def append(path: Path, **line: Any) -> None:
+    """Add a line of JSON to a journal in one write."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(fd)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """What a journal holds."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# --- the host app: `--app tests.support.failpoints:setup` ----------------------------------------
+
+
+def setup() -> None:
+    """Everything, and the failpoint that the environment names."""
+    register()
+    transitions.RETRY_BACKOFF_S = RETRY_S
+    text = os.environ.get(AT)
+    point = Point(*json.loads(text)) if text else None
+    Failpoint(Path(os.environ[FOLDER], "commits"), point).install()
+
+
+def register() -> None:
+    """What the process that submits needs to know too."""
+    queue_workflows.configure(ingest_queues={QUEUE})
+    for body in (work, fails_once, fails):
+        queue_workflows.register_node(body.__name__, body)
+        queue_workflows.register_ingest_task(body.__name__, _task(body))
+    hooked = HOOKS in os.environ
+    queue_workflows.set_workflow_provider(
+        lambda name: {"name": name, "steps": WORKFLOWS[name]},
+        lambda name: {"name": name, "nodes": [{"id": "n", "node": name, "inputs": _INPUTS}]},
+        resolve_ref=refs.resolve_ref if hooked else None,
+    )
+    if hooked:
+        queue_workflows.set_on_node_completed(lambda job, run, delta: None)
+    name, minute = os.environ.get(ENTRY, "hourly 0").split()
+    queue_workflows.set_ingest_schedule([ScheduleEntry(name, int(minute), "work", QUEUE)])
+
+
+def work(tag: str, me: str, seen: str | None = None) -> dict[str, Any]:
+    """Leaves a token that no other execution leaves, and what it got from the node before."""
+    token = secrets.token_hex(6)
+    append(Path(os.environ[FOLDER], "bodies"), tag=tag, me=me, token=token)
+    return {"token": token, "seen": seen}
+
+
+def fails_once(tag: str, me: str) -> dict[str, Any]:
+    """Fails the first time that it is executed."""
+    done = work(tag, me)
+    if len(executions(Path(os.environ[FOLDER]), tag).get(me, [])) == 1:
+        raise ValueError("the first time")
+    return done
+
+
+def fails(tag: str, me: str) -> None:
+    work(tag, me)
+    raise ValueError("every time")
+
+
+def executions(folder: Path, tag: str) -> dict[str, list[str]]:
+    """The tokens that the bodies of one workload have made, by job."""
+    found: dict[str, list[str]] = {}
+    for line in lines(folder / "bodies"):
+        if line["tag"] == tag:
+            found.setdefault(line["me"], []).append(line["token"])
+    return found
+
+
+def _task(body: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda reason, args: body(**{"tag": reason, "me": "hourly"} | args)
+
+
+_INPUTS = [{"name": name, "from": f"pipeline.{name}"} for name in ("tag", "me", "seen")]
+
+
+def _step(me: str, *after: str, body: str = "work", sees: str | None = None, **more: Any) -> Any:
+    given: dict[str, Any] = {"tag": {"$from": "tag"}, "me": me}
+    if sees:
+        given["seen"] = {"$from": sees}
+    step = {"id": me, "kind": "pipeline", "pipeline": body, "inputs": given}
+    return step | {"depends_on": list(after), **more}
+
+
+_ASK = {"id": "ask", "kind": "input", "widget": "file_upload", "target": "said"}
+WORKFLOWS: dict[str, list[Any]] = {
+    "whole": [
+        _step("first"),
+        _step("left", "first", sees="first/n.token"),
+        _step("right", "first", body="fails_once"),
+        _step("join", "left", "right", sees="left/n.token"),
+        _step("never", "first", skip_if={"$from": "skip"}),
+        _ASK | {"depends_on": ["join", "never"]},
+        _step("last", "ask", sees="ask.said"),
+    ],
+    "short": [
+        _step("first"),
+        _ASK | {"depends_on": ["first"]},
+        _step("last", "ask", sees="first/n.token"),
+    ],
+    "broken": [_step("bad", body="fails"), _step("after", "bad")],
+}

@@ -1,0 +1,240 @@
+"""Workloads that a test brings to their end past deaths, and what must have come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from queue_workflows import db as engine
+from queue_workflows import dispatcher, node_queue, run_store
+from queue_workflows.store import schedules
+from tests.support import failpoints
+
+BATCH = 3
+
+
+class Job(NamedTuple):
+    """A job as it ended."""
+
+    me: str
+    status: str
+    attempts: int
+    crash_count: int
+    left: dict[str, Any] | None
+    """What its one recorded execution returned."""
+    finals: int
+    """How often its end was recorded."""
+
+
+_NODES = """
+SELECT split_part(j.node_id, '/', 1) AS me, j.status, j.attempts, j.crash_count,
+       j.context_delta AS left, (SELECT count(*) FROM workflow_node_events e WHERE e.job_id = j.id
+       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
+  FROM workflow_node_jobs j WHERE j.run_id = ANY (%s)
+"""
+_NOTES = """
+SELECT coalesce(j.args ->> 'me', j.reason) AS me, j.status, j.attempts, j.crash_count,
+       j.result AS left, (SELECT count(*) FROM ingest_job_events e WHERE e.job_id = j.id
+       AND e.event_type IN ('completed', 'failed', 'cancelled')) AS finals
+  FROM ingest_jobs j WHERE j.id = ANY (%s)
+"""
+
+
+def jobs(query: str, ids: list[str]) -> dict[str, Job]:
+    with engine.transaction() as conn:
+        rows = conn.execute(query.encode(), (ids,)).fetchall()
+    return {row["me"]: Job(**row) for row in rows}
+
+
+def judge(job: Job, tokens: list[str]) -> None:
+    """One end and one result, by an execution that there was, and each execution accounted for."""
+    assert job.finals == 1, job
+    assert job.crash_count <= 1, job
+    if job.status == "completed":
+        assert job.left is not None
+        assert job.left["token"] in tokens, job
+        assert 1 <= len(tokens) <= 1 + job.attempts + job.crash_count, (job, tokens)
+    else:
+        assert job.status == "failed", job
+        assert job.attempts <= len(tokens) <= job.attempts + job.crash_count, (job, tokens)
+
+
+class Workload(Protocol):
+    """What is brought to its end past the death of a role."""
+
+    def __init__(self, tag: str) -> None: ...
+
+    def submit(self) -> dict[str, str]:
+        """Queue it; what the roles' environment has to say of it."""
+        ...
+
+    def is_over(self) -> bool: ...
+
+    def judge(self, folder: Path) -> list[Job]:
+        """Check what it came to."""
+        ...
+
+
+class Runs:
+    """A run of a chain, a join, a skip, a retry and a question; and one that fails."""
+
+    names = ("whole", "broken")
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.ids: list[str] = []
+
+    def submit(self) -> dict[str, str]:
+        context = {"tag": self.tag, "skip": True}
+        with engine.transaction() as conn:
+            self.ids = [
+                run_store.insert_run(workflow_name=name, context=context, conn=conn)["id"]
+                for name in self.names
+            ]
+        return {}
+
+    def is_over(self) -> bool:
+        with engine.transaction() as conn:
+            asked = conn.execute(
+                "SELECT run_id FROM workflow_node_jobs j WHERE run_id = ANY (%s)"
+                " AND status = 'awaiting_input' AND input_spec IS NOT NULL AND NOT EXISTS ("
+                "SELECT FROM workflow_input_submissions s WHERE s.run_id = j.run_id)",
+                (self.ids,),
+            ).fetchone()
+            if asked:
+                dispatcher.submit_input(asked["run_id"], "ask", "yes", conn=conn)
+            live = conn.execute(
+                "SELECT FROM workflow_runs WHERE id = ANY (%s)"
+                " AND status NOT IN ('completed', 'failed', 'cancelled')",
+                (self.ids,),
+            ).fetchone()
+        return live is None and node_queue.count_unprocessed_dispatch_events() == 0
+
+    def judge(self, folder: Path) -> list[Job]:
+        assert [(run_store.get_run(run_id) or {})["status"] for run_id in self.ids] == [
+            "completed",
+            "failed",
+        ]
+        steps = {step["id"]: step for name in self.names for step in failpoints.WORKFLOWS[name]}
+        found = jobs(_NODES, self.ids)
+        assert found.keys() == steps.keys() - {"after"}
+        tokens = failpoints.executions(folder, self.tag)
+        assert tokens.keys() == found.keys() - {"never", "ask"}
+        for me, job in found.items():
+            wanted = {"never": "skipped", "bad": "failed"}.get(me, "completed")
+            assert job.status == wanted, job
+            if me in tokens:
+                judge(job, tokens[me])
+                self._judge_input(job, steps[me]["inputs"].get("seen"), found)
+        assert "ask" not in found or found["ask"].finals == 1
+        return [*found.values()]
+
+    def _judge_input(self, job: Job, seen: dict[str, str] | None, found: dict[str, Job]) -> None:
+        """What it got is what the node before has left."""
+        if seen is not None:
+            node_id, _, key = seen["$from"].partition(".")
+            before = found[node_id.removesuffix("/n")]
+            assert (job.left or {})["seen"] == (before.left or {})[key], job
+
+
+class ShortRuns(Runs):
+    """Less of it, for hosts whose hooks make each step cost more."""
+
+    names = ("short", "broken")
+
+
+class Notes:
+    """Ingest jobs: some that work, one that does on its second try, one that fails."""
+
+    count = 2
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.ids: list[str] = []
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        half = self.count // 2
+        yield from ((f"note-{number}", "work") for number in range(half))
+        yield from (("once", "fails_once"), ("bad", "fails"))
+        yield from ((f"note-{number}", "work") for number in range(half, self.count))
+
+    def submit(self) -> dict[str, str]:
+        with engine.transaction() as conn:
+            self.ids = [
+                node_queue.enqueue_ingest_job(
+                    task_name=task,
+                    queue=failpoints.QUEUE,
+                    args={"tag": self.tag, "me": me},
+                    conn=conn,
+                )
+                for me, task in self._named()
+            ]
+        return {}
+
+    def is_over(self) -> bool:
+        return all(job.status in ("completed", "failed") for job in jobs(_NOTES, self.ids).values())
+
+    def judge(self, folder: Path) -> list[Job]:
+        found = jobs(_NOTES, self.ids)
+        assert [job.me for job in found.values() if job.status == "failed"] == ["bad"]
+        tokens = failpoints.executions(folder, self.tag)
+        assert tokens.keys() == found.keys() == {me for me, _ in self._named()}
+        for job in found.values():
+            judge(job, tokens[job.me])
+        return [*found.values()]
+
+
+class Batches(Notes):
+    """The same in more than two batches."""
+
+    count = 2 * BATCH
+
+
+class Ticks:
+    """An entry that was due five minutes ago and last fired an hour before, and its boot kick."""
+
+    def __init__(self, tag: str) -> None:
+        self.name = tag
+
+    def submit(self) -> dict[str, str]:
+        with engine.transaction() as conn:
+            due = schedules.database_now(conn) - timedelta(minutes=5)
+            self.due = due.replace(second=0, microsecond=0)
+            conn.execute(
+                "INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)",
+                (self.name, self.due - timedelta(hours=1)),
+            )
+        return {failpoints.ENTRY: f"{self.name} {self.due.minute}"}
+
+    def _fired(self) -> list[dict[str, Any]]:
+        with engine.transaction() as conn:
+            return conn.execute(
+                "SELECT f.name, f.fire_at, f.job_id, j.status FROM schedule_fires f"
+                " LEFT JOIN ingest_jobs j ON j.id = f.job_id"
+                " WHERE name IN (%(name)s, %(name)s || ':boot') AND fire_at > %(seed)s",
+                {"name": self.name, "seed": self.due - timedelta(minutes=59)},
+            ).fetchall()
+
+    def is_over(self) -> bool:
+        fired = self._fired()
+        return len({row["name"] for row in fired}) == 2 and all(
+            row["status"] == "completed" for row in fired
+        )
+
+    def judge(self, folder: Path) -> list[Job]:
+        fired = self._fired()
+        ticks = [row for row in fired if row["name"] == self.name]
+        assert [row["fire_at"] for row in ticks] == [self.due]
+        # A boot kick counts by the hour, which may have ended meanwhile.
+        assert len(fired) <= 3
+        ids = [row["job_id"] for row in fired]
+        assert len({*ids}) == len(ids)
+        with engine.transaction() as conn:
+            rows = conn.execute("SELECT id, result FROM ingest_jobs").fetchall()
+            fires = conn.execute("SELECT job_id FROM schedule_fires WHERE job_id > ''").fetchall()
+        assert {row["id"] for row in rows} == {row["job_id"] for row in fires}
+        done = [line["token"] for line in failpoints.lines(folder / "bodies")]
+        assert sorted(done) == sorted(row["result"]["token"] for row in rows)
+        return [*jobs(_NOTES, ids).values()]
