@@ -59,6 +59,7 @@ class ClaimWorker:
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
+        self._pid = os.getpid()
         self._base = claims.Claimant(
             identity.new_worker_id(label),
             label,
@@ -107,6 +108,10 @@ class ClaimWorker:
 
     @contextmanager
     def _working(self) -> Generator[None]:
+        if os.getpid() != self._pid:
+            # Forked since: an identity is a process's own, and its siblings work under theirs.
+            self._pid = os.getpid()
+            self._base = self._base._replace(worker_id=identity.new_worker_id(self._base.host))
         try:
             with self._watch.watching():
                 yield

@@ -139,6 +139,8 @@ class Sweeps:
     """
 
     BREAK_S = 15.0
+    BREAK_MIN_S = 1.0
+    """A break is half of a small SILENT_WORKER_AFTER_S, within these bounds."""
 
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
@@ -162,7 +164,7 @@ class Sweeps:
         Only once the database has been here for as long: an outage silences everybody.
         """
         silent_s = config.SILENT_WORKER_AFTER_S.read()
-        if self._now() - self._since < silent_s:
+        if not self._was_there_for(silent_s):
             return
         with self._kept.using() as conn:
             for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
@@ -179,16 +181,23 @@ class Sweeps:
             sweep_orphans(conn)
 
     def _note(self) -> None:
-        now = self._now()
-        longest = max(self.BREAK_S, 3 * config.LEASE_RECLAIM_INTERVAL_S.read())
-        if now - self._seen > longest:
-            self._since = now
-        self._seen = now
+        if self._broke():
+            self._since = self._now()
+        self._seen = self._now()
+
+    def _broke(self) -> bool:
+        half_s = config.SILENT_WORKER_AFTER_S.read() / 2
+        break_s = max(self.BREAK_MIN_S, min(self.BREAK_S, half_s))
+        return self._now() - self._seen > max(break_s, 3 * config.LEASE_RECLAIM_INTERVAL_S.read())
+
+    def _was_there_for(self, seconds: float) -> bool:
+        """Whether the database was; not so until `reclaim` has noted the end of a break."""
+        return self._now() - self._since >= seconds and not self._broke()
 
     def flag_dead_workers(self) -> None:
         """Flag stale workers, once the database has been there for as long as makes one stale."""
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
-        if self._now() - self._since >= stale_after_s:
+        if self._was_there_for(stale_after_s):
             with self._kept.using() as conn:
                 node_queue.flag_stale_workers_holding_running_jobs(
                     stale_after_s=stale_after_s, conn=conn

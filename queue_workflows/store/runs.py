@@ -209,6 +209,7 @@ def reopen_from(conn: db.Connection, run_id: str, node_ids: list[str]) -> Row | 
     """A finished run → queued two generations on, with `node_ids` cancelled in the one between.
 
     So the start that follows opens them again, and no other write could leave their terminal state.
+    Nobody asks any more for the end of the others that still run, as when the guard reopens a run.
     """
     row = conn.execute(
         "UPDATE workflow_runs SET status = 'queued', generation = generation + 2,"
@@ -222,6 +223,11 @@ def reopen_from(conn: db.Connection, run_id: str, node_ids: list[str]) -> Row | 
             "UPDATE workflow_node_jobs SET status = 'cancelled', generation = %s"
             " WHERE run_id = %s AND node_id = ANY (%s) AND status <> 'running'",
             (row["generation"] - 1, run_id, node_ids),
+        )
+        conn.execute(
+            "UPDATE workflow_node_jobs SET cancel_requested_at = NULL"
+            " WHERE run_id = %s AND status = 'running' AND cancel_requested_at IS NOT NULL",
+            (run_id,),
         )
     return row
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -138,12 +139,15 @@ class WorkLoop:
 
     def _run(self, job: Row, *, claim: bool) -> Row | None:
         """Run a job and record it; the next one, when `claim` and there is one."""
-        work = self._work(job)
+        work, pid = self._work(job), os.getpid()
         # A job claimed now would lie unwatched while the host's hook runs.
         hooked = self._table.in_run and config.get_config().on_node_completed is not None
         self._watch.begin(work)
         try:
             outcome = self._body(work)
+            if os.getpid() != pid:
+                # A child that the body forked: claim and connections are its parent's.
+                os._exit(outcome.kind != "completed")
             work.settling = True
             following = self._claimer.finish(
                 work, outcome, claim=claim and not hooked and not self._stopping
@@ -153,12 +157,14 @@ class WorkLoop:
             return None
         finally:
             self._watch.end()
+        # Only a completion has asked for the next job.
+        look = hooked or outcome.kind != "completed"
         if self._table.in_run:
             if outcome.kind == "completed":
                 node_executor.announce(job, outcome)
-            drained = following is None and self._claimer.drain(job["run_id"]) > 0
-            if claim and not self._stopping and following is None and (drained or hooked):
-                following = self._claimer.claim()
+            look |= following is None and self._claimer.drain(job["run_id"]) > 0
+        if claim and look and following is None and not self._stopping:
+            following = self._claimer.claim()
         return following
 
     def _body(self, work: current.Work) -> outcomes.Outcome:

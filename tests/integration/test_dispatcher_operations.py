@@ -11,6 +11,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
+from queue_workflows.store import transitions
 from tests.support import factories, flow, laws
 
 
@@ -234,6 +235,20 @@ def test_a_node_that_outlived_its_cancelled_run_counts_for_the_reopened_one(
     factories.complete_node(conn, running, v=1)
     host.look()
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
+
+
+def test_a_retry_from_a_node_asks_nobody_for_the_end_of_what_still_runs(
+    host: flow.Flow, conn: Any
+) -> None:
+    run_id = chain(host)
+    x = factories.claim_node(conn)
+    assert x["node_id"] == "s/x"
+    queue_workflows.cancel_job(x["id"])
+    queue_workflows.retry_run(run_id, from_node="s/a")
+    assert flow.job(run_id, "s/x")["cancel_requested_at"] is None
+    transitions.hand_back(conn, factories.node_lease(x), reason="cancelled")
+    host.go()
+    assert flow.status(run_id) == "completed"
 
 
 def test_retry_job_reopens_its_run(host: flow.Flow) -> None:

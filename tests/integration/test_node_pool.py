@@ -336,6 +336,8 @@ def test_staleness_counts_only_once_the_database_was_there_for_a_whole_window(
             assert not flagged(conn)
             now[0] += 5
         now[0] += 40  # an outage: no sweep came through
+        sweeps.flag_dead_workers()
+        assert not flagged(conn), "the first to come through does not know of it"
         sweeps.reclaim()
         sweeps.flag_dead_workers()
         assert not flagged(conn)

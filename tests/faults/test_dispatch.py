@@ -1,0 +1,160 @@
+"""Rows D1, D8, D10 and D11 of `rows.py`, as processes and by the worst plan."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import migrations, node_pool, orchestrator, run_store, store
+from queue_workflows.runtime import signals
+from queue_workflows.store import claims
+from tests.support import factories, flow, laws, toyhost
+from tests.support.commands import TOYHOST, Commands
+from tests.support.wait import until
+
+APP = ("--app", TOYHOST)
+DISPATCH = ("queue-orchestrator", *APP)
+CPU = ("queue-claim-worker", *APP, "--queue", "cpu")
+
+
+@pytest.fixture
+def conn(db: object) -> Iterator[engine.Connection]:
+    with engine.connect() as made:
+        yield made
+
+
+def submit(folder: Path, workflow: str) -> str:
+    return run_store.insert_run(workflow_name=workflow, context={"folder": str(folder)})["id"]
+
+
+# --- D1 -----------------------------------------------------------------------------------------
+
+
+def test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person(
+    cli: Commands, conn: engine.Connection, tmp_path: Path
+) -> None:
+    toyhost.setup()
+    started = cli.start(*DISPATCH)
+    until(lambda: "dispatches" in started.err, timeout_s=60)
+    parked = [submit(tmp_path, "asking") for _ in range(60)]
+    worker = cli.start(*CPU)
+    query = "SELECT count(*) FROM workflow_node_jobs WHERE status = 'awaiting_input'"
+    until(lambda: factories.one(conn, query) == len(parked), timeout_s=60)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    begun = time.monotonic()
+    run_id = submit(tmp_path, "chain")
+    until(lambda: flow.states(run_id) == {"work/first": "queued"}, timeout_s=30)
+    assert time.monotonic() - begun <= 2
+    assert started.process.poll() is None
+
+
+# --- D8 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+def test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once(
+    cli: Commands, conn: engine.Connection, tmp_path: Path
+) -> None:
+    steady, dying = cli.start(*DISPATCH), cli.start(*DISPATCH)
+    workers = [cli.start(*CPU) for _ in range(2)]
+    runs: list[str] = []
+    for _ in range(5):
+        runs += [submit(tmp_path, "chain") for _ in range(12)]
+        until(lambda: "dispatches" in dying.err, timeout_s=60)  # noqa: B023  read at once
+        dying.send(signal.SIGKILL)
+        dying.wait()
+        dying = cli.start(*DISPATCH)
+    until(lambda: all(flow.status(run_id) == "completed" for run_id in runs), timeout_s=60)
+    for command in (steady, dying, *workers):
+        until(lambda: "dispatches" in command.err or "works on" in command.err, timeout_s=60)  # noqa: B023
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0
+        assert not re.search("error|traceback|deadlock", command.err, re.IGNORECASE), command.err
+    rows = conn.execute("SELECT claim_no, status FROM workflow_node_jobs").fetchall()
+    assert Counter(tuple(row.values()) for row in rows) == {(1, "completed"): 2 * len(runs)}
+    assert len(toyhost.pids(tmp_path, "quick")) == 2 * len(runs), "executions are jobs"
+    events = "SELECT count(*) FROM workflow_dispatch_events WHERE processed_at IS NULL"
+    assert factories.one(conn, events) == 0
+    assert laws.broken(conn, slack_s=5) == []
+
+
+# --- D10 ----------------------------------------------------------------------------------------
+
+WORST = ("hashjoin", "mergejoin", "hashagg", "material", "memoize")
+"""Without them a join reads its inner side anew for each row of the outer one."""
+
+
+@pytest.fixture
+def worst(conn: engine.Connection) -> engine.Connection:
+    for name in WORST:
+        conn.execute("SELECT set_config(%s, 'off', false)", (f"enable_{name}",))
+    return conn
+
+
+def test_a_claim_takes_no_more_than_it_asks_for_by_the_worst_plan(
+    worst: engine.Connection,
+) -> None:
+    for _ in range(60):
+        factories.ingest(worst)
+    worst.execute("ANALYZE ingest_jobs")
+    for left in (60, 53, 46):
+        assert factories.one(worst, QUEUED) == left
+        assert len(claims.ingest_step(worst, factories.who("fetch"), claim=7)) == 7
+    assert factories.one(worst, QUEUED) == 39
+
+
+QUEUED = "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'"
+OPEN_END = re.compile(r"\bIN\s*\(\s*SELECT(?:(?!\)).)*\bLIMIT\b", re.IGNORECASE | re.DOTALL)
+
+
+def test_no_statement_limits_what_it_locks_inside_an_in() -> None:
+    assert OPEN_END.search("UPDATE t SET a = 1 WHERE id IN (SELECT id FROM t LIMIT 9 FOR UPDATE)")
+    files = [*Path(store.__path__[0]).glob("*.py"), *migrations.dir().glob("*.sql")]
+    assert len(files) > 40
+    for file in files:
+        text = re.sub(r'"\s*\n\s*"', " ", file.read_text())
+        assert not OPEN_END.search(text), file.name
+
+
+# --- D11 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["running", "queued", "draft", "parked"])
+@pytest.mark.parametrize("lapsed", [True, False], ids=["lapsed", "fresh"])
+def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
+    conn: engine.Connection, status: str, lapsed: bool
+) -> None:
+    run_id = factories.run(conn)
+    factories.node(conn, run_id)
+    factories.node(conn, run_id, "waits", priority=200)
+    held = factories.claim_node(conn)
+    conn.execute("UPDATE workflow_runs SET status = %s", (status,))
+    if lapsed:
+        factories.expire(conn, held)
+    orchestrator.recover(signals.StopRequest())
+    node_pool.sweep_orphans()
+    assert flow.states(run_id) == {"n": "queued" if lapsed else "running", "waits": "queued"}
+
+
+def test_what_fails_or_waits_does_not_hold_up_what_is_behind_it(
+    cli: Commands, conn: engine.Connection
+) -> None:
+    for _ in range(4):
+        factories.node(conn, node_module="__input__turnout", inputs={"widget": "turnout"})
+        factories.node(conn, node_module="fail")
+        factories.ingest(conn, task_name="nobody", queue="notes")
+    for queue in ("cpu", "notes"):
+        cli.start(*CPU[:-1], queue, QUEUE_WORKFLOWS_CLAIM_POLL_S="600")
+    left = (
+        "SELECT (SELECT count(*) FROM workflow_node_jobs WHERE status IN ('queued', 'running'))"
+        " + (SELECT count(*) FROM ingest_jobs WHERE status IN ('queued', 'running'))"
+    )
+    until(lambda: factories.one(conn, left) == 0, timeout_s=30)

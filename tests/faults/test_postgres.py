@@ -1,0 +1,333 @@
+"""Rows P1, P8, P13 and P15 of `rows.py`: what the server, its schema, clocks and forks do."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import conninfo
+
+from queue_workflows import claim_worker, errors, migrations, node_queue, run_store, worker_control
+from queue_workflows import db as engine
+from tests.support import database, factories, flow, perils, toyhost
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = ("--app", "tests.support.perils:setup")
+NOTES = ("queue-claim-worker", *APP, "--queue", perils.QUEUE)
+
+
+@pytest.fixture
+def conn(db: object) -> Iterator[engine.Connection]:
+    with engine.connect() as made:
+        yield made
+
+
+def started(cli: Commands, said: str, *argv: str, **env: str) -> Command:
+    """A command that has said this by now."""
+    command = cli.start(*argv, **env)
+    until(lambda: said in command.err, timeout_s=60)
+    return command
+
+
+def enqueue(task: str, folder: Path, **args: Any) -> str:
+    perils.setup()
+    args["folder"] = str(folder)
+    return node_queue.enqueue_ingest_job(task_name=task, queue=perils.QUEUE, args=args)
+
+
+def job(job_id: str) -> dict[str, Any]:
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def completed(job_id: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    """The job's row, once it is completed."""
+    until(lambda: job(job_id)["status"] == "completed", timeout_s=timeout_s)
+    return job(job_id)
+
+
+# --- P1 -----------------------------------------------------------------------------------------
+
+TERMINATE = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s"
+)
+ROUNDS = 6
+
+
+@pytest.mark.timeout(120)
+def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
+    cli: Commands, conn: engine.Connection, dsn: str, tmp_path: Path
+) -> None:
+    own = {
+        name: database.url({**conninfo.conninfo_to_dict(dsn), "application_name": name})
+        for name in ("victim", "dispatcher")
+    }
+    worker = started(
+        cli, "works on", *NOTES, QUEUE_WORKFLOWS_DB_URL=own["victim"], AI_LEADS_HOST_LABEL="box"
+    )
+    orchestrator = started(
+        cli, "dispatches", "queue-orchestrator", *APP, QUEUE_WORKFLOWS_DB_URL=own["dispatcher"]
+    )
+    terminated = 0
+    for number in range(ROUNDS):
+        for name in own:
+            terminated += factories.one(conn, TERMINATE, name)
+        run_id = run_store.insert_run(workflow_name="chain", context={"folder": str(tmp_path)})[
+            "id"
+        ]
+        completed(enqueue("note", tmp_path), 10)
+        until(lambda: flow.status(run_id) == "running", timeout_s=10)  # noqa: B023  waited for
+        threading.Event().wait(0.5 + number % 3 / 2)
+    assert terminated >= 2 * ROUNDS
+    held = enqueue("note", tmp_path, wait=True)
+    until(lambda: len(toyhost.pids(tmp_path, "note")) == ROUNDS + 1, timeout_s=20)
+    factories.one(conn, TERMINATE, "victim")
+    asked = time.monotonic()
+    worker_control.disable_worker("box", perils.QUEUE)
+    while worker.process.poll() is None and time.monotonic() - asked < 10:
+        factories.one(conn, TERMINATE, "victim")
+        threading.Event().wait(1)
+    assert time.monotonic() - asked < 6 + 1, "told by the poll if by nothing else"
+    assert worker.wait(1) == 79, worker.err
+    row = job(held)
+    assert (row["status"], row["claim_no"], row["crash_count"]) == ("queued", 1, 0)
+    assert orchestrator.process.poll() is None
+
+
+# --- P8 -----------------------------------------------------------------------------------------
+
+MORE = "CREATE TABLE of_tomorrow (id text); ALTER TABLE ingest_jobs ADD COLUMN tomorrow text;"
+
+
+@pytest.fixture
+def tomorrow(tmp_path: Path) -> Path:
+    """The chain of a version to come: ours, and a step that only adds."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(migrations.dir(), folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    number = engine.REQUIRED_VERSION + 1
+    (folder / f"{number:04d}_more.sql").write_text(MORE)
+    (folder / f"{number:04d}_more.down.sql").write_text("SELECT 1;")
+    return folder
+
+
+@pytest.fixture
+def fresh(fresh_database: str, conn: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    """Commands on a database of their own, where this process works too."""
+    from tests.support import commands
+
+    with monkeypatch.context() as patched:
+        patched.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+        with commands.commands(QUEUE_WORKFLOWS_DB_URL=fresh_database) as made:
+            yield made
+    engine.close_pool()
+
+
+def test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after(
+    fresh: Commands, tomorrow: Path, tmp_path: Path
+) -> None:
+    engine.bootstrap()
+    worker = started(fresh, "works on", *NOTES)
+    held = enqueue("note", tmp_path, wait=True)
+    until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)
+    assert engine.bootstrap(migrations_dir=tomorrow) == [engine.REQUIRED_VERSION + 1]
+    (tmp_path / "go").touch()
+    assert completed(held)["claim_no"] == 1
+    completed(enqueue("note", tmp_path))
+    late = started(fresh, "works on", *NOTES)
+    orchestrator = started(fresh, "dispatches", "queue-orchestrator", *APP)
+    completed(enqueue("note", tmp_path))
+    for command in (worker, late, orchestrator):
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0
+
+
+def test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing(
+    fresh: Commands, tmp_path: Path
+) -> None:
+    engine.bootstrap()
+    waits = enqueue("note", tmp_path)
+    engine.downgrade(to_version=engine.REQUIRED_VERSION - 1, allow_data_loss=True)
+    said = f"waiting for schema version {engine.REQUIRED_VERSION} (run `queue-workflows migrate`"
+    worker = started(fresh, said, *NOTES)
+    scheduler = started(fresh, said, "queue-scheduler", *APP)
+    with engine.connect() as own:
+        assert factories.one(own, "SELECT count(*) FROM workers") == 0
+        assert factories.one(own, "SELECT status FROM ingest_jobs") == "queued"
+    started(fresh, "dispatches", "queue-orchestrator", *APP)
+    assert completed(waits)["claim_no"] == 1
+    until(lambda: "following" in scheduler.err, timeout_s=20)
+    assert worker.process.poll() is None
+
+
+def test_a_schema_that_breaks_with_today_is_refused_by_name(
+    fresh: Commands, tomorrow: Path
+) -> None:
+    number = engine.REQUIRED_VERSION + 1
+    (step,) = tomorrow.glob(f"{number:04d}_more.sql")
+    step.write_text(f"-- compatible-with: {number}\n{MORE}")
+    engine.bootstrap(migrations_dir=tomorrow)
+    text = f"needs code that knows version {number}; this code knows {engine.REQUIRED_VERSION}"
+    with pytest.raises(errors.SchemaTooNew, match=text):
+        engine.bootstrap()
+    refused = fresh.run("queue-orchestrator", *APP)
+    assert refused.process.returncode == 2
+    assert text in refused.err
+    assert "Traceback" not in refused.err
+
+
+# --- P13 ----------------------------------------------------------------------------------------
+
+
+def faketime() -> str:
+    """The library that shifts a process's wall clock: of the test extra, else the system's."""
+    spec = importlib.util.find_spec("libfaketime")
+    wheel = Path(spec.origin).parent if spec is not None and spec.origin else Path("/nowhere")
+    found = [
+        *wheel.glob("vendor/libfaketime/src/libfaketime.so.1"),
+        *Path("/usr/lib").glob("*/faketime/libfaketime.so.1"),
+    ]
+    assert found, "no libfaketime: install the extra `test` (x86-64), or the package faketime"
+    return str(found[0])
+
+
+class Wall:
+    """A wall clock that is so many hours off, for the processes that get its environment."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.env = {
+            "LD_PRELOAD": faketime(),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def put(self, hours: int) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{hours * 3600:+d}\n")
+        new.rename(self._file)
+
+
+def lapsed(conn: engine.Connection) -> str:
+    """The id of a job that somebody dead has held; nobody serves its queue."""
+    conn.execute("DELETE FROM ingest_jobs WHERE queue = 'fetch'")
+    row = factories.ingest(conn, task_name="note")
+    factories.expire(conn, factories.claim_ingest(conn, factories.who("fetch")))
+    return row["id"]
+
+
+def hours_off(line: str) -> float:
+    """How far the clock that stamped this log line is from ours."""
+    said = datetime.datetime.fromisoformat(line[:19]).replace(tzinfo=datetime.timezone.utc)
+    return (said - datetime.datetime.now(datetime.timezone.utc)).total_seconds() / 3600
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "behind"])
+def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
+    cli: Commands, conn: engine.Connection, tmp_path: Path, hours: int
+) -> None:
+    wall = Wall(tmp_path / "clock")
+    wall.put(hours)
+    knobs = {
+        "QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "0.2",
+        "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "3",
+        "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "3",
+        "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.5",
+    }
+    env = wall.env | knobs
+    orchestrator = started(cli, "dispatches", "queue-orchestrator", *APP, **env)
+    worker = started(cli, "works on", *NOTES, "--lease-seconds", "3", **env)
+    cpu = started(cli, "works on", "queue-claim-worker", *APP, "--queue", "cpu", **env)
+    assert round(hours_off(worker.err)) == hours, "the clock is off"
+    held = enqueue("note", tmp_path, wait=True)
+    until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)
+    scheduler = started(cli, "following", "queue-scheduler", *APP, **env)
+    for step in (hours, -hours, 0):
+        wall.put(step)
+        swept, before = lapsed(conn), job(held)["heartbeat_at"]
+        until(lambda: job(swept)["status"] == "queued", timeout_s=10)  # noqa: B023  waited for
+        until(lambda: job(held)["heartbeat_at"] > before, timeout_s=10)  # noqa: B023
+        run_id = run_store.insert_run(workflow_name="chain", context={"folder": str(tmp_path)})[
+            "id"
+        ]
+        until(lambda: flow.status(run_id) == "completed", timeout_s=20)  # noqa: B023
+        fires = len(fired(conn))
+        until(lambda: len(fired(conn)) > fires, timeout_s=20)  # noqa: B023
+    (tmp_path / "go").touch()
+    row = completed(held)
+    assert (row["claim_no"], row["attempts"], row["crash_count"]) == (1, 0, 0)
+    for command in (scheduler, orchestrator, worker, cpu):
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0, command.err
+        assert "DEAD WORKER" not in command.err
+    instants = fired(conn)
+    jobs = factories.one(
+        conn, "SELECT count(*) FROM ingest_jobs WHERE args = '{}' AND queue = %s", perils.QUEUE
+    )
+    assert len({*instants}) == len(instants) == jobs
+    late_s = factories.column(
+        conn, "SELECT extract(epoch FROM created_at - fire_at)::float8 FROM schedule_fires"
+    )
+    assert min(late_s) >= 0
+    assert max(late_s) < 30, "by the database's clock"
+
+
+def fired(conn: engine.Connection) -> list[Any]:
+    return factories.column(conn, "SELECT fire_at FROM schedule_fires")
+
+
+# --- P15 ----------------------------------------------------------------------------------------
+
+
+def test_children_of_a_body_have_connections_and_names_of_their_own(
+    cli: Commands, conn: engine.Connection, tmp_path: Path
+) -> None:
+    worker = started(cli, "works on", *NOTES)
+    before = {*factories.column(conn, SESSIONS)}
+    row = completed(enqueue("fork", tmp_path))
+    own, kept = row["result"]["sessions"]
+    assert own == kept, "the children left the pool alone"
+    for child, status, said in row["result"]["children"]:
+        session, name = said.split()
+        assert os.WIFEXITED(status)
+        assert int(session) not in {own, *before}
+        assert name.startswith(f"box:{child}:")
+    assert row["claim_no"] == 1, "a child that fell out of the body wrote nothing"
+    completed(enqueue("note", tmp_path))
+    assert before <= {*factories.column(conn, SESSIONS)}, "the parent's connections are in use"
+    assert "lost" not in worker.err
+    assert "waits" not in worker.err
+
+
+def test_workers_forked_from_one_are_two(db: object, conn: engine.Connection) -> None:
+    toyhost.setup()
+    made = claim_worker.ClaimWorker(queue="cpu", host="box")
+    for _ in range(2):
+        factories.node(conn, node_module="nobody")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(not made.run_once())
+    assert os.waitpid(child, 0)[1] == 0
+    assert made.run_once()
+    query = "SELECT worker_id FROM workflow_node_events WHERE event_type = 'claimed' ORDER BY id"
+    pids = [int(name.split(":")[1]) for name in factories.column(conn, query)]
+    assert pids == [child, os.getpid()]
+
+
+SESSIONS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    " AND pid <> pg_backend_pid() AND application_name = 'queue_workflows'"
+)

@@ -1,0 +1,45 @@
+"""Each row of what goes wrong names tests that are there, or says what it lacks."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.faults import rows
+
+TESTS = Path(__file__).parents[1]
+COUNTS = {"O": 10, "D": 11, "P": 16, "S": 9}
+EVERY = [f"{letter}{n}" for letter, count in COUNTS.items() for n in range(1, count + 1)]
+
+
+def functions(file: Path) -> set[str]:
+    """What pytest collects from a file, by name."""
+    return {
+        node.name
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def test_every_row_is_held_or_said_to_be_open() -> None:
+    assert [row for row in EVERY if row not in rows.HELD and row not in rows.OPEN] == []
+    assert {*rows.HELD} | {*rows.OPEN} == {*EVERY}
+
+
+@pytest.mark.parametrize("row", rows.HELD)
+def test_the_tests_of_a_row_are_there(row: str) -> None:
+    title, tests = rows.HELD[row]
+    assert title
+    assert tests
+    for test in tests:
+        file, _, name = test.partition("::")
+        assert name in functions(TESTS / file), test
+
+
+def test_no_test_that_reproduces_a_row_is_left_out() -> None:
+    held = {test for _, tests in rows.HELD.values() for test in tests}
+    for name in ("ownership", "dispatch", "postgres"):
+        file = f"faults/test_{name}.py"
+        assert {f"{file}::{test}" for test in functions(TESTS / file)} <= held

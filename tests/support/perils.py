@@ -1,0 +1,107 @@
+"""A host app of bodies that end their worker, nap, or fork: `--app tests.support.perils:setup`.
+
+What `toyhost` has comes with it; bodies add their line to the `journal` of their `folder`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import queue_workflows
+from queue_workflows import db
+from queue_workflows.runtime import identity
+from queue_workflows.scheduler import ScheduleEntry
+from tests.support import toyhost
+
+QUEUE = "notes"
+EVERY_S = 2
+SPARE_MB = 64
+EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+
+class Every(ScheduleEntry):
+    """Fires each `EVERY_S` seconds: the contract's entries would be too rare to see."""
+
+    def next_fire_at(self, now: datetime) -> datetime:
+        return self.previous_fire_at(now) + timedelta(seconds=EVERY_S)
+
+    def previous_fire_at(self, now: datetime) -> datetime:
+        whole = now.astimezone(timezone.utc).replace(microsecond=0)
+        return whole - timedelta(seconds=int((whole - EPOCH).total_seconds()) % EVERY_S)
+
+
+def _out_of_memory() -> None:
+    """Ask for more memory than the process may have."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    used = pages * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (SPARE_MB << 20), before[1]))
+    try:
+        bytearray(2 * SPARE_MB << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+ENDS = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crashed": lambda: ctypes.string_at(0),
+    "left": lambda: os._exit(3),
+    "exits": lambda: sys.exit("bye"),
+    "starved": _out_of_memory,
+}
+
+
+def end(reason: str, args: dict[str, Any]) -> None:
+    """Ends its process, or tries to, in one of these ways."""
+    toyhost.journal(Path(args["folder"]), args["how"])
+    ENDS[args["how"]]()
+
+
+def nap(reason: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Sleeps on, whoever wants it to stop; notes start and end."""
+    folder = Path(args["folder"])
+    toyhost.journal(folder, f"start-{args['number']}")
+    time.sleep(args["seconds"])
+    toyhost.journal(folder, f"end-{args['number']}")
+    return {}
+
+
+def hog(reason: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Sits in a C call that keeps the GIL for so many seconds: no other thread runs."""
+    toyhost.journal(Path(args["folder"]), "hog")
+    ctypes.PyDLL(None).usleep(int(args["seconds"] * 1e6))
+    return {}
+
+
+def fork(reason: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Forks children that use the database; what became of each, and its own session."""
+    with db.connection() as conn:
+        own = conn.info.backend_pid
+    said = Path(args["folder"], "child")
+    found: list[tuple[int, int, str]] = []
+    for leave in (os._exit, sys.exit):
+        child = os.fork()
+        if child == 0:
+            with db.connection() as conn:
+                said.write_text(f"{conn.info.backend_pid} {identity.new_worker_id('box')}")
+            leave(0)
+        found.append((child, os.waitpid(child, 0)[1], said.read_text()))
+    with db.connection() as conn:
+        kept = conn.info.backend_pid
+    return {"children": found, "sessions": [own, kept]}
+
+
+def setup() -> None:
+    """Everything."""
+    toyhost.setup()
+    for task in (end, nap, hog, fork):
+        queue_workflows.register_ingest_task(task.__name__, task)
+    queue_workflows.set_ingest_schedule([Every("every", 0, "note", QUEUE)])
