@@ -92,9 +92,9 @@ def node_step(
 ) -> Row | None:
     """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
 
-    The job as a dict whose timestamps are ISO texts, with `run` (id, out_dir, workflow_name,
-    generation) and, if its template has refs, `context`; None when nothing was claimed. `promote`
-    first lets jobs in that have become due. Raises `ClaimLost` with nothing written or claimed.
+    The job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name, generation,
+    born) and, if its template has refs, `context`; None when nothing was claimed. `promote` first
+    lets jobs in that have become due. Raises `ClaimLost` with nothing written or claimed.
     """
     finished: tuple[Any, ...] = (None,) * 6
     if done is not None:
