@@ -163,6 +163,29 @@ BEGIN
     RETURN v_count;
 END $$;
 
+-- The start of a run that has neither a definition nor a node yet, with no more than one look: its
+-- definition frozen, its first nodes queued; how many. NULL, and nothing written, for any other run, and for
+-- one that somebody else holds.
+CREATE OR REPLACE FUNCTION queue_workflows_start_run(
+    p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb)
+RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM workflow_runs r
+      WHERE r.id = p_run AND r.status = 'queued' AND r.mode = 'node' AND r.generation = p_generation
+        AND (extract(epoch FROM r.created_at) * 1000000)::bigint = p_born AND r.definition IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND OR EXISTS (SELECT FROM workflow_node_jobs WHERE run_id = p_run) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE workflow_runs
+       SET definition = p_definition, definition_hash = p_hash, status = 'running',
+           started_at = coalesce(started_at, now()), error = NULL, available_at = NULL, updated_at = now()
+     WHERE id = p_run;
+    RETURN queue_workflows_insert_nodes(p_run, p_rows);
+END $$;
+
 -- What a worker has to know of the node that it claimed. run: its id, out_dir, workflow_name, generation,
 -- and born, in microseconds since the epoch.
 CREATE TYPE queue_workflows_claimed_node AS (
