@@ -413,13 +413,12 @@ BEGIN
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
                started_at = now(), available_at = NULL, error = NULL, progress = NULL
           FROM picked WHERE j.id = picked.id
-        RETURNING j.*),
+        RETURNING j.id, j.task_name, j.queue, j.reason, j.priority, j.seq, j.args, j.claim_no,
+                  j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
+                  j.timeout_s, j.headers, j.partition_key, j.lock_key),
     logged AS (
         INSERT INTO ingest_job_events
                (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
         SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
-    SELECT c.id, c.task_name, c.queue, c.reason, c.priority, c.seq, c.args, c.claim_no,
-           c.worker_id, c.claimed_by, c.attempts, c.max_attempts, c.crash_count,
-           c.timeout_s, c.headers, c.partition_key, c.lock_key
-      FROM claimed c;
+    SELECT * FROM claimed;
 END $$;
