@@ -89,7 +89,7 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
             theirs.execute("SELECT FROM workflow_runs FOR NO KEY UPDATE")
             flow.complete(run_id, "s/a")
             # It sees the event of a, which waits for the run's lock, and so wakes nobody.
-            given = {"result": "{}", "seconds": None, "error": None}
+            given = {"result": "{}", "seconds": None, "error": None, "rss": None}
             job_id = flow.job(run_id, "s/b")["id"]
             assert nodes.operate(ours, job_id, tables.NODE_JOBS, "completed", given)
             theirs.rollback()
