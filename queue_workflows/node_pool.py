@@ -77,8 +77,8 @@ class NodePool:
         self._kept.close()
 
     def _poll_s(self) -> float:
-        poll_s = config.DISPATCH_POLL_S.read()
-        return poll_s if self._drain_at is None else min(poll_s, self._drain_at - self._now())
+        due = self._look_at if self._drain_at is None else min(self._look_at, self._drain_at)
+        return max(0.0, min(config.DISPATCH_POLL_S.read(), due - self._now()))
 
     def _act(self, wake: db.Wake) -> None:
         try:
@@ -120,7 +120,11 @@ class NodePool:
                 self._inputs.process_all(self._stopped)
                 inputs = False
             if events:
-                events = dispatcher.drain_outbox(begin=self._begin)
+                dispatched = dispatcher.drain_outbox(begin=self._begin)
+                events = dispatched >= dispatcher.RUNS_A_ROUND
+                if dispatched:
+                    # An event that came in beside these was not notified.
+                    self._look_at = min(self._look_at, self._now() + STREAM_PAUSE_S)
 
     def _say_waiting(self, run_ids: list[str]) -> None:
         if run_ids and not self._waiting_said:

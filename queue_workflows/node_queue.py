@@ -405,11 +405,12 @@ def enqueue_ingest_jobs(
     priority: int = 100,
     conn: db.Connection | None = None,
 ) -> list[str]:
-    """Queue one ingest job per member of `args`: one statement, one wake-up; the ids in order."""
+    """Queue one ingest job per member of `args`: all or none, one wake-up; the ids in order."""
     values = _ingest_values(task_name, queue, reason, priority)
-    values["args"] = [payload.encode(member, f"args of task {task_name!r}") for member in args]
-    with db.statement(conn) as own:
-        return ingest.enqueue_many(own, values)
+    what = f"args of task {task_name!r}"
+    parts = list(payload.parts([payload.encode(member, what) for member in args]))
+    with db.statement(conn) if len(parts) == 1 else db.transaction(conn) as own:
+        return [one for part in parts for one in ingest.enqueue_many(own, values, part)]
 
 
 def _ingest_values(task_name: str, queue: str, reason: str, priority: int) -> dict[str, Any]:

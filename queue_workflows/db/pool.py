@@ -178,6 +178,14 @@ class _Pooled(psycopg.Connection[Row]):
     """A pooled connection that knows when it was last seen alive."""
 
     seen = -math.inf
+    _poller: select.poll | None = None
+
+    def has_news(self) -> bool:
+        """Whether there is something to read: of an idle connection, that the server ended it."""
+        if self._poller is None:
+            self._poller = select.poll()
+            self._poller.register(self.fileno(), select.POLLIN)
+        return bool(self._poller.poll(0))
 
 
 def _check(conn: Connection) -> None:
@@ -187,16 +195,10 @@ def _check(conn: Connection) -> None:
     without a round trip. One that lay longer than TRUSTED_S might have been dropped without a word
     on the way, and is asked.
     """
-    now = time.monotonic()
-    if now - cast("_Pooled", conn).seen > TRUSTED_S or _has_news(conn):
+    now, pooled = time.monotonic(), cast("_Pooled", conn)
+    if now - pooled.seen > TRUSTED_S or pooled.has_news():
         _ping(conn)
-    cast("_Pooled", conn).seen = now
-
-
-def _has_news(conn: Connection) -> bool:
-    ready = select.poll()
-    ready.register(conn.fileno(), select.POLLIN)
-    return bool(ready.poll(0))
+    pooled.seen = now
 
 
 def _ping(conn: Connection) -> None:
@@ -295,8 +297,13 @@ def statement(conn: Connection | None = None) -> Generator[Connection]:
         with transaction(conn):
             yield conn
         return
-    with _pool("engine").connection() as own:
+    # `pool.connection()` would commit as well, of which there is nothing in autocommit.
+    pool = _pool("engine")
+    own = pool.getconn()
+    try:
         yield own
+    finally:
+        pool.putconn(own)
 
 
 def wait_until_reachable(

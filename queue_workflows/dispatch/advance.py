@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import plan, readiness
+from queue_workflows.dag import definition, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, payload, runs, tables
 from queue_workflows.types import Row
@@ -89,6 +89,12 @@ def advance(
     count = None
     try:
         progress, unfrozen = knowledge.prepare(begin, run)
+        if finished is None and unfrozen is not None:
+            count = _start_fresh(begin, run, progress, unfrozen)
+            if count is not None:
+                knowledge.keep(run, progress)
+                return count
+            progress = readiness.Progress(progress.graph)
         made = None
         if hooks.host_resolves():
             made = make_plan(progress, run, knowledge.Reader(begin, run_id), finished)
@@ -109,6 +115,41 @@ def advance(
     if count is not None and unfrozen is not None:
         knowledge.keep(run, progress)
     return count
+
+
+class _NothingYet:
+    """Knows a run that has no node yet; what its context holds it does not know."""
+
+    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
+        return set()
+
+    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
+        return set()
+
+    def done_all(self) -> set[str]:
+        return set()
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:  # noqa: ARG002  the protocol's name
+        raise knowledge.MustLook
+
+
+def _start_fresh(
+    begin: knowledge.Begin, run: Row, progress: readiness.Progress, unfrozen: dict[str, Any]
+) -> int | None:
+    """Start a run that was never started, in one statement; None: it takes more than that."""
+    if hooks.host_resolves() or run["generation"]:
+        return None
+    try:
+        made = make_plan(progress, run, _NothingYet(), None)
+        texts = list(payload.encode_plan(made.rows))
+    except (knowledge.MustLook, errors.InvalidPayload):
+        return None
+    if made.failure is not None or made.complete or len(texts) != 1:
+        return None
+    with knowledge.reading(begin) as conn:
+        return runs.start_fresh(
+            conn, run, payload.encode_definition(unfrozen), definition.digest(unfrozen), texts[0]
+        )
 
 
 def _unchanged(

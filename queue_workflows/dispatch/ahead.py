@@ -12,10 +12,6 @@ from queue_workflows.store import claims, payload
 from queue_workflows.types import Row
 
 
-class _MustLook(Exception):
-    """The plan asked for something that only the database knows."""
-
-
 class _OwnReader:
     """Knows the completed node's result, and nothing else."""
 
@@ -24,17 +20,17 @@ class _OwnReader:
         self._result = result
 
     def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        raise _MustLook
+        raise knowledge.MustLook
 
     def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        raise _MustLook
+        raise knowledge.MustLook
 
     def done_all(self) -> set[str]:
-        raise _MustLook
+        raise knowledge.MustLook
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         if heads is None or heads != {self._node_id}:
-            raise _MustLook
+            raise knowledge.MustLook
         return {self._node_id: json.loads(self._result)}
 
 
@@ -56,7 +52,7 @@ def look(job: Row, result: str) -> claims.Ahead | None:
         if made.failure is not None:
             return None
         texts = list(payload.encode_plan(made.rows))
-    except (_MustLook, errors.InvalidPayload):
+    except (knowledge.MustLook, errors.InvalidPayload):
         return None
     if len(texts) > 1:
         return None

@@ -162,8 +162,8 @@ def _outside(run_id: str, begin: knowledge.Begin, nowait: bool, events: list[Row
     return _Done(count or 0, more=True)
 
 
-def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A_ROUND) -> bool:
-    """Dispatch open events of up to `limit` runs, oldest first; whether to ask again at once.
+def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A_ROUND) -> int:
+    """Dispatch open events of up to `limit` runs, oldest first; of how many it did.
 
     A run whose dispatch fails is retried event by event with back-off; at DISPATCH_MAX_ATTEMPTS the
     event is poison and the run fails with a message that says so.
@@ -182,7 +182,7 @@ def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A
             if not _later(run_id, error):
                 _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
                 _singly(begin, run_id)
-    return went_on > 0 and len(ids) == limit
+    return went_on
 
 
 def _later(run_id: str, error: Exception) -> bool:

@@ -58,6 +58,10 @@ def joined(conn: db.Connection) -> Begin:
     return begin
 
 
+class MustLook(Exception):
+    """A plan asked for something that only the database knows."""
+
+
 class Reader:
     """The database's truth about a run's nodes, read in the transactions that `begin` opens."""
 

@@ -35,10 +35,15 @@ CREATE TRIGGER workflow_run_ready_notify AFTER UPDATE OF status, available_at ON
     WHEN (NEW.status = 'queued' AND NEW.mode = 'node' AND NEW.available_at IS NULL
           AND (OLD.status IS DISTINCT FROM NEW.status OR OLD.available_at IS NOT NULL))
     EXECUTE FUNCTION notify_orchestrator('run');
--- An event that its worker has dispatched already comes in closed, and wakes nobody.
+-- An event that its worker has dispatched already comes in closed, and wakes nobody; nor does one that
+-- follows close on an open one of its run, which has done so: every notification locks out all other
+-- commits and wakes every listener. The orchestrator looks again after it has dispatched.
 CREATE OR REPLACE FUNCTION notify_dispatch_event() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.processed_at IS NULL THEN
+    IF NEW.processed_at IS NULL AND NOT EXISTS (
+        SELECT FROM workflow_dispatch_events e
+         WHERE e.run_id = NEW.run_id AND e.id BETWEEN NEW.id - 20 AND NEW.id - 1
+           AND e.processed_at IS NULL AND e.available_at IS NULL) THEN
         PERFORM pg_notify('orchestrator_work', 'event');
     END IF;
     RETURN NULL;

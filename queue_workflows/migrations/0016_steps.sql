@@ -163,27 +163,57 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Returns the claimed job with `run` (out_dir, workflow_name, generation) and, for a template with refs,
--- `context` (what its ref_heads name). NULL: nothing to claim. SQLSTATE QW001: the finished claim was lost,
--- nothing was written. p_job NULL: nothing to finish. p_next and p_end: what the worker knows to follow
--- from its node (rows of a plan, the end of the run); taken only if nobody else holds the run, which is
--- live and in p_generation, and then its event is closed at once.
+-- The start of a run that has neither a definition nor a node yet, with no more than one look: its
+-- definition frozen, its first nodes queued; how many. NULL, and nothing written, for any other run, and for
+-- one that somebody else holds.
+CREATE OR REPLACE FUNCTION queue_workflows_start_run(
+    p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb)
+RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM workflow_runs r
+      WHERE r.id = p_run AND r.status = 'queued' AND r.mode = 'node' AND r.generation = p_generation
+        AND (extract(epoch FROM r.created_at) * 1000000)::bigint = p_born AND r.definition IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND OR EXISTS (SELECT FROM workflow_node_jobs WHERE run_id = p_run) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE workflow_runs
+       SET definition = p_definition, definition_hash = p_hash, status = 'running',
+           started_at = coalesce(started_at, now()), error = NULL, available_at = NULL, updated_at = now()
+     WHERE id = p_run;
+    RETURN queue_workflows_insert_nodes(p_run, p_rows);
+END $$;
+
+-- What a worker has to know of the node that it claimed. run: its id, out_dir, workflow_name, generation,
+-- and born, in microseconds since the epoch.
+CREATE TYPE queue_workflows_claimed_node AS (
+    id text, run_id text, node_id text, node_module text, queue text, required_model text,
+    status text, pipeline_name text, priority smallint, seq bigint, claim_no bigint, worker_id text,
+    claimed_by text, generation integer, attempts integer, max_attempts integer, crash_count integer,
+    watchdog_retries integer, timeout_s double precision, inputs jsonb, input_template jsonb,
+    ref_heads text[], run json, context jsonb);
+
+-- Returns the claimed job as JSON; its `context` holds what the ref_heads of its template name.
+-- NULL: nothing to claim. SQLSTATE QW001: the finished claim was lost, nothing was written.
+-- p_job NULL: nothing to finish. p_next and p_end: what the worker knows to follow from its node (rows of
+-- a plan, the end of the run); taken only if nobody else holds the run, which is live and in
+-- p_generation, and then its event is closed at once.
 CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
     p_model text, p_models text[], p_lane smallint,
     p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer,
     p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean)
-RETURNS jsonb LANGUAGE plpgsql
+RETURNS json LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_id  text;
-    v_old workflow_node_jobs;
-    v_new workflow_node_jobs;
-    v_run jsonb;
-    v_ctx jsonb;
+    v_old record;
+    v_new queue_workflows_claimed_node;
     v_ahead boolean := false;
 BEGIN
     IF p_job IS NOT NULL THEN
@@ -193,7 +223,7 @@ BEGIN
                finished_at = now(), worker_id = NULL, lease_expires_at = NULL
          WHERE id = p_job AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
            AND status = 'running'
-        RETURNING * INTO v_old;
+        RETURNING run_id, node_id, generation, attempts, claimed_by, queue, required_model INTO v_old;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'claim % of job % is no longer held', p_claim_no, p_job
                 USING ERRCODE = 'QW001';
@@ -218,60 +248,73 @@ BEGIN
                    updated_at = now()
              WHERE id = v_old.run_id;
         END IF;
+    END IF;
+    IF p_claim THEN
+        IF p_promote THEN
+            WITH due AS MATERIALIZED (
+                SELECT j.id FROM workflow_node_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+                   AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+                 ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+            UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
+              FROM due WHERE j.id = due.id;
+        END IF;
+        IF p_queue = 'gpu' THEN
+            v_id := queue_workflows_pick_gpu(p_model, p_models, p_newest);
+        ELSIF p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
+                                  WHERE k.queue = p_queue AND k.status = 'queued' AND k.blocked_reason IS NULL
+                                  ORDER BY k.priority, k.seq LIMIT 1)
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        -- An overflow host finds its band empty when what is in it is locked, or left of a run that is over.
+        UPDATE workflow_node_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
+               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+               started_at = now(), available_at = NULL, error = NULL, progress = NULL,
+               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+         WHERE j.id = (
+               SELECT CASE WHEN p_obey AND EXISTS (
+                                SELECT FROM worker_controls c
+                                 WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+                                   AND c.desired_state = 'off'
+                                   AND (c.until_at IS NULL OR c.until_at > now())) THEN NULL
+                           WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
+                           ELSE (SELECT q.id FROM workflow_node_jobs q
+                                  WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                                    AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
+                                                AND o.status NOT IN ('completed', 'failed', 'cancelled'))
+                                  ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE OF q SKIP LOCKED) END)
+        RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
+                  j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
+                  j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
+                  j.input_template, j.ref_heads,
+                  (SELECT json_build_object(
+                              'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
+                              'generation', r.generation,
+                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                     FROM workflow_runs r WHERE r.id = j.run_id),
+                  NULL::jsonb
+          INTO v_new;
+    END IF;
+    IF p_job IS NOT NULL THEN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
                 worker_id, claim_no)
         VALUES (v_old.run_id, v_old.node_id, p_job, v_old.attempts, 'completed', v_old.claimed_by,
                 v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
-    IF NOT p_claim OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
+    IF v_new.id IS NULL THEN
         RETURN NULL;
     END IF;
-    IF p_promote THEN
-        WITH due AS MATERIALIZED (
-            SELECT j.id FROM workflow_node_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-        UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
-          FROM due WHERE j.id = due.id;
-    END IF;
-    IF p_queue = 'gpu' THEN
-        v_id := queue_workflows_pick_gpu(p_model, p_models, p_newest);
-    ELSIF p_newest THEN
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
-           AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
-                              WHERE k.queue = p_queue AND k.status = 'queued' AND k.blocked_reason IS NULL
-                              ORDER BY k.priority, k.seq LIMIT 1)
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
-         ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-    END IF;
-    -- An overflow host finds its band empty when what is in it is locked, or left of a run that is over.
-    IF v_id IS NULL AND p_queue <> 'gpu' THEN
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
-         ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-    END IF;
-    IF v_id IS NULL THEN
-        RETURN NULL;
-    END IF;
-    UPDATE workflow_node_jobs j
-       SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-           host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
-           lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-           started_at = now(), available_at = NULL, error = NULL, progress = NULL,
-           resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
-     WHERE j.id = v_id
-    RETURNING * INTO v_new;
     INSERT INTO workflow_node_events
            (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-    VALUES (v_new.run_id, v_new.node_id, v_id, v_new.attempts, 'claimed', p_host, v_new.queue,
+    VALUES (v_new.run_id, v_new.node_id, v_new.id, v_new.attempts, 'claimed', p_host, v_new.queue,
             v_new.required_model, p_worker, v_new.claim_no);
     IF v_new.ref_heads <> '{}' THEN
         SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
@@ -280,13 +323,9 @@ BEGIN
                            FROM workflow_node_jobs d
                           WHERE d.run_id = v_new.run_id AND d.status = 'completed'
                             AND d.node_id = ANY (v_new.ref_heads)), '{}')
-          INTO v_ctx FROM workflow_runs r WHERE r.id = v_new.run_id;
+          INTO v_new.context FROM workflow_runs r WHERE r.id = v_new.run_id;
     END IF;
-    SELECT jsonb_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                              'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
-      INTO v_run FROM workflow_runs r WHERE r.id = v_new.run_id;
-    RETURN to_jsonb(v_new) || jsonb_build_object('run', v_run, 'context', v_ctx);
+    RETURN row_to_json(v_new);
 END $$;
 
 -- The same for the ingest family, for any number of jobs at once. p_done: a JSON array of {id, claim_no,
@@ -374,13 +413,12 @@ BEGIN
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
                started_at = now(), available_at = NULL, error = NULL, progress = NULL
           FROM picked WHERE j.id = picked.id
-        RETURNING j.*),
+        RETURNING j.id, j.task_name, j.queue, j.reason, j.priority, j.seq, j.args, j.claim_no,
+                  j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
+                  j.timeout_s, j.headers, j.partition_key, j.lock_key),
     logged AS (
         INSERT INTO ingest_job_events
                (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
         SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
-    SELECT c.id, c.task_name, c.queue, c.reason, c.priority, c.seq, c.args, c.claim_no,
-           c.worker_id, c.claimed_by, c.attempts, c.max_attempts, c.crash_count,
-           c.timeout_s, c.headers, c.partition_key, c.lock_key
-      FROM claimed c;
+    SELECT * FROM claimed;
 END $$;

@@ -92,9 +92,9 @@ def node_step(
 ) -> Row | None:
     """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
 
-    The job as a dict whose timestamps are ISO texts, with `run` (id, out_dir, workflow_name,
-    generation) and, if its template has refs, `context`; None when nothing was claimed. `promote`
-    first lets jobs in that have become due. Raises `ClaimLost` with nothing written or claimed.
+    The job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name, generation,
+    born) and, if its template has refs, `context`; None when nothing was claimed. `promote` first
+    lets jobs in that have become due. Raises `ClaimLost` with nothing written or claimed.
     """
     finished: tuple[Any, ...] = (None,) * 6
     if done is not None:
@@ -160,6 +160,32 @@ def ingest_step(
     if len(rows) > 1:
         rows.sort(key=lambda row: (row["priority"], row["seq"]))
     return rows
+
+
+_INGEST_AHEAD = (
+    b"SELECT coalesce(json_agg(s ORDER BY s.priority, s.seq), '[]') FROM"
+    b" queue_workflows_ingest_step($1::text, $2::text, $3::text, $4::float8, $5::integer,"
+    b" $6::boolean, false, $7::jsonb) s"
+)
+
+
+class IngestStep:
+    """`ingest_step` under way: the caller runs other bodies while the server records and claims."""
+
+    def __init__(
+        self, conn: db.Connection, who: Claimant, done: Sequence[IngestResult], claim: int
+    ) -> None:
+        finished = f"[{','.join(_as_json(d) for d in done)}]".encode() if done else None
+        texts = (who.worker_id, who.host, who.queue, repr(who.lease_s), str(claim), str(who.obey))
+        self._sent = db.Sent(conn, _INGEST_AHEAD, [*(text.encode() for text in texts), finished])
+
+    def jobs(self) -> list[Row]:
+        """What `ingest_step` returns, and raises."""
+        try:
+            ((text,),) = self._sent.rows()
+        except psycopg.Error as error:
+            raise _lost(error) or error from None
+        return json.loads(text or b"[]")
 
 
 class Renewal(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from queue_workflows import db
@@ -12,9 +14,10 @@ _ENQUEUE = (
     " VALUES (%(task_name)s, %(queue)s, %(reason)s, %(priority)s, %(args)s::jsonb) RETURNING id"
 )
 _ENQUEUE_MANY = (
-    "INSERT INTO ingest_jobs (task_name, queue, reason, priority, args)"
-    " SELECT %(task_name)s, %(queue)s, %(reason)s, %(priority)s::smallint, args::jsonb"
-    " FROM unnest(%(args)s::text[]) WITH ORDINALITY AS a (args, line) RETURNING id"
+    "INSERT INTO ingest_jobs (id, task_name, queue, reason, priority, args)"
+    " SELECT %(prefix)s || lpad(to_hex(a.place), 12, '0'), %(task_name)s, %(queue)s, %(reason)s,"
+    " %(priority)s::smallint, a.args"
+    " FROM jsonb_array_elements(%(args)s::jsonb) WITH ORDINALITY AS a (args, place)"
 )
 
 
@@ -25,9 +28,18 @@ def enqueue(conn: db.Connection, values: dict[str, Any]) -> str:
     return row["id"]
 
 
-def enqueue_many(conn: db.Connection, values: dict[str, Any]) -> list[str]:
-    """Insert one queued job per member of `values["args"]` (JSON texts), one statement; the ids."""
-    return [row["id"] for row in conn.execute(_ENQUEUE_MANY, values, prepare=True).fetchall()]
+def enqueue_many(conn: db.Connection, values: dict[str, Any], args: Sequence[str]) -> list[str]:
+    """Insert one queued job per member of `args` (JSON texts), one statement; the ids in order.
+
+    The ids are UUIDs of version 8 (RFC 9562): 74 random bits of the call, then the row's place.
+    Ids that follow one another meet the same pages of their index, which random ones do not.
+    """
+    drawn = os.urandom(10).hex()
+    variant = "89ab"[int(drawn[15], 16) & 3]
+    prefix = f"{drawn[:8]}-{drawn[8:12]}-8{drawn[12:15]}-{variant}{drawn[16:19]}-"
+    rows = f"[{','.join(args)}]"
+    conn.execute(_ENQUEUE_MANY, {**values, "prefix": prefix, "args": rows}, prepare=True)
+    return [f"{prefix}{place:012x}" for place in range(1, len(args) + 1)]
 
 
 def get(conn: db.Connection, job_id: str) -> Row | None:

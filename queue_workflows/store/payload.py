@@ -14,7 +14,7 @@ ERROR_LIMIT = 8000
 """Characters of an error text that are kept (the contract's figure)."""
 
 KIB = 1024
-PLAN_BYTES = 8 * KIB * KIB
+PART_BYTES = 8 * KIB * KIB
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _to_json = json.JSONEncoder(allow_nan=False).encode
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -63,22 +63,27 @@ def encode_definition(definition: dict[str, Any]) -> str:
 
 
 def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
-    """The rows of a plan as JSON arrays that `nodes.insert_many` takes, each of about PLAN_BYTES.
+    """The rows of a plan as JSON arrays that `nodes.insert_many` takes, each of about PART_BYTES.
 
     Large inputs never keep the transaction that writes them waiting for long. Raises
     `InvalidPayload` naming the node whose resolved inputs cannot be stored.
     """
-    texts: list[str] = []
+    for part in parts(_row(row) for row in rows):
+        yield f"[{','.join(part)}]"
+
+
+def parts(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts in turn, in lists of about PART_BYTES; none for none."""
+    part: list[str] = []
     size = 0
-    for row in rows:
-        text = _row(row)
-        if texts and size + len(text) > PLAN_BYTES:
-            yield f"[{','.join(texts)}]"
-            texts, size = [], 0
-        texts.append(text)
+    for text in texts:
+        if part and size + len(text) > PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(text)
         size += len(text)
-    if texts:
-        yield f"[{','.join(texts)}]"
+    if part:
+        yield part
 
 
 def _row(row: plan.NewNode) -> str:

@@ -149,6 +149,23 @@ def start(conn: db.Connection, run_id: str) -> bool:
     )
 
 
+def start_fresh(
+    conn: db.Connection, run: Row, definition_json: str, digest: str, rows_json: str
+) -> int | None:
+    """Freeze the definition, flip queued → running and insert the first nodes: one statement.
+
+    How many rows are new; None, and nothing written, for a run that has a definition or a node, is
+    no longer as `run` says, or is locked.
+    """
+    row = conn.execute(
+        "SELECT queue_workflows_start_run(%s::text, %s::integer, %s::bigint, %s::jsonb, %s::text,"
+        " %s::jsonb) AS n",
+        (run["id"], run["generation"], run["born"], definition_json, digest, rows_json),
+        prepare=True,
+    ).fetchone()
+    return row["n"] if row else None
+
+
 def complete(conn: db.Connection, run_id: str) -> bool:
     """Any live state → completed; False when it was over or queued."""
     return (

@@ -13,7 +13,7 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import transitions
+from queue_workflows.store import nodes, tables, transitions
 from tests.support import factories, flow, statements, wait
 
 
@@ -74,6 +74,28 @@ def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: 
         wait.until(lambda: flow.job(run_id, "q")["input_spec"], timeout_s=5)
         dispatcher.submit_input(run_id, "q", 1)
         wait.until(lambda: "t/b" in flow.jobs(run_id), timeout_s=5)
+
+
+def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notification(
+    host: flow.Flow, conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "STREAM_PAUSE_S", 1.0)
+    closed = "SELECT 1 FROM workflow_dispatch_events WHERE processed_at IS NOT NULL"
+    host.dag(a="", b="", c="a", d="b")
+    with running():
+        run_id = host.submit()
+        wait.until(lambda: len(flow.jobs(run_id)) == 2, timeout_s=5)
+        with engine.connect(autocommit=False) as ours, engine.connect(autocommit=False) as theirs:
+            theirs.execute("SELECT FROM workflow_runs FOR NO KEY UPDATE")
+            flow.complete(run_id, "s/a")
+            # It sees the event of a, which waits for the run's lock, and so wakes nobody.
+            given = {"result": "{}", "seconds": None, "error": None, "rss": None}
+            job_id = flow.job(run_id, "s/b")["id"]
+            assert nodes.operate(ours, job_id, tables.NODE_JOBS, "completed", given)
+            theirs.rollback()
+            wait.until(lambda: factories.column(conn, closed), timeout_s=5)
+            ours.commit()
+        wait.until(lambda: {"s/c", "s/d"} <= {*flow.jobs(run_id)}, timeout_s=5)
 
 
 def test_what_was_there_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:

@@ -146,7 +146,7 @@ def test_an_error_that_cannot_be_printed_is_still_an_error_text() -> None:
 
 
 def test_a_plan_is_written_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "PLAN_BYTES", 1000)
+    monkeypatch.setattr(payload, "PART_BYTES", 1000)
     node = graph.Node("n", "ok", "cpu", None, (), {}, None, None, None)
     rows = [
         plan.NewNode(node, "queued", {"text": "x" * size}, {}) for size in (10, 20, 900, 5000, 10)
