@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -13,15 +14,21 @@ from queue_workflows.db import pool
 class Kept:
     """One autocommit engine connection, opened on first use and again after it was dropped.
 
-    For one thread at a time. `opened` is called with each new connection.
+    For one thread at a time. `opened` is called with each new connection. In a forked child it is
+    another one: the parent's session is left alone.
     """
 
     def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
         self._opened = opened
         self._conn: pool.Connection | None = None
+        self._pid = os.getpid()
+        self._parents: pool.Connection | None = None
+        """Kept from collection: what closes a connection tells the server so."""
 
     def get(self) -> pool.Connection:
         """The connection, opened when there is none."""
+        if self._pid != os.getpid():
+            self._pid, self._parents, self._conn = os.getpid(), self._conn, None
         if self._conn is None or self._conn.closed:
             self._conn = pool.connect()
             try:
@@ -34,13 +41,13 @@ class Kept:
     @property
     def current(self) -> pool.Connection | None:
         """The connection, if there is one."""
-        return self._conn
+        return self._conn if self._pid == os.getpid() else None
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
+        if self.current is not None:
+            self.current.close()
+            self._conn = None
 
     @contextmanager
     def using(self) -> Generator[pool.Connection]:

@@ -130,8 +130,7 @@ def _is_whole(conn: pool.Connection, name: str) -> bool:
     return row is not None and row["n"] == 4
 
 
-def _refuse_newer(steps: list[Migration], applied: dict[int, dict[str, Any]]) -> None:
-    known = steps[-1].version
+def _refuse_newer(known: int, applied: dict[int, dict[str, Any]]) -> None:
     for version, row in applied.items():
         if version > known and row["compatible_with"] > known:
             raise errors.SchemaTooNew(
@@ -154,7 +153,7 @@ def bootstrap(
     done: list[int] = []
     with _exclusive(version_table) as conn:
         applied = _ledger(conn, version_table)
-        _refuse_newer(steps, applied)
+        _refuse_newer(steps[-1].version, applied)
         for step in steps:
             if step.version in applied:
                 recorded = applied[step.version]["checksum"]
@@ -256,7 +255,8 @@ class _Stopped(Exception):
 def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], object]) -> bool:
     """Block until the database answers and has our schema; says once that it waits for that.
 
-    False when `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does.
+    False when `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does, and
+    `SchemaTooNew` as `bootstrap` does.
     """
     if not pool.wait_until_reachable(stopped=stopped, pause=pause):
         return False
@@ -280,6 +280,9 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
         wait_for_schema(REQUIRED_VERSION, sleep_fn=wait)
     except _Stopped:
         return False
+    with pool.connect() as conn:
+        if _is_whole(conn, LEDGER):
+            _refuse_newer(REQUIRED_VERSION, _ledger(conn, LEDGER))
     return True
 
 

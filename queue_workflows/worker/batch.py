@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from queue_workflows import db, errors, ingest_executor
 from queue_workflows.store import claims, outcomes, tables
 from queue_workflows.types import NowFn, Row
-from queue_workflows.worker import claimer, current, guards, watch
+from queue_workflows.worker import claimer, current, guards, leaving, watch
 
 _log = logging.getLogger(__name__)
 FLUSH_AFTER_S = 1.0
@@ -85,7 +86,7 @@ class Batch:
         return taken
 
     def _run(self, jobs: list[Row], sent_at: float, stopping: Callable[[], bool]) -> None:
-        flushed = self._now()
+        flushed, pid = self._now(), os.getpid()
         lease_end = guards.LeaseEnd(sent_at, self._lease_s)
         for job in jobs:
             work = current.Work(tables.INGEST_JOBS, job, lease_end)
@@ -95,6 +96,7 @@ class Batch:
             self._watch.begin(work, self._leases)
             try:
                 outcome = ingest_executor.run_task(job)
+                leaving.unless_forked(pid, outcome)
                 work.settling = True
                 self._keep(work, outcome)
             finally:

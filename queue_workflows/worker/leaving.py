@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 from queue_workflows import db
-from queue_workflows.store import claims, events, payload, tables, transitions, workers
+from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards
 
@@ -98,6 +99,12 @@ class Leaving:
         except db.Error as error:
             _log.warning("could not record the end of job %s: %s", work.job["id"], error)
             return True
+
+
+def unless_forked(pid: int, outcome: outcomes.Outcome) -> None:
+    """End a child that the body forked and that fell out of it: what it holds is its parent's."""
+    if os.getpid() != pid:
+        os._exit(outcome.kind != "completed")
 
 
 def record_trip(

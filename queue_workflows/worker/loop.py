@@ -14,7 +14,7 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, outcomes, tables, transitions
 from queue_workflows.types import Row
-from queue_workflows.worker import batch, claimer, current, guards, watch
+from queue_workflows.worker import batch, claimer, current, guards, leaving, watch
 
 _log = logging.getLogger(__name__)
 READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
@@ -145,9 +145,7 @@ class WorkLoop:
         self._watch.begin(work)
         try:
             outcome = self._body(work)
-            if os.getpid() != pid:
-                # A child that the body forked: claim and connections are its parent's.
-                os._exit(outcome.kind != "completed")
+            leaving.unless_forked(pid, outcome)
             work.settling = True
             following = self._claimer.finish(
                 work, outcome, claim=claim and not hooked and not self._stopping

@@ -180,10 +180,11 @@ def test_a_schema_that_breaks_with_today_is_refused_by_name(
     text = f"needs code that knows version {number}; this code knows {engine.REQUIRED_VERSION}"
     with pytest.raises(errors.SchemaTooNew, match=text):
         engine.bootstrap()
-    refused = fresh.run("queue-orchestrator", *APP)
-    assert refused.process.returncode == 2
-    assert text in refused.err
-    assert "Traceback" not in refused.err
+    for role in (("queue-orchestrator", *APP), NOTES, ("queue-scheduler", *APP)):
+        refused = fresh.run(*role)
+        assert refused.process.returncode == 2
+        assert text in refused.err
+        assert "Traceback" not in refused.err
 
 
 # --- P13 ----------------------------------------------------------------------------------------
@@ -291,10 +292,11 @@ def fired(conn: engine.Connection) -> list[Any]:
 # --- P15 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("more", [(), ("--batch", "4")])
 def test_children_of_a_body_have_connections_and_names_of_their_own(
-    cli: Commands, conn: engine.Connection, tmp_path: Path
+    cli: Commands, conn: engine.Connection, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    worker = started(cli, "works on", *NOTES)
+    worker = started(cli, "works on", *NOTES, *more)
     before = {*factories.column(conn, SESSIONS)}
     row = completed(enqueue("fork", tmp_path))
     own, kept = row["result"]["sessions"]
@@ -309,6 +311,21 @@ def test_children_of_a_body_have_connections_and_names_of_their_own(
     assert before <= {*factories.column(conn, SESSIONS)}, "the parent's connections are in use"
     assert "lost" not in worker.err
     assert "waits" not in worker.err
+
+
+def test_a_kept_connection_stays_in_the_process_that_opened_it(db: object) -> None:
+    kept = engine.Kept()
+    query = "SELECT pg_backend_pid() AS pid"
+    own = kept.get().execute(query).fetchone()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        other = kept.get().execute(query).fetchone()
+        kept.close()
+        os._exit(own == other)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.get().execute(query).fetchone() == own
+    kept.close()
 
 
 def test_workers_forked_from_one_are_two(db: object, conn: engine.Connection) -> None:
