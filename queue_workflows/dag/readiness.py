@@ -56,6 +56,13 @@ class Progress:
         return at
 
 
+    def waits_for_more(self, node_id: str) -> bool:
+        """Whether all that follows a done node waits, as far as is known, for others as well."""
+        self.known.add(node_id)
+        followers = self.graph.downstream(node_id) or (END,)
+        return all(self.witness(follower) >= 0 for follower in followers)
+
+
 class Round:
     """The look at a run that one plan takes: `Progress`, and what the plan itself has skipped."""
 

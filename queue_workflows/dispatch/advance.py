@@ -47,6 +47,12 @@ def make_plan(
         )
 
 
+def must_look(progress: readiness.Progress, node_id: str) -> bool:
+    """Whether a plan from this done node alone would have to ask what else is done."""
+    with _planning:
+        return progress.waits_for_more(node_id)
+
+
 def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
     """Write a plan under the run's lock; how many rows are new.
 
