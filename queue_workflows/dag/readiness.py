@@ -55,7 +55,6 @@ class Progress:
         self._at[node_id] = at
         return at
 
-
     def waits_for_more(self, node_id: str) -> bool:
         """Whether all that follows a done node waits, as far as is known, for others as well."""
         self.known.add(node_id)

@@ -92,8 +92,8 @@ def _finished(events: list[Row]) -> list[str]:
     )
 
 
-def _failed(events: list[Row]) -> Row | None:
-    return next((e for e in events if e["kind"] == "failed" and e["node_status"] == "failed"), None)
+def _failed(events: list[Row]) -> list[Row]:
+    return [e for e in events if e["kind"] == "failed" and e["node_status"] == "failed"]
 
 
 def _settle(
@@ -104,9 +104,9 @@ def _settle(
     What a queued run's nodes have completed its start sees for itself.
     """
     count, parked = 0, list[Row]()
-    failed = _failed(events)
     live = advance.is_live(run)
-    if failed is not None and (live or _fails_queued(conn, run, failed)):
+    failed = next((e for e in _failed(events) if live or _fails_queued(conn, run, e)), None)
+    if failed is not None:
         reason = advance.node_failure(failed["node_id"], failed["node_error"])
         runs.fail(conn, run["id"], reason)
     elif live or advance.is_queued(run):
@@ -147,9 +147,9 @@ def _outside(run_id: str, begin: knowledge.Begin, nowait: bool, events: list[Row
         return _Done(more=not nowait)
     if not hooks.host_resolves():
         return _Done(more=True)
-    failed = _failed(events)
-    if failed is not None:
-        advance.fail(begin, run_id, advance.node_failure(failed["node_id"], failed["node_error"]))
+    if failed := _failed(events):
+        reason = advance.node_failure(failed[0]["node_id"], failed[0]["node_error"])
+        advance.fail(begin, run_id, reason)
         return _Done(more=True)
     closed = [event["id"] for event in events if event["kind"] != "awaiting_input"]
     count = advance.advance(

@@ -237,6 +237,28 @@ def test_a_node_that_outlived_its_cancelled_run_counts_for_the_reopened_one(
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "queued"}
 
 
+def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_generation(
+    host: flow.Flow, conn: Any
+) -> None:
+    host.dag(a="", b="", c="b")
+    run_id = host.submit()
+    host.look()
+    a, b = factories.claim_node(conn), factories.claim_node(conn)
+    assert (a["node_id"], b["node_id"]) == ("s/a", "s/b")
+    fail = {"error": "broke", "retry": False}
+    transitions.fail(conn, factories.node_lease(b), **fail)
+    host.look()
+    conn.execute("UPDATE workflow_runs SET status = 'queued'")
+    host.look()
+    run_store.reenqueue_running_for_resume()
+    b = factories.claim_node(conn)
+    assert b["node_id"] == "s/b"
+    transitions.fail(conn, factories.node_lease(a), **fail)
+    transitions.fail(conn, factories.node_lease(b), **fail)
+    dispatcher.drain_outbox()
+    assert flow.status(run_id) == "failed"
+
+
 def test_a_retry_from_a_node_asks_nobody_for_the_end_of_what_still_runs(
     host: flow.Flow, conn: Any
 ) -> None:

@@ -1,0 +1,226 @@
+"""A fleet in one process: workers without their threads, orchestrators, and what befalls them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from queue_workflows import db, dispatcher, node_pool
+from queue_workflows.dispatch import knowledge
+from queue_workflows.runtime import clock, identity, supervisor
+from queue_workflows.store import claims, outcomes, tables, transitions
+from queue_workflows.telemetry import gpu_health
+from queue_workflows.types import Row
+from queue_workflows.worker import burial, claimer, current, guards, watch
+from tests.support import fleet_model as model
+
+_pids = itertools.count(5_000_000)
+"""No process has such pids."""
+
+
+NOTHING_SEEN = gpu_health.Sample(None, None)
+
+
+class Left(BaseException):
+    """A worker leaves its process, with this code."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def leave(code: int) -> None:
+    raise Left(code)
+
+
+@dataclass(eq=False)
+class Process:
+    """What one worker process is and knows."""
+
+    host: str
+    queue: str
+    pid: int
+    worker_id: str
+    locks: bool
+    work: current.Work | None = None
+    job: model.Job | None = None
+    alive: bool = True
+    quiet: bool = False
+    reported: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim that it believes to have is its own still."""
+        if self.work is None or self.job is None:
+            return False
+        return self.job.is_held(self.worker_id, self.work.lease.claim_no)
+
+
+class Past(NamedTuple):
+    """A claim that was made once."""
+
+    job: model.Job
+    lease: tables.Lease
+
+    @property
+    def is_held(self) -> bool:
+        return self.job.is_held(self.lease.worker_id, self.lease.claim_no)
+
+
+@contextmanager
+def mind(of: Any) -> Generator[None]:
+    """What this process knows of runs is what it has seen itself."""
+    before, knowledge._cache = knowledge._cache, of
+    try:
+        yield
+    finally:
+        knowledge._cache = before
+
+
+class Slot:
+    """A place for a worker, in which one process follows the other."""
+
+    def __init__(
+        self, host: str, queue: str, lives: db.Connection, *, newest: bool = False,
+        locks: bool = True,
+    ) -> None:  # fmt: skip
+        self.host, self.queue, self.newest, self.locks = host, queue, newest, locks
+        self.table = tables.NODE_JOBS if queue in ("cpu", "gpu") else tables.INGEST_JOBS
+        self._lives = lives
+        self.mind: Any = knowledge._Cache(8)
+        self.claimer = claimer.Claimer(self.table, self.who)
+        self.claimer._pause.set()  # it waits for nothing before it tries again
+        self.process = self._born()
+        self.watch = watch.Watch(self.who, on_exit=leave, sampler=lambda: NOTHING_SEEN)
+
+    def who(self) -> claims.Claimant:
+        return claims.Claimant(self.process.worker_id, self.host, self.queue, newest=self.newest)
+
+    def _born(self) -> Process:
+        pid = next(_pids)
+        worker_id = f"{identity.process_prefix(self.host, pid)}0"
+        self._lock("pg_advisory_lock", worker_id)
+        return Process(self.host, self.queue, pid, worker_id, self.locks)
+
+    def _lock(self, function: str, worker_id: str) -> None:
+        name = transitions.LIFE_LOCK + worker_id
+        query = f"SELECT {function}(hashtextextended(%s, 0))"
+        self._lives.execute(query.encode(), (name,))
+
+    def renew_process(self) -> Process:
+        """The process ends, and another takes its place; the one that ended."""
+        dead = self.process
+        dead.alive = False
+        self._lock("pg_advisory_unlock", dead.worker_id)
+        self.watch.end()
+        self.claimer._held, self.claimer._was_lost, self.claimer._look_again = set(), False, False
+        self.process = self._born()
+        self.watch.locked = self.locks
+        return dead
+
+    def close(self) -> None:
+        self._lock("pg_advisory_unlock", self.process.worker_id)
+        self.claimer.close()
+        self.watch._close()
+
+    def begin(self, row: Row, job: model.Job) -> None:
+        lease_end = guards.LeaseEnd(clock.boot_s(), 600)
+        self.process.work = current.Work(self.table, row, lease_end)
+        self.process.job = job
+
+    def judge(self, act: Callable[[watch.Watch, current.Work], object]) -> int | None:
+        """Let the watch act on the job that runs; the code with which it left, if it did."""
+        work = self.process.work
+        assert work is not None
+        self.watch.begin(work)
+        try:
+            with mind(self.mind):
+                act(self.watch, work)
+        except Left as left:
+            return left.code
+        finally:
+            self.watch.end()
+        return None
+
+
+class Orchestrator:
+    """A pool and its sweeps, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = self.since = self.seen = 1000.0
+        self.pool = node_pool.NodePool()
+        self.sweeps = node_pool.Sweeps(lambda: self.now)
+        self.mind: Any = knowledge._Cache(8)
+
+    def trusts(self, seconds: float) -> bool:
+        """Whether it has had the database for so long without a break."""
+        return self.now - self.seen <= 15 and self.now - self.since >= seconds
+
+    def reclaim(self) -> None:
+        self.sweeps.reclaim()
+        if self.now - self.seen > 15:
+            self.since = self.now
+        self.seen = self.now
+
+    def close(self) -> None:
+        self.pool.stop()
+        self.sweeps.close()
+
+
+def outcome(how: str) -> outcomes.Outcome:
+    """How a body ended, by its kind."""
+    return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
+
+
+def bury(conn: db.Connection, dead: Process) -> list[Row]:
+    """Its parent has reaped it."""
+    ended = supervisor.Exit("w", dead.pid, None, 9, 1, 1.0)
+    return burial.bury(conn, ended, host_label=dead.host)
+
+
+class Cut:
+    """A connection that is lost once, before or after a worker's write was committed."""
+
+    def __init__(self, of: claimer.Claimer, when: str | None) -> None:
+        self._of, self._when, self._record = of, when, of._record
+
+    def __enter__(self) -> None:
+        self._of._record = self._once  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        self._of._record = self._record  # type: ignore[method-assign]
+
+    def _once(self, *given: Any, **more: Any) -> Row | None:
+        when, self._when = self._when, None
+        if when == "before":
+            raise db.OperationalError("the connection is lost")
+        row = self._record(*given, **more)
+        if when == "after":
+            raise db.OperationalError("the reply is lost")
+        return row
+
+
+WRITES = ("completed", "failed", "renew", "trip", "back", "park")
+
+
+def write(conn: db.Connection, past: Past, act: str) -> bool:
+    """Whether the database takes this from a claim, as its worker would write it."""
+    lease = past.lease
+    if act == "renew":
+        return bool(claims.renew(conn, [lease], lease_s=600))
+    if act == "trip":
+        return transitions.trip(conn, lease, error="e", seconds=1) is not None
+    if act == "back":
+        return transitions.hand_back(conn, lease, reason="r") is not None
+    kind = "parked" if act == "park" and lease.table.in_run else act
+    return outcomes.record(conn, lease, outcome(kind)) != "skipped"
+
+
+def callback(run_id: str, node: str, kind: str) -> None:
+    """A host calls for a dispatch itself, once more than needed."""
+    if kind == "completed":
+        dispatcher.on_node_completed(run_id, node)
+    else:
+        dispatcher.on_node_awaiting_input(run_id, node)

@@ -1,0 +1,237 @@
+"""Rules of a fleet: what workers do, and what claims may that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from queue_workflows import errors
+from queue_workflows.store import claims, tables
+from queue_workflows.worker import guards
+from tests.support import factories, fleet, fleet_base
+from tests.support import fleet_model as model
+from tests.support.fleet_base import ENDS, PICK
+
+
+class Workers(fleet_base.Base):
+    """Workers, and claims that are lost."""
+
+    @precondition(lambda self: self.claimable())
+    @rule(pick=PICK, promote=st.booleans(), reply_lost=st.sampled_from([False, False, True]))
+    def claim(self, pick: int, promote: bool, reply_lost: bool) -> None:
+        idle = [slot for slot in self.slots if slot.process.work is None]
+        if idle:
+            self.claim_in(idle[pick % len(idle)], promote, reply_lost)
+
+    @rule(promote=st.booleans(), which=st.integers(0, 1))
+    def all_claim(self, promote: bool, which: int) -> None:
+        self.orchestrate(which, "look")
+        self.look_at_rows()
+        for slot in self.slots:
+            if slot.process.work is None:
+                self.claim_in(slot, promote, False)
+
+    @precondition(lambda self: self.busy())
+    @rule(how=ENDS, drain=st.booleans())
+    def all_finish(self, how: str, drain: bool) -> None:
+        for slot in self.busy():
+            self.finish_in(slot, how, claim=False, drain=drain)
+            self.look_at_rows()
+
+    def claim_in(self, slot: fleet.Slot, promote: bool, reply_lost: bool) -> bool:
+        if not slot.process.reported:
+            self.beat_in(slot)
+        expected = self.fleet.next(slot.host, slot.queue, newest=slot.newest, promote=promote)
+        if reply_lost:
+            step = claims.node_step if slot.table.in_run else claims.ingest_step
+            step(self.conn, slot.who(), promote=promote)
+            if expected:
+                expected.claim(slot.process.worker_id)
+                expected.back()
+            slot.claimer._lose()
+            slot.claimer.connection()
+            return False
+        row = slot.claimer.claim(promote=promote)
+        assert (row and row["id"]) == (expected and expected.id)
+        if row is not None and expected is not None:
+            expected.claim(slot.process.worker_id)
+            self.take(slot, row, expected)
+        return row is not None
+
+    def take(self, slot: fleet.Slot, row: Any, job: model.Job) -> None:
+        slot.begin(row, job)
+        self.past.append(fleet.Past(job, tables.lease_of(slot.table, row)))
+
+    @precondition(lambda self: self.busy())
+    @rule(
+        pick=PICK, how=ENDS, claim=st.booleans(), drain=st.booleans(),
+        cut=st.sampled_from([None] * 6 + ["before", "after"]),
+    )  # fmt: skip
+    def finish(self, pick: int, how: str, claim: bool, drain: bool, cut: str | None) -> None:
+        self.finish_in(self.one_busy(pick), how, claim=claim, drain=drain, cut=cut)
+
+    def finish_in(
+        self, slot: fleet.Slot, how: str, *, claim: bool, drain: bool, cut: str | None = None
+    ) -> None:
+        process, run = slot.process, slot.process.job.run
+        job, work, held = process.job, process.work, process.holds
+        process.work = process.job = None
+        if how == "completed" and job.asks:
+            how = "parked"
+        work.settling = True
+        following = None
+        with fleet.mind(slot.mind), fleet.Cut(slot.claimer, cut):
+            try:
+                following = slot.claimer.finish(work, fleet.outcome(how), claim=claim)
+                assert held or how == "cancelled"
+            except errors.ClaimLost:
+                assert not held
+        expected = self.finished(slot, job, how, claim) if held else None
+        if expected is not None:
+            expected.claim(process.worker_id)
+            if cut == "after":
+                expected.back()
+                expected = None
+        assert (following and following["id"]) == (expected and expected.id)
+        if expected is not None:
+            self.take(slot, following, expected)
+        elif drain and run is not None and run.status != "deleted":
+            with fleet.mind(slot.mind):
+                slot.claimer.drain(run.id)
+            run.drain(nowait=True)
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=PICK, how=ENDS)
+    def work_on(self, pick: int, how: str) -> None:
+        """As a worker does it: the next job with the end of this one, and what was left open."""
+        self.finish_in(self.one_busy(pick), how, claim=True, drain=True)
+
+    def finished(self, slot: fleet.Slot, job: model.Job, how: str, claim: bool) -> model.Job | None:
+        """The model's end of a job, and what the same transaction claims next."""
+        if how == "completed":
+            job.become("completed")
+            if job.run is not None and self.dispatched_ahead(job):
+                assert job.run.live
+                job.run.open.remove((job.node, "completed"))
+                job.run.advance([job.node])
+                self.look_at_rows()
+            if claim:
+                return self.fleet.next(slot.host, slot.queue, newest=slot.newest, promote=False)
+        elif how == "failed":
+            job.fail()
+        elif how == "parked":
+            job.park()
+        else:
+            job.back()
+        return None
+
+    def dispatched_ahead(self, job: model.Job) -> bool:
+        """Whether the worker has closed its event, and with it the dispatch of what follows."""
+        return factories.one(
+            self.conn,
+            "SELECT processed_at IS NOT NULL FROM workflow_dispatch_events WHERE job_id = %s"
+            " AND kind = 'completed' AND claim_no = %s",
+            job.id, job.claim_no,
+        )  # fmt: skip
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=PICK, act=st.sampled_from(["renew", "control", "stop", "late", "cancelled"]))
+    def watch(self, pick: int, act: str) -> None:
+        slot = self.one_busy(pick)
+        process, job, held = slot.process, slot.process.job, slot.process.holds
+        policy = self.fleet.policy(slot.host, slot.queue)
+        if act == "cancelled" and not process.work.cancel.is_set():
+            act = "renew"
+        late = guards.Trip(guards.EXIT_LOST, "reassigned", "late")
+        code = slot.judge({
+            "renew": lambda watch, work: watch._renew(),
+            "control": lambda watch, work: watch._obey(),
+            "stop": lambda watch, work: watch._leaving.give_back(work),
+            "late": lambda watch, work: watch._leaving.trip(work, late),
+            "cancelled": lambda watch, work: watch._leaving.stop_cancelled(work),
+        }[act])  # fmt: skip
+        if act in ("renew", "control"):
+            hard = act == "control" and policy == "hard"
+            assert code == (guards.EXIT_LOST if not held else guards.EXIT_CONTROL if hard else None)
+            if held:
+                job.lapsed = job.quiet = False
+                assert process.work.cancel.is_set() or not job.over
+            if held and hard:
+                job.back(front=True)
+                self.model_cleared(slot)
+        else:
+            assert code == {"stop": 0, "late": 77, "cancelled": 79}[act]
+            if held and act != "late":
+                job.back()
+            if slot.queue == "gpu":
+                self.model_cleared(slot)
+        if code is not None:
+            self.replace(slot)
+
+    def model_cleared(self, slot: fleet.Slot) -> None:
+        if (slot.host, slot.queue) in self.stale:
+            self.stale[slot.host, slot.queue] = True
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=PICK, code=st.sampled_from([75, 76, 78]), times=st.sampled_from([1, 1, 4]))
+    def trip(self, pick: int, code: int, times: int) -> None:
+        slot = self.one_busy(pick)
+        job = slot.process.job
+        for found in self.runs_again(job, times, slot):
+            self.trip_in(found, code)
+
+    def trip_in(self, slot: fleet.Slot, code: int) -> None:
+        job, held = slot.process.job, slot.process.holds
+        names = {75: "budget_trip", 76: "stall_trip", 78: "gpu_health_trip"}
+        verdict = guards.Trip(code, names[code], "r")
+        left = slot.judge(lambda watch, work: watch._leaving.trip(work, verdict))
+        # What another write has settled is nobody's fault, and nobody leaves for it.
+        assert left == (code if held else None)
+        if slot.queue == "gpu":
+            self.model_cleared(slot)
+        if held:
+            job.trip()
+            self.replace(slot)
+
+    def runs_again(self, job: model.Job, times: int, slot: fleet.Slot) -> Iterator[fleet.Slot]:
+        """Where it runs now, and then again each time after whoever is idle has claimed."""
+        yield slot
+        for _ in range(times - 1):
+            self.compare()
+            self.time_passes()
+            self.all_claim(True, 0)
+            held = [slot for slot in self.slots if slot.process.job is job and slot.process.holds]
+            yield from held
+
+    @precondition(lambda self: self.busy() and any(slot.process.quiet for slot in self.slots))
+    @rule(pick=PICK)
+    def beat(self, pick: int) -> None:
+        quiet = [slot for slot in self.slots if slot.process.quiet]
+        self.beat_in(quiet[pick % len(quiet)])
+
+    def beat_in(self, slot: fleet.Slot) -> None:
+        process = slot.process
+        slot.watch._work = process.work
+        slot.watch._beat()
+        slot.watch._work = None
+        process.reported, process.quiet = True, False
+        if process.work is not None or self.fleet.policy(slot.host, slot.queue) is None:
+            self.stale[slot.host, slot.queue] = self.flagged[slot.host, slot.queue] = False
+
+    @precondition(lambda self: self.past)
+    @rule(pick=PICK, act=st.sampled_from(fleet.WRITES))
+    def lost_claim_writes(self, pick: int, act: str) -> None:
+        lost = [past for past in self.past if not past.is_held]
+        if lost:
+            assert not fleet.write(self.conn, lost[pick % len(lost)], act)
+
+    def superseded_claims_write(self) -> None:
+        """Of each job that runs in other hands by now, whatever its turn is."""
+        for past in self.past:
+            if past.job.status == "running" and not past.is_held:
+                self.writes += 1
+                act = fleet.WRITES[self.writes % len(fleet.WRITES)]
+                assert not fleet.write(self.conn, past, act)
