@@ -71,7 +71,7 @@ _NODE_STEP = (
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
-    b" %s::integer, %s::boolean, %s::boolean, %s::jsonb)"
+    b" %s::integer, %s::boolean, %s::boolean, true, %s::jsonb)"
 )
 
 
@@ -165,12 +165,15 @@ def ingest_step(
 _INGEST_AHEAD = (
     b"SELECT coalesce(json_agg(s ORDER BY s.priority, s.seq), '[]') FROM"
     b" queue_workflows_ingest_step($1::text, $2::text, $3::text, $4::float8, $5::integer,"
-    b" $6::boolean, false, $7::jsonb) s"
+    b" $6::boolean, false, false, $7::jsonb) s"
 )
 
 
 class IngestStep:
-    """`ingest_step` under way: the caller runs other bodies while the server records and claims."""
+    """`ingest_step` under way: the caller runs other bodies while the server records and claims.
+
+    It claims no job that may have killed a worker, as what else the worker holds would pay for it.
+    """
 
     def __init__(
         self, conn: db.Connection, who: Claimant, done: Sequence[IngestResult], claim: int

@@ -69,7 +69,9 @@ class Batch:
             sent_at = self._claimer.sent_at
         while jobs:
             self._leases = [tables.lease_of(tables.INGEST_JOBS, job) for job in jobs]
-            if self._took_s <= AHEAD_WITHIN_S and not stopping():
+            # What may have killed its worker is run with nothing else in hand.
+            suspect = any(job["crash_count"] for job in jobs)
+            if self._took_s <= AHEAD_WITHIN_S and not suspect and not stopping():
                 self._send()
             begun = self._now()
             self._run(jobs, sent_at, stopping)

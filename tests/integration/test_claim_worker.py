@@ -663,6 +663,27 @@ def test_a_slow_batch_leaves_the_next_to_other_workers(db: Any, monkeypatch: Any
     assert max(most) == 3
 
 
+def test_with_what_may_have_killed_its_worker_nothing_else_is_in_hand(
+    db: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(batch, "AHEAD_WITHIN_S", 60.0)
+    running_beside: dict[int, int] = {}
+
+    def task(reason: str, args: Row) -> None:
+        # What would come ahead has been asked for, if it was, before this body began.
+        held = [row["id"] for row in ingest_rows() if row["status"] == "running"]
+        running_beside[args["i"]] = len(held) - 1
+
+    queue_workflows.register_ingest_task("t", task)
+    ids = node_queue.enqueue_ingest_jobs(
+        task_name="t", queue="load", args=[{"i": i} for i in range(7)]
+    )
+    sql("UPDATE ingest_jobs SET crash_count = 1 WHERE id = ANY (%s)", [*ids[2:4], ids[6]])
+    with running(claim_worker.ClaimWorker(queue="load", host="box", batch=2)):
+        wait.until(lambda: {row["status"] for row in ingest_rows()} == {"completed"})
+    assert [running_beside[i] for i in (2, 3, 6)] == [0, 0, 0]
+
+
 def test_a_batch_whose_reply_was_lost_runs_again_and_is_recorded_once(
     db: Any, monkeypatch: Any
 ) -> None:
