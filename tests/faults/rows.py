@@ -195,6 +195,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a dropped LISTEN connection",
         (
             "faults/test_postgres.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
+            "faults/test_postgres.py::test_a_listener_is_back_within_5_seconds",
             "integration/test_listen.py::test_a_lost_connection_is_replaced_and_the_notification_after_it_is_heard",
             "integration/test_listen.py::test_it_goes_on_polling_and_says_once_that_the_database_is_away",
         ),
