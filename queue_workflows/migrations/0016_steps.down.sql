@@ -1,5 +1,5 @@
 DROP FUNCTION IF EXISTS queue_workflows_ingest_step(
-    text, text, text, double precision, integer, boolean, boolean, boolean, jsonb);
+    text, text, text, double precision, integer, boolean, boolean, jsonb);
 DROP FUNCTION IF EXISTS queue_workflows_node_step(
     text, text, text, double precision, boolean, boolean, boolean, boolean, text, text[], smallint, text,
     bigint, jsonb, double precision, integer, jsonb, integer, jsonb, boolean);

@@ -329,11 +329,10 @@ BEGIN
 END $$;
 
 -- The same for the ingest family, for any number of jobs at once. p_done: a JSON array of {id, claim_no,
--- result, seconds}, or NULL. p_suspects: whether a job that may have killed its worker may be claimed; it
--- comes alone, so that it takes no neighbours with it. Rows: the claimed jobs in claim order.
+-- result, seconds}, or NULL. Rows: the claimed jobs in claim order.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
-    p_claim integer, p_obey boolean, p_promote boolean, p_suspects boolean, p_done jsonb)
+    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb)
 RETURNS TABLE (
     id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb,
     claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer,
@@ -346,7 +345,6 @@ SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_count bigint;
     v_row   ingest_jobs;
-    v_alone boolean;
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH done AS (
@@ -380,15 +378,10 @@ BEGIN
         UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
           FROM due WHERE j.id = due.id;
     END IF;
-    IF p_claim > 1 OR NOT p_suspects THEN
-        SELECT q.crash_count > 0 INTO v_alone FROM ingest_jobs q
-         WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
-         ORDER BY q.priority, q.seq LIMIT 1;
-    END IF;
-    IF v_alone AND NOT p_suspects THEN
-        RETURN;
-    END IF;
-    IF p_claim = 1 OR v_alone THEN
+    -- What may have killed its worker is claimed alone, so that it takes no neighbours with it.
+    IF p_claim = 1 OR (SELECT q.crash_count > 0 FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        ORDER BY q.priority, q.seq LIMIT 1) THEN
         UPDATE ingest_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),

@@ -71,7 +71,7 @@ _NODE_STEP = (
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
-    b" %s::integer, %s::boolean, %s::boolean, true, %s::jsonb)"
+    b" %s::integer, %s::boolean, %s::boolean, %s::jsonb)"
 )
 
 
@@ -160,35 +160,6 @@ def ingest_step(
     if len(rows) > 1:
         rows.sort(key=lambda row: (row["priority"], row["seq"]))
     return rows
-
-
-_INGEST_AHEAD = (
-    b"SELECT coalesce(json_agg(s ORDER BY s.priority, s.seq), '[]') FROM"
-    b" queue_workflows_ingest_step($1::text, $2::text, $3::text, $4::float8, $5::integer,"
-    b" $6::boolean, false, false, $7::jsonb) s"
-)
-
-
-class IngestStep:
-    """`ingest_step` under way: the caller runs other bodies while the server records and claims.
-
-    It claims no job that may have killed a worker, as what else the worker holds would pay for it.
-    """
-
-    def __init__(
-        self, conn: db.Connection, who: Claimant, done: Sequence[IngestResult], claim: int
-    ) -> None:
-        finished = f"[{','.join(_as_json(d) for d in done)}]".encode() if done else None
-        texts = (who.worker_id, who.host, who.queue, repr(who.lease_s), str(claim), str(who.obey))
-        self._sent = db.Sent(conn, _INGEST_AHEAD, [*(text.encode() for text in texts), finished])
-
-    def jobs(self) -> list[Row]:
-        """What `ingest_step` returns, and raises."""
-        try:
-            ((text,),) = self._sent.rows()
-        except psycopg.Error as error:
-            raise _lost(error) or error from None
-        return json.loads(text or b"[]")
 
 
 class Renewal(NamedTuple):

@@ -124,7 +124,7 @@ SWEEPS = {
         (*NOTES, "--batch", str(workloads.BATCH)),
         MAIN,
         workloads.Batches,
-        places=("batch.drain", "batch._send", "batch._flush", "transitions.fail"),
+        places=("batch.drain", "batch._flush", "transitions.fail"),
     ),
     "scheduler": Sweep(
         SCHEDULER, MAIN, workloads.Ticks, NOTES, places=("enqueue_boot_kick", "run_once")
@@ -153,8 +153,7 @@ def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
         roles.append(world.start(*sweep.role, **env))
         until(work.is_over, timeout_s=60, every_s=LOOK_S)
         assert roles[-1].stop() in ENDED_WELL, roles[-1].log
-    # Of quick batches the next one is claimed while one runs.
-    held = 2 * workloads.BATCH if "--batch" in sweep.role else int("--queue" in sweep.role)
+    held = workloads.BATCH if "--batch" in sweep.role else int("--queue" in sweep.role)
     crashes = sum(job.crash_count for job in work.judge(world.folder))
     assert crashes <= (held if died else 0)
     return roles

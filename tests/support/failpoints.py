@@ -8,16 +8,15 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import psycopg
 from psycopg import pq
-from psycopg.rows import tuple_row
 
 import queue_workflows
-from queue_workflows import db, refs
+from queue_workflows import refs
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.store import transitions
 
@@ -97,19 +96,6 @@ class Failpoint:
         def connection_commit(conn: psycopg.Connection[Any]) -> None:
             around(conn, lambda: commit(conn))
 
-        class Done(db.Sent):
-            """What would be under way is done at once, by a cursor that is seen."""
-
-            def __init__(self, conn: db.Connection, query: bytes, values: Sequence[Any]) -> None:
-                with psycopg.RawCursor(conn, row_factory=tuple_row) as cur:
-                    texts = [None if value is None else value.decode() for value in values]
-                    cursor_execute(cur, query, texts)
-                    self._found = cur.fetchall()
-
-            def rows(self) -> list[tuple[Any, ...]]:
-                return [tuple(json.dumps(value).encode() for value in row) for row in self._found]
-
-        db.Sent = Done
         psycopg.Cursor.execute = cursor_execute
         psycopg.Transaction.__exit__ = transaction_exit
         psycopg.Connection.commit = connection_commit
