@@ -12,6 +12,7 @@ from typing import Any
 from queue_workflows import db, errors
 from queue_workflows.dispatch import advance, inputs
 from queue_workflows.dispatch.ahead import look as look_ahead
+from queue_workflows.dispatch.ahead import note as note_completed
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
 from queue_workflows.dispatch.inputs import answer_delta, resolve_inputs_for_job, submit_input
@@ -32,6 +33,7 @@ __all__ = [
     "drain_run",
     "forget",
     "look_ahead",
+    "note_completed",
     "on_connection",
     "on_node_awaiting_input",
     "on_node_completed",

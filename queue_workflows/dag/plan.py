@@ -60,15 +60,18 @@ def plan(
     *,
     out_dir: str | None,
     custom_resolver: bool = False,
+    committed: bool = True,
 ) -> Plan:
-    """What follows from nodes that are committed as completed or skipped; unknown ids are ignored.
+    """What follows from nodes that are completed or skipped; unknown ids are ignored.
 
     Runs under the lock on the run's row: whichever event of a join comes last finds it ready,
-    whoever dispatched the others.
+    whoever dispatched the others. Not `committed`: only this plan counts on them, and others that
+    look at the same progress meanwhile do not.
     """
     finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
-    progress.known.update(finished)
-    planner = _Planner(progress, reader, readiness.Round(progress, reader), custom_resolver)
+    look = readiness.Round(progress, reader)
+    (progress.known if committed else look.skipped).update(finished)
+    planner = _Planner(progress, reader, look, custom_resolver)
     return planner.run(_followers(progress.graph, finished), resolver, out_dir)
 
 

@@ -56,10 +56,15 @@ class Progress:
         return at
 
     def waits_for_more(self, node_id: str) -> bool:
-        """Whether all that follows a done node waits, as far as is known, for others as well."""
-        self.known.add(node_id)
+        """Whether all that follows a node waits, as far as is known, for others as well."""
         followers = self.graph.downstream(node_id) or (END,)
-        return all(self.witness(follower) >= 0 for follower in followers)
+        return all(self._waits_besides(follower, node_id) for follower in followers)
+
+    def _waits_besides(self, follower: str, node_id: str) -> bool:
+        deps, at = self.deps(follower), self.witness(follower)
+        while at >= 0 and (deps[at] == node_id or deps[at] in self.known):
+            at -= 1
+        return at >= 0
 
 
 class Round:

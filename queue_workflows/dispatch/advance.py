@@ -32,7 +32,12 @@ def is_live(run: Row) -> bool:
 
 
 def make_plan(
-    progress: readiness.Progress, run: Row, reader: plan.Reader, finished: list[str] | None
+    progress: readiness.Progress,
+    run: Row,
+    reader: plan.Reader,
+    finished: list[str] | None,
+    *,
+    committed: bool = True,
 ) -> plan.Plan:
     """What follows from these finished nodes; None: all that has not been done yet."""
     resolver = config.get_config().get_resolve_ref()
@@ -43,12 +48,18 @@ def make_plan(
                 progress, reader, resolver, out_dir=out_dir, custom_resolver=custom
             )
         return plan.plan(
-            progress, finished, reader, resolver, out_dir=out_dir, custom_resolver=custom
+            progress,
+            finished,
+            reader,
+            resolver,
+            out_dir=out_dir,
+            custom_resolver=custom,
+            committed=committed,
         )
 
 
 def must_look(progress: readiness.Progress, node_id: str) -> bool:
-    """Whether a plan from this done node alone would have to ask what else is done."""
+    """Whether a plan from this node alone would have to ask what else is done."""
     with _planning:
         return progress.waits_for_more(node_id)
 

@@ -34,22 +34,30 @@ class _OwnReader:
         return {self._node_id: json.loads(self._result)}
 
 
+def _run_of(job: Row) -> Row:
+    return {"id": job["run_id"], "generation": None, "born": None, **(job.get("run") or {})}
+
+
+def note(job: Row) -> None:
+    """A claimed node was recorded as completed: that is known from now on."""
+    progress = knowledge.recall(_run_of(job))
+    if progress is not None:
+        progress.known.add(job["node_id"])
+
+
 def look(job: Row, result: str) -> claims.Ahead | None:
     """What follows from a claimed node whose result is this JSON; None: ask the database.
 
-    Call `knowledge.forget` when the node is not recorded as completed after all.
+    Changes nothing; `note` what was committed.
     """
-    run: Row = {"id": job["run_id"], **(job.get("run") or {})}
-    if hooks.host_resolves() or "born" not in run:
-        return None
-    progress = knowledge.recall(run)
+    run = _run_of(job)
+    progress = None if hooks.host_resolves() else knowledge.recall(run)
     # The second is what the plan would come to, at a fraction of its cost: a fan's nodes.
     if progress is None or advance.must_look(progress, job["node_id"]):
         return None
     try:
-        made = advance.make_plan(
-            progress, run, _OwnReader(job["node_id"], result), [job["node_id"]]
-        )
+        reader = _OwnReader(job["node_id"], result)
+        made = advance.make_plan(progress, run, reader, [job["node_id"]], committed=False)
         if made.failure is not None:
             return None
         texts = list(payload.encode_plan(made.rows))

@@ -110,10 +110,6 @@ class Claimer:
             ahead = dispatcher.look_ahead(work.job, outcome.result)
         try:
             following = self._insist(work, outcome, ahead, claim=claim)
-        except BaseException:
-            # What was planned ahead counted on this node's completion.
-            dispatcher.forget(str(work.job.get("run_id")))
-            raise
         finally:
             self._held.discard(work.job["id"])
         if following is not None:
@@ -135,9 +131,7 @@ class Claimer:
             except db.Error as error:
                 self._lose()
                 outcome = self._after(error, work, outcome, ahead)
-                if ahead is not None:
-                    ahead = None
-                    dispatcher.forget(str(work.job.get("run_id")))
+                ahead = None
                 self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                 delay = min(RETRY_MAX_S, delay * 2)
                 if self._recorded(work, outcome):
@@ -171,7 +165,10 @@ class Claimer:
         claim: bool,
     ) -> Row | None:
         if outcome.kind == "completed":
-            return self._step((work.lease, outcome), ahead, claim=claim)
+            following = self._step((work.lease, outcome), ahead, claim=claim)
+            if self._table.in_run:
+                dispatcher.note_completed(work.job)
+            return following
         if outcomes.record(self.connection(), work.lease, outcome) == "skipped" and (
             outcome.kind != "cancelled"
         ):

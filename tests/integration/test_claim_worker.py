@@ -629,3 +629,47 @@ def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Bod
     body.release.set()
     with running(worker()):
         wait.until(lambda: (run_store.get_run(run["id"]) or {})["status"] == "completed")
+
+
+@pytest.fixture
+def refusing(db: Any) -> Generator[None]:
+    """A host's trigger refuses the first completion of s/a; a failed node is tried again."""
+    sql(
+        "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.status = 'completed' AND NEW.node_id = 's/a' AND NEW.claim_no = 1 THEN"
+        " RAISE EXCEPTION 'the host refuses'; END IF; RETURN NEW; END $$;"
+        " CREATE TRIGGER refuses BEFORE UPDATE ON workflow_node_jobs FOR EACH ROW"
+        " EXECUTE FUNCTION refuses();"
+        " ALTER TABLE workflow_node_jobs ALTER max_attempts SET DEFAULT 3"
+    )
+    try:
+        yield
+    finally:
+        sql(
+            "DROP TRIGGER refuses ON workflow_node_jobs; DROP FUNCTION refuses;"
+            " ALTER TABLE workflow_node_jobs ALTER max_attempts SET DEFAULT 1"
+        )
+
+
+def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: None) -> None:
+    workflow = {"name": "w", "steps": [{"id": "s", "kind": "pipeline", "pipeline": "p"}]}
+    pipeline = {
+        "name": "p",
+        "nodes": [
+            {"id": "a", "node": "quick"},
+            {"id": "b", "node": "quick"},
+            {"id": "c", "node": "quick", "depends_on": ["a", "b"]},
+        ],
+    }
+    queue_workflows.set_workflow_provider(lambda _: workflow, lambda _: pipeline)
+    run = run_store.insert_run(workflow_name="w")
+    dispatcher.start_run(run["id"])
+
+    def states() -> dict[str, str]:
+        return {row["node_id"]: row["status"] for row in node_queue.list_jobs_for_run(run["id"])}
+
+    with running(worker()):
+        wait.until(lambda: states().get("s/b") == "completed")
+        wait.until(lambda: node_queue.count_unprocessed_dispatch_events() == 0)
+        dispatcher.drain_outbox()
+        assert states() == {"s/a": "queued", "s/b": "completed"}
