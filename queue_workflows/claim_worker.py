@@ -137,7 +137,9 @@ class ClaimWorker:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="queue-claim-worker", description="One worker of one queue, one job at a time."
+        allow_abbrev=False,
+        prog="queue-claim-worker",
+        description="One worker of one queue, one job at a time.",
     )
     parser.add_argument("--queue", required=True, help="cpu, gpu or an ingest queue")
     parser.add_argument("--lease-seconds", type=float, default=600.0, metavar="N")

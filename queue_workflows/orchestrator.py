@@ -63,7 +63,9 @@ def serve(stop: signals.StopRequest) -> int:
 def main(argv: list[str] | None = None) -> int:
     """`queue-orchestrator`: run until SIGTERM or SIGINT; 2 for what cannot work."""
     parser = argparse.ArgumentParser(
-        prog="queue-orchestrator", description="Bring the schema, dispatch runs, sweep."
+        allow_abbrev=False,
+        prog="queue-orchestrator",
+        description="Bring the schema, dispatch runs, sweep.",
     )
     process.add_common_arguments(parser)
     options = parser.parse_args(argv)

@@ -199,7 +199,9 @@ class Ticker:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ticker until SIGTERM or SIGINT; the exit code: 0, or 2 for input it refuses."""
     parser = argparse.ArgumentParser(
-        prog=PROG, description="Queue ingest jobs at the minutes that the host's schedule names."
+        allow_abbrev=False,
+        prog=PROG,
+        description="Queue ingest jobs at the minutes that the host's schedule names.",
     )
     process.add_common_arguments(parser)
     parser.add_argument(

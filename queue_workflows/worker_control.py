@@ -217,7 +217,9 @@ def _until(text: str) -> datetime | timedelta:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="queue-worker-control", description="Turn the worker of a host and queue ON or OFF."
+        allow_abbrev=False,
+        prog="queue-worker-control",
+        description="Turn the worker of a host and queue ON or OFF.",
     )
     parser.add_argument("--queue", required=True, help="cpu, gpu, an ingest queue, or all")
     state = parser.add_mutually_exclusive_group(required=True)

@@ -402,3 +402,19 @@ def test_the_scheduler_and_an_ingest_worker_end_by_sigterm(cli: Commands) -> Non
     for command in started:
         command.send(signal.SIGTERM)
     assert [command.wait() for command in started] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("queue-claim-worker", "--queue", "cpu", "--superv"),
+        ("queue-orchestrator", "--ap", "nowhere"),
+        ("queue-scheduler", "--ap", "nowhere"),
+        ("queue-worker-control", "--host", "h", "--queue", "cpu", "--of"),
+    ],
+)
+def test_an_abbreviated_option_is_refused(cli: Commands, argv: tuple[str, ...]) -> None:
+    """A later option could make it another one; and the parent knows its own by the whole word."""
+    done = cli.run(*argv)
+    assert done.process.returncode == 2
+    assert argv[-1] in done.err or argv[-2] in done.err
