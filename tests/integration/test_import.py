@@ -74,8 +74,9 @@ def test_a_bare_import_loads_neither_psycopg_nor_what_is_slow() -> None:
 
 
 def test_a_bare_import_stays_in_its_budget() -> None:
+    # Time of the processor, which a busy machine stretches least; the benchmark has the clock's.
     code = (
-        "import time; t = time.perf_counter(); import queue_workflows;"
-        " print((time.perf_counter() - t) * 1000)"
+        "import time; t = time.process_time(); import queue_workflows;"
+        " print((time.process_time() - t) * 1000)"
     )
-    assert min(float(python(code)) for _ in range(5)) <= BUDGET_MS
+    assert min(float(python(code)) for _ in range(10)) <= BUDGET_MS
