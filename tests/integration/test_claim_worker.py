@@ -469,11 +469,13 @@ def test_batches_record_each_result_and_each_failure_once(db: Any) -> None:
 def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
     def task(reason: str, args: Row) -> None:
         if args["i"] == 1:
-            sql(
-                "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
-                " WHERE status = 'running' AND (args ->> 'i')::int = 0"
-            )
-            assert len(node_queue.reclaim_expired_ingest_leases()) == 1
+            # In one transaction: a renewal in between would save it.
+            with database.transaction() as conn:
+                conn.execute(
+                    "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
+                    " WHERE status = 'running' AND (args ->> 'i')::int = 0"
+                )
+                assert len(node_queue.reclaim_expired_ingest_leases(conn=conn)) == 1
 
     queue_workflows.register_ingest_task("t", task)
     node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(3)])
