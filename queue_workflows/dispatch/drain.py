@@ -92,8 +92,10 @@ def _finished(events: list[Row]) -> list[str]:
     )
 
 
-def _failed(events: list[Row]) -> list[Row]:
-    return [e for e in events if e["kind"] == "failed" and e["node_status"] == "failed"]
+def _fatal(conn: db.Connection, run: Row, events: list[Row]) -> Row | None:
+    """The first failure that ends the run: of one that waits for its start, in its generation."""
+    failed = (e for e in events if e["kind"] == "failed" and e["node_status"] == "failed")
+    return next((e for e in failed if advance.is_live(run) or _fails_queued(conn, run, e)), None)
 
 
 def _settle(
@@ -105,7 +107,7 @@ def _settle(
     """
     count, parked = 0, list[Row]()
     live = advance.is_live(run)
-    failed = next((e for e in _failed(events) if live or _fails_queued(conn, run, e)), None)
+    failed = _fatal(conn, run, events)
     if failed is not None:
         reason = advance.node_failure(failed["node_id"], failed["node_error"])
         runs.fail(conn, run["id"], reason)
@@ -147,9 +149,13 @@ def _outside(run_id: str, begin: knowledge.Begin, nowait: bool, events: list[Row
         return _Done(more=not nowait)
     if not hooks.host_resolves():
         return _Done(more=True)
-    if failed := _failed(events):
-        reason = advance.node_failure(failed[0]["node_id"], failed[0]["node_error"])
-        advance.fail(begin, run_id, reason)
+    with begin() as conn:
+        locked = runs.lock(conn, run_id)
+        failed = _fatal(conn, locked, events) if locked is not None else None
+        if failed is not None:
+            reason = advance.node_failure(failed["node_id"], failed["node_error"])
+            runs.fail(conn, run_id, reason)
+    if failed is not None:
         return _Done(more=True)
     closed = [event["id"] for event in events if event["kind"] != "awaiting_input"]
     count = advance.advance(

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import node_queue, run_store
+from queue_workflows import run_store
 from tests.support import factories, flow, perils, proxy, toyhost
 from tests.support.commands import Command, Commands
+from tests.support.perils import enqueue, job
 from tests.support.wait import until
 
 APP = ("--app", "tests.support.perils:setup")
@@ -53,18 +54,6 @@ def worker(cli: Commands, *argv: str, **env: str) -> Command:
     started = cli.start(*(argv or NOTES), **{**QUICK, **env})
     until(lambda: "works on" in started.err, timeout_s=60)
     return started
-
-
-def enqueue(task: str, folder: Path, **args: Any) -> str:
-    perils.setup()
-    args["folder"] = str(folder)
-    return node_queue.enqueue_ingest_job(task_name=task, queue=perils.QUEUE, args=args)
-
-
-def job(job_id: str) -> dict[str, Any]:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
 
 
 def is_(job_id: str, *statuses: str) -> bool:

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from psycopg import conninfo
 
-from queue_workflows import claim_worker, errors, migrations, node_queue, run_store, worker_control
+from queue_workflows import claim_worker, errors, migrations, run_store, worker_control
 from queue_workflows import db as engine
 from tests.support import database, factories, flow, perils, toyhost
 from tests.support.commands import Command, Commands
+from tests.support.perils import enqueue, job
 from tests.support.wait import until
 
 APP = ("--app", "tests.support.perils:setup")
@@ -37,18 +38,6 @@ def started(cli: Commands, said: str, *argv: str, **env: str) -> Command:
     command = cli.start(*argv, **env)
     until(lambda: said in command.err, timeout_s=60)
     return command
-
-
-def enqueue(task: str, folder: Path, **args: Any) -> str:
-    perils.setup()
-    args["folder"] = str(folder)
-    return node_queue.enqueue_ingest_job(task_name=task, queue=perils.QUEUE, args=args)
-
-
-def job(job_id: str) -> dict[str, Any]:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
 
 
 def completed(job_id: str, timeout_s: float = 30.0) -> dict[str, Any]:

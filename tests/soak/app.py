@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.scheduler import ScheduleEntry
 from tests.soak import journal, mutants, workflows
+from tests.support import every
 
 QUEUE = "notes"
 MUTANT_ENV = "SOAK_MUTANT"
@@ -24,19 +24,13 @@ BEAT_S = 0.25
 EVERY_S = 3
 MINUTELY = 2
 """Entries that fire at each minute."""
-EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 _held: dict[str, Any] = {}
 
 
-class Every(ScheduleEntry):
-    """Fires each `EVERY_S` seconds: the contract's entries would be too rare to see."""
+class Every(every.Every):
+    """Fires each `EVERY_S` seconds."""
 
-    def next_fire_at(self, now: datetime) -> datetime:
-        return self.previous_fire_at(now) + timedelta(seconds=EVERY_S)
-
-    def previous_fire_at(self, now: datetime) -> datetime:
-        whole = now.astimezone(timezone.utc).replace(microsecond=0)
-        return whole - timedelta(seconds=int((whole - EPOCH).total_seconds()) % EVERY_S)
+    SECONDS = EVERY_S
 
 
 def entries() -> list[ScheduleEntry]:

@@ -11,31 +11,18 @@ import resource
 import signal
 import sys
 import time
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import db
+from queue_workflows import db, node_queue
 from queue_workflows.runtime import identity
-from queue_workflows.scheduler import ScheduleEntry
 from tests.support import toyhost
+from tests.support.every import Every
 
 QUEUE = "notes"
-EVERY_S = 2
+EVERY_S = Every.SECONDS
 SPARE_MB = 64
-EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
-
-
-class Every(ScheduleEntry):
-    """Fires each `EVERY_S` seconds: the contract's entries would be too rare to see."""
-
-    def next_fire_at(self, now: datetime) -> datetime:
-        return self.previous_fire_at(now) + timedelta(seconds=EVERY_S)
-
-    def previous_fire_at(self, now: datetime) -> datetime:
-        whole = now.astimezone(timezone.utc).replace(microsecond=0)
-        return whole - timedelta(seconds=int((whole - EPOCH).total_seconds()) % EVERY_S)
 
 
 def _out_of_memory() -> None:
@@ -105,3 +92,17 @@ def setup() -> None:
     for task in (end, nap, hog, fork):
         queue_workflows.register_ingest_task(task.__name__, task)
     queue_workflows.set_ingest_schedule([Every("every", 0, "note", QUEUE)])
+
+
+def enqueue(task: str, folder: Path, **args: Any) -> str:
+    """Queue one of the bodies above; the job's id."""
+    setup()
+    args["folder"] = str(folder)
+    return node_queue.enqueue_ingest_job(task_name=task, queue=QUEUE, args=args)
+
+
+def job(job_id: str) -> dict[str, Any]:
+    """The row of a job; there must be one."""
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
