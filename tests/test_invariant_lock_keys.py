@@ -63,7 +63,7 @@ IN, OUT = ("queued", None), ("queued", "locked")
 
 def test_one_of_a_key_is_let_in_and_the_others_wait(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
-        first = [add(conn, family) for _ in range(3)][0]
+        first, _, _ = [add(conn, family) for _ in range(3)]
         assert states(conn, family) == [IN, OUT, OUT]
         job = take(conn, family)
         assert job is not None
@@ -198,9 +198,8 @@ def test_a_rolled_back_end_lets_nobody_in(db: ModuleType, family: str) -> None:
             add(conn, family)
         job = take(conn, family)
         assert job is not None
-        with pytest.raises(ZeroDivisionError), conn.transaction():
+        with conn.transaction(force_rollback=True):
             end(conn, job)
-            raise ZeroDivisionError
         assert states(conn, family) == [("running", None), OUT]
 
 
@@ -259,7 +258,7 @@ def test_fifty_inserts_and_claims_at_once_run_one_by_one_in_order(db: ModuleType
     def insert(number: int) -> None:
         with db.connect() as conn:
             for _ in range(5):
-                add(conn, "ingest", lock_key=f"k{number % 2}", priority=random.choice((10, 100)))  # noqa: S311
+                add(conn, "ingest", lock_key=f"k{number % 2}", priority=random.choice((10, 100)))
 
     def work() -> None:
         idle = 0

@@ -208,7 +208,7 @@ def test_a_body_that_discards_its_job_fails_at_once(flows: Flow) -> None:
 def test_a_task_may_return_its_signal(
     db: ModuleType, signal: Any, status: str, attempts: int
 ) -> None:
-    queue_workflows.register_ingest_task("t", lambda reason: signal)  # noqa: ARG005
+    queue_workflows.register_ingest_task("t", lambda reason: signal)
     with db.connect() as conn:
         job = factories.ingest(conn, max_attempts=3)
     worker = claim_worker.ClaimWorker(queue="fetch", host="box")
