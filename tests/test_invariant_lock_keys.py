@@ -315,3 +315,20 @@ def test_a_line_is_served_by_priority_and_age(db: ModuleType, family: str) -> No
             end(conn, job)
     line = sorted(rows, key=lambda row: (row["priority"], row["seq"]))
     assert served == [row["id"] for row in line]
+
+
+def test_a_role_that_may_only_insert_may_give_a_key(db: ModuleType) -> None:
+    with db.connect() as conn:
+        conn.execute("CREATE ROLE queue_workflows_sender")
+        try:
+            conn.execute(
+                "GRANT INSERT, SELECT ON ingest_jobs TO queue_workflows_sender;"
+                " GRANT USAGE ON ingest_jobs_seq_seq TO queue_workflows_sender"
+            )
+            conn.execute("SET ROLE queue_workflows_sender")
+            for _ in range(2):
+                add(conn, "ingest")
+        finally:
+            conn.execute("RESET ROLE; DROP OWNED BY queue_workflows_sender")
+            conn.execute("DROP ROLE queue_workflows_sender")
+        assert states(conn, "ingest") == [IN, OUT]

@@ -25,8 +25,9 @@ CREATE UNLOGGED TABLE IF NOT EXISTS lock_turns (
 );
 CREATE INDEX IF NOT EXISTS lock_turns_xid_idx ON lock_turns (xid);
 
+-- As its owner, here and at commit: whoever may only insert jobs may give them a key.
 CREATE OR REPLACE FUNCTION queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF p_key IS NOT NULL AND NOT EXISTS (
         SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key) THEN
@@ -82,7 +83,8 @@ BEGIN
 END $$;
 
 -- Runs at commit, when every row is what it will be: the first of a transaction's turns sees to all.
-CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_turn record;
 BEGIN
