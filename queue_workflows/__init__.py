@@ -19,6 +19,7 @@ from queue_workflows.config import (
     set_on_node_completed,
     set_workflow_provider,
 )
+from queue_workflows.errors import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
     from queue_workflows.dispatcher import (
@@ -42,7 +43,10 @@ _MODULES = frozenset(
 )  # fmt: skip
 
 __all__ = [
+    "Discard",
     "EngineConfig",
+    "Retry",
+    "Snooze",
     "__version__",
     "cancel_job",
     "cancel_run",

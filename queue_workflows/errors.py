@@ -96,6 +96,42 @@ class InputRefused(QueueWorkflowsError, ValueError):
     """A human answer that cannot be taken: already answered, not waiting, or not storable."""
 
 
+class JobSignal(QueueWorkflowsError):
+    """What a body or task raises, or returns, to say how its job goes on."""
+
+
+class Retry(JobSignal):
+    """Count this attempt as failed and try again, whatever the policy says, if one is left.
+
+    `after_s`: wait that long; None: as the job's backoff says.
+    """
+
+    def __init__(self, after_s: float | None = None, reason: str = "asked for a retry") -> None:
+        super().__init__(reason)
+        self.after_s = None if after_s is None else _wait(after_s)
+
+
+class Snooze(JobSignal):
+    """Queue the job again in `seconds`; no attempt is counted."""
+
+    def __init__(self, seconds: float, reason: str = "snoozed") -> None:
+        super().__init__(reason)
+        self.seconds = _wait(seconds)
+
+
+class Discard(JobSignal):
+    """Fail the job at once, whatever attempts are left."""
+
+    def __init__(self, reason: str = "discarded") -> None:
+        super().__init__(reason)
+
+
+def _wait(seconds: float) -> float:
+    if not 0 <= seconds <= 366 * 86400.0:
+        raise ValueError(f"a wait of {seconds!r} s: it must be 0 to 366 days")
+    return float(seconds)
+
+
 class ClaimLost(QueueWorkflowsError, RuntimeError):
     """The job is no longer held under the claim that tried to write."""
 

@@ -34,7 +34,7 @@ def run_task(job: Row) -> outcomes.Outcome:
             raise errors.UnknownTask(
                 f"this worker knows no ingest task {name!r}: register_ingest_task()"
             )
-        value = _call(task, job["reason"], job["args"])
+        value = outcomes.unless_signal(_call(task, job["reason"], job["args"]))
         text = payload.encode(
             value if isinstance(value, dict) else {"result": value}, f"result of task {name!r}"
         )

@@ -171,7 +171,7 @@ def _invoke(
             "status_callback": lambda: status_callback,
         }
         bound = arguments.signature(run).bind(inputs, offers)
-        return _bracketed(job, cancel, lambda: _delta(run(**bound)))
+        return _bracketed(job, cancel, lambda: _delta(outcomes.unless_signal(run(**bound))))
     finally:
         folders.close()
 

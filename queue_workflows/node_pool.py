@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from queue_workflows import config, db, dispatcher, input_listener, node_queue
+from queue_workflows import config, db, dispatcher, errors, input_listener, node_queue
 from queue_workflows.runtime import service
 from queue_workflows.store import nodes, outbox, tables, transitions, workers
-from queue_workflows.types import NowFn
+from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
@@ -184,6 +184,18 @@ class Sweeps:
         with self._kept.using() as conn:
             sweep_orphans(conn)
 
+    def expire_inputs(self) -> None:
+        """End the waits of input nodes that are over."""
+        with self._kept.using() as conn:
+            if nodes.has_overdue_input(conn):
+                expire_inputs(conn)
+
+    def mend_turns(self) -> None:
+        """Let in whose turn with a lock key was missed."""
+        with self._kept.using() as conn:
+            if count := nodes.mend_turns(conn):
+                _log.warning("%d jobs had missed their turn with a lock key", count)
+
     def _note(self) -> None:
         if self._broke():
             self._since = self._now()
@@ -222,6 +234,8 @@ def maintenance(sweeps: Sweeps) -> list[service.Task]:
         service.Task("gone", gone_s, sweeps.reclaim_gone),
         service.Task("orphans", ORPHAN_SWEEP_S, sweeps.sweep_orphans),
         service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
+        service.Task("input-timeouts", reclaim_s, sweeps.expire_inputs),
+        service.Task("lock-keys", reclaim_s, sweeps.mend_turns),
         service.Task("prune-events", config.NODE_EVENT_PRUNE_INTERVAL_S.read, prune_events),
         service.Task("prune-workers", PRUNE_WORKERS_S, prune_workers),
     ]
@@ -248,6 +262,39 @@ def sweep_orphans(conn: db.Connection | None = None) -> None:
         with db.transaction(conn) as own:
             if not nodes.sweep_orphans(own):
                 return
+
+
+ANSWER_GRACE_S = 5.0
+"""How long an answer that came before the timeout has to be taken before the next look."""
+
+
+def expire_inputs(conn: db.Connection | None = None) -> None:
+    """Input nodes past their `timeout_s` take their default or fail, one transaction each."""
+    while True:
+        with db.transaction(conn) as own:
+            job = nodes.overdue_input(own)
+            if job is None:
+                return
+            if job["answered"] and not job["over"]:
+                nodes.wait_on(own, job["due_id"], ANSWER_GRACE_S)
+                continue
+            if not job["over"]:
+                _expire(own, job)
+            nodes.wait_on(own, job["due_id"], None)
+
+
+def _expire(conn: db.Connection, job: Row) -> None:
+    policy: Row = job["policy"] or {}
+    error = f"nobody answered within {policy.get('timeout_s', 0):g} s"
+    default = None
+    if "default" in policy:
+        try:
+            default = dispatcher.answer_delta(job, policy["default"])
+        except errors.InvalidPayload as refused:
+            error = str(refused)
+    if nodes.time_out(conn, job["id"], default=default, error=error) is not None:
+        said = "takes its default" if default is not None else "fails"
+        _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, said)
 
 
 def prune_events() -> None:

@@ -15,7 +15,8 @@ from hypothesis.stateful import initialize, invariant, run_state_machine_as_test
 
 import queue_workflows
 from queue_workflows import config, input_listener
-from queue_workflows.store import audit, transitions
+from queue_workflows.dag import policy
+from queue_workflows.store import audit
 from tests.support import fleet_base, fleet_faults, fleet_hosts, fleet_workers, laws
 from tests.support import fleet_model as model
 from tests.support.fleet_base import graphs
@@ -121,7 +122,7 @@ def world(
 ) -> Generator[fleet_base.World]:
     caplog.set_level(logging.CRITICAL)  # they say of each fault what they should
     # No wait is over before the test says so.
-    monkeypatch.setattr(transitions, "RETRY_BACKOFF_S", 3600.0)
+    monkeypatch.setattr(policy, "BASE_S", 3600.0)
     monkeypatch.setattr(input_listener, "NOT_PARKED_RETRY_S", 3600.0)
     monkeypatch.setenv(config.CRASH_BACKOFF_S.variables[0], "3600")
     with db.connect() as conn, db.connect() as lives:

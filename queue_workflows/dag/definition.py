@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors
-from queue_workflows.dag import bindings, pipeline, plain
+from queue_workflows.dag import bindings, pipeline, plain, policy
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, PipelineLoader
@@ -27,6 +27,7 @@ class _Step(NamedTuple):
     inputs: dict[str, Any]
     flow: pipeline.Pipeline | None
     own: dict[str, Any] | None
+    policy: dict[str, Any] | None = None
 
     @property
     def leaves(self) -> list[str]:
@@ -40,8 +41,9 @@ def expand(
     """The definition: a plain JSON document, detached from the host's, nodes in declaration order.
 
     `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
-    "skip_if", "pipeline", "step"}]}`. Raises `InvalidWorkflow` that names step or node and reason;
-    what `load_pipeline` raises passes through. `max_nodes`: None takes `MAX_NODES_PER_RUN`.
+    "skip_if", "pipeline", "step"}]}`, and `policy` in nodes that have one. Raises
+    `InvalidWorkflow` that names step or node and reason; what `load_pipeline` raises passes
+    through. `max_nodes`: None takes `MAX_NODES_PER_RUN`.
     """
     document = plain.record(workflow, "the workflow")
     name = plain.text(document, "name", "the workflow") or ""
@@ -99,7 +101,8 @@ def _read_step(
     if kind == "input":
         plain.needed_text(entry, "widget", where, limit=100)
         plain.text(entry, "target", where)
-        return _Step(step_id, deps, skip_if, {}, None, plain.value(entry, where))
+        own = plain.value(entry, where)
+        return _Step(step_id, deps, skip_if, {}, None, own, policy.read_input(own, where))
     if kind != "pipeline":
         raise errors.InvalidWorkflow(
             f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline' or 'input'"
@@ -126,6 +129,7 @@ def _flow_nodes(step: _Step, flow: pipeline.Pipeline, before: list[str]) -> list
             "skip_if": node.skip_if if node.own_skip else step.skip_if,
             "pipeline": flow.name,
             "step": None,
+            **_own_policy(node.policy),
         }
         for node in flow.nodes
     ]
@@ -156,7 +160,12 @@ def _input(step: _Step, before: list[str]) -> JsonDict:
         "skip_if": step.skip_if,
         "pipeline": None,
         "step": own,
+        **_own_policy(step.policy),
     }
+
+
+def _own_policy(found: dict[str, Any] | None) -> JsonDict:
+    return {} if found is None else {"policy": found}
 
 
 class _Budget:

@@ -20,6 +20,7 @@ class Node(NamedTuple):
     skip_if: Any
     pipeline: str | None
     step: dict[str, Any] | None
+    policy: dict[str, Any] | None = None
 
 
 class Graph:
@@ -35,11 +36,12 @@ class Graph:
             raise errors.InvalidWorkflow(
                 f"a definition of version {definition.get('version')!r}; this code reads version 1"
             )
-        fields = [field for field in Node._fields if field not in ("id", "deps")]
+        fields = [field for field in Node._fields if field not in ("id", "deps", "policy")]
         self.nodes = {
             entry["id"]: Node(
                 id=entry["id"],
                 deps=tuple(entry["deps"]),
+                policy=entry.get("policy"),
                 **{field: entry[field] for field in fields},
             )
             for entry in definition["nodes"]

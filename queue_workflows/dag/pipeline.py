@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, graph, plain
+from queue_workflows.dag import bindings, graph, plain, policy
 
 INPUT_MODULE = "__input__"
 MAX_FROM_CHARS = 100_000
@@ -23,6 +23,7 @@ class PipelineNode(NamedTuple):
     inputs: tuple[tuple[str, bindings.Source], ...]
     own_skip: bool
     skip_if: Any
+    policy: dict[str, Any] | None = None
 
 
 class Pipeline(NamedTuple):
@@ -36,7 +37,8 @@ class Pipeline(NamedTuple):
 def read(name: str, schema: Any, where: str) -> Pipeline:
     """A pipeline out of its schema; `InvalidWorkflow` that names the node and the reason."""
     where = f"{where}: pipeline {name!r}"
-    listed = plain.items(plain.record(schema, where), "nodes", where)
+    document = plain.record(schema, where)
+    listed = plain.items(document, "nodes", where)
     if not listed:
         raise errors.InvalidWorkflow(f"{where}: it has no nodes")
     entries: dict[str, Mapping[str, Any]] = {}
@@ -46,8 +48,9 @@ def read(name: str, schema: Any, where: str) -> Pipeline:
         if node_id in entries:
             raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node_id!r}")
         entries[node_id] = entry
+    defaults = policy.defaults(document, where)
     nodes = tuple(
-        _node(node_id, entry, entries, f"{where}: node {node_id!r}")
+        _node(node_id, entry, entries, defaults, f"{where}: node {node_id!r}")
         for node_id, entry in entries.items()
     )
     check_order({node.id: node.deps for node in nodes}, where, "node")
@@ -72,7 +75,11 @@ def check_order(deps: Mapping[str, tuple[str, ...]], where: str, noun: str) -> N
 
 
 def _node(
-    node_id: str, entry: Mapping[str, Any], siblings: Collection[str], where: str
+    node_id: str,
+    entry: Mapping[str, Any],
+    siblings: Collection[str],
+    defaults: Mapping[str, Any],
+    where: str,
 ) -> PipelineNode:
     module = plain.text(entry, "node", where) or node_id
     if module.startswith(INPUT_MODULE):
@@ -91,6 +98,7 @@ def _node(
         inputs=_inputs(entry, siblings, where),
         own_skip="skip_if" in entry,
         skip_if=plain.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+        policy=policy.read(entry, defaults, where),
     )
 
 

@@ -204,6 +204,82 @@ _ANSWER = tables.transition(
     event=_STATUS,
 )
 
+
+def overdue_input(conn: db.Connection) -> Row | None:
+    """An input node that has waited as long as its policy lets it, or None.
+
+    Its row, its wait locked until the transaction ends; `answered`: an answer is on its way in;
+    `over`: it waits no more, or waits anew.
+    """
+    return conn.execute(
+        "WITH due AS MATERIALIZED (SELECT job_id, claim_no FROM workflow_input_timeouts"
+        " WHERE due_at <= now() ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+        " SELECT j.*, due.job_id AS due_id, EXISTS (SELECT FROM workflow_input_submissions s"
+        " WHERE s.run_id = j.run_id AND s.node_id = j.node_id"
+        " AND s.status IN ('pending', 'processing')) AS answered,"
+        " j.status IS DISTINCT FROM 'awaiting_input' OR j.claim_no <> due.claim_no AS over"
+        " FROM due LEFT JOIN workflow_node_jobs j ON j.id = due.job_id",
+        prepare=True,
+    ).fetchone()
+
+
+def has_overdue_input(conn: db.Connection) -> bool:
+    """Whether `overdue_input` may have one."""
+    row = conn.execute(
+        "SELECT FROM workflow_input_timeouts WHERE due_at <= now() LIMIT 1", prepare=True
+    ).fetchone()
+    return row is not None
+
+
+def wait_on(conn: db.Connection, job_id: str, more_s: float | None) -> None:
+    """Let an input node's wait end `more_s` from now; None: it is over."""
+    if more_s is None:
+        conn.execute("DELETE FROM workflow_input_timeouts WHERE job_id = %s", (job_id,))
+        return
+    conn.execute(
+        "UPDATE workflow_input_timeouts SET due_at = now() + %s * interval '1 second'"
+        " WHERE job_id = %s",
+        (more_s, job_id),
+    )
+
+
+def time_out(conn: db.Connection, job_id: str, *, default: str | None, error: str) -> Row | None:
+    """End a wait: completed with `default` (JSON text of a `context_delta`), or None failed.
+
+    With event and outbox row. None: it waits no more; the first answer has won.
+    """
+    parameters = {
+        "job": job_id,
+        "result": default,
+        "worker": None,
+        "seconds": None,
+        "error": error if default is None else None,
+        "detail": '{"by": "timeout"}',
+    }
+    statement = _ANSWER if default is not None else _TIMED_OUT
+    return conn.execute(statement, parameters).fetchone()
+
+
+_TIMED_OUT = tables.transition(
+    tables.NODE_JOBS,
+    sql.SQL(
+        "UPDATE {jobs} j SET status = 'failed', error = %(error)s, finished_at = now()"
+        " WHERE j.id = %(job)s AND j.status = 'awaiting_input'"
+    ),
+    event=_STATUS,
+)
+
+
+def mend_turns(conn: db.Connection) -> int:
+    """Let in the first of each lock key's line where nobody is, of both families; how many."""
+    row = conn.execute(
+        "SELECT queue_workflows_mend_turns('workflow_node_jobs')"
+        " + queue_workflows_mend_turns('ingest_jobs') AS n",
+        prepare=True,
+    ).fetchone()
+    return row["n"] if row else 0
+
+
 _TO_QUEUE = (
     "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
     " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL,"

@@ -7,13 +7,17 @@ import traceback
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.dag import policy
 from queue_workflows.store import claims, payload, tables, transitions
 
 _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """How a body ended: `completed`, `failed`, `parked` or `cancelled`, and what it leaves."""
+    """How a body ended, and what it leaves.
+
+    Kinds: `completed`, `failed`, `parked`, `cancelled`, `snoozed`.
+    """
 
     kind: str
     seconds: float
@@ -26,10 +30,15 @@ class Outcome(NamedTuple):
     """The result as the host returned it, for hooks."""
     resolved_inputs: str | None = None
     vm_rss_mb_peak: int | None = None
+    raised: policy.Raised = policy.Raised()
+    """What a failure says about the next attempt; `after_s` is a snoozed job's wait."""
 
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
-    """A failed outcome that says what was raised, with the traceback for the history."""
+    """A failed outcome that says what was raised, with its traceback; or a snoozed one."""
+    if isinstance(error, errors.Snooze):
+        raised = policy.Raised(after_s=error.seconds)
+        return Outcome("snoozed", seconds, error=payload.error_text(error), raised=raised)
     name, said = type(error).__name__, payload.error_text(error)
     text = f"{name}: {said}" if said else name
     if isinstance(error, SystemExit):
@@ -37,7 +46,23 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     trace = "".join(traceback.format_exception(error))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
-    return Outcome("failed", seconds, error=payload.error_text(text), detail=detail)
+    return Outcome(
+        "failed", seconds, error=payload.error_text(text), detail=detail, raised=_raised(error)
+    )
+
+
+def _raised(error: BaseException) -> policy.Raised:
+    names = policy.names_of(error)
+    if isinstance(error, errors.Retry):
+        return policy.Raised(names, "retry", error.after_s)
+    return policy.Raised(names, "discard" if isinstance(error, errors.Discard) else "")
+
+
+def unless_signal(value: Any) -> Any:
+    """What a body returned; a signal that it returned is raised."""
+    if isinstance(value, errors.JobSignal):
+        raise value
+    return value
 
 
 def node_result(lease: tables.Lease, outcome: Outcome) -> claims.NodeResult:
@@ -55,8 +80,8 @@ def ingest_result(lease: tables.Lease, outcome: Outcome) -> claims.IngestResult:
 def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
     """Write the outcome under the lease.
 
-    `"completed"` (parked ones too), `"failed"` (retried ones too), or `"skipped"`: cancelled, or
-    the claim is no longer held and nothing was written.
+    `"completed"` (parked ones too), `"failed"` (retried and snoozed ones too), or `"skipped"`:
+    cancelled, or the claim is no longer held and nothing was written.
     """
     if outcome.kind == "completed":
         return _complete(conn, lease, outcome)
@@ -65,15 +90,33 @@ def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
     if outcome.kind == "cancelled":
         transitions.hand_back(conn, lease, reason="cancelled")
         return "skipped"
+    if outcome.kind == "snoozed":
+        after_s = outcome.raised.after_s or 0.0
+        row = transitions.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
+        return "failed" if row else "skipped"
+    verdict = _verdict(conn, lease, outcome)
     row = transitions.fail(
         conn,
         lease,
+        retry=verdict.retry,
+        after_s=verdict.after_s,
         error=outcome.error,
         seconds=outcome.seconds,
         detail=outcome.detail,
         resolved_inputs=outcome.resolved_inputs,
     )
     return "failed" if row else "skipped"
+
+
+def _verdict(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> policy.Verdict:
+    """What the job's policy makes of its failure; read only now, as most jobs do not fail."""
+    found = transitions.policy_of(conn, lease)
+    attempts: int = found["attempts"] if found else 0
+    try:
+        return policy.decide(found and found["policy"], attempts, outcome.raised)
+    except errors.InvalidWorkflow as error:
+        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
+        return policy.decide(None, attempts, outcome.raised)
 
 
 def _complete(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from queue_workflows import config, errors, refs
-from queue_workflows.dag import plan
+from queue_workflows.dag import plan, policy
 
 ERROR_LIMIT = 8000
 """Characters of an error text that are kept (the contract's figure)."""
@@ -98,6 +98,8 @@ def _row(row: plan.NewNode) -> str:
         "input_template": row.template,
         "ref_heads": sorted(refs.heads(row.template)),
     }
+    if row.node.policy:
+        columns |= policy.columns(row.node.policy, is_input=row.node.step is not None)
     return f'{_to_json(columns)[:-1]}, "inputs": {inputs}}}'
 
 

@@ -7,14 +7,13 @@ from typing import Any
 from psycopg import sql
 
 from queue_workflows import config, db
+from queue_workflows.dag import policy
 from queue_workflows.store import payload, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 
 FRONT_PRIORITY = 10
 """The priority that work taken back from a worker gets at most (the contract's figure)."""
-RETRY_BACKOFF_S = 30.0
-"""Wait per attempt made before an ordinary failure is tried again (the contract's figure)."""
 
 _FAIL = sql.SQL(
     "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled'"
@@ -23,7 +22,8 @@ _FAIL = sql.SQL(
     " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < j.max_attempts"
     " AND %(retry)s::boolean) THEN now() END,"
     " available_at = CASE WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean"
-    " AND NOT {over} THEN now() + (j.attempts + 1) * %(backoff)s::float8 * interval '1 second' END,"
+    " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
+    " * coalesce(%(after)s::float8, (j.attempts + 1) * %(backoff)s::float8) END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _FAIL_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'retried' ELSE status END")
@@ -36,6 +36,8 @@ _PARK_EVENT = sql.SQL("CASE status WHEN 'awaiting_input' THEN 'parked' ELSE stat
 _HAND_BACK = sql.SQL(
     "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
     " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL,"
+    " available_at = CASE WHEN NOT {over} AND %(after)s::float8 > 0"
+    " THEN now() + %(after)s::float8 * interval '1 second' END,"
     " priority = CASE WHEN %(front)s::boolean THEN least(j.priority, %(band)s::smallint)"
     " ELSE j.priority END WHERE " + HELD
 )
@@ -114,10 +116,12 @@ def fail(
     detail: str | None = None,
     resolved_inputs: str | None = None,
     retry: bool = True,
+    after_s: float | None = None,
 ) -> Row | None:
     """An ordinary failure: queued again while attempts are left, else failed.
 
-    The wait before a retry is RETRY_BACKOFF_S times the attempts made. None: the claim is lost.
+    `retry` false: failed whatever is left. `after_s` None: the default wait. None: the claim is
+    lost.
     """
     parameters = tables.fence(
         lease,
@@ -126,9 +130,23 @@ def fail(
         detail=detail,
         received=resolved_inputs,
         retry=retry,
-        backoff=RETRY_BACKOFF_S,
+        after=after_s,
+        backoff=policy.BASE_S,
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
+
+
+def policy_of(conn: db.Connection, lease: tables.Lease) -> Row | None:
+    """`policy` and `attempts` of a job; None: there is no such job."""
+    return conn.execute(_POLICY[lease.table.name], (lease.job_id,)).fetchone()
+
+
+_POLICY = {
+    table.name: sql.SQL("SELECT policy, attempts FROM {} WHERE id = %s")
+    .format(sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
 
 
 def park(conn: db.Connection, lease: tables.Lease) -> Row | None:
@@ -137,14 +155,20 @@ def park(conn: db.Connection, lease: tables.Lease) -> Row | None:
 
 
 def hand_back(
-    conn: db.Connection, lease: tables.Lease, *, reason: str, front: bool = False
+    conn: db.Connection,
+    lease: tables.Lease,
+    *,
+    reason: str,
+    front: bool = False,
+    after_s: float = 0.0,
 ) -> Row | None:
     """Give the job up without counting anything: queued, or cancelled if it or its run was.
 
-    `front` raises its priority to FRONT_PRIORITY. None: the claim is lost.
+    `front` raises its priority to FRONT_PRIORITY; `after_s` lets it wait first. None: the claim
+    is lost.
     """
     detail = payload.encode({"reason": reason}, "reason")
-    parameters = tables.fence(lease, detail=detail, front=front, band=FRONT_PRIORITY)
+    parameters = tables.fence(lease, detail=detail, front=front, band=FRONT_PRIORITY, after=after_s)
     return conn.execute(_HAND_BACK_SQL[lease.table.name], parameters).fetchone()
 
 

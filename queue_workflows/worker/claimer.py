@@ -24,6 +24,7 @@ RECORDED = {
     "failed": ("failed", "retried", "cancelled"),
     "parked": ("parked", "cancelled"),
     "cancelled": ("cancelled", "requeued"),
+    "snoozed": ("requeued", "cancelled"),
 }
 """The events that a recorded outcome leaves, by its kind."""
 

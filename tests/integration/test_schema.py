@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import errors, migrations
 from tests.support import database, factories, schemas
 
-HEAD = 16
+HEAD = 17
 
 # The contract's §4, table by table: column → type and default, as the contract writes them.
 CONTRACT = {
@@ -464,9 +464,9 @@ def test_down_and_up_again_gives_the_same_catalogue(
     fresh.bootstrap()
     with fresh.connect() as conn:
         head = schemas.catalogue(conn)
-        assert fresh.downgrade(to_version=12) == [16, 15, 14, 13]
+        assert fresh.downgrade(to_version=12) == [17, 16, 15, 14, 13]
         assert schemas.catalogue(conn) == at_12
-        assert fresh.bootstrap() == [13, 14, 15, 16]
+        assert fresh.bootstrap() == [13, 14, 15, 16, 17]
         assert schemas.catalogue(conn) == head
         assert fresh.downgrade() == list(range(HEAD, 0, -1))
         left = {item for item in schemas.catalogue(conn) if "queue_schema_version" not in item}
@@ -495,7 +495,7 @@ def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> Non
         factories.run(conn, id="r")
         factories.node(conn, "r")
         factories.ingest(conn)
-        assert fresh.downgrade(to_version=12) == [16, 15, 14, 13]
+        assert fresh.downgrade(to_version=12) == [17, 16, 15, 14, 13]
         assert factories.one(conn, "SELECT count(*) FROM workflow_node_jobs") == 1
 
 

@@ -20,6 +20,8 @@ PURPOSES = {
     "worker_controls": "The ON/OFF switch of a (host, queue); no row means ON.",
     "ingest_job_events": "The history of ingest jobs: one row a transition.",
     "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
+    "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
+    "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
 }

@@ -17,8 +17,8 @@ from psycopg import pq
 
 import queue_workflows
 from queue_workflows import refs
+from queue_workflows.dag import policy
 from queue_workflows.scheduler import ScheduleEntry
-from queue_workflows.store import transitions
 
 T = TypeVar("T")
 APP = "tests.support.failpoints:setup"
@@ -183,7 +183,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def setup() -> None:
     """Everything, and the failpoint that the environment names."""
     register()
-    transitions.RETRY_BACKOFF_S = RETRY_S
+    policy.BASE_S = RETRY_S
     text = os.environ.get(AT)
     point = Point(*json.loads(text)) if text else None
     Failpoint(Path(os.environ[FOLDER], "commits"), point).install()

@@ -1,0 +1,258 @@
+"""What a definition asks for when its job fails, waits or is chosen: checked and decided."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, cast
+
+from queue_workflows import errors
+from queue_workflows.dag import plain
+
+BASE_S = 30.0
+"""Wait per attempt made before an ordinary failure is tried again (the contract's figure)."""
+CAP_S = 3600.0
+"""The longest wait that a growing backoff comes to unless it names its own `cap_s`."""
+MAX_WAIT_S = 366 * 86400.0
+"""A longer wait is a mistake in units."""
+MAX_RETRIES = 1000
+PRIORITIES = range(-32768, 32768)
+"""What the column takes (smallint)."""
+KEYS = ("retries", "backoff", "timeout_s", "retry_on", "discard_on", "priority", "lock_key")
+KINDS = ("constant", "linear", "exponential")
+_BACKOFF_KEYS = ("kind", "base_s", "cap_s", "jitter")
+
+
+class Backoff(NamedTuple):
+    """How long to wait before the next attempt; `jitter` 0 to 1 is the part of it that is drawn."""
+
+    kind: str = "linear"
+    base_s: float = BASE_S
+    cap_s: float = MAX_WAIT_S
+    jitter: float = 0.0
+
+
+class Raised(NamedTuple):
+    """What a failed attempt says about the next one."""
+
+    names: frozenset[str] = frozenset()
+    """The classes of the error, bare and qualified."""
+    wish: str = ""
+    """`retry` or `discard` when the body asked for it; else its policy decides."""
+    after_s: float | None = None
+    """The wait that the body asked for."""
+
+
+class Verdict(NamedTuple):
+    """Whether to try again if attempts are left, and after how many seconds."""
+
+    retry: bool
+    after_s: float
+
+
+def read(
+    entry: Mapping[str, Any], defaults: Mapping[str, Any], where: str
+) -> dict[str, Any] | None:
+    """The policy of a node, its own keys before its pipeline's; None when neither has any.
+
+    A key that is null in the node takes the default back. Raises `InvalidWorkflow` naming `where`.
+    """
+    found = {**defaults, **{key: entry[key] for key in KEYS if key in entry}}
+    checked = {
+        key: _CHECKS[key](value, key, where) for key, value in found.items() if value is not None
+    }
+    return checked or None
+
+
+def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The `defaults` of a pipeline; `InvalidWorkflow` for a key that is none of a policy's."""
+    raw = schema.get("defaults")
+    if raw is None:
+        return {}
+    where = f"{where}: 'defaults'"
+    given = plain.record(raw, where)
+    for key in given:
+        if key not in KEYS:
+            raise errors.InvalidWorkflow(f"{where}: {key!r:.120} is none of {', '.join(KEYS)}")
+    read(given, {}, where)
+    return dict(given)
+
+
+def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """How long an input step waits for its answer, and the `default` that it takes then.
+
+    None without `timeout_s`, where `default` is the widget's own affair.
+    """
+    if entry.get("timeout_s") is None:
+        return None
+    found: dict[str, Any] = {"timeout_s": _seconds(entry["timeout_s"], "timeout_s", where)}
+    if "default" in entry:
+        found["default"] = plain.value(entry["default"], f"{where}: 'default'")
+    return found
+
+
+def columns(policy: Mapping[str, Any], *, is_input: bool) -> dict[str, Any]:
+    """The columns of a job's row that a checked policy sets; what decides on failures as `policy`.
+
+    An input node's `timeout_s` bounds its wait, not its body, so that it stays in `policy`.
+    """
+    if is_input:
+        return {"policy": dict(policy)}
+    found: dict[str, Any] = {
+        key: policy[key] for key in ("timeout_s", "priority", "lock_key") if key in policy
+    }
+    if "retries" in policy:
+        found["max_attempts"] = policy["retries"] + 1
+    rest = {key: policy[key] for key in ("backoff", "retry_on", "discard_on") if key in policy}
+    return found | ({"policy": rest} if rest else {})
+
+
+def names_of(error: BaseException) -> frozenset[str]:
+    """The names by which `retry_on` and `discard_on` may call an error: its class or any base."""
+    names: set[str] = set()
+    for cls in type(error).__mro__[:-1]:
+        names |= {cls.__name__, cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"}
+    return frozenset(names)
+
+
+def decide(
+    policy: Mapping[str, Any] | None,
+    attempts: int,
+    raised: Raised,
+    draw: random.Random | None = None,
+) -> Verdict:
+    """What follows from a failure after `attempts` earlier ones.
+
+    A policy that a plain SQL writer got wrong raises `InvalidWorkflow`.
+    """
+    found = read(policy or {}, {}, "its policy") or {}
+    after_s = raised.after_s
+    if after_s is None:
+        after_s = delay_s(found.get("backoff"), attempts + 1, draw)
+    if raised.wish:
+        return Verdict(raised.wish == "retry", after_s)
+    if _named(raised.names, found.get("discard_on", ())):
+        return Verdict(False, after_s)
+    only = found.get("retry_on")
+    return Verdict(only is None or _named(raised.names, only), after_s)
+
+
+def _named(names: frozenset[str], listed: Collection[str]) -> bool:
+    return not names.isdisjoint(listed)
+
+
+def delay_s(raw: Any, attempt: int, draw: random.Random | None = None) -> float:
+    """Seconds to wait after the failed `attempt` (1 is the first) under a checked backoff.
+
+    `jitter` j takes the wait evenly from (1 - j) to 1 times its length, so that a cap stays one.
+    """
+    backoff = _parsed(raw)
+    if backoff.kind == "constant":
+        wait_s = backoff.base_s
+    elif backoff.kind == "linear":
+        wait_s = backoff.base_s * attempt
+    else:
+        wait_s = backoff.base_s * 2.0 ** min(attempt - 1, 60)
+    wait_s = min(wait_s, backoff.cap_s)
+    if backoff.jitter:
+        wait_s *= 1 - backoff.jitter * (draw or _random).random()
+    return wait_s
+
+
+_random = random.Random()  # noqa: S311  jitter
+
+
+def _parsed(raw: Any) -> Backoff:
+    if raw is None:
+        return Backoff(base_s=BASE_S)
+    if isinstance(raw, dict):
+        given = cast("dict[str, Any]", raw)
+        growing = given.get("kind", "linear") != "constant"
+        cap_s = CAP_S if growing else MAX_WAIT_S
+        return Backoff(
+            kind=given.get("kind", "linear"),
+            base_s=given.get("base_s", BASE_S),
+            cap_s=given.get("cap_s", cap_s),
+            jitter=given.get("jitter", 0.0),
+        )
+    return Backoff("constant", float(raw))
+
+
+def _backoff(raw: Any, key: str, where: str) -> Any:
+    if not isinstance(raw, Mapping):
+        return _seconds(raw, key, where, least=0.0)
+    given = cast("Mapping[str, Any]", raw)
+    for name in given:
+        if name not in _BACKOFF_KEYS:
+            raise errors.InvalidWorkflow(
+                f"{where}: {key!r}: {name!r:.120} is none of {', '.join(_BACKOFF_KEYS)}"
+            )
+    checked: dict[str, Any] = {}
+    if given.get("kind") is not None:
+        if given["kind"] not in KINDS:
+            raise errors.InvalidWorkflow(
+                f"{where}: {key!r}: unknown kind {given['kind']!r:.120}; it is one of "
+                f"{', '.join(KINDS)}"
+            )
+        checked["kind"] = given["kind"]
+    for name in ("base_s", "cap_s"):
+        if given.get(name) is not None:
+            checked[name] = _seconds(given[name], f"{key}.{name}", where, least=0.0)
+    if given.get("jitter") is not None:
+        checked["jitter"] = _number(given["jitter"], f"{key}.jitter", where, 0.0, 1.0)
+    return checked
+
+
+def _number(raw: Any, key: str, where: str, least: float, most: float) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or not math.isfinite(raw):
+        raise errors.InvalidWorkflow(f"{where}: {key!r} must be a number, not {raw!r:.120}")
+    if not least <= raw <= most:
+        raise errors.InvalidWorkflow(f"{where}: {key!r} must be {least:g} to {most:g}, not {raw:g}")
+    return float(raw)
+
+
+def _seconds(raw: Any, key: str, where: str, least: float = 0.001) -> float:
+    return _number(raw, key, where, least, MAX_WAIT_S)
+
+
+def _whole(raw: Any, key: str, where: str, least: int, most: int) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int):
+        raise errors.InvalidWorkflow(f"{where}: {key!r} must be a whole number, not {raw!r:.120}")
+    if not least <= raw <= most:
+        raise errors.InvalidWorkflow(f"{where}: {key!r} must be {least} to {most}, not {raw!r:.40}")
+    return raw
+
+
+def _retries(raw: Any, key: str, where: str) -> int:
+    return _whole(raw, key, where, 0, MAX_RETRIES)
+
+
+def _priority(raw: Any, key: str, where: str) -> int:
+    return _whole(raw, key, where, PRIORITIES[0], PRIORITIES[-1])
+
+
+def _names(raw: Any, key: str, where: str) -> list[str]:
+    listed = [raw] if isinstance(raw, str) else raw
+    checked = plain.items({key: listed}, key, where)
+    for name in checked:
+        if not isinstance(name, str) or not all(p.isidentifier() for p in name.split(".")):
+            raise errors.InvalidWorkflow(
+                f"{where}: {key!r} lists names of exceptions, not {name!r:.120}"
+            )
+    return checked
+
+
+def _lock_key(raw: Any, key: str, where: str) -> str:
+    return plain.needed_text({key: raw}, key, where)
+
+
+_CHECKS = {
+    "retries": _retries,
+    "backoff": _backoff,
+    "timeout_s": _seconds,
+    "retry_on": _names,
+    "discard_on": _names,
+    "priority": _priority,
+    "lock_key": _lock_key,
+}

@@ -1,0 +1,334 @@
+"""A lock key lets one job run at a time, oldest first, and the database is what guarantees it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from queue_workflows.store import claims, nodes, tables, transitions
+from tests.support import factories, laws
+
+Row = dict[str, Any]
+FAMILIES = {
+    "node": (factories.node, factories.claim_node, "cpu"),
+    "ingest": (factories.ingest, factories.claim_ingest, "fetch"),
+}
+
+
+@pytest.fixture(autouse=True)
+def lawful(db: ModuleType) -> Iterator[None]:
+    yield
+    with db.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
+        assert factories.one(conn, "SELECT count(*) FROM lock_turns") == 0
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def add(conn: Any, family: str, **columns: Any) -> Row:
+    return FAMILIES[family][0](conn, **{"lock_key": "k"} | columns)
+
+
+def take(conn: Any, family: str) -> Row | None:
+    who = factories.who(FAMILIES[family][2])
+    if family == "node":
+        return claims.node_step(conn, who)
+    return next(iter(claims.ingest_step(conn, who)), None)
+
+
+def end(conn: Any, job: Row) -> None:
+    done = factories.complete_node if "node_id" in job else factories.complete_ingest
+    done(conn, job)
+
+
+def states(conn: Any, family: str) -> list[tuple[str, str | None]]:
+    table = sql.Identifier("workflow_node_jobs" if family == "node" else "ingest_jobs")
+    query = sql.SQL("SELECT status, blocked_reason FROM {} ORDER BY seq").format(table)
+    return [(row["status"], row["blocked_reason"]) for row in conn.execute(query).fetchall()]
+
+
+IN, OUT = ("queued", None), ("queued", "locked")
+
+
+def test_one_of_a_key_is_let_in_and_the_others_wait(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        first, _, _ = [add(conn, family) for _ in range(3)]
+        assert states(conn, family) == [IN, OUT, OUT]
+        job = take(conn, family)
+        assert job is not None
+        assert job["id"] == first["id"]
+        assert take(conn, family) is None
+        assert factories.reread(conn, job)["attempts"] == 0
+        end(conn, job)
+        assert states(conn, family) == [("completed", None), IN, OUT]
+
+
+def test_other_keys_and_jobs_without_one_go_on(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        for key in ("k", "k", "other", None):
+            add(conn, family, lock_key=key)
+        assert states(conn, family) == [IN, OUT, IN, IN]
+
+
+def test_a_key_is_its_familys_own(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, "node")
+        add(conn, "ingest")
+        assert states(conn, "node") + states(conn, "ingest") == [IN, IN]
+
+
+def test_the_better_priority_comes_first_until_one_is_claimed(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        add(conn, family)
+        add(conn, family, priority=10)
+        assert states(conn, family) == [OUT, IN]
+        assert take(conn, family) is not None
+        add(conn, family, priority=1)
+        assert states(conn, family) == [OUT, ("running", None), OUT]
+
+
+def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
+    with db.connect() as conn:
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, lock_key)"
+            " SELECT 't', 'fetch', 'k' || i % 3 FROM generate_series(0, 299) i"
+        )
+        first = states(conn, "ingest")
+        assert (first[:3], set(first[3:])) == ([IN] * 3, {OUT})
+
+
+def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
+    def leave(conn: Any, job: Row) -> object:
+        lease = tables.lease_of(factories.table_of(job), job)
+        return getattr(transitions, name)(conn, lease, **more)
+
+    return leave
+
+
+def plain(change: str) -> Callable[[Any, Row], object]:
+    def leave(conn: Any, job: Row) -> object:
+        table = sql.Identifier(factories.table_of(job).name)
+        statement = sql.SQL("UPDATE {} SET {} WHERE id = %s").format(table, sql.SQL(change))
+        return conn.execute(statement, (job["id"],))
+
+    return leave
+
+
+def delete(conn: Any, job: Row) -> object:
+    table = sql.Identifier(factories.table_of(job).name)
+    return conn.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), (job["id"],))
+
+
+def reclaim(conn: Any, job: Row) -> object:
+    plain("crash_count = 2")(conn, job)
+    factories.expire(conn, job)
+    return transitions.reclaim_lapsed(conn, factories.table_of(job))
+
+
+LEAVING = {
+    "finish": end,
+    "fail": fenced("fail", error="no"),
+    "snooze": fenced("hand_back", reason="snoozed", after_s=60),
+    "reclaim": reclaim,
+    "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
+    "delayed by SQL": plain("status = 'queued', available_at = now() + interval '1 hour'"),
+    "key taken off": plain("lock_key = NULL"),
+    "delete": delete,
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
+def test_whoever_leaves_lets_the_next_in_and_wakes_a_worker(
+    db: ModuleType, family: str, leave: Callable[[Any, Row], object]
+) -> None:
+    with db.connect() as conn, db.connect() as ear:
+        add(conn, family)
+        second = add(conn, family, **({"node_id": "m"} if family == "node" else {}))
+        job = take(conn, family)
+        assert job is not None
+        ear.execute(b"LISTEN node_job_ready; LISTEN ingest_job_ready")
+        leave(conn, job)
+        assert factories.reread(conn, second)["blocked_reason"] is None
+        assert list(ear.notifies(timeout=5, stop_after=1))
+        following = take(conn, family)
+        assert following is not None
+        assert following["id"] == second["id"]
+        assert second["attempts"] == following["attempts"] == 0
+        end(conn, following)
+
+
+def test_one_that_goes_back_keeps_its_place_in_line(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        add(conn, family)
+        job = take(conn, family)
+        assert job is not None
+        add(conn, family)
+        fenced("hand_back", reason="shutdown")(conn, job)
+        assert states(conn, family) == [IN, OUT]
+
+
+def test_a_run_that_is_cancelled_takes_its_line_with_it(db: ModuleType) -> None:
+    with db.connect() as conn:
+        run_id = factories.run(conn)
+        for number in range(4):
+            factories.node(conn, run_id, f"n{number}", lock_key="k")
+        outside = factories.node(conn, lock_key="k")
+        conn.execute(
+            "UPDATE workflow_runs SET status = 'cancelled', finished_at = now() WHERE id = %s",
+            (run_id,),
+        )
+        assert states(conn, "node") == [("cancelled", None)] * 4 + [IN]
+        assert factories.claim_node(conn)["id"] == outside["id"]
+
+
+def test_a_rolled_back_end_lets_nobody_in(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        for _ in range(2):
+            add(conn, family)
+        job = take(conn, family)
+        assert job is not None
+        with conn.transaction(force_rollback=True):
+            end(conn, job)
+        assert states(conn, family) == [("running", None), OUT]
+
+
+def test_a_due_job_stands_in_line_too(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        late = add(conn, family)
+        plain("available_at = now() + interval '1 hour'")(conn, late)
+        add(conn, family)
+        plain("available_at = NULL, blocked_reason = NULL")(conn, late)
+        assert states(conn, family) == [IN, OUT]
+
+
+def test_the_database_refuses_a_second_one_running(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        add(conn, family)
+        second = add(conn, family)
+        assert take(conn, family) is not None
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            plain("status = 'running'")(conn, second)
+
+
+def test_a_turn_missed_while_the_head_was_locked_is_mended(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as other:
+        add(conn, "ingest")
+        second = add(conn, "ingest")
+        job = factories.claim_ingest(conn)
+        with other.transaction():
+            other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
+            end(conn, job)
+        assert states(conn, "ingest") == [("completed", None), OUT]
+        assert nodes.mend_turns(conn) == 1
+        assert states(conn, "ingest") == [("completed", None), IN]
+        assert nodes.mend_turns(conn) == 0
+
+
+def test_a_host_that_keeps_its_insert_open_holds_nobody_up(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as host:
+        add(conn, "ingest")
+        job = factories.claim_ingest(conn)
+        with host.transaction():
+            add(host, "ingest")
+            conn.execute("SET lock_timeout = '2s'")
+            end(conn, job)
+        assert states(conn, "ingest") == [("completed", None), IN]
+
+
+INSERTS, CLAIMERS = 50, 4
+
+
+def test_fifty_inserts_and_claims_at_once_run_one_by_one_in_order(db: ModuleType) -> None:
+    errors: list[BaseException] = []
+    running: list[int] = []
+    ran: list[int] = []
+    guard = threading.Lock()
+
+    def insert(number: int) -> None:
+        with db.connect() as conn:
+            for _ in range(5):
+                add(conn, "ingest", lock_key=f"k{number % 2}", priority=random.choice((10, 100)))
+
+    def work() -> None:
+        idle = 0
+        with db.connect() as conn:
+            while idle < 200 and len(ran) < INSERTS:
+                job = take(conn, "ingest")
+                if job is None:
+                    idle += 1
+                    threading.Event().wait(0.01)
+                    continue
+                idle = 0
+                with guard:
+                    running.append(job["lock_key"])
+                    assert len(running) == len(set(running)), "two of a key at once"
+                waiting = factories.column(
+                    conn,
+                    "SELECT seq FROM ingest_jobs WHERE lock_key = %s AND status = 'queued'"
+                    " AND blocked_reason IS NULL",
+                    job["lock_key"],
+                )
+                assert waiting == []
+                with guard:
+                    running.remove(job["lock_key"])
+                    ran.append(job["seq"])
+                end(conn, job)
+
+    def guarded(body: Callable[..., None], *values: Any) -> None:
+        try:
+            body(*values)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(insert, n)) for n in range(INSERTS // 5)]
+    threads += [threading.Thread(target=guarded, args=(work,)) for _ in range(CLAIMERS)]
+    with ExitStack() as stack:
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+    assert errors == []
+    assert len(ran) == INSERTS
+
+
+def test_a_line_is_served_by_priority_and_age(db: ModuleType, family: str) -> None:
+    drawn = random.Random(7)
+    with db.connect() as conn:
+        add(conn, family, priority=0)
+        blocker = take(conn, family)
+        assert blocker is not None
+        rows = [add(conn, family, priority=drawn.choice((5, 10, 100))) for _ in range(12)]
+        end(conn, blocker)
+        served: list[str] = []
+        while (job := take(conn, family)) is not None:
+            served.append(job["id"])
+            end(conn, job)
+    line = sorted(rows, key=lambda row: (row["priority"], row["seq"]))
+    assert served == [row["id"] for row in line]
+
+
+def test_a_role_that_may_only_insert_may_give_a_key(db: ModuleType) -> None:
+    with db.connect() as conn:
+        conn.execute("CREATE ROLE queue_workflows_sender")
+        try:
+            conn.execute(
+                "GRANT INSERT, SELECT ON ingest_jobs TO queue_workflows_sender;"
+                " GRANT USAGE ON ingest_jobs_seq_seq TO queue_workflows_sender"
+            )
+            conn.execute("SET ROLE queue_workflows_sender")
+            for _ in range(2):
+                add(conn, "ingest")
+        finally:
+            conn.execute("RESET ROLE; DROP OWNED BY queue_workflows_sender")
+            conn.execute("DROP ROLE queue_workflows_sender")
+        assert states(conn, "ingest") == [IN, OUT]
