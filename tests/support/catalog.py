@@ -19,6 +19,7 @@ PURPOSES = {
     "workflow_node_events": "The history of nodes: one row a transition, pruned by age.",
     "worker_controls": "The ON/OFF switch of a (host, queue); no row means ON.",
     "ingest_job_events": "The history of ingest jobs: one row a transition.",
+    "job_attempt_logs": "What bodies printed: one row an attempt that printed, pruned by age.",
     "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
