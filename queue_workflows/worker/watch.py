@@ -137,7 +137,6 @@ class Watch:
 
     def end(self) -> None:
         """The job has ended; nothing is judged any more."""
-        self._logs.end()
         with self._lock:
             self._board.end()
             self._work = None

@@ -78,7 +78,24 @@ def test_a_body_that_fails_leaves_its_log(toy: Flow) -> None:
     assert texts(flow.job(run_id, "s/a")["id"]) == ["so far so good\n"]
 
 
-def test_a_silent_body_writes_nothing(toy: Flow, conn: engine.Connection) -> None:
+def test_the_end_of_a_worker_stores_what_is_left(
+    toy: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.Source, "_store", lambda _: None)
+    flow.body(lambda: print("last words"), name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    assert texts(flow.job(run_id, "s/a")["id"]) == ["last words\n"]
+
+
+def test_a_silent_body_costs_no_statement(
+    toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("nothing was printed")
+
+    monkeypatch.setattr(capture, "_write", unwanted)
     toy.dag(a="", b="a")
     toy.started()
     assert toy.work() == 2

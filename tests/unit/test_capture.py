@@ -207,6 +207,10 @@ def test_between_bodies_nothing_is_kept(bodies: Bodies) -> None:
 def test_a_silent_body_leaves_nothing_to_do(bodies: Bodies) -> None:
     with bodies:
         assert bodies.source._take() == ([], [])
+        print("one that speaks")
+        bodies.end()
+        assert len(bodies.source._take()[0]) == 1
+        bodies.begin(2)
         bodies.end()
         assert bodies.source._take() == ([], [])
 
