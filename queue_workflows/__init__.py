@@ -36,9 +36,9 @@ _OPERATIONS = frozenset({"submit_input", "cancel_run", "cancel_job", "retry_run"
 _MODULES = frozenset(
     {
         "claim_worker", "config", "db", "dispatcher", "embedded", "errors", "gpu_model_cache",
-        "ingest_executor", "input_listener", "migrations", "model_cache", "model_registry",
-        "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "run_store",
-        "scheduler", "types", "worker_control",
+        "history", "ingest_executor", "input_listener", "migrations", "model_cache",
+        "model_registry", "node_executor", "node_pool", "node_queue", "orchestrator", "refs",
+        "run_store", "scheduler", "types", "worker_control",
     }
 )  # fmt: skip
 

@@ -195,6 +195,9 @@ MAX_PAYLOAD_KB = Knob(
 )
 MAX_PAYLOAD_DEPTH = Knob("MAX_PAYLOAD_DEPTH", 64, "levels", "deepest nesting of such a value")
 MAX_NODES_PER_RUN = Knob("MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow")
+LOG_CAPTURE_KB = Knob(
+    "LOG_CAPTURE_KB", 64, "KiB", "what is kept of a body's output per attempt; <= 0: nothing"
+)
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
 )

@@ -8,7 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from queue_workflows import config, db, dispatcher, errors, input_listener, node_queue
+from queue_workflows import (
+    config,
+    db,
+    dispatcher,
+    errors,
+    history,
+    input_listener,
+    node_queue,
+)
 from queue_workflows.runtime import service
 from queue_workflows.store import nodes, outbox, tables, transitions, workers
 from queue_workflows.types import NowFn, Row
@@ -298,8 +306,10 @@ def _expire(conn: db.Connection, job: Row) -> None:
 
 
 def prune_events() -> None:
-    """Delete node events past NODE_EVENT_RETENTION_DAYS."""
-    node_queue.prune_node_events(config.NODE_EVENT_RETENTION_DAYS.read())
+    """Delete node events and logs of attempts past NODE_EVENT_RETENTION_DAYS."""
+    days = config.NODE_EVENT_RETENTION_DAYS.read()
+    node_queue.prune_node_events(days)
+    history.prune_logs(days)
 
 
 def prune_workers() -> None:

@@ -19,6 +19,7 @@ from queue_workflows.cli import (
     migrate,
     run,
     runs,
+    show,
     status,
     supervise,
     up,
@@ -38,6 +39,7 @@ app.command("up")(up.up)
 app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("runs")(runs.runs)
+app.command("show")(show.show)
 app.command("workers")(workers.workers)
 app.command("cancel")(cancel.cancel)
 app.command("supervise")(supervise.supervise)

@@ -59,7 +59,7 @@ class Batch:
             try:
                 outcome = ingest_executor.run_task(job)
                 leaving.unless_forked(pid, outcome)
-                work.settling = True
+                self._watch.settle(work)
                 self._keep(work, outcome)
             finally:
                 self._watch.end()

@@ -146,7 +146,7 @@ class WorkLoop:
         try:
             outcome = self._body(work)
             leaving.unless_forked(pid, outcome)
-            work.settling = True
+            self._watch.settle(work)
             following = self._claimer.finish(
                 work, outcome, claim=claim and not hooked and not self._stopping
             )

@@ -14,7 +14,7 @@ from queue_workflows.runtime import clock, service
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import board, current, fuses, guards, leaving
+from queue_workflows.worker import board, capture, current, fuses, guards, leaving
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
@@ -60,6 +60,7 @@ class Watch:
         self._work: current.Work | None = None
         self._held: Sequence[tables.Lease] = ()
         self._kept = db.Kept()
+        self._logs = capture.Source(self._printing)
         self._leaving = leaving.Leaving(
             who, self._held_of, fuses_=self._fuses, on_exit=on_exit, now_fn=now_fn
         )
@@ -90,6 +91,7 @@ class Watch:
         self._loop = service.Loop("worker-watch", self._tasks, now_fn=self._now)
         try:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(self._logs.listening())
                 stack.enter_context(self._loop)
                 # Apart: it asks no database, which may keep the others waiting.
                 judging = [service.Task("judge", JUDGE_S, self._judge)]
@@ -123,8 +125,18 @@ class Watch:
                 work.heard = self._board.heard
                 self._board.begin(self._account())
 
+    def settle(self, work: current.Work) -> None:
+        """The body has ended, and its outcome is about to be written."""
+        work.settling = True
+        self._logs.end()
+
+    def _printing(self) -> tables.Lease | None:
+        """The claim of the body that runs now."""
+        work = self._work
+        return None if work is None or work.settling else work.lease
+
     def end(self) -> None:
-        """The body has ended; nothing is judged any more."""
+        """The job has ended; nothing is judged any more."""
         with self._lock:
             self._board.end()
             self._work = None
@@ -196,6 +208,7 @@ class Watch:
             return
         trip = work.verdict()
         if trip is not None:
+            self._logs.hurry()
             self._leaving.trip(work, trip)
         elif work.stop_at is not None and self._now() >= work.stop_at and not work.settling:
             self._leaving.stop_cancelled(work)

@@ -14,9 +14,11 @@ import psycopg
 import pytest
 
 from queue_workflows import errors, migrations
+from queue_workflows.db import schema
 from tests.support import database, factories, schemas
 
-HEAD = 17
+VERSIONS = [step.version for step in schema.chain()]
+HEAD = VERSIONS[-1]
 
 # The contract's §4, table by table: column → type and default, as the contract writes them.
 CONTRACT = {
@@ -288,8 +290,8 @@ def test_a_name_that_no_notification_could_carry_is_refused(db: ModuleType) -> N
 
 def test_bootstrap_applies_the_chain_once(fresh: ModuleType) -> None:
     assert fresh.current_schema_version() == 0
-    assert [step.version for step in fresh.pending()] == list(range(1, HEAD + 1))
-    assert fresh.bootstrap() == list(range(1, HEAD + 1))
+    assert [step.version for step in fresh.pending()] == VERSIONS
+    assert fresh.bootstrap() == VERSIONS
     assert fresh.bootstrap() == []
     assert fresh.pending() == []
     assert fresh.current_schema_version() == HEAD == fresh.REQUIRED_VERSION
@@ -322,7 +324,7 @@ def test_of_20_starters_one_migrates_and_none_fails(fresh: ModuleType) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(results, key=str) == [list(range(1, HEAD + 1)), *([[]] * 19)]
+        assert sorted(results, key=str) == [VERSIONS, *([[]] * 19)]
         fresh.downgrade()
 
 
@@ -415,7 +417,7 @@ def test_every_migration_of_ours_has_both_directions() -> None:
     names = {path.name for path in migrations.dir().glob("*.sql")}
     ups = {name for name in names if not name.endswith(".down.sql")}
     assert {name.replace(".sql", ".down.sql") for name in ups} == names - ups
-    assert sorted(int(name[:4]) for name in ups) == list(range(1, HEAD + 1))
+    assert sorted(int(name[:4]) for name in ups) == VERSIONS
 
 
 # --- waiting -----------------------------------------------------------------------------------
@@ -464,11 +466,11 @@ def test_down_and_up_again_gives_the_same_catalogue(
     fresh.bootstrap()
     with fresh.connect() as conn:
         head = schemas.catalogue(conn)
-        assert fresh.downgrade(to_version=12) == [17, 16, 15, 14, 13]
+        assert fresh.downgrade(to_version=12) == VERSIONS[:11:-1]
         assert schemas.catalogue(conn) == at_12
-        assert fresh.bootstrap() == [13, 14, 15, 16, 17]
+        assert fresh.bootstrap() == VERSIONS[12:]
         assert schemas.catalogue(conn) == head
-        assert fresh.downgrade() == list(range(HEAD, 0, -1))
+        assert fresh.downgrade() == VERSIONS[::-1]
         left = {item for item in schemas.catalogue(conn) if "queue_schema_version" not in item}
         assert left == set()
         assert fresh.current_schema_version() == 0
@@ -480,7 +482,7 @@ def test_down_and_up_again_gives_the_same_catalogue(
 def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:
-        for version in range(HEAD, 0, -1):
+        for version in VERSIONS[::-1]:
             before = schemas.catalogue(conn)
             assert fresh.downgrade(to_version=version - 1, allow_data_loss=True) == [version]
             step = next(step for step in fresh.pending() if step.version == version)
@@ -495,7 +497,7 @@ def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> Non
         factories.run(conn, id="r")
         factories.node(conn, "r")
         factories.ingest(conn)
-        assert fresh.downgrade(to_version=12) == [17, 16, 15, 14, 13]
+        assert fresh.downgrade(to_version=12) == VERSIONS[:11:-1]
         assert factories.one(conn, "SELECT count(*) FROM workflow_node_jobs") == 1
 
 
@@ -527,7 +529,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
         assert schemas.catalogue(conn) == before
         assert factories.reread(conn, job)["status"] == "running"
         assert fresh.current_schema_version() == HEAD
-        assert fresh.downgrade(to_version=7, allow_data_loss=True) == list(range(HEAD, 7, -1))
+        assert fresh.downgrade(to_version=7, allow_data_loss=True) == VERSIONS[:6:-1]
         assert factories.one(conn, "SELECT count(*) FROM worker_heartbeats") == 0
 
 
@@ -617,6 +619,4 @@ def test_who_has_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: 
         conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
         conn.execute("GRANT SELECT ON queue_schema_version TO queue_workflows_poor")
         conn.execute("SET LOCAL ROLE queue_workflows_poor")
-        from queue_workflows.db import schema
-
         assert max(schema._ledger(conn, "queue_schema_version")) == db.REQUIRED_VERSION

@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from queue_workflows import claim_worker, config, errors, node_pool, node_queue
+from queue_workflows.db import schema
 from tests.support import database, factories, legacy, schemas
 
+OURS = [step.version for step in schema.chain() if step.version > 12]
 WORKFLOWS: dict[str, Any] = {
     "graph": {
         "name": "graph",
@@ -166,9 +168,9 @@ def statuses(conn: Any, table: str) -> dict[str, str]:
 
 def test_the_ledger_of_two_columns_is_taken_over(old: ModuleType, conn: Any) -> None:
     assert old.current_schema_version() == 12
-    assert old.bootstrap() == [13, 14, 15, 16, 17]
+    assert old.bootstrap() == OURS
     rows = conn.execute("SELECT * FROM queue_schema_version ORDER BY version").fetchall()
-    assert [row["checksum"] is None for row in rows] == [True] * 12 + [False] * 5
+    assert [row["checksum"] is None for row in rows] == [True] * 12 + [False] * len(OURS)
     assert old.bootstrap() == []
 
 
@@ -439,7 +441,7 @@ def test_the_way_back_in_flight_leaves_the_old_engine_at_work(old: ModuleType, c
     factories.claim_node(conn, factories.who(host="ours"))
     with pytest.raises(errors.DataLossRefused, match="claim_no"):
         old.downgrade(to_version=12)
-    assert old.downgrade(to_version=12, allow_data_loss=True) == [17, 16, 15, 14, 13]
+    assert old.downgrade(to_version=12, allow_data_loss=True) == OURS[::-1]
     row = factories.reread(conn, first)
     assert (row["status"], row["claimed_by"]) == ("running", "ours")
     assert row["lease_expires_at"] is not None
@@ -455,4 +457,4 @@ def test_the_way_back_in_flight_leaves_the_old_engine_at_work(old: ModuleType, c
     conn.execute("LISTEN node_job_ready")
     factories.node(conn, "r", "c", id="c", status="queued")
     assert [note.payload for note in conn.notifies(timeout=5, stop_after=1)] == ["cpu"]
-    assert old.bootstrap() == [13, 14, 15, 16, 17]
+    assert old.bootstrap() == OURS

@@ -19,6 +19,7 @@ PURPOSES = {
     "workflow_node_events": "The history of nodes: one row a transition, pruned by age.",
     "worker_controls": "The ON/OFF switch of a (host, queue); no row means ON.",
     "ingest_job_events": "The history of ingest jobs: one row a transition.",
+    "job_attempt_logs": "What bodies printed: one row an attempt that printed, pruned by age.",
     "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
     "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
     "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",

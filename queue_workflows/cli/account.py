@@ -1,0 +1,219 @@
+"""The account of a run or a job as text: states, attempts in order, values, tracebacks, logs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from datetime import timezone
+from typing import Any
+
+from queue_workflows.cli import output, picture, summary, views
+from queue_workflows.runtime import process
+from queue_workflows.types import Row
+
+UNCUT = 100_000
+LINES = 40
+"""Lines of a log, from its end, and of a value, from its start, that are shown of a longer one."""
+DEPENDENCIES = 3
+_DETAILED = ("failed", "running", "awaiting_input")
+_WORDS = {
+    "parked": "waits for an answer",
+    "retried": "failed, to be tried again",
+    "requeued": "queued again",
+    "reclaimed": "taken back from a dead worker",
+    "unknown": "end unknown",
+}
+_QUIET = frozenset({"claimed", "completed", "failed", "cancelled", *_WORDS})
+
+
+class Page:
+    """Prints to stdout, cut to the terminal's width where there is one.
+
+    `full`: every node in detail, nothing cut.
+    """
+
+    def __init__(self, *, full: bool, width: int | None = None) -> None:
+        if width is None and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns
+        self._full = full
+        self._width = UNCUT if full or width is None else max(width, 20)
+
+    def run(self, shown: dict[str, Any]) -> None:
+        """A run with its nodes; of a large one those that run, wait or failed."""
+        counts = shown["counts"]
+        done = sum(counts.get(status, 0) for status in picture.DONE)
+        state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
+        error = f": {shown['error']}" if shown["error"] else ""
+        self._line(
+            f"run {shown['id']} ({shown['workflow_name']}): {state},"
+            f" {output.seconds(shown['elapsed_s'])}{error}"
+        )
+        self._line(f"created {_day(shown['created_at'])}")
+        if shown["out_dir"]:
+            self._line(f"files in {shown['out_dir']}")
+        nodes = shown["nodes"]
+        chosen = len(nodes) < shown["nodes_total"]
+        if len(nodes) > picture.SMALL and not self._full:
+            self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+            live = [node for node in nodes if node["status"] in _DETAILED]
+            nodes = live[: picture.SHOWN]
+        for node in nodes:
+            output.echo()
+            self._node(node, detailed=chosen or self._full or node["status"] in _DETAILED)
+        if left := len(shown["nodes"]) - len(nodes):
+            output.echo()
+            self._line(f"and {output.counted(left, 'node')} more: --node NODE, --full or --json")
+
+    def job(self, shown: dict[str, Any]) -> None:
+        """A job of either family."""
+        self._line(f"{shown['kind']} {shown['id']} ({name_of(shown)}): {_state(shown)}")
+        if shown.get("run_id"):
+            self._line(f"of run {shown['run_id']}{_after(shown)}")
+        model = f", model {shown['required_model']}" if shown.get("required_model") else ""
+        self._line(f"queue {shown['queue']}{model}, created {_day(shown['created_at'])}")
+        self._body(shown, detailed=True)
+
+    def end(self, shown: dict[str, Any]) -> None:
+        """How a job ended that was followed, without what was shown of it by then."""
+        self._line(f"{shown['kind']} {shown['id']} ({name_of(shown)}): {_state(shown)}")
+        self._trace(shown)
+        self._value("output", shown["output"])
+
+    def _node(self, node: dict[str, Any], *, detailed: bool) -> None:
+        told = any(attempt["error"] == node["error"] for attempt in node["attempts"])
+        state = _state(node | {"error": None} if told else node)
+        self._line(f"{node['node_id']}{_after(node)}: {state}")
+        self._body(node, detailed=detailed)
+
+    def _body(self, job: dict[str, Any], *, detailed: bool) -> None:
+        if detailed and job["id"] and job["kind"] == "node job":
+            self._line(f"job {job['id']}, module {job['node_module']}", "  ")
+        for attempt in job["attempts"]:
+            self._attempt(attempt)
+        if not detailed:
+            return
+        self._value("inputs", job["inputs"])
+        self._value("output", job["output"])
+        self._trace(job)
+        for attempt in job["attempts"]:
+            self._log(attempt)
+
+    def _attempt(self, attempt: dict[str, Any]) -> None:
+        self._line(f"attempt {attempt['claim_no']}: {attempt_text(attempt)}", "  ")
+        for event in attempt["events"]:
+            if event["event_type"] not in _QUIET:
+                self._line(event_text(event), "    ")
+
+    def _value(self, name: str, value: Any) -> None:
+        if value in (None, {}):
+            return
+        text = json.dumps(value, ensure_ascii=False)
+        if len(text) + len(name) + 4 <= min(self._width, 100):
+            self._line(f"{name}: {text}", "  ")
+            return
+        self._line(f"{name}:", "  ")
+        lines = json.dumps(value, ensure_ascii=False, indent=2).splitlines()
+        self._block(lines if self._full else lines[:LINES])
+        if len(lines) > LINES and not self._full:
+            self._line(f"... {len(lines) - LINES} lines more: --full", "    ")
+
+    def _trace(self, job: dict[str, Any]) -> None:
+        trace: str = job["traceback"] or ""
+        lines = trace.splitlines()
+        if not self._full:
+            lines = summary.host_frames(lines)[-summary.TRACE_LINES :]
+        if lines:
+            self._line(f"traceback{'' if self._full else ' (all of it: --full)'}:", "  ")
+            self._block(lines)
+
+    def _log(self, attempt: dict[str, Any]) -> None:
+        if attempt["log"] is None:
+            return
+        lines = attempt["log"]["text"].splitlines()
+        shown = lines if self._full else lines[-LINES:]
+        left = len(lines) - len(shown)
+        before = f" ({left} lines before these: --full)" if left else ""
+        self._line(f"log of attempt {attempt['claim_no']}{before}:", "  ")
+        self._block(shown)
+
+    def _block(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            indent = len(text) - len(text.lstrip(" "))
+            self._line(text, "    " + " " * min(indent, 40))
+
+    def _line(self, text: str, indent: str = "") -> None:
+        limit = self._width - len(indent)
+        output.echo(indent + process.mask(output.line(text, max(limit, 10))))
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """Its node id or its task's name."""
+    return job.get("node_id") or job["task_name"]
+
+
+def place_text(attempt: dict[str, Any]) -> str:
+    """`09:12:01.250 box pid 77, waited 0.1 s`."""
+    pid = f" pid {attempt['pid']}" if attempt["pid"] else ""
+    text = f"{_clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
+    if attempt["waited_s"] is not None:
+        text += f", waited {output.seconds(attempt['waited_s'])}"
+    return output.line(text)
+
+
+def attempt_text(attempt: dict[str, Any]) -> str:
+    """`09:12:01.250 box pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
+    parts = [place_text(attempt)]
+    if attempt["ran_s"] is not None:
+        parts.append(f"ran {output.seconds(attempt['ran_s'])}")
+    trips = (e["event_type"] for e in attempt["events"] if e["event_type"].endswith("_trip"))
+    parts += [kind.replace("_", " ") for kind in trips]
+    outcome: str = attempt["outcome"]
+    parts.append(_WORDS.get(outcome, outcome))
+    error = f": {attempt['error']}" if attempt["error"] else ""
+    return output.line(", ".join(parts) + error, 500)
+
+
+def event_text(event: dict[str, Any]) -> str:
+    """`09:12:01.250 model load done, 3.1 s`."""
+    text = f"{_clock(event['at'])} {event['event_type'].replace('_', ' ')}"
+    if event["elapsed_s"] is not None:
+        text += f", {output.seconds(event['elapsed_s'])}"
+    detail: Row = event["detail"] or {}
+    error = event["error"] or detail.get("reason")
+    return output.line(f"{text}: {error}" if error else text, 500)
+
+
+def _clock(at: Any) -> str:
+    return at.astimezone(timezone.utc).strftime("%H:%M:%S.%f")[:-3] if at else "-"
+
+
+def _day(at: Any) -> str:
+    return f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC" if at else "-"
+
+
+def _state(job: dict[str, Any]) -> str:
+    """The state, and what an attempt does not say: progress, why it waits, the error."""
+    status: str = job["status"]
+    spec: Row = job.get("input_spec") or {}
+    parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
+    if status == "queued" and job.get("blocked_reason"):
+        due = f" until {_day(job['available_at'])}" if job["available_at"] else ""
+        parts.append(f"{job['blocked_reason'].replace('_', ' ')}{due}")
+    if status == "running" and (shown := views.progress_text(job["progress"])):
+        parts.append(shown)
+    if status == "running" and job["cancel_requested_at"]:
+        parts.append("asked to stop")
+    if status == "awaiting_input" and spec.get("prompt"):
+        parts.append(str(spec["prompt"]))
+    return ", ".join(parts) + (f": {job['error']}" if job["error"] else "")
+
+
+def _after(node: dict[str, Any]) -> str:
+    deps = node["depends_on"]
+    if not deps:
+        return ""
+    more = len(deps) - DEPENDENCIES
+    names = ", ".join(deps[:DEPENDENCIES])
+    return f" (after {names}{f' and {more} others' if more > 0 else ''})"

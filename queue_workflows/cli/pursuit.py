@@ -1,0 +1,170 @@
+"""Going along with a run or a job to its end: its states, its events, and its log as it grows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from queue_workflows import db, errors, history
+from queue_workflows.cli import account, output, picture, views
+from queue_workflows.runtime import process, signals
+from queue_workflows.store import history as rows
+from queue_workflows.store import tables
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+TICK_S = 0.5
+LAST_S = 0.5
+"""What a worker stores in the background is there this long after the end of its job."""
+_MARGIN = timedelta(seconds=10)
+"""A transaction may commit this long after the instant that it wrote."""
+OVER = ("completed", "failed", "cancelled", "skipped")
+
+
+class Tail:
+    """Gives the lines of a log that were not given yet."""
+
+    def __init__(self) -> None:
+        self._given = 0
+
+    def lines(self, log: Row, *, last: bool) -> list[str]:
+        """The new whole lines; `last`: what stands after the last of them too."""
+        head, tail = log["head"].encode(), log["tail"].encode()
+        after_cut = len(head) + log["cut_bytes"]
+        fresh = head[self._given :]
+        lost = after_cut - max(self._given, len(head))
+        if lost > 0:
+            fresh += history.gap(lost).encode()
+        fresh += tail[max(0, self._given - after_cut) :]
+        whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
+        # A line that is not whole yet follows the cut, if there is one, which ends a line itself.
+        self._given = after_cut + len(tail) - (len(fresh) - whole)
+        return fresh[:whole].decode(errors="replace").splitlines()
+
+
+class Tails:
+    """The logs of any number of attempts."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._tails: dict[tuple[str, int], Tail] = {}
+
+    def show(self, name: str, log: Row, *, last: bool = False) -> None:
+        """Say what is new in an attempt's log, each line behind the name."""
+        tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
+        for text in tail.lines(log, last=last):
+            indent = " " * (len(text) - len(text.lstrip(" ")))
+            shown = process.mask(indent + output.line(text, 1000))
+            self._say(f"{output.line(name)} | {shown}".rstrip())
+
+
+def run(
+    run_id: str, view: views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
+) -> picture.Picture | None:
+    """The run when it is over; None when asked to stop, or its reader is gone, before that.
+
+    `nodes`: only the logs of these. Raises `UnknownJob` when the run is deleted meanwhile.
+    """
+    reader, tails = picture.Reader(run_id), Tails(view.say)
+    since: datetime | None = None
+
+    def tell(*, last: bool) -> None:
+        nonlocal since
+        with contextlib.suppress(db.OperationalError), db.transaction() as conn:
+            logs = rows.logs_since(conn, run_id, since)
+            for log in logs:
+                if not nodes or log["node_id"] in nodes:
+                    tails.show(log["node_id"], log, last=last)
+            if logs and not last:
+                since = logs[-1]["updated_at"] - _MARGIN
+
+    try:
+        while not stop.requested.is_set():
+            seen = reader.read()
+            if seen is not None:
+                view.show(seen)
+                tell(last=False)
+                if seen.over:
+                    stop.requested.wait(LAST_S)
+                    since = None
+                    tell(last=True)
+                    return seen
+            stop.requested.wait(TICK_S)
+    except BrokenPipeError as error:
+        process.lost_output(error)
+    finally:
+        reader.close()
+    return None
+
+
+class _Progress:
+    """Says of one job what was not said yet: its attempts' events, and their logs."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._tails = Tails(say)
+        self._said: set[tuple[int, int]] = set()
+        self._status = ""
+
+    def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
+        """The job as it is now. Raises `UnknownJob` when it is gone."""
+        table = tables.NODE_JOBS if kind == "node job" else tables.INGEST_JOBS
+        with db.transaction() as conn:
+            shown = history.get_job(job_id, conn=conn)
+            logs = rows.logs(conn, table, [job_id])
+        if shown is None:
+            raise errors.UnknownJob(f"{kind} {job_id!r} is gone")
+        if shown["status"] != self._status:
+            self._status = shown["status"]
+            if self._status not in OVER:
+                self._say(
+                    f"{kind} {job_id} ({output.line(account.name_of(shown))}): {self._status}"
+                )
+        by_claim = {log["claim_no"]: log for log in logs}
+        for attempt in shown["attempts"]:
+            self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
+        return shown
+
+    def _attempt(self, attempt: dict[str, Any], log: Row | None, *, last: bool) -> None:
+        number = attempt["claim_no"]
+        name = f"attempt {number}"
+        events = [e for e in enumerate(attempt["events"]) if (number, e[0]) not in self._said]
+        begun = [event for event in events if event[1]["event_type"] == "claimed"]
+        for index, _ in begun:
+            self._said.add((number, index))
+            self._say(f"{name}: {account.place_text(attempt)}")
+        if log is not None:
+            self._tails.show(name, log, last=last)
+        for index, event in events:
+            if (number, index) not in self._said:
+                self._said.add((number, index))
+                self._say(f"{name}: {process.mask(account.event_text(event))}")
+
+
+def job(
+    kind: str, job_id: str, say: Callable[[str], object], stop: signals.StopRequest
+) -> dict[str, Any] | None:
+    """The job when it is over, as `history.get_job` gives it; None as of `run`.
+
+    Raises `UnknownJob` when the job is deleted meanwhile.
+    """
+    progress, away = _Progress(say), False
+    try:
+        while not stop.requested.is_set():
+            try:
+                shown = progress.tell(kind, job_id)
+                if shown["status"] in OVER:
+                    stop.requested.wait(LAST_S)
+                    return progress.tell(kind, job_id, last=True)
+                away = False
+            except db.OperationalError as error:
+                if not away:
+                    _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+                away = True
+            stop.requested.wait(TICK_S)
+    except BrokenPipeError as error:
+        process.lost_output(error)
+    return None

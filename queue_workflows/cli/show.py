@@ -1,0 +1,147 @@
+"""`queue-workflows show RUN|JOB`: what happened, node by node and attempt by attempt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import db, errors, history
+from queue_workflows.cli import (
+    account,
+    command,
+    follow,
+    options,
+    output,
+    picture,
+    pursuit,
+    run,
+    views,
+)
+from queue_workflows.runtime import process, signals
+from queue_workflows.store import history as rows
+from queue_workflows.store import overview
+
+CANDIDATES = 5
+"""Ids named when the start of an id fits several."""
+
+
+def show(
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|JOB", help="The id of a run or a job, or its start.")
+    ],
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NODE", help="Only this node of the run; repeatable."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every node in detail, values and logs uncut.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show what happens until it is over.")
+    ] = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show a run or a job: its attempts, inputs, output, traceback and log.
+
+    With --follow the exit code is that of `run`: 0: completed, 1: failed or cancelled, 130: left.
+    """
+
+    def body() -> int:
+        with command.reading(app):
+            kind, any_id = found(what)
+            if kind is None:
+                return 1
+            if node and kind != "run":
+                raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
+            if follow:
+                with command.until_stopped() as stop:
+                    return _follow(kind, any_id, stop, node, as_json=as_json, full=full or debug)
+            _print(collect(kind, any_id, node), as_json=as_json, full=full)
+        return 0
+
+    command.execute("show", body, debug=debug)
+
+
+def found(start: str) -> tuple[str | None, str]:
+    """Kind and whole id of what has this id, or of the only one whose id starts so.
+
+    (None, "") after saying on stderr that there is none, or several.
+    """
+    # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
+    usable = bool(start) and start == start.encode(errors="replace").decode()
+    with db.transaction() as conn:
+        exact = overview.find(conn, start) if usable else None
+        if exact is not None:
+            return exact["kind"], start
+        fitting = rows.starting_with(conn, start, limit=CANDIDATES) if usable else []
+    if len(fitting) == 1:
+        return fitting[0]["kind"], fitting[0]["id"]
+    text = f"there is no run or job {start!r}"
+    if fitting:
+        some = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:CANDIDATES])
+        text = f"{start!r} is the start of several ids: {some}, ..."
+    sys.stderr.write(f"{command.PROG} show: {process.mask(output.line(text, 500))}\n")
+    return None, ""
+
+
+def collect(kind: str, any_id: str, nodes: Sequence[str] | None = None) -> dict[str, Any]:
+    """What `--json` shows. Raises `UnknownJob` when it is gone, and for a node it does not have."""
+    if kind != "run":
+        shown = history.get_job(any_id)
+    else:
+        shown = history.get_run(any_id, nodes=nodes or None)
+    if shown is None:
+        raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
+    known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
+    if missing := [name for name in nodes or () if name not in known]:
+        raise errors.InvalidConfig(f"--node {missing[0]}: run {any_id} has no such node")
+    return shown
+
+
+def _print(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
+    if as_json:
+        output.dump(shown)
+        return
+    page = account.Page(full=full)
+    if shown["kind"] == "run":
+        page.run(shown)
+    else:
+        page.job(shown)
+
+
+def _follow(
+    kind: str,
+    any_id: str,
+    stop: signals.StopRequest,
+    nodes: Sequence[str] | None,
+    *,
+    as_json: bool,
+    full: bool,
+) -> int:
+    say = command.say if as_json else _line
+    if kind == "run":
+        collect(kind, any_id, nodes)
+        seen = pursuit.run(any_id, views.Lines(say), stop, nodes)
+        if seen is None or not as_json:
+            return run.finish(any_id, seen, as_json=False, debug=full)
+        output.dump(collect(kind, any_id, nodes))
+        return follow.exit_code(seen)
+    ended = pursuit.job(kind, any_id, say, stop)
+    if ended is None:
+        command.say(f"left {kind} {any_id} as it is")
+        return process.INTERRUPTED
+    if as_json:
+        output.dump(ended)
+    else:
+        account.Page(full=full).end(ended)
+    return 0 if ended["status"] in picture.DONE else 1
+
+
+def _line(text: str) -> None:
+    output.echo(text)
+    sys.stdout.flush()

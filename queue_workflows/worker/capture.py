@@ -1,0 +1,326 @@
+"""What a body prints and logs, kept beside where it goes anyway, for the history of its job."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextvars import ContextVar
+from typing import Any, TextIO
+
+from queue_workflows import config, db
+from queue_workflows.runtime import process, service
+from queue_workflows.store import logs, tables
+
+_log = logging.getLogger(__name__)
+KIB = 1024
+STORE_S = 2.0
+SOON_S = 0.25
+LAST_S = 2.0
+"""How long the end of a worker waits for the database to take what is left."""
+KEPT_MAX = 256
+"""Attempts that have ended and whose log is not stored yet; of more the oldest are dropped."""
+ENGINE = "queue_workflows"
+_FORMAT = logging.Formatter(
+    "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+)
+_FORMAT.converter = time.gmtime
+
+
+class Recording:
+    """The log of one attempt: its first and its last half of the cap, in bytes of UTF-8."""
+
+    def __init__(self, lease: tables.Lease, cap_kb: int) -> None:
+        self.lease = lease
+        self._half = cap_kb * KIB // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+        self._head_stored = 0
+        self._lock = threading.RLock()
+        self.changed = False
+        """Whether anything came since the last `written`."""
+
+    def add(self, data: bytes | bytearray) -> None:
+        """Keep what is of it to be kept."""
+        with self._lock:
+            self._total += len(data)
+            self.changed = True
+            if room := self._half - len(self._head):
+                self._head += data[:room]
+                data = data[room:]
+            self._tail += data[-self._half :]
+            if len(self._tail) > 2 * self._half:
+                del self._tail[: -self._half]
+
+    def written(self) -> logs.Written:
+        """The log as it is stored now; a head that is stored already is left out."""
+        with self._lock:
+            self.changed = False
+            size = len(self._head)
+            head = bytes(self._head) if size != self._head_stored else None
+            tail = bytes(self._tail[-self._half :])
+            cut = self._total - size - len(tail)
+        self._head_stored = size
+        return logs.Written(self.lease, None if head is None else _text(head), _text(tail), cut)
+
+    def forgotten(self) -> None:
+        """The last `written` was not stored: the next one is whole."""
+        self._head_stored = 0
+        self.changed = True
+
+
+def _text(data: bytes) -> str:
+    """As the database takes it, masked; a character that a cut went through is left out."""
+    text = data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return process.mask(text)
+
+
+class Source:
+    """What the bodies of one worker print, and the thread that stores it.
+
+    `current` gives the claim of the body that runs now, or None.
+    """
+
+    def __init__(self, current: Callable[[], tables.Lease | None]) -> None:
+        self._current = current
+        self._lock = threading.Lock()
+        self._now: Recording | None = None
+        self._ended: list[Recording] = []
+        self._pid = os.getpid()
+        self._kept = db.Kept()
+        self._loop: service.Loop | None = None
+        self._soon = False
+        """Whether ends of attempts come one after the other: they are stored together."""
+
+    def recording(self) -> Recording | None:
+        """That of the body that runs, begun when it first prints; None: nothing is to be kept."""
+        lease = self._current()
+        if lease is None or self._pid != os.getpid():
+            return None
+        now = self._now
+        if now is None or now.lease is not lease:
+            cap_kb = config.LOG_CAPTURE_KB.read()
+            if cap_kb <= 0:
+                return None
+            self._now = now = Recording(lease, cap_kb)
+        return now
+
+    def end(self) -> None:
+        """The body that ran has ended; costs nothing when it did not print."""
+        now, self._now = self._now, None
+        if now is not None:
+            with self._lock:
+                self._ended.append(now)
+                del self._ended[:-KEPT_MAX]
+            if not self._soon:
+                self.hurry()
+
+    def hurry(self) -> None:
+        """Store now what there is, in the background."""
+        loop = self._loop
+        if loop is not None:
+            loop.wake()
+
+    @contextlib.contextmanager
+    def listening(self) -> Generator[None]:
+        """Keep what this worker's bodies print, from this thread and those that they start."""
+        self._pid = os.getpid()
+        if config.LOG_CAPTURE_KB.read() <= 0:
+            yield
+            return
+        _streams.begin(self)
+        token = _source.set(self)
+        try:
+            task = service.Task("store", lambda: SOON_S if self._soon else STORE_S, self._store)
+            with service.Loop("worker-logs", [task]) as self._loop:
+                yield
+        finally:
+            self._loop = None
+            _source.reset(token)
+            _streams.end(self)
+            self._kept.close()
+            self._store_last()
+
+    def _take(self) -> tuple[list[Recording], list[Recording]]:
+        """What has ended, each once, and all that is to be stored, with what is new of the rest."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        now = self._now
+        every = {id(each): each for each in (*ended, *([now] if now else []))}
+        return ended, [each for each in every.values() if each.changed]
+
+    def _store(self) -> None:
+        ended, taken = self._take()
+        self._soon = bool(ended)
+        if not taken:
+            self._kept.close()
+            return
+        try:
+            with self._kept.using() as conn:
+                _write(conn, taken)
+        except db.Error:
+            for each in taken:
+                each.forgotten()
+            with self._lock:
+                self._ended = [*ended, *self._ended][-KEPT_MAX:]
+            raise
+
+    def _store_last(self) -> None:
+        _, taken = self._take()
+        if not taken:
+            return
+        try:
+            with db.connect(timeout_s=LAST_S, connect_s=LAST_S) as conn:
+                _write(conn, taken)
+        except db.Error as error:
+            _log.warning("the last lines of %d logs are not stored: %s", len(taken), error)
+
+
+def _write(conn: db.Connection, recordings: list[Recording]) -> None:
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+        if written := [each.written() for each in recordings if each.lease.table is table]:
+            logs.write(conn, table, written)
+
+
+_source: ContextVar[Source | None] = ContextVar("queue_workflows_log", default=None)
+
+
+class _Streams:
+    """The process's stdout, stderr and log records while any worker of it listens.
+
+    Records are seen where they are made: a handler on the root logger would keep
+    `logging.basicConfig` and the handler of last resort from doing what they do without us.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sources: list[Source] = []
+        self._tees: dict[str, _Tee] = {}
+        self._make: Callable[..., logging.LogRecord] = logging.LogRecord
+
+    def begin(self, source: Source) -> None:
+        with self._lock:
+            self._sources = [*self._sources, source]
+            for name in ("stdout", "stderr"):
+                stream: Any = getattr(sys, name)
+                if stream is not None and not isinstance(stream, _Tee):
+                    self._tees[name] = tee = _Tee(stream)
+                    setattr(sys, name, tee)
+            if logging.getLogRecordFactory() != self._record:
+                self._make = logging.getLogRecordFactory()
+                logging.setLogRecordFactory(self._record)
+
+    def end(self, source: Source) -> None:
+        with self._lock:
+            self._sources = [each for each in self._sources if each is not source]
+            if self._sources:
+                return
+            if logging.getLogRecordFactory() == self._record:
+                logging.setLogRecordFactory(self._make)
+            for name, tee in self._tees.items():
+                if getattr(sys, name) is tee:
+                    setattr(sys, name, tee.stream)
+            self._tees.clear()
+
+    def _record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._make(*args, **kwargs)
+        _keep_record(record)
+        return record
+
+    def recording(self) -> Recording | None:
+        """Of the worker whose thread this is; of another thread, if one worker alone listens."""
+        source = _source.get()
+        if source is None:
+            sources = self._sources
+            source = sources[0] if len(sources) == 1 else None
+        return None if source is None else source.recording()
+
+
+def _keep(data: str | bytes | bytearray | memoryview) -> None:
+    """Best effort: what a body prints never fails because it could not be kept."""
+    with contextlib.suppress(Exception):
+        recording = _streams.recording()
+        if recording is not None:
+            kept = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+            recording.add(kept if isinstance(kept, (bytes, bytearray)) else bytes(kept))
+
+
+class _Tee:
+    """A text stream that keeps what passes; in all else the stream it stands for."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        count = self.stream.write(text)
+        _keep(text)
+        return count
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            self.write(text)
+
+    @property
+    def buffer(self) -> _Buffer:
+        return _Buffer(self.stream.buffer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.stream)
+
+    def __enter__(self) -> _Tee:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.flush()
+
+
+class _Buffer:
+    """The bytes under a `_Tee`."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def write(self, data: Any) -> int:
+        count: int = self._buffer.write(data)
+        _keep(data)
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+
+def _keep_record(record: logging.LogRecord) -> None:
+    """Best effort, as `_keep`. What the engine says of a job is in its history already."""
+    with contextlib.suppress(Exception):
+        name: Any = record.name
+        if not name or name.partition(".")[0] == ENGINE or _streams.recording() is None:
+            return
+        if not _is_printed(record):
+            # A formatter leaves what it made in the record, for those that come after.
+            _keep(_FORMAT.format(copy.copy(record)) + "\n")
+
+
+def _is_printed(record: logging.LogRecord) -> bool:
+    """Whether it comes by a stream that is kept as well."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    handled = False
+    while logger is not None:
+        for handler in logger.handlers:
+            handled = True
+            stream = getattr(handler, "stream", None)
+            if isinstance(stream, _Tee) and record.levelno >= handler.level:
+                return True
+        logger = logger.parent if logger.propagate else None
+    return not handled and record.levelno >= logging.WARNING and isinstance(sys.stderr, _Tee)
+
+
+_streams = _Streams()

@@ -1,0 +1,346 @@
+"""`queue-workflows show`: what it prints, by which ids, and how it follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import history, node_queue, run_store
+from queue_workflows.__main__ import main
+from queue_workflows.cli import account
+from tests.support import factories, flow
+from tests.support.commands import ROOT, Command, Commands, script
+from tests.support.flow import Flow
+from tests.support.wait import until
+
+QW = "queue-workflows"
+
+
+class Shown(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def show(capfd: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
+    """Runs `show` in this process, which takes a tenth of the time of a new one."""
+
+    def call(*argv: str) -> Shown:
+        code = main(["show", *argv])
+        engine.close_pool()
+        return Shown(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def toy(db: ModuleType) -> Generator[Flow]:
+    made = Flow()
+    yield made
+    made.close()
+
+
+def broken_run(toy: Flow) -> str:
+    """A run of which s/a is completed, s/b failed and s/c never came."""
+
+    def broken(word: str) -> None:
+        raise ValueError(f"no \x1b[31m{word}")
+
+    flow.body(broken, name="broken")
+    inputs = [{"name": "word", "from": "pipeline.word"}]
+    bad = {"id": "b", "node": "broken", "depends_on": ["a"], "inputs": inputs}
+    toy.define(
+        flow.step("s", inputs={"word": {"$from": "word"}}), s=[*flow.nodes(a="", c="b"), bad]
+    )
+    run_id = toy.started(context={"word": "luck"})
+    toy.work()
+    toy.look()
+    return run_id
+
+
+def test_a_failed_run_is_told_node_by_node(toy: Flow, show: Callable[..., Shown]) -> None:
+    run_id = broken_run(toy)
+    job_id = flow.job(run_id, "s/b")["id"]
+    done = show(run_id)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].startswith(f"run {run_id} (w): failed, 1/3 nodes, ")
+    assert "s/a: completed" in lines
+    assert "s/c (after s/b): waiting" in lines
+    assert "s/b (after s/a): failed" in lines
+    assert f"  job {job_id}, module broken" in lines
+    assert '  inputs: {"word": "luck"}' in lines
+    assert "  traceback (all of it: --full):" in lines
+    assert '        raise ValueError(f"no \\x1b[31m{word}")' in lines
+    (tried,) = (line for line in lines if line.startswith("  attempt 1: ") and "ValueError" in line)
+    assert " box pid " in tried
+    assert ", waited " in tried
+    assert tried.endswith(" s, failed: ValueError: no  [31mluck")
+    assert "\x1b" not in done.out
+
+
+def test_json_has_what_the_text_has_with_iso_times(toy: Flow, show: Callable[..., Shown]) -> None:
+    run_id = broken_run(toy)
+    found = json.loads(show(run_id, "--json").out)
+    assert (found["kind"], found["id"], found["status"]) == ("run", run_id, "failed")
+    assert found["counts"] == {"completed": 1, "failed": 1, "waiting": 1}
+    by_id = {node["node_id"]: node for node in found["nodes"]}
+    assert by_id["s/b"]["inputs"] == {"word": "luck"}
+    assert by_id["s/b"]["attempts"][0]["claimed_at"].endswith("+00:00")
+    assert by_id["s/c"]["attempts"] == []
+    one = json.loads(show(by_id["s/b"]["id"], "--json").out)
+    assert one == by_id["s/b"]
+
+
+def test_a_chosen_node_is_told_in_detail(toy: Flow, show: Callable[..., Shown]) -> None:
+    run_id = broken_run(toy)
+    done = show(run_id, "--node", "s/a")
+    assert not [line for line in done.out.splitlines() if line.startswith("s/b")]
+    assert f"job {flow.job(run_id, 's/a')['id']}, module ok" in done.out
+    refused = show(run_id, "--node", "s/x")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"queue-workflows show: --node s/x: run {run_id} has no such node\n"
+
+
+def test_a_large_run_shows_what_failed_and_the_rest_as_numbers(
+    toy: Flow, show: Callable[..., Shown]
+) -> None:
+    with engine.connect() as conn:
+        run_id = factories.run(conn)
+        for n in range(70):
+            state = {"status": "failed", "error": "no"} if n == 69 else {"status": "completed"}
+            factories.node(conn, run_id, f"s/n{n}", **state)
+    lines = show(run_id).out.splitlines()
+    assert "nodes: 69 completed, 1 failed" in lines
+    assert "s/n69: failed: no" in lines
+    assert lines[-1] == "and 69 nodes more: --node NODE, --full or --json"
+    assert "s/n0: completed" in show(run_id, "--full").out
+
+
+def test_an_ingest_job_is_shown(db: ModuleType, show: Callable[..., Shown]) -> None:
+    with engine.connect() as conn:
+        job = factories.ingest(conn, args={"n": 1})
+        factories.complete_ingest(conn, factories.claim_ingest(conn), rows=3)
+    lines = show(job["id"]).out.splitlines()
+    assert lines[0] == f"ingest job {job['id']} (t): completed"
+    assert '  inputs: {"n": 1}' in lines
+    assert '  output: {"rows": 3}' in lines
+    refused = show(job["id"], "--node", "x")
+    assert (refused.code, "has no nodes of its own" in refused.err) == (2, True)
+
+
+def test_the_start_of_an_id_will_do_when_only_one_has_it(
+    db: ModuleType, show: Callable[..., Shown]
+) -> None:
+    for run_id in ("ab-1", "ab-2", "cd%"):
+        run_store.insert_run(run_id=run_id, workflow_name="w")
+    assert show("c").out.startswith("run cd% (w): queued")
+    several = show("ab")
+    assert (several.code, several.out) == (1, "")
+    assert several.err == (
+        "queue-workflows show: 'ab' is the start of several ids: run ab-1, run ab-2, ...\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["nope", "", "%", "\udcff"])
+def test_what_there_is_not_is_code_1(db: ModuleType, show: Callable[..., Shown], name: str) -> None:
+    run_store.insert_run(workflow_name="w")
+    done = show(name)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"queue-workflows show: there is no run or job {name!r}\n"
+
+
+def test_no_line_is_wider_than_a_narrow_terminal(
+    toy: Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: Any = history.get_run(broken_run(toy))
+    account.Page(full=False, width=30).run(shown)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 30
+    assert any(line.startswith("  attempt 1: ") for line in lines)
+
+
+def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
+    run_id = run_store.insert_run(workflow_name="w")["id"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [script(QW), "show", run_id], env={**os.environ, **cli.env}, stdout=writer,
+        stderr=subprocess.PIPE, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_without_an_id_or_with_a_wrong_option_it_is_a_usage_error(
+    show: Callable[..., Shown],
+) -> None:
+    for argv in ((), ("x", "--nope")):
+        done = show(*argv)
+        assert (done.code, "Traceback" in done.err) == (2, False)
+
+
+# --- follow
+
+
+def test_follow_of_what_is_over_says_so_with_its_code(
+    toy: Flow, show: Callable[..., Shown]
+) -> None:
+    run_id = broken_run(toy)
+    assert show(run_id, "--follow").code == 1
+    toy.dag(a="")
+    good = toy.started()
+    toy.work()
+    toy.look()
+    assert show(good, "--follow").code == 0
+    assert json.loads(show(good, "--follow", "--json").out)["status"] == "completed"
+    assert show(flow.job(run_id, "s/b")["id"], "--follow").code == 1
+    assert show(flow.job(run_id, "s/a")["id"], "--follow").code == 0
+
+
+HOST = """
+import time
+from pathlib import Path
+
+import queue_workflows
+
+NODES = [{"id": "talk", "node": "talk", "inputs": [{"name": "folder", "from": "pipeline.folder"}]}]
+GIVEN = {"folder": {"$from": "folder"}}
+STEPS = [{"id": "s", "kind": "pipeline", "pipeline": "p", "inputs": GIVEN}]
+
+
+def talk(folder, cancel_event):
+    print("begun", flush=True)
+    while not (Path(folder) / "go").exists() and not cancel_event.wait(0.02):
+        pass
+    print("over \\x1b[31m")
+    if (Path(folder) / "fail").exists():
+        raise ValueError("told to")
+    return {"said": 2}
+
+
+def note(reason, args):
+    talk(args["folder"], __import__("threading").Event())
+
+
+def setup():
+    queue_workflows.register_node("talk", talk)
+    queue_workflows.register_ingest_task("note", note)
+    queue_workflows.set_workflow_provider(
+        lambda name: {"name": name, "steps": STEPS}, lambda name: {"name": name, "nodes": NODES}
+    )
+"""
+
+
+class Host:
+    """The toy of this file, its processes, and the folder in which its bodies look for `go`."""
+
+    def __init__(self, cli: Commands, folder: Path) -> None:
+        self.cli, self.folder = cli, folder
+        (folder / "showhost.py").write_text(HOST)
+        cli.env["PYTHONPATH"] = f"{folder}{os.pathsep}{ROOT}"
+
+    def start(self, *argv: str) -> Command:
+        return self.cli.start(*argv, "--app", "showhost:setup")
+
+    def queued(self) -> str:
+        return run_store.insert_run(workflow_name="w", context={"folder": str(self.folder)})["id"]
+
+    def follow(self, *argv: str) -> Command:
+        return self.cli.start(QW, "show", *argv, "--follow")
+
+
+@pytest.fixture
+def host(cli: Commands, tmp_path: Path) -> Host:
+    return Host(cli, tmp_path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_follow_shows_the_log_while_it_grows(host: Host, fails: bool) -> None:
+    if fails:
+        (host.folder / "fail").touch()
+    run_id = host.queued()
+    following = host.follow(run_id)
+    host.start("queue-orchestrator")
+    host.start("queue-claim-worker", "--queue", "cpu")
+    until(lambda: "s/talk | begun\n" in following.out, timeout_s=40)
+    assert "s: running" in following.out
+    (host.folder / "go").touch()
+    assert following.wait() == int(fails)
+    assert "s/talk | over  [31m\n" in following.out
+    assert following.out.count("| begun") == 1
+    assert ("raise ValueError" in following.err) is fails
+    assert f"run {run_id} (w): {'failed' if fails else 'completed'} in " in following.out
+
+
+def test_follow_of_an_ingest_job(host: Host) -> None:
+    job = {"task_name": "note", "queue": "fetch", "args": {"folder": str(host.folder)}}
+    with engine.connect() as conn:
+        job_id = factories.ingest(conn, **job)["id"]
+    following = host.follow(job_id)
+    until(lambda: f"{job_id} (note): queued\n" in following.out, timeout_s=40)
+    host.start("queue-claim-worker", "--queue", "fetch")
+    until(lambda: "attempt 1 | begun\n" in following.out, timeout_s=40)
+    (host.folder / "go").touch()
+    assert following.wait() == 0
+    lines = following.out.splitlines()
+    assert lines[-2:] == [
+        f"ingest job {job_id} (note): completed",
+        '  output: {"result": null}',
+    ]
+    assert [line.split()[-1] for line in lines if line.startswith("attempt 1: ")][-1] == "s"
+    assert "attempt 1 | over  [31m" in lines
+
+
+def test_a_follower_that_is_stopped_leaves_the_run(host: Host) -> None:
+    run_id = host.queued()
+    following = host.follow(run_id)
+    until(lambda: f"run {run_id} (w): queued" in following.out, timeout_s=40)
+    following.send(signal.SIGINT)
+    assert following.wait() == 130
+    assert f"left run {run_id} as it is" in following.err
+    assert "Traceback" not in following.err
+    assert flow.status(run_id) == "queued"
+
+
+def test_a_follower_that_nobody_reads_leaves_the_job(host: Host) -> None:
+    with engine.connect() as conn:
+        job_id = factories.ingest(conn)["id"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [script(QW), "show", job_id, "--follow"], env={**os.environ, **host.cli.env},
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 130
+    assert done.stderr.endswith(f"left ingest job {job_id} as it is\n")
+
+
+def test_a_killed_worker_leaves_what_was_stored_by_then(
+    host: Host, show: Callable[..., Shown]
+) -> None:
+    run_id = host.queued()
+    host.start("queue-orchestrator")
+    worker = host.start("queue-claim-worker", "--queue", "cpu")
+
+    def log() -> str | None:
+        jobs = node_queue.list_jobs_for_run(run_id)
+        found: Any = history.get_job(jobs[0]["id"]) if jobs else None
+        return found and found["attempts"] and (found["attempts"][0]["log"] or {}).get("text")
+
+    until(lambda: log() == "begun\n", timeout_s=40)
+    worker.send(signal.SIGKILL)
+    worker.wait()
+    assert worker.out == "begun\n"  # its own stream has it too
+    assert "    begun" in show(run_id).out.splitlines()

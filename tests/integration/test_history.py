@@ -1,0 +1,201 @@
+"""The history of runs and jobs: attempts put together from events, and what the rows add."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import db as engine
+from queue_workflows import dispatcher, history
+from queue_workflows.store import events, tables, transitions
+from tests.support import factories, flow
+from tests.support.flow import Flow
+
+
+@pytest.fixture
+def toy(db: ModuleType) -> Generator[Flow]:
+    made = Flow()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with engine.connect() as own:
+        yield own
+
+
+def told(job_id: str) -> dict[str, Any]:
+    found = history.get_job(job_id)
+    assert found is not None
+    return found
+
+
+def outcomes(job_id: str) -> list[str]:
+    return [attempt["outcome"] for attempt in told(job_id)["attempts"]]
+
+
+def test_a_run_shows_its_nodes_in_the_workflows_order(toy: Flow) -> None:
+    flow.body({"n": 7}, name="seven")
+    toy.define(flow.step("s"), s=[{"id": "a", "node": "seven"}, *flow.nodes(b="a", c="b")])
+    run_id = toy.started()
+    toy.work()
+    shown = history.get_run(run_id)
+    assert shown is not None
+    assert [(node["node_id"], node["status"]) for node in shown["nodes"]] == [
+        ("s/a", "completed"), ("s/b", "completed"), ("s/c", "completed"),
+    ]  # fmt: skip
+    assert shown["nodes"][0]["output"] == {"n": 7}
+    assert [node["depends_on"] for node in shown["nodes"]] == [[], ["s/a"], ["s/b"]]
+    (attempt,) = shown["nodes"][0]["attempts"]
+    assert (attempt["host_label"], attempt["outcome"]) == ("box", "completed")
+    assert attempt["waited_s"] >= 0
+    assert attempt["ran_s"] >= 0
+    assert attempt["pid"]
+    assert attempt["claimed_at"] <= attempt["ended_at"]
+
+
+def test_a_node_that_is_not_queued_yet_waits(toy: Flow) -> None:
+    toy.dag(a="", b="a")
+    shown = history.get_run(toy.started())
+    assert shown is not None
+    assert [node["status"] for node in shown["nodes"]] == ["queued", "waiting"]
+    assert shown["nodes"][1]["id"] is None
+    assert (shown["nodes_total"], shown["counts"]) == (2, {"queued": 1, "waiting": 1})
+
+
+def test_only_the_named_nodes_are_read(toy: Flow) -> None:
+    toy.dag(a="", b="a")
+    run_id = toy.started()
+    shown = history.get_run(run_id, nodes=["s/b"])
+    assert shown is not None
+    assert [node["node_id"] for node in shown["nodes"]] == ["s/b"]
+    assert shown["nodes_total"] == 2
+
+
+def test_inputs_are_those_that_the_body_received(toy: Flow) -> None:
+    flow.body({"n": 7}, name="seven")
+    inputs = [{"name": "got", "from": "pipeline.got"}]
+    toy.define(
+        flow.step("s"),
+        flow.step("t", inputs={"got": {"$from": "s/a.n"}}, depends_on=["s"]),
+        s=[{"id": "a", "node": "seven"}],
+        t=[{"id": "b", "node": "ok", "inputs": inputs}],
+    )
+    run_id = toy.started()
+    toy.work()
+    assert told(flow.job(run_id, "t/b")["id"])["inputs"] == {"got": 7}
+
+
+def test_a_failure_shows_its_error_and_traceback(toy: Flow) -> None:
+    def broken() -> None:
+        raise ValueError("no good")
+
+    flow.body(broken, name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    shown = told(flow.job(run_id, "s/a")["id"])
+    assert shown["error"] == shown["attempts"][0]["error"] == "ValueError: no good"
+    assert "raise ValueError" in shown["traceback"]
+    assert shown["attempts"][0]["outcome"] == "failed"
+    assert shown["output"] is None
+
+
+def test_every_claim_is_an_attempt_with_its_own_end(conn: engine.Connection) -> None:
+    job = factories.node(conn, priority=50)
+    held = factories.claim_node(conn)
+    transitions.hand_back(conn, factories.node_lease(held), reason="shutdown")
+    held = factories.claim_node(conn, factories.who(worker_id="box:77:m:r"))
+    factories.expire(conn, held)
+    transitions.reclaim_lapsed(conn, tables.NODE_JOBS)
+    held = factories.claim_node(conn)
+    factories.complete_node(conn, held, done=True)
+    shown = told(job["id"])
+    assert [a["outcome"] for a in shown["attempts"]] == ["requeued", "reclaimed", "completed"]
+    assert [a["claim_no"] for a in shown["attempts"]] == [1, 2, 3]
+    assert [a["pid"] for a in shown["attempts"]] == [None, 77, None]
+    first, second = shown["attempts"][:2]
+    assert second["queued_at"] == first["ended_at"]
+    assert shown["output"] == {"done": True}
+
+
+def test_a_trip_shows_its_reason_and_what_became_of_the_job(conn: engine.Connection) -> None:
+    job = factories.node(conn)
+    held = factories.claim_node(conn)
+    lease = factories.node_lease(held)
+    row = transitions.trip(conn, lease, error="over its budget", seconds=9.0)
+    assert row is not None
+    named = row | {"worker_id": lease.worker_id}
+    events.note(conn, lease.table, named, "budget_trip", detail="{}", elapsed_s=9.0)
+    (attempt,) = told(job["id"])["attempts"]
+    assert (attempt["outcome"], attempt["error"], attempt["ran_s"]) == (
+        "requeued", "over its budget", 9.0,
+    )  # fmt: skip
+    kinds = [event["event_type"] for event in attempt["events"]]
+    assert kinds == ["claimed", "requeued", "budget_trip"]
+
+
+def test_an_event_without_a_claim_belongs_to_the_one_before(conn: engine.Connection) -> None:
+    job = factories.node(conn)
+    factories.claim_node(conn)
+    conn.execute(
+        "INSERT INTO workflow_node_events (run_id, node_id, event_type, elapsed_s)"
+        " VALUES (%s, 'n', 'model_load_done', 2.5)",
+        (job["run_id"],),
+    )
+    (attempt,) = told(job["id"])["attempts"]
+    assert [event["event_type"] for event in attempt["events"]] == ["claimed", "model_load_done"]
+    assert attempt["outcome"] == "running"
+    assert attempt["ran_s"] is not None
+
+
+def test_without_its_events_an_attempt_says_what_the_row_knows(conn: engine.Connection) -> None:
+    job = factories.node(conn)
+    factories.complete_node(conn, factories.claim_node(conn))
+    conn.execute("DELETE FROM workflow_node_events")
+    (attempt,) = told(job["id"])["attempts"]
+    assert (attempt["claim_no"], attempt["outcome"], attempt["host_label"]) == (
+        1, "completed", "box",
+    )  # fmt: skip
+    assert attempt["ended_at"] is not None
+
+
+def test_an_ingest_job_has_a_history_of_its_own(conn: engine.Connection) -> None:
+    job = factories.ingest(conn, max_attempts=2, args={"n": 1})
+    held = factories.claim_ingest(conn)
+    transitions.fail(conn, factories.ingest_lease(held), error="once")
+    conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
+    factories.complete_ingest(conn, factories.claim_ingest(conn), rows=3)
+    shown = told(job["id"])
+    assert (shown["kind"], shown["inputs"], shown["output"]) == (
+        "ingest job", {"n": 1}, {"rows": 3},
+    )  # fmt: skip
+    assert outcomes(job["id"]) == ["retried", "completed"]
+    assert [attempt["error"] for attempt in shown["attempts"]] == ["once", None]
+
+
+def test_a_reopened_node_has_waited_since_its_run_started_again(toy: Flow) -> None:
+    def broken() -> None:
+        raise ValueError("once")
+
+    flow.body(broken, name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    flow.body({}, name="ok")
+    queue_workflows.retry_run(run_id)
+    dispatcher.start_run(run_id)
+    toy.work()
+    first, second = told(flow.job(run_id, "s/a")["id"])["attempts"]
+    assert (first["outcome"], second["outcome"]) == ("failed", "completed")
+    assert second["queued_at"] == flow.run(run_id)["started_at"]
+
+
+def test_what_there_is_not_is_none(db: ModuleType) -> None:
+    assert history.get_run("nope") is None
+    assert history.get_job("nope") is None

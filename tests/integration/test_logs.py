@@ -1,0 +1,291 @@
+"""Logs of attempts: stored under their claim, beside the job's own statements, and forgotten."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Generator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import claim_worker, history, node_pool, node_queue, run_store
+from queue_workflows import db as engine
+from queue_workflows.store import logs, tables
+from queue_workflows.worker import capture
+from tests.support import factories, flow
+from tests.support.flow import Flow
+from tests.support.wait import until
+
+
+@pytest.fixture
+def toy(db: ModuleType) -> Generator[Flow]:
+    made = Flow()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with engine.connect() as own:
+        yield own
+
+
+def texts(job_id: str) -> list[str | None]:
+    """The log of each attempt."""
+    job = history.get_job(job_id)
+    assert job is not None
+    return [attempt["log"] and attempt["log"]["text"] for attempt in job["attempts"]]
+
+
+def stored(conn: engine.Connection) -> int:
+    return factories.one(conn, "SELECT count(*) FROM job_attempt_logs")
+
+
+def written(job: dict[str, Any], head: str | None, tail: str = "", cut: int = 0) -> logs.Written:
+    return logs.Written(tables.lease_of(factories.table_of(job), job), head, tail, cut)
+
+
+def write(conn: engine.Connection, job: dict[str, Any], *parts: Any) -> int:
+    return logs.write(conn, factories.table_of(job), [written(job, *parts)])
+
+
+def test_a_bodys_log_is_stored_with_its_attempt(toy: Flow) -> None:
+    def talk() -> dict[str, Any]:
+        print("to stdout \0 \ud800")
+        print("to stderr", file=sys.stderr)
+        return {}
+
+    flow.body(talk, name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    (text,) = texts(flow.job(run_id, "s/a")["id"])
+    assert text == "to stdout \N{REPLACEMENT CHARACTER} \\ud800\nto stderr\n"
+
+
+def test_a_body_that_fails_leaves_its_log(toy: Flow) -> None:
+    def talk() -> None:
+        print("so far so good")
+        raise ValueError
+
+    flow.body(talk, name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    assert texts(flow.job(run_id, "s/a")["id"]) == ["so far so good\n"]
+
+
+def test_the_end_of_a_worker_stores_what_is_left(
+    toy: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.Source, "_store", lambda _: None)
+    flow.body(lambda: print("last words"), name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    assert texts(flow.job(run_id, "s/a")["id"]) == ["last words\n"]
+
+
+def test_a_silent_body_costs_no_statement(
+    toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("nothing was printed")
+
+    monkeypatch.setattr(capture, "_write", unwanted)
+    toy.dag(a="", b="a")
+    toy.started()
+    assert toy.work() == 2
+    assert stored(conn) == 0
+
+
+def test_jobs_of_a_batch_keep_their_own(db: ModuleType) -> None:
+    def speak(reason: str, args: dict[str, Any]) -> None:
+        if args["n"] != 1:
+            print("number", args["n"])
+
+    queue_workflows.register_ingest_task("speak", speak)
+    ids = [
+        node_queue.enqueue_ingest_job(task_name="speak", queue="fetch", args={"n": n})
+        for n in range(3)
+    ]
+    worker = claim_worker.ClaimWorker(queue="fetch", host="box", batch=3)
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    until(lambda: all((node_queue.get_ingest_job(i) or {})["status"] == "completed" for i in ids))
+    worker.stop()
+    thread.join()
+    assert [texts(each) for each in ids] == [["number 0\n"], [None], ["number 2\n"]]
+
+
+def test_each_attempt_has_its_own_log(db: ModuleType) -> None:
+    tries: list[int] = []
+
+    def speak(reason: str) -> None:
+        tries.append(1)
+        print("try", len(tries))
+        if len(tries) == 1:
+            raise ValueError
+
+    queue_workflows.register_ingest_task("speak", speak)
+    job_id = node_queue.enqueue_ingest_job(task_name="speak", queue="fetch")
+    with engine.connect() as conn:
+        conn.execute("UPDATE ingest_jobs SET max_attempts = 2")
+    worker = claim_worker.ClaimWorker(queue="fetch", host="box")
+    worker.run_once()
+    with engine.connect() as conn:
+        conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
+    worker.run_once()
+    assert texts(job_id) == ["try 1\n", "try 2\n"]
+
+
+def test_a_log_grows_while_its_body_runs(toy: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "STORE_S", 0.05)
+    go = threading.Event()
+    seen: list[list[str | None]] = []
+
+    def talk() -> None:
+        print("first")
+        assert go.wait(20)
+        print("second")
+
+    flow.body(talk, name="ok")
+    toy.dag(a="")
+    job_id = flow.job(toy.started(), "s/a")["id"]
+    thread = threading.Thread(target=toy.work)
+    thread.start()
+    try:
+        until(lambda: texts(job_id) == ["first\n"])
+        seen.append(texts(job_id))
+    finally:
+        go.set()
+        thread.join()
+    assert texts(job_id) == ["first\nsecond\n"]
+
+
+def test_a_longer_log_loses_its_middle_and_says_so(
+    toy: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_CAPTURE_KB", "1")
+    flow.body(lambda: print("a" * 600 + "b" * 600), name="ok")
+    toy.dag(a="")
+    run_id = toy.started()
+    toy.work()
+    (text,) = texts(flow.job(run_id, "s/a")["id"])
+    assert text == "a" * 512 + "\n[... 177 bytes cut ...]\n" + "b" * 511 + "\n"
+
+
+def test_another_claim_refuses_the_log_of_the_one_before(conn: engine.Connection) -> None:
+    factories.node(conn)
+    first = factories.claim_node(conn)
+    assert write(conn, first, "begun") == 1
+    factories.expire(conn, first)
+    node_queue.reclaim_expired_leases()
+    assert write(conn, first, "taken back, not yet claimed") == 1
+    second = factories.claim_node(conn, factories.who(worker_id="w2"))
+    assert write(conn, first, "too late") == 0
+    assert write(conn, second, "mine") == 1
+    assert texts(first["id"]) == ["taken back, not yet claimed", "mine"]
+
+
+def test_a_head_left_out_stays(conn: engine.Connection) -> None:
+    factories.ingest(conn)
+    job = factories.claim_ingest(conn)
+    write(conn, job, "head", "t1")
+    write(conn, job, None, "t2", 5)
+    assert texts(job["id"]) == ["head\n[... 5 bytes cut ...]\nt2"]
+
+
+def test_a_log_goes_with_its_run_and_with_its_job(conn: engine.Connection) -> None:
+    for n in range(2):
+        factories.node(conn, factories.run(conn, id=f"r{n}"))
+        assert write(conn, factories.claim_node(conn), "x") == 1
+    # An ingest job may have the id of a node job.
+    factories.ingest(conn, id=factories.one(conn, "SELECT id FROM workflow_node_jobs LIMIT 1"))
+    assert write(conn, factories.claim_ingest(conn), "x") == 1
+    run_store.delete_run("r0")
+    assert stored(conn) == 2
+    conn.execute("DELETE FROM ingest_jobs")
+    assert factories.column(conn, "SELECT job_table FROM job_attempt_logs") == [
+        "workflow_node_jobs"
+    ]
+    conn.execute("DELETE FROM workflow_node_jobs")
+    assert stored(conn) == 0
+
+
+def test_old_logs_are_pruned_with_the_events(conn: engine.Connection) -> None:
+    for days in (29, 31):
+        factories.ingest(conn)
+        write(conn, factories.claim_ingest(conn), "x")
+        conn.execute(
+            "UPDATE job_attempt_logs SET created_at = now() - %s * interval '1 day'"
+            " WHERE created_at > now() - interval '1 day'",
+            (days,),
+        )
+    node_pool.prune_events()
+    assert stored(conn) == 1
+
+
+def test_a_log_that_cannot_be_stored_fails_no_job(
+    toy: Flow, conn: engine.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow.body(lambda: print("x"), name="ok")
+    toy.dag(a="", b="")
+    run_id = toy.started()
+    conn.execute("ALTER TABLE job_attempt_logs RENAME TO away")
+    try:
+        assert toy.work() == 2
+    finally:
+        conn.execute("ALTER TABLE away RENAME TO job_attempt_logs")
+    assert set(flow.states(run_id).values()) == {"completed"}
+    assert "are not stored" in caplog.text
+
+
+def test_what_could_not_be_stored_is_stored_later(
+    toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "STORE_S", 0.05)
+    tried = threading.Event()
+    go = threading.Event()
+    real = logs.write
+
+    def refuse(*args: Any) -> int:
+        if not go.is_set():
+            tried.set()
+            raise engine.OperationalError("away")
+        return real(*args)
+
+    monkeypatch.setattr(logs, "write", refuse)
+
+    def talk(word: str) -> None:
+        print(word)
+
+    flow.body(talk, name="talk")
+    inputs = [{"name": "word", "from": "pipeline._implicit(one)"}]
+    again = [{"name": "word", "from": "pipeline._implicit(two)"}]
+    toy.define(
+        flow.step("s"),
+        s=[
+            {"id": "a", "node": "talk", "inputs": inputs},
+            {"id": "b", "node": "talk", "inputs": again},
+        ],
+    )
+    run_id = toy.started()
+    worker = claim_worker.ClaimWorker(queue="cpu", host="box")
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    try:
+        until(lambda: set(flow.states(run_id).values()) == {"completed"})
+        assert tried.wait(10)
+        assert stored(conn) == 0
+        go.set()
+        until(lambda: stored(conn) == 2)
+    finally:
+        go.set()
+        worker.stop()
+        thread.join()
+    found = [texts(job["id"]) for job in flow.jobs(run_id).values()]
+    assert sorted(found) == [["one\n"], ["two\n"]]
