@@ -109,24 +109,25 @@ def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
     if name in own:
         return own[name]
     load: Callable[[str], Any] | None = config.get_config().pipeline_schema_loader
-    asking = [
-        str(step.get("id"))
-        for step in cast("list[Mapping[str, Any]]", found["steps"])
-        if step.get("pipeline") == name
-    ]
-    where = f"step {asking[0]!r}: pipeline {name!r}" if asking else f"pipeline {name!r}"
     if load is None:
-        raise errors.InvalidWorkflow(f"{where}: no provider is set that could have it")
+        raise _unloaded(found, name, "no provider is set that could have it")
     try:
         return load(name)
     except errors.InvalidWorkflow:
         raise
     except _NOT_FOUND as error:
-        raise errors.InvalidWorkflow(f"{where}: the provider does not know it") from error
+        raise _unloaded(found, name, "the provider does not know it") from error
     except (Exception, SystemExit) as error:
-        raise errors.InvalidWorkflow(
-            f"{where}: loading it raised {type(error).__name__}: {error}"
+        raise _unloaded(
+            found, name, f"loading it raised {type(error).__name__}: {error}"
         ) from error
+
+
+def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
+    """What names the step that asks for the pipeline, beside the reason."""
+    steps = cast("list[Mapping[str, Any]]", found["steps"])
+    asking = next(step.get("id") for step in steps if step.get("pipeline") == name)
+    return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")
 
 
 def _name_of(found: Any) -> str:

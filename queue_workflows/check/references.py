@@ -29,6 +29,8 @@ class References:
         self.needs: dict[str, None] = {}
         self._outputs = outputs
         self._steps = {node_id.partition("/")[0] for node_id in of.nodes if "/" in node_id}
+        self._questions = [node_id for node_id in of.nodes if "/" not in node_id]
+        self._before = _Before(of)
 
     def look(self, node: graph.Node) -> Iterator[Finding]:
         """The refs of a node's inputs, of its `skip_if`, and of what an input step shows."""
@@ -76,7 +78,7 @@ class References:
         if target.id == node.id:
             yield findings.error(at, "the ref is to the node itself", "name another node")
             return
-        if not self._follows(node, target.id):
+        if not self._before.has(node, target.id):
             waits = target.id.partition("/")[0]
             yield findings.error(
                 at,
@@ -104,7 +106,7 @@ class References:
         inner = [node_id for node_id in self.graph.nodes if node_id.startswith(f"{step}/")]
         widget = None if node.step is None else node.step.get("widget")
         if widget == "choose_one" and rest[:1] == ["files"]:
-            if not any(self._follows(node, node_id) for node_id in inner):
+            if not any(self._before.has(node, node_id) for node_id in inner):
                 yield findings.error(
                     at, f"it does not wait for step {step!r}", "add the step to 'depends_on'"
                 )
@@ -116,8 +118,10 @@ class References:
         )
 
     def _to_run(self, head: str, path: str, at: str) -> Iterator[Finding]:
+        if head in self.needs:
+            return
         self.needs[head] = None
-        meant = findings.meant(head, [n for n in self.graph.nodes if "/" not in n])
+        meant = findings.meant(head, self._questions)
         if meant is not None:
             yield findings.warning(
                 at,
@@ -125,18 +129,30 @@ class References:
                 f"did you mean the step {meant!r}?",
             )
 
-    def _follows(self, node: graph.Node, target: str) -> bool:
+
+class _Before:
+    """What is done before a node starts; remembered for the node that was asked about last."""
+
+    def __init__(self, of: graph.Graph) -> None:
+        self._graph = of
+        self._node: graph.Node | None = None
+        self._direct = frozenset[str]()
+        self._all: set[str] | None = None
+
+    def has(self, node: graph.Node, target: str) -> bool:
         """Whether the target is done before the node starts."""
-        seen: set[str] = set()
-        waiting = [node.id]
-        while waiting:
-            deps = self.graph.nodes[waiting.pop()].deps
-            if target in deps:
-                return True
-            fresh = [dep for dep in deps if dep not in seen]
-            seen.update(fresh)
-            waiting += fresh
-        return False
+        if node is not self._node:
+            self._node, self._direct, self._all = node, frozenset(node.deps), None
+        if target in self._direct:
+            return True
+        if self._all is None:
+            self._all = set(self._direct)
+            waiting = list(self._direct)
+            while waiting:
+                fresh = set(self._graph.nodes[waiting.pop()].deps) - self._all
+                self._all |= fresh
+                waiting += fresh
+        return target in self._all
 
 
 def _templates(node: graph.Node) -> list[tuple[str, Any]]:

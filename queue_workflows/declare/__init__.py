@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OFFERED",
+    "Backoff",
     "Node",
     "Pipeline",
     "Policy",
@@ -48,14 +49,26 @@ OFFERED: Any = bodies.Offered()
 """Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them, no caller."""
 
 
+class Backoff(TypedDict, total=False):
+    """How the wait before another attempt grows; `jitter` is the part of it that is drawn."""
+
+    kind: Literal["constant", "linear", "exponential"]
+    base_s: float
+    cap_s: float
+    jitter: float
+
+
 class Policy(TypedDict, total=False):
-    """What may be said about a node's jobs; each key stands in the definition as it is given."""
+    """What may be said about a node's jobs; each key stands in the definition as it is given.
+
+    `retry_on`, `discard_on`: errors by class or name; a class stands there by its name.
+    """
 
     retries: int
-    backoff: Any
+    backoff: float | Backoff
     timeout_s: float
-    retry_on: list[str]
-    discard_on: list[str]
+    retry_on: Iterable[str | type[BaseException]]
+    discard_on: Iterable[str | type[BaseException]]
     priority: int
     lock_key: str
 
@@ -239,10 +252,24 @@ def _policy(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
             raise errors.InvalidConfig(
                 f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
             )
-    return {
-        key: list(cast("Iterable[Any]", value)) if isinstance(value, (tuple, set)) else value
-        for key, value in policy.items()
-    }
+    named = {"retry_on", "discard_on"} & policy.keys()
+    return {**policy, **{key: _error_names(policy[key]) for key in sorted(named)}}
+
+
+def _error_names(
+    raised: str | type[BaseException] | Iterable[str | type[BaseException]],
+) -> list[str]:
+    """Errors by name: a builtin's own, else with its module where the name is one of a module."""
+    listed = [raised] if isinstance(raised, (str, type)) else list(raised)
+    names: list[str] = []
+    for each in listed:
+        if isinstance(each, str):
+            names.append(each)
+        elif each.__module__ == "builtins" or "<locals>" in each.__qualname__:
+            names.append(each.__name__)
+        else:
+            names.append(f"{each.__module__}.{each.__qualname__}")
+    return names
 
 
 @overload

@@ -228,17 +228,22 @@ class Graph:
         return found
 
 
-def _free(wanted: str | None, name: str, taken: Mapping[str, Any], what: str) -> str:
+def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> str:
     """The id that was asked for, else the name, numbered from the second one on."""
     if wanted is not None:
         if wanted in taken:
             raise errors.InvalidWorkflow(f"{what} have the id {wanted!r}")
         return wanted
-    number, found = 1, name
-    while found in taken:
-        number += 1
-        found = f"{name}-{number}"
-    return found
+    if name not in taken:
+        return name
+    # Ids are given one after the other, so that the numbers of one name are looked through once.
+    low, high = 1, 2
+    while f"{name}-{high}" in taken:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if f"{name}-{middle}" in taken else (low, middle)
+    return f"{name}-{high}"
 
 
 def current() -> Graph | None:

@@ -26,7 +26,7 @@ class Counted(TypedDict):
     parts: list[str]
 
 
-@node(retries=3, timeout_s=60, retry_on=["OSError"], priority=5)
+@node(retries=3, timeout_s=60, retry_on=["OSError", KeyError], backoff={"kind": "linear"})
 def count(text: str, least: int = 1) -> Counted:
     return {"words": len(text.split()), "parts": text.split()}
 
@@ -98,6 +98,10 @@ def again() -> None: ...
 
 @node(timeout_s="60")  # wrong: policy's type
 def late() -> None: ...
+
+
+@node(backoff={"kind": "fast"})  # wrong: policy's value
+def soon() -> None: ...
 
 
 @workflow

@@ -26,7 +26,7 @@ def count(text: str, least: int = 1) -> Counted:
     return {"words": len(text.split()), "parts": []}
 
 
-@node(name="media.write", retries=3, timeout_s=60.0, retry_on=("OSError",))
+@node(name="media.write", retries=3, timeout_s=60.0, retry_on=("OSError", errors.ClaimLost))
 def write(words: int, out: Path = OFFERED) -> Path:
     return out / f"{words}.txt"
 
@@ -139,10 +139,14 @@ def test_policy_stands_in_the_entry_under_its_own_names() -> None:
 
     @workflow
     def w(n: int) -> None:
-        both.options(retries=1, lock_key="k")(n)
+        both.options(retries=1, lock_key="k", backoff={"kind": "linear"}, discard_on=[KeyError])(n)
 
     entries = {entry["id"]: entry for entry in w.pipelines()["w.both"]["nodes"]}
-    kept = {"retries": 9, "timeout_s": 60.0, "retry_on": ["OSError"], "lock_key": "k"}
+    kept = {
+        "retries": 9, "timeout_s": 60.0,
+        "retry_on": ["OSError", "queue_workflows.errors.ClaimLost"],
+        "lock_key": "k", "backoff": {"kind": "linear"}, "discard_on": ["KeyError"],
+    }  # fmt: skip
     assert entries["write"] == {
         "id": "write", "node": "media.write", **kept,
         "inputs": [{"name": "words", "from": "pipeline.write.words"}],
