@@ -8,7 +8,7 @@ from typing import Any
 from queue_workflows import errors, refs
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import bindings, graph
+from queue_workflows.dag import graph
 
 _ASKED = {
     "choose_one": ("source",),
@@ -157,10 +157,6 @@ class _Before:
 
 def _templates(node: graph.Node) -> list[tuple[str, Any]]:
     if node.step is None:
-        return [(name, value) for name, value in node.inputs.items() if not _is_path(value)]
+        return list(node.inputs.items())
     asked = _ASKED.get(str(node.step.get("widget")), ())
     return [(key, node.step[key]) for key in asked if key in node.step]
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, dict) and bindings.OUT in value

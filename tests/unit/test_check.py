@@ -172,11 +172,12 @@ def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
         tell(words={"$from": "a/number"}, depends_on=["a"], skip_if=skip),
         {"id": "pick", "kind": "input", "widget": "choose_one", "source": {"$from": "read.files"},
          "depends_on": ["a"], "label": "a host's own key"},
+        step("whole", "q", inputs={"words": 1, "more": 2}),
         pipelines={"p": {"nodes": [
             {"id": "number", "inputs": [{"name": "of", "from": "pipeline.of"}]},
             {"id": "gather", "depends_on": ["number"], "color": "red", "inputs": [
                 {"name": "file", "from": "number.a.txt"}, {"name": "m", "from": "pipeline.more"}]},
-        ]}},
+        ]}, "q": {"nodes": [node("show", "words", "more")]}},
     )  # fmt: skip
     assert found.findings == ()
 

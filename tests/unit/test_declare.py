@@ -135,6 +135,7 @@ def test_policy_stands_in_the_entry_under_its_own_names() -> None:
     @pipeline
     def both(n: int) -> None:
         write.options(retries=9)(n)
+        write(n)
         count("a")
 
     @workflow
@@ -151,6 +152,7 @@ def test_policy_stands_in_the_entry_under_its_own_names() -> None:
         "id": "write", "node": "media.write", **kept,
         "inputs": [{"name": "words", "from": "pipeline.write.words"}],
     }  # fmt: skip
+    assert entries["write-2"]["retries"] == 3
     assert (entries["count"]["retries"], entries["count"]["lock_key"]) == (1, "k")
     with pytest.raises(errors.InvalidConfig, match=r"'media.write': unknown option 'retry'; known"):
         write.options(retry=1)  # pyright: ignore[reportCallIssue]
@@ -177,6 +179,17 @@ def test_what_looks_like_a_ref_stays_data_and_paths_become_text() -> None:
         "x": {"$value": ref}, "y": {"in": {"$value": ref}, "a": {"$from": "a"}}, "z": [ref],
         "p": "a/b", "q": {"$out": {"$value": {"$out": 1}}},
     }  # fmt: skip
+
+
+def test_what_the_engine_offers_needs_no_default() -> None:
+    @node
+    def bare(x: int, out: Path, inputs: dict[str, Any]) -> None: ...
+
+    @workflow
+    def w() -> None:
+        bare(x=1)  # pyright: ignore[reportCallIssue]
+
+    assert expanded(w)["nodes"][0]["inputs"] == {"x": 1}
 
 
 def test_a_key_of_the_run_that_is_no_parameter() -> None:
@@ -301,6 +314,10 @@ def test_a_worker_stores_dicts_as_they_are_and_other_results_by_name(tmp_path: P
 
 
 def test_the_engine_offers_what_a_declaration_counts_on(tmp_path: Path) -> None:
+    assert {
+        "inputs", "out", "scratch", "model_handle", "model_load_seconds", "cancel_event",
+        "status_callback",
+    } == bodies.OFFERS  # fmt: skip
     names: dict[str, Any] = {}
     exec(f"def every({', '.join(bodies.OFFERS)}): return {{'got': sorted(locals())}}", names)
     config.register_node("every", names["every"])
