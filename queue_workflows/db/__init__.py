@@ -28,7 +28,6 @@ from queue_workflows.db.schema import (
     wait_for_schema,
     wait_until_ready,
 )
-from queue_workflows.db.sent import Sent
 
 __all__ = [
     "REQUIRED_VERSION",
@@ -38,7 +37,6 @@ __all__ = [
     "Kept",
     "Listener",
     "OperationalError",
-    "Sent",
     "Wake",
     "bootstrap",
     "close_pool",

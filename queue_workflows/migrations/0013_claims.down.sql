@@ -19,12 +19,12 @@ DO $$ BEGIN
                    AND conname = 'ingest_jobs_status_check') THEN
         ALTER TABLE ingest_jobs
             ALTER COLUMN status DROP DEFAULT, ALTER COLUMN status TYPE text,
-            ALTER COLUMN status SET DEFAULT 'queued',
+            ALTER COLUMN status SET DEFAULT 'queued', ALTER COLUMN queue TYPE text,
             ADD CONSTRAINT ingest_jobs_status_check CHECK (status IN (
                 'queued', 'running', 'completed', 'failed', 'cancelled'));
     END IF;
 END $$;
-DROP DOMAIN queue_workflows_dag_queue, queue_workflows_job_status, queue_workflows_node_status;
+DROP DOMAIN queue_workflows_queue_name, queue_workflows_dag_queue, queue_workflows_job_status, queue_workflows_node_status;
 CREATE TRIGGER node_job_ready_notify AFTER INSERT OR UPDATE OF status ON workflow_node_jobs
     FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_node_job_ready();
 CREATE TRIGGER ingest_job_ready_notify AFTER INSERT OR UPDATE OF status ON ingest_jobs

@@ -6,6 +6,7 @@ CREATE DOMAIN queue_workflows_node_status AS text CHECK (VALUE IN (
 CREATE DOMAIN queue_workflows_job_status AS text CHECK (VALUE IN (
     'queued', 'running', 'completed', 'failed', 'cancelled'));
 CREATE DOMAIN queue_workflows_dag_queue AS text CHECK (VALUE IN ('cpu', 'gpu'));
+CREATE DOMAIN queue_workflows_queue_name AS text;
 -- Where a view, trigger or policy of the host names such a column its type cannot change: the CHECK stays.
 
 ALTER TABLE workflow_runs
@@ -39,8 +40,11 @@ DO $$ BEGIN
         DROP CONSTRAINT IF EXISTS ingest_jobs_status_check,
         ALTER COLUMN status DROP DEFAULT,
         ALTER COLUMN status TYPE queue_workflows_job_status,
-        ALTER COLUMN status SET DEFAULT 'queued';
-EXCEPTION WHEN feature_not_supported THEN NULL;
+        ALTER COLUMN status SET DEFAULT 'queued',
+        ALTER COLUMN queue TYPE queue_workflows_queue_name;
+EXCEPTION WHEN feature_not_supported THEN
+    ALTER TABLE ingest_jobs ADD CONSTRAINT ingest_jobs_queue_name_check
+        CHECK (octet_length(queue) BETWEEN 1 AND 200) NOT VALID;
 END $$;
 
 ALTER TABLE workflow_node_jobs
@@ -129,7 +133,7 @@ CREATE INDEX ingest_jobs_blocked_idx ON ingest_jobs (available_at)
 CREATE INDEX ingest_jobs_running_idx ON ingest_jobs (worker_id) WHERE status = 'running';
 
 -- NOTIFY refuses payloads of 8,000 bytes, and a refused one would roll the writer back.
-ALTER TABLE ingest_jobs ADD CONSTRAINT ingest_jobs_queue_name_check
-    CHECK (octet_length(queue) BETWEEN 1 AND 200) NOT VALID;
+ALTER DOMAIN queue_workflows_queue_name ADD CONSTRAINT queue_workflows_queue_name_check
+    CHECK (octet_length(VALUE) BETWEEN 1 AND 200) NOT VALID;
 ALTER TABLE worker_controls ADD CONSTRAINT worker_controls_name_check
     CHECK (octet_length(host_label) BETWEEN 1 AND 400 AND octet_length(queue) BETWEEN 1 AND 200) NOT VALID;

@@ -394,7 +394,7 @@ BEGIN
             INSERT INTO ingest_job_events
                    (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
             VALUES (v_row.id, v_row.attempts, 'claimed', v_row.claim_no, p_worker, p_host, v_row.queue);
-            RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue, v_row.reason, v_row.priority,
+            RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue::text, v_row.reason, v_row.priority,
                 v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
                 v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
                 v_row.headers, v_row.partition_key, v_row.lock_key;
@@ -413,7 +413,7 @@ BEGIN
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
                started_at = now(), available_at = NULL, error = NULL, progress = NULL
           FROM picked WHERE j.id = picked.id
-        RETURNING j.id, j.task_name, j.queue, j.reason, j.priority, j.seq, j.args, j.claim_no,
+        RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
                   j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
                   j.timeout_s, j.headers, j.partition_key, j.lock_key),
     logged AS (

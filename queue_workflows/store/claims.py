@@ -162,32 +162,6 @@ def ingest_step(
     return rows
 
 
-_INGEST_AHEAD = (
-    b"SELECT coalesce(json_agg(s ORDER BY s.priority, s.seq), '[]') FROM"
-    b" queue_workflows_ingest_step($1::text, $2::text, $3::text, $4::float8, $5::integer,"
-    b" $6::boolean, false, $7::jsonb) s"
-)
-
-
-class IngestStep:
-    """`ingest_step` under way: the caller runs other bodies while the server records and claims."""
-
-    def __init__(
-        self, conn: db.Connection, who: Claimant, done: Sequence[IngestResult], claim: int
-    ) -> None:
-        finished = f"[{','.join(_as_json(d) for d in done)}]".encode() if done else None
-        texts = (who.worker_id, who.host, who.queue, repr(who.lease_s), str(claim), str(who.obey))
-        self._sent = db.Sent(conn, _INGEST_AHEAD, [*(text.encode() for text in texts), finished])
-
-    def jobs(self) -> list[Row]:
-        """What `ingest_step` returns, and raises."""
-        try:
-            ((text,),) = self._sent.rows()
-        except psycopg.Error as error:
-            raise _lost(error) or error from None
-        return json.loads(text or b"[]")
-
-
 class Renewal(NamedTuple):
     """What a renewal learned about its job."""
 

@@ -95,33 +95,9 @@ class Claimer:
         except db.Error:
             self._lose()
             raise
-        self._note_batch(done, jobs)
-        return jobs
-
-    def send_batch(self, size: int, done: Sequence[claims.IngestResult]) -> claims.IngestStep:
-        """`claim_batch` under way; the connection is not to be used before `receive_batch`."""
-        self.sent_at = clock.boot_s()
-        try:
-            return claims.IngestStep(self.connection(), self._who(), done, size)
-        except db.Error:
-            self._lose()
-            raise
-
-    def receive_batch(
-        self, sent: claims.IngestStep, done: Sequence[claims.IngestResult]
-    ) -> list[Row]:
-        """The jobs that `send_batch` claimed; raises what `claim_batch` does."""
-        try:
-            jobs = sent.jobs()
-        except db.Error:
-            self._lose()
-            raise
-        self._note_batch(done, jobs)
-        return jobs
-
-    def _note_batch(self, done: Sequence[claims.IngestResult], jobs: Sequence[Row]) -> None:
         self._held -= {result.lease.job_id for result in done}
         self._held |= {job["id"] for job in jobs}
+        return jobs
 
     def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
         """Record how the job ended and, if `claim`, take the next; the next job, or None.

@@ -195,6 +195,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a dropped LISTEN connection",
         (
             "faults/test_postgres.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
+            "faults/test_postgres.py::test_a_listener_is_back_within_5_seconds",
             "integration/test_listen.py::test_a_lost_connection_is_replaced_and_the_notification_after_it_is_heard",
             "integration/test_listen.py::test_it_goes_on_polling_and_says_once_that_the_database_is_away",
         ),
@@ -285,6 +286,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a fork that shares sockets",
         (
             "faults/test_postgres.py::test_children_of_a_body_have_connections_and_names_of_their_own",
+            "faults/test_postgres.py::test_a_kept_connection_stays_in_the_process_that_opened_it",
             "faults/test_postgres.py::test_workers_forked_from_one_are_two",
             "integration/test_db.py::test_a_fork_drops_the_pool_and_leaves_the_parents_connections_alone",
             "integration/test_db.py::test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child",

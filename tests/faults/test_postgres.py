@@ -105,6 +105,24 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
     assert orchestrator.process.poll() is None
 
 
+LISTENERS = (
+    "SELECT pid FROM pg_stat_activity WHERE application_name = 'victim'"
+    " AND query LIKE 'LISTEN%%' AND state = 'idle'"
+)
+
+
+def test_a_listener_is_back_within_5_seconds(
+    cli: Commands, conn: engine.Connection, dsn: str
+) -> None:
+    own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": "victim"})
+    started(cli, "works on", *NOTES, QUEUE_WORKFLOWS_DB_URL=own)
+    until(lambda: factories.column(conn, LISTENERS), timeout_s=10)
+    for _ in range(5):
+        before = factories.column(conn, LISTENERS)
+        assert factories.one(conn, TERMINATE, "victim") >= 1
+        until(lambda: {*factories.column(conn, LISTENERS)} - {*before}, timeout_s=5)  # noqa: B023
+
+
 # --- P8 -----------------------------------------------------------------------------------------
 
 MORE = "CREATE TABLE of_tomorrow (id text); ALTER TABLE ingest_jobs ADD COLUMN tomorrow text;"

@@ -23,7 +23,7 @@ from queue_workflows import (
     db as database,
 )
 from queue_workflows.store import claims, tables, transitions
-from queue_workflows.worker import batch, guards
+from queue_workflows.worker import guards
 from tests.support import wait
 
 Row = dict[str, Any]
@@ -629,86 +629,3 @@ def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Bod
     body.release.set()
     with running(worker()):
         wait.until(lambda: (run_store.get_run(run["id"]) or {})["status"] == "completed")
-
-
-def test_the_next_batch_is_claimed_while_a_quick_one_runs(db: Any) -> None:
-    held: list[int] = []
-
-    def task(reason: str, args: Row) -> None:
-        if args["i"] == 19:
-            # Of a batch that follows a quick one: the one after it arrives before this one is over.
-            wait.until(lambda: sum(row["status"] == "running" for row in ingest_rows()) == 20)
-            held.append(args["i"])
-
-    queue_workflows.register_ingest_task("t", task)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(40)])
-    subject = claim_worker.ClaimWorker(queue="load", host="box", batch=10)
-    with running(subject):
-        wait.until(lambda: {row["status"] for row in ingest_rows()} == {"completed"})
-    assert held == [19]
-    assert {row["claim_no"] for row in ingest_rows()} == {1}
-
-
-def test_a_slow_batch_leaves_the_next_to_other_workers(db: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(batch, "AHEAD_WITHIN_S", -1.0)
-    most: list[int] = []
-
-    def task(reason: str, args: Row) -> None:
-        most.append(sum(row["status"] == "running" for row in ingest_rows()))
-
-    queue_workflows.register_ingest_task("t", task)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(9)])
-    with running(claim_worker.ClaimWorker(queue="load", host="box", batch=3)):
-        wait.until(lambda: {row["status"] for row in ingest_rows()} == {"completed"})
-    assert max(most) == 3
-
-
-def test_a_batch_whose_reply_was_lost_runs_again_and_is_recorded_once(
-    db: Any, monkeypatch: Any
-) -> None:
-    """The server recorded one batch and claimed the next, and nobody here was told."""
-    real = database.Sent.rows
-    cut: list[bool] = []
-
-    def rows(sent: database.Sent) -> Any:
-        found = real(sent)
-        if not cut:
-            cut.append(True)
-            sent._conn.close()
-            raise database.OperationalError("the reply was lost")
-        return found
-
-    monkeypatch.setattr(database.Sent, "rows", rows)
-    queue_workflows.register_ingest_task("t", lambda reason: None)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{}] * 40)
-    with running(claim_worker.ClaimWorker(queue="load", host="box", batch=10)):
-        wait.until(lambda: {row["status"] for row in ingest_rows()} == {"completed"}, timeout_s=10)
-    assert cut == [True]
-    assert sorted(row["claim_no"] for row in ingest_rows()) == [1] * 30 + [2] * 10
-    assert {row["crash_count"] for row in ingest_rows()} == {0}
-    events = sql("SELECT event_type, count(*) AS n FROM ingest_job_events GROUP BY 1 ORDER BY 1")
-    assert [(e["event_type"], e["n"]) for e in events] == [
-        ("claimed", 50),
-        ("completed", 40),
-        ("requeued", 10),
-    ]
-
-
-def test_a_claim_lost_in_the_batch_before_does_not_stop_the_next(db: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(batch, "AHEAD_WITHIN_S", 60.0)
-    taken: list[str] = []
-
-    def task(reason: str, args: Row) -> None:
-        if args["i"] == 5 and not taken:
-            changed = sql(
-                "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
-                " WHERE status = 'running' AND (args ->> 'i')::int = 4 RETURNING id"
-            )
-            taken.extend(row["id"] for row in changed)
-            assert len(node_queue.reclaim_expired_ingest_leases()) == 1
-
-    queue_workflows.register_ingest_task("t", task)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(30)])
-    with running(claim_worker.ClaimWorker(queue="load", host="box", batch=10)):
-        wait.until(lambda: {row["status"] for row in ingest_rows()} == {"completed"}, timeout_s=10)
-    assert [row["args"]["i"] for row in ingest_rows() if row["claim_no"] > 1] == [4]

@@ -7,56 +7,82 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.soak import mutants, report, run
+from tests.soak import mutants, proof, report, run
 
 QUICK_S = 60.0
-MUTANT_S = 40.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Soak and print; with `--mutant`, 0 when the checker caught it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=3.0, metavar="N")
-    parser.add_argument("--seed", type=int, default=1, metavar="S")
-    parser.add_argument("--quick", action="store_true", help="one minute")
-    parser.add_argument("--gap", type=float, default=2.0, metavar="S", help="mean between faults")
-    parser.add_argument("--rate", type=float, default=2.0, metavar="R", help="runs a second")
-    parser.add_argument("--twice", type=float, default=0.5, help="share of second answers")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="page with the markers")
-    parser.add_argument(
-        "--mutant", choices=sorted(mutants.MUTANTS), help="switch one defence of the engine off"
-    )
-    options = parser.parse_args(argv)
-    seconds = QUICK_S if options.quick else options.minutes * 60
-    if options.mutant and not options.quick and "--minutes" not in (argv or sys.argv):
-        seconds = MUTANT_S
+    """Soak and print; with `--mutant` or `--mutants`, 0 when the checker caught them."""
+    options = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        made = run.soak(
-            run.Options(
-                seconds,
-                options.seed,
-                gap_s=options.gap,
-                runs_s=options.rate,
-                jobs_s=options.rate,
-                mutant=options.mutant,
-                twice=options.twice,
-            )
-        )
+        if options.mutants:
+            return proof.run_all(options.seed, options.markdown)
+        return _soak(options)
     except KeyboardInterrupt:
         print("stopped; everything that was started has ended", file=sys.stderr)
         return 130
-    print("\n" + made.text())
-    if options.markdown is not None:
-        report.write(options.markdown, made)
-    if options.mutant is None:
-        return 0 if made.clean else 1
-    wanted = mutants.MUTANTS[options.mutant].caught_by
-    caught = made.caught()
-    print(
-        f"\nmutant {options.mutant}: caught by {', '.join(caught) or 'NOTHING'}; expected: {wanted}"
+
+
+def _soak(options: argparse.Namespace) -> int:
+    seconds = proof.MUTANT_S if options.mutant else 180.0
+    if options.quick:
+        seconds = QUICK_S
+    elif options.minutes is not None:
+        seconds = options.minutes * 60
+    made = run.soak(
+        run.Options(
+            seconds,
+            options.seed,
+            gap_s=options.gap,
+            runs_s=options.rate,
+            jobs_s=options.rate,
+            mutant=options.mutant,
+            twice=options.twice,
+        )
     )
-    return 0 if wanted in caught else 1
+    print("\n" + made.text())
+    if options.mutant:
+        return 0 if proof.say(options.mutant, made) else 1
+    if options.markdown is not None:
+        report.write(options.markdown, "soak", made.markdown())
+    return 0 if made.clean else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--minutes", type=_positive, metavar="N", help="default: 3")
+    parser.add_argument("--seed", type=int, default=1, metavar="S")
+    parser.add_argument("--quick", action="store_true", help="one minute")
+    parser.add_argument(
+        "--gap", type=_positive, default=2.0, metavar="S", help="mean between faults"
+    )
+    parser.add_argument("--rate", type=_positive, default=2.0, metavar="R", help="runs a second")
+    parser.add_argument("--twice", type=float, default=0.5, help="share of second answers")
+    parser.add_argument("--markdown", type=_page, metavar="FILE", help="page with the markers")
+    parser.add_argument(
+        "--mutant",
+        choices=sorted(mutants.MUTANTS),
+        help=f"switch one defence of the engine off; {proof.MUTANT_S:g} s unless said otherwise",
+    )
+    parser.add_argument(
+        "--mutants", action="store_true", help="every mutant once, one after the other"
+    )
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _page(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no page {text}")
+    return Path(text)
 
 
 if __name__ == "__main__":

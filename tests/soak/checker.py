@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.soak import evidence, judge_claims, judge_fires, judge_results
+from tests.soak import evidence, judge_claims, judge_fires, judge_recovery, judge_results
 
 CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "lost": judge_results.lost,
@@ -25,6 +25,7 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "terminal rows moved": judge_results.moved,
     "laws": judge_results.broken,
     "transactions open too long": judge_results.slow,
+    "recovered later than promised": judge_recovery.late,
 }
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 
 from queue_workflows import db
+from tests.soak import beside
 
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
 
@@ -31,28 +32,19 @@ class Clock:
         return epoch - self.offset
 
 
-class Stalls:
+class Stalls(beside.Beside):
     """Notes when the machine itself stood still, which excuses what no process could help."""
 
     EVERY_S = 0.05
     LONG_S = 1.0
 
     def __init__(self) -> None:
+        super().__init__("stalls")
         self.found: list[tuple[float, float]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-stalls", daemon=True)
 
-    def __enter__(self) -> Stalls:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def go(self, stop: threading.Event) -> None:
         last = time.monotonic()
-        while not self._stop.wait(self.EVERY_S):
+        while not stop.wait(self.EVERY_S):
             now = time.monotonic()
             if now - last > self.LONG_S:
                 self.found.append((last, now))

@@ -83,8 +83,16 @@ class Evidence:
         return [e for e in self.events.get(job, []) if e.kind in ("completed", "failed")]
 
     def hit(self, kinds: tuple[str, ...], pid: int, since: float, until: float) -> bool:
-        """Whether a fault of these kinds hit this process between the two instants."""
-        return any(f.kind in kinds and f.hits(pid, since, until) for f in self.faults)
+        """Whether a kill, or a fault of these kinds, hit this process between the two instants."""
+        return any(
+            (f.is_kill or f.kind in kinds) and f.hits(pid, since, until) for f in self.faults
+        )
+
+    def seat(self, event: Event) -> fleet.Seat | None:
+        """Where the process of an event's worker had its place."""
+        names = {ended.seat for ended in self.ended if ended.pid == event.pid}
+        where = [s for s in fleet.SEATS if (s.label, s.queue) == (event.host, event.queue)]
+        return where[0] if len(where) == 1 else next((s for s in where if s.name in names), None)
 
 
 def gather(live_laws: list[str], **known: Any) -> Evidence:

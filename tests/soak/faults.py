@@ -1,25 +1,26 @@
-"""The faults: a seeded plan of what happens when, and its execution."""
+"""The faults: what is planned is done, and undone."""
 
 from __future__ import annotations
 
 import heapq
 import os
-import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db, worker_control
-from tests.soak import fleet, server
+from tests.soak import beside, fleet, plans, server
 
-WEIGHTS = {
-    "kill": 5, "stop": 5, "term": 2, "terminate": 3, "freeze": 4, "cut": 3, "off": 2, "restart": 1,
-}  # fmt: skip
 RESTART_GAP_S = 30.0
+RETRY_S = 0.25
+PARENTS = 0.3
+"""Share of the kills of a supervised worker that hit its parent instead."""
+KILL_PARENT = "kill, parent"
 HELD = """
     SELECT 'node' AS family, id, claim_no, node_module = 'long' AS long FROM workflow_node_jobs
      WHERE status = 'running' AND split_part(worker_id, ':', 2) = ANY (%(pids)s)
@@ -37,28 +38,6 @@ class Held(NamedTuple):
     long: bool
 
 
-class Plan(NamedTuple):
-    """One planned fault: `share` picks the victim, `size` its length between least and most."""
-
-    after_s: float
-    kind: str
-    share: float
-    size: float
-
-
-def plan(seed: int, gap_s: float, focus: str | None = None) -> Callable[[], Plan]:
-    """The endless plan of a seed; half of it of the kind `focus`, if there is one."""
-    rng = random.Random(seed)
-
-    def following() -> Plan:
-        kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        if focus is not None and rng.random() < 0.5:
-            kind = focus
-        return Plan(rng.uniform(0.5, 1.5) * gap_s, kind, rng.random(), rng.random())
-
-    return following
-
-
 @dataclass
 class Fault:
     """One that happened; `until` is when it was undone; `pids` none: it hit everybody."""
@@ -70,28 +49,34 @@ class Fault:
     pids: tuple[int, ...] = ()
     held: list[Held] = field(default_factory=list[Held])
 
+    @property
+    def is_kill(self) -> bool:
+        """Whether it was a kill -9, of whichever kind."""
+        return self.kind.startswith("kill")
+
     def hits(self, pid: int, since: float, until: float) -> bool:
         """Whether it hit this process somewhere between the two instants."""
         return (not self.pids or pid in self.pids) and self.at <= until and self.until >= since
 
 
-class Faults:
-    """Runs the plan in a thread of its own; leaving the block undoes what is under way."""
+class Faults(beside.Beside):
+    """Carries the plan out while the block runs; leaving it undoes what is under way."""
 
     def __init__(
         self,
         running: fleet.Fleet,
         pg: server.Server,
-        following: Callable[[], Plan],
+        following: Callable[[], plans.Plan],
         say: Callable[[str], None],
     ) -> None:
+        super().__init__("faults")
         self.done: list[Fault] = []
         self.off: list[tuple[str, str, float, float]] = []
         """When a (host, queue) was OFF, acknowledged, in the database's epoch seconds."""
         self.problems: list[str] = []
         self._fleet = running
         self._pg = pg
-        self._next = following
+        self._following = following
         self._say = say
         self._began = time.monotonic()
         self._undo: list[tuple[float, int, Callable[[], None]]] = []
@@ -102,58 +87,51 @@ class Faults:
             "terminate": self._act_terminate, "freeze": self._act_freeze, "cut": self._act_cut,
             "off": self._act_off,
         }  # fmt: skip
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-faults", daemon=True)
 
-    def __enter__(self) -> Faults:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        ahead = self._next()
+    def go(self, stop: threading.Event) -> None:
+        ahead = self._following()
         due = time.monotonic() + ahead.after_s
-        while not self._stop.is_set():
+        while not stop.is_set():
             undo_at = self._undo[0][0] if self._undo else due
-            self._stop.wait(max(0.0, min(due, undo_at) - time.monotonic()))
+            stop.wait(max(0.0, min(due, undo_at) - time.monotonic()))
             now = time.monotonic()
             while self._undo and self._undo[0][0] <= now:
                 self._guarded(heapq.heappop(self._undo)[2])
-            if now >= due and not self._stop.is_set():
-                chosen = ahead
-                self._guarded(lambda chosen=chosen: self._strike(chosen))
-                ahead = self._next()
+            if now >= due and not stop.is_set():
+                if self._guarded(lambda chosen=ahead: self._strike(chosen)):
+                    due = time.monotonic() + RETRY_S
+                    continue
+                ahead = self._following()
                 due = time.monotonic() + ahead.after_s
         while self._undo:
             self._guarded(heapq.heappop(self._undo)[2])
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _guarded(self, act: Callable[[], object]) -> object:
         try:
-            act()
+            return act()
         except Exception as error:
             self.problems.append(f"{type(error).__name__}: {error}")
 
-    def _strike(self, chosen: Plan) -> None:
+    def _strike(self, chosen: plans.Plan) -> bool:
+        """Do it, or leave it out; true when it waits for a victim."""
         kind = chosen.kind
         if kind == "restart":
             if time.monotonic() - self._restarted < RESTART_GAP_S:
                 kind = "kill"
             else:
                 self._restart()
-                return
+                return False
         seat = self._victim(chosen, kind)
         pids = self._fleet.pids()
         if seat is None or seat.name not in pids:
-            return
+            return chosen.focused
         # Several processes may go by one label.
         mates = [s for s in fleet.SEATS if s == seat or (kind == "off" and _together(s, seat))]
         hit = tuple(pids[mate.name] for mate in mates if mate.name in pids)
         fault = Fault(kind, seat.name, time.monotonic(), time.monotonic(), hit, self._held(hit))
         self._acts[kind](fault, seat, pids[seat.name], chosen.size)
         self._note(fault)
+        return False
 
     def _note(self, fault: Fault) -> None:
         self.done.append(fault)
@@ -163,7 +141,7 @@ class Faults:
         at = fault.at - self._began
         self._say(f"{at:7.2f} s  {fault.kind} {fault.seat} {fault.pids or ''}{lasts}{what}")
 
-    def _victim(self, chosen: Plan, kind: str) -> fleet.Seat | None:
+    def _victim(self, chosen: plans.Plan, kind: str) -> fleet.Seat | None:
         """A seat that is under no other fault; mostly one that runs a job. Never both of a pair."""
         roles = {"worker"} if kind == "off" else {"worker", "orchestrator", "scheduler"}
         free = [
@@ -174,13 +152,20 @@ class Faults:
             and not any(_pair(seat, busy) for busy in self._busy)
         ]
         working = [seat for seat in free if seat.role == "worker"]
-        if chosen.share < 0.7 and working:
+        if chosen.share < plans.AT_WORK and working:
             pids = self._fleet.pids()
             held = {s: self._held((pids[s.name],)) for s in working if s.name in pids}
             # What takes a process away for a while shows most on a body that lasts.
             lasting = [s for s, jobs in held.items() if any(job[3] for job in jobs)]
             choice = lasting if kind in ("stop", "freeze") else []
+            if chosen.focused and kind in ("stop", "freeze"):
+                free = [s for s in lasting if s.care != fleet.DEFAULT]
+                return free[0] if free else None
             free = choice or [s for s, jobs in held.items() if jobs] or working
+        if kind == "kill" and free:  # by turns, so that each way to recover has its deaths
+            killed = Counter(fault.seat for fault in self.done if fault.is_kill)
+            fewest = min(killed[seat.name] for seat in free)
+            free = [seat for seat in free if killed[seat.name] == fewest]
         return free[int(chosen.share * 1e6) % len(free)] if free else None
 
     @staticmethod
@@ -204,12 +189,16 @@ class Faults:
         heapq.heappush(self._undo, (fault.until, id(fault), finish))
 
     def _act_kill(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
-        if not seat.buried and seat.role == "worker":
-            fault.kind = "kill, unreported"
+        if seat.care == fleet.SUPERVISED and size < PARENTS:
+            fault.kind, fault.pids = KILL_PARENT, self._fleet.kill_parent(seat.name)
+            return
+        if seat.care:
+            fault.kind = f"kill, {seat.care}"
+        fault.at = fault.until = time.monotonic()
         _signal(pid, signal.SIGKILL)
 
     def _act_term(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
-        _signal(pid, signal.SIGTERM)
+        _signal(self._fleet.parents().get(seat.name, pid), signal.SIGTERM)
         fault.until = fault.at + 3
 
     def _act_stop(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:

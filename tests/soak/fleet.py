@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
-import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from psycopg import conninfo
 
-from queue_workflows.runtime import signals, supervisor
+from queue_workflows import config
+from queue_workflows.runtime import service, signals, supervisor
 from queue_workflows.worker import burial
 from tests.soak import app, journal
 from tests.support import database, proxy, wait
@@ -41,27 +42,35 @@ KNOBS = {
 }
 
 
+DEADLINE_S = 12.0
+"""To end in good order; the seat with default knobs may drain for 8 s."""
+SUPERVISED, REAPED, UNSEEN, DEFAULT = "supervised", "reaped", "unseen", "default knobs"
+"""Who cares for a worker that dies: a parent of its own (`--supervise`), the fleet's supervisor as
+in `up`, nobody, and nobody with every knob and the lease (600 s) at their defaults."""
+
+
 class Seat(NamedTuple):
-    """A place in the fleet. `buried`: the supervisor reports its deaths, as `up` does."""
+    """A place in the fleet; `care`: who learns that its worker died."""
 
     name: str
     role: str
     queue: str = ""
     label: str = ""
-    buried: bool = False
+    care: str = ""
     options: tuple[str, ...] = ()
 
 
 SEATS = (
     Seat("orchestrator-1", "orchestrator"),
     Seat("orchestrator-2", "orchestrator"),
-    Seat("cpu-1", "worker", "cpu", "box-a", buried=True),
-    Seat("cpu-2", "worker", "cpu", "box-a"),
-    Seat("cpu-3", "worker", "cpu", "box-b", buried=True),
-    Seat("cpu-4", "worker", "cpu", "box-c"),
-    Seat("gpu-1", "worker", "gpu", "box-g", buried=True),
-    Seat("notes-1", "worker", app.QUEUE, "box-b", buried=True),
-    Seat("notes-2", "worker", app.QUEUE, "box-c", options=("--batch", "4")),
+    Seat("cpu-1", "worker", "cpu", "box-a", REAPED),
+    Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN),
+    Seat("cpu-3", "worker", "cpu", "box-b", SUPERVISED),
+    Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
+    Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN),
+    Seat("gpu-1", "worker", "gpu", "box-g", REAPED),
+    Seat("notes-1", "worker", app.QUEUE, "box-b", SUPERVISED),
+    Seat("notes-2", "worker", app.QUEUE, "box-c", UNSEEN, ("--batch", "4")),
     Seat("scheduler-1", "scheduler"),
     Seat("scheduler-2", "scheduler"),
 )
@@ -85,18 +94,18 @@ class Fleet:
         self.journal = base / "journal"
         self.ended: list[Ended] = []
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
-        self._buried = {seat.name: seat.label for seat in SEATS if seat.buried}
+        self._buried = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
         self._burials = {label: burial.Burials(label) for label in set(self._buried.values())}
+        self._orphans: list[int] = []
         self._env = {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             journal.PATH_ENV: str(self.journal),
             app.LONG_ENV: str(LONG_S),
             app.MUTANT_ENV: mutant or "",
-            **{f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()},
         }
         self._stop = signals.StopRequest()
         self._supervisor: supervisor.Supervisor | None = None
-        self._thread = threading.Thread(target=self._run, name="soak-supervisor", daemon=True)
+        self._side = service.Pool("soak-supervisor", 1, lambda _: self._run())
         self._stack = ExitStack()
 
     def __enter__(self) -> Fleet:
@@ -109,7 +118,7 @@ class Fleet:
                 [self._spec(seat) for seat in SEATS], on_exit=self._reaped, backoff_max_s=1.0
             )
             stack.callback(self.stop)
-            self._thread.start()
+            self._side.start()
             self._stack = stack.pop_all()
         return self
 
@@ -119,21 +128,45 @@ class Fleet:
     def stop(self) -> None:
         """SIGTERM to all, SIGKILL to what does not end; all are reaped. Safe to call again."""
         self._stop.request()
-        while self._thread.is_alive():
+        while self._side.alive:
             for pid in self.pids().values():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-            self._thread.join(0.5)
+            self._side.stop(0.5)
+        while self._orphans:
+            _wait_for(self._orphans.pop())
 
     def _run(self) -> None:
         assert self._supervisor is not None
-        self._supervisor.run(self._stop, deadline_s=6.0)
+        self._supervisor.run(self._stop, deadline_s=DEADLINE_S)
 
     def pids(self) -> dict[str, int]:
-        """Seat → pid, of those that run."""
+        """Seat → pid of the process that does its work, of those that run."""
+        found = self.parents()
+        for seat in SEATS:
+            if seat.care == SUPERVISED and seat.name in found:
+                children = _children(found.pop(seat.name))
+                if children:
+                    found[seat.name] = children[0]
+        return found
+
+    def parents(self) -> dict[str, int]:
+        """Seat → pid of the process that the supervisor started."""
         assert self._supervisor is not None
         found = self._supervisor.children()
         return {name: child.pid for name, child in found.items() if child.pid is not None}
+
+    def kill_parent(self, name: str) -> tuple[int, ...]:
+        """Kill -9 a `--supervise` parent; it and the worker that is to end by itself."""
+        parent = self.parents().get(name)
+        if parent is None:
+            return ()
+        children = _children(parent)
+        with suppress(ProcessLookupError):
+            self._orphans += [os.pidfd_open(pid) for pid in children]
+        with suppress(ProcessLookupError):
+            os.kill(parent, signal.SIGKILL)
+        return (parent, *children)
 
     def wait_until_up(self) -> None:
         """Until every process has a connection."""
@@ -151,14 +184,39 @@ class Fleet:
         module = "claim_worker" if seat.role == "worker" else seat.role
         options = [f"--app={app.__name__}:setup", "--log-level=warning", *seat.options]
         if seat.role == "worker":
-            options += [f"--queue={seat.queue}", f"--lease-seconds={LEASE_S:g}"]
+            options.append(f"--queue={seat.queue}")
+        if seat.care == SUPERVISED:
+            options.append("--supervise")
+        if seat.care and seat.care != DEFAULT:
+            options.append(f"--lease-seconds={LEASE_S:g}")
         argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', str(log)]
         argv += [sys.executable, "-m", f"queue_workflows.{module}", *options]
         own = {
             "QUEUE_WORKFLOWS_DB_URL": self.proxies[seat.name].dsn,
             "QUEUE_WORKFLOWS_HOST_LABEL": seat.label or seat.name,
         }
+        default = seat.care == DEFAULT
+        for name, value in KNOBS.items():
+            own[f"QUEUE_WORKFLOWS_{name}"] = str(config.KNOBS[name].default if default else value)
         return supervisor.ChildSpec(seat.name, argv, self._env | own)
+
+
+def _children(pid: int) -> list[int]:
+    """The processes whose parent it is."""
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def _wait_for(pidfd: int) -> None:
+    """Until this process has ended, which is not our child; by force when it takes too long."""
+    if not select.select([pidfd], [], [], DEADLINE_S)[0]:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], DEADLINE_S)
+    os.close(pidfd)
 
 
 def _named(dsn: str, name: str) -> str:

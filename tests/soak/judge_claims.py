@@ -11,8 +11,10 @@ from tests.soak import evidence, fleet, journal
 GRACE_S = 1.5
 """A body may be seen to act this long after its claim was taken: a trip is judged each 0.5 s."""
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
-DEADLY = ("kill", "kill, unreported", "stop", "freeze", "restart", "stall")
-"""Faults after which a claim may count as a crash; the others leave the process and its lease."""
+DEADLY = ("stop", "freeze", "restart", "stall")
+"""Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
+PATIENT = ("restart", "stall")
+"""The same for a worker whose lease outlasts the others."""
 LEFT = ("reclaimed", "requeued", "retried", "parked", "completed", "failed", "cancelled")
 """Events with which a claim ends."""
 ENDED = ("completed", "failed", "cancelled")
@@ -116,6 +118,8 @@ def crashes(seen: Seen) -> Found:
                 continue
             since = claim.at - RECOVERY_S
             killed = any(b.pid == claim.pid and since <= b.at <= event.at + 1 for b in bodies)
-            if not killed and not seen.hit(DEADLY, claim.pid, since, event.at + 1):
+            seat = seen.seat(claim)
+            deadly = PATIENT if seat and seat.care == fleet.DEFAULT else DEADLY
+            if not killed and not seen.hit(deadly, claim.pid, since, event.at + 1):
                 held = event.at - claim.at
                 yield f"job {job_id}: claim {event.claim} reclaimed after {held:.1f} s for no fault"

@@ -7,12 +7,12 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from queue_workflows import db, dispatcher, errors, node_queue, run_store
-from tests.soak import app, workflows
+from tests.soak import app, beside, workflows
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
@@ -56,14 +56,24 @@ class Books:
     late_writes: int = 0
 
 
-class Load:
+class Load(beside.Beside):
     """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
 
-    def __init__(self, seed: int, *, runs_s: float, jobs_s: float, twice: float = 0.5) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        runs_s: float,
+        jobs_s: float,
+        twice: float = 0.5,
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__("load")
         self.books = Books()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
         self._twice = twice
+        self._weights = workflows.WEIGHTS | dict(weights or {})
         self._rates: list[tuple[float, Callable[[], None]]] = [
             (runs_s, self._submit_run),
             (jobs_s, self._submit_job),
@@ -71,34 +81,16 @@ class Load:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._open = True
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-load", daemon=True)
 
-    def __enter__(self) -> Load:
+    def go(self, stop: threading.Event) -> None:
         now = time.monotonic()
         for rate, submit in self._rates:
             self._plan(now, lambda rate=rate, submit=submit: self._again(rate, submit))
         self._plan(now, self._answer)
         self._plan(now, self._write_late)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def close(self) -> None:
-        """Submit and cancel nothing more."""
-        self._open = False
-
-    def _plan(self, at: float, act: Callable[[], None]) -> None:
-        self._number += 1
-        heapq.heappush(self._agenda, (at, self._number, act))
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
+        while not stop.is_set():
             at, _, act = self._agenda[0]
-            if self._stop.wait(max(0.0, at - time.monotonic())):
+            if stop.wait(max(0.0, at - time.monotonic())):
                 return
             heapq.heappop(self._agenda)
             try:
@@ -107,6 +99,14 @@ class Load:
                 pass
             except Exception as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Submit and cancel nothing more."""
+        self._open = False
+
+    def _plan(self, at: float, act: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._agenda, (at, self._number, act))
 
     def _again(self, rate: float, submit: Callable[[], None]) -> None:
         if self._open:
@@ -117,7 +117,7 @@ class Load:
     def _submit_run(self) -> None:
         rng = self._rng
         run_id = str(uuid.UUID(int=rng.getrandbits(128)))
-        name = rng.choices(list(workflows.WEIGHTS), list(workflows.WEIGHTS.values()))[0]
+        name = rng.choices(list(self._weights), list(self._weights.values()))[0]
         if rng.random() < POISON:
             name = rng.choice(workflows.POISON)
         cancel_s = rng.uniform(0.05, 1.5)
@@ -166,18 +166,31 @@ class Load:
             if self._rng.random() < NEVER_ANSWERED:
                 self.books.never_answered.add(where)
                 continue
-            self._say(where, f"first-{self._number}")
-            if self._rng.random() < self._twice:
-                self._say(where, f"second-{self._number}")
+            first, second = f"first-{self._number}", f"second-{self._number}"
+            if self._rng.random() >= self._twice:
+                self._say(where, first)
+            elif self._rng.random() < 0.5:
+                self._say(where, first)
+                self._say(where, second)
+            else:
+                self._say(where, first, second)
 
-    def _say(self, where: tuple[str, str], value: str) -> None:
+    def _say(self, where: tuple[str, str], *values: str) -> None:
+        """In one transaction: the second meets the first before anybody can have taken it."""
+        accepted: list[str] = []
         try:
-            dispatcher.submit_input(*where, value)
-            self.books.answers.setdefault(where, []).append(value)
-        except errors.InputRefused:
-            self.books.refused += 1
+            with db.transaction() as conn:
+                for value in values:
+                    try:
+                        dispatcher.submit_input(*where, value, conn=conn)
+                        accepted.append(value)
+                    except errors.InputRefused:
+                        self.books.refused += 1
         except db.Error:
             self.books.perhaps_answered.add(where)
+        else:
+            if accepted:
+                self.books.answers.setdefault(where, []).extend(accepted)
 
     def _write_late(self) -> None:
         """A host that wants to change what is over: the triggers refuse it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import db
@@ -13,17 +14,22 @@ from queue_workflows.store import claims, schedules, transitions
 from queue_workflows.worker import guards
 
 Conn = db.Connection
-_RUN_IS_LIVE = "AND r.status NOT IN ('completed', 'failed', 'cancelled')"
+_RUN_IS_LIVE = r"AND \w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
 
 
 class Mutant(NamedTuple):
-    """What it does to a process and to the schema, and the check that has to find it."""
+    """What is off, the check that has to find it, and what it does to a process and the schema."""
 
+    off: str
     caught_by: str
     process: Callable[[], None] | None = None
     schema: Callable[[Conn], None] | None = None
     focus: str | None = None
-    """The kind of fault that shows it, which then makes up half of them."""
+    """The kind of fault that shows it, which most of them then are."""
+    load: Mapping[str, int] = {}
+    """Weights of workflows that show it."""
+    gap_s: float | None = None
+    """Mean seconds between faults: those that last need others at work meanwhile."""
 
 
 def switch_off(name: str) -> None:
@@ -39,13 +45,13 @@ def alter(conn: Conn, name: str) -> None:
 
 
 def _edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:
-    """Replace parts of an SQL function; a part that is not there is an error."""
+    """Replace what in an SQL function matches; AssertionError when nothing does."""
     row = conn.execute("SELECT pg_get_functiondef(%s::regproc) AS text", (function,)).fetchone()
     assert row is not None
     text: str = row["text"]
-    for old, new in changes:
-        assert old in text, f"{function} does not say {old!r} any more"
-        text = text.replace(old, new)
+    for pattern, new in changes:
+        text, count = re.subn(pattern, lambda _, new=new: new, text)
+        assert count, f"{function} does not say {pattern!r} any more"
     conn.execute(text.encode())
 
 
@@ -65,7 +71,7 @@ def _no_self_fence() -> None:
 
 def _no_fence(conn: Conn) -> None:
     held = "AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no"
-    _edit(conn, "queue_workflows_node_step", (held, ""))
+    _edit(conn, "queue_workflows_node_step", (re.escape(held), ""))
 
 
 def _drop_events(conn: Conn, condition: str) -> None:
@@ -75,8 +81,8 @@ def _drop_events(conn: Conn, condition: str) -> None:
     _edit(
         conn,
         "queue_workflows_node_step",
-        (old, old.replace("VALUES (", "SELECT ")),
-        (end, f"CASE WHEN v_ahead THEN now() END WHERE {condition};"),
+        (re.escape(old), old.replace("VALUES (", "SELECT ")),
+        (re.escape(end), f"CASE WHEN v_ahead THEN now() END WHERE {condition};"),
     )
 
 
@@ -111,7 +117,7 @@ def _send_later() -> None:
 def _no_guards(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_guard ON workflow_runs")
     over = "IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')"
-    _edit(conn, "queue_workflows_job_changed", (over, "IF false"))
+    _edit(conn, "queue_workflows_job_changed", (re.escape(over), "IF false"))
 
 
 def _no_renewal() -> None:
@@ -128,6 +134,14 @@ def _bury_everybody() -> None:
         return dead(conn, table, prefix="", evidence=evidence)
 
     transitions.reclaim_dead = everybody
+
+
+def _bury_nobody() -> None:
+    transitions.reclaim_dead = lambda *_, **__: []
+
+
+def _see_nobody_gone() -> None:
+    transitions.reclaim_gone = lambda *_, **__: []
 
 
 def _reclaim_early() -> None:
@@ -195,18 +209,56 @@ def _disobey() -> None:
     os.environ["QUEUE_WORKFLOWS_DISABLE_WORKER_CONTROL"] = "1"
 
 
+LAST_LONG = {"long": 3, "wide": 0, "diamond": 0}
 MUTANTS = {
-    "fence": Mutant("finalised by a superseded claim", _no_self_fence, _no_fence, "stop"),
-    "self-fence": Mutant("bodies that outlived their claim", _no_self_fence, focus="freeze"),
-    "renewal": Mutant("crashes counted without a fault", _no_renewal),
-    "terminal-guard": Mutant("terminal rows moved", None, _no_guards),
-    "outbox": Mutant("laws", None, _no_outbox),
-    "swapped-commits": Mutant("laws", _send_later, _late_outbox),
-    "burial": Mutant("crashes counted without a fault", _bury_everybody, focus="kill"),
-    "early-reclaim": Mutant("crashes counted without a fault", _reclaim_early),
-    "ready-check": Mutant("nodes that ran too early", _ready_at_once),
-    "answers": Mutant("answers", _accept_all, _two_answers),
-    "cancel": Mutant("claimed after a cancel or while OFF", None, _claim_cancelled),
-    "control": Mutant("claimed after a cancel or while OFF", _disobey, focus="off"),
-    "fires": Mutant("doubled or missed fires", _fire_unclaimed),
-}
+    "fence": Mutant(
+        "the finish of a node asks for no claim, and no worker stops when it lost its own",
+        "finalised by a superseded claim", _no_self_fence, _no_fence, "stop", LAST_LONG, 4.0,
+    ),
+    "self-fence": Mutant(
+        "a worker that lost its claim carries on",
+        "bodies that outlived their claim", _no_self_fence, None, "freeze", LAST_LONG, 4.0,
+    ),
+    "renewal": Mutant(
+        "leases are not renewed", "crashes counted without a fault", _no_renewal, load=LAST_LONG
+    ),
+    "terminal-guard": Mutant(
+        "the triggers that keep what is over as it is", "terminal rows moved", None, _no_guards
+    ),
+    "outbox": Mutant("one result in five comes without its event", "laws", None, _no_outbox),
+    "swapped-commits": Mutant(
+        "the event of a result has a commit of its own", "laws", _send_later, _late_outbox
+    ),
+    "burial": Mutant(
+        "a parent hands back what everybody holds, not only the dead",
+        "crashes counted without a fault", _bury_everybody, None, "kill",
+    ),
+    "no-burial": Mutant(
+        "a parent hands nothing back", "recovered later than promised", _bury_nobody, None, "kill"
+    ),
+    "evidence": Mutant(
+        "a lost session is no evidence: the lease decides",
+        "stuck", _see_nobody_gone, None, "kill", {"killed": 3},
+    ),
+    "early-reclaim": Mutant(
+        "leases are taken for lapsed 4.5 s too early",
+        "crashes counted without a fault", _reclaim_early, load=LAST_LONG,
+    ),
+    "ready-check": Mutant(
+        "a node is ready when one of its dependencies is", "nodes that ran too early",
+        _ready_at_once,
+    ),
+    "answers": Mutant(
+        "every answer to a question is taken", "answers", _accept_all, _two_answers
+    ),
+    "cancel": Mutant(
+        "a cancel leaves the queued jobs, and claims do not look at the run",
+        "claimed after a cancel or while OFF", None, _claim_cancelled, load={"wide": 6, "long": 0},
+    ),
+    "control": Mutant(
+        "OFF is not obeyed", "claimed after a cancel or while OFF", _disobey, focus="off"
+    ),
+    "fires": Mutant(
+        "schedulers do not agree on who fires", "doubled or missed fires", _fire_unclaimed
+    ),
+}  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from queue_workflows import db
 from queue_workflows.store import audit
-from tests.soak import faults, fleet
+from tests.soak import beside, faults, fleet
 
 SLACK_S = 1.0
 """What is acknowledged may meet a transaction of this age that is still under way."""
@@ -41,27 +41,18 @@ SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no *
 """
 
 
-class Observer:
+class Observer(beside.Beside):
     """Looks in a thread of its own while the block runs."""
 
     def __init__(self, done: list[faults.Fault]) -> None:
+        super().__init__("observer")
         self.laws: list[str] = []
         self.slow: list[str] = []
         self._done = done
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-observer", daemon=True)
 
-    def __enter__(self) -> Observer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def go(self, stop: threading.Event) -> None:
         due = time.monotonic() + LAWS_EVERY_S
-        while not self._stop.wait(LOOK_EVERY_S):
+        while not stop.wait(LOOK_EVERY_S):
             try:
                 self._look_for_open()
                 if time.monotonic() >= due:

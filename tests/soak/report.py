@@ -6,11 +6,23 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.soak import checker, evidence, fleet, judge_claims
+from tests.soak import checker, evidence, fleet, judge_claims, judge_recovery
 
-BEGIN, END = "<!-- soak:begin -->", "<!-- soak:end -->"
+MARKS = "<!-- {}:{} -->"
 SHOWN = 12
-RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
+RECOVERY = (
+    "who sees the worker die",
+    "promised",
+    "from kill -9 to the claim taken back",
+    "to the next claim, a worker being idle",
+    "later, as another fault held it up",
+)
+MEANING = {
+    fleet.SUPERVISED: "its own parent (`--supervise`)",
+    fleet.REAPED: "the supervisor that started it, as in `up`",
+    fleet.DEFAULT: "nobody; every knob as by default, lease 600 s",
+    fleet.UNSEEN: f"nobody; lease {fleet.LEASE_S:g} s, sweep {fleet.SWEEP_S:g} s",
+}
 
 
 class Report(NamedTuple):
@@ -18,8 +30,10 @@ class Report(NamedTuple):
 
     head: str
     figures: list[tuple[str, str]]
-    faults: list[tuple[str, int, str]]
-    """Kind, how often, how its held jobs recovered."""
+    faults: list[tuple[str, int]]
+    """Kind, how often."""
+    recovery: list[tuple[str, ...]]
+    """Who cares for the worker that died, what is promised, and how soon: see `RECOVERY`."""
     found: dict[str, list[str]]
 
     @property
@@ -30,7 +44,11 @@ class Report(NamedTuple):
     def text(self) -> str:
         """For a terminal."""
         lines = [self.head, "", "faults"]
-        lines += [f"  {kind:<20} {count:>4}  {took}" for kind, count, took in self.faults]
+        lines += [f"  {kind:<20} {count:>4}" for kind, count in self.faults]
+        lines += ["", "recovery of what a killed worker held"]
+        for way in self.recovery:
+            lines.append(f"  {way[0]}")
+            lines += [f"    {n:<52} {v}" for n, v in zip(RECOVERY[1:], way[1:], strict=True)]
         lines += ["", *(f"{name:<56} {value}" for name, value in self.figures), ""]
         for name, found in self.found.items():
             lines.append(f"{name:<56} {len(found)}")
@@ -46,26 +64,25 @@ class Report(NamedTuple):
 
     def markdown(self) -> str:
         """For a page."""
-        lines = [
-            self.head,
-            "",
-            "| fault | times | from the fault to the next claim of what it held |",
-        ]
-        lines += ["|---|--:|---|", *(f"| {k} | {n} | {took} |" for k, n, took in self.faults)]
+        lines = [self.head, "", f"| {' | '.join(RECOVERY)} |", "|---|---|---|---|---|"]
+        lines += [f"| {' | '.join(way)} |" for way in self.recovery]
+        lines += ["", "| fault | times |", "|---|--:|"]
+        lines += [f"| {kind} | {count} |" for kind, count in self.faults]
         lines += ["", "| | |", "|---|---|", *(f"| {name} | {v} |" for name, v in self.figures)]
         lines += ["", "| violations of | |", "|---|--:|"]
         lines += [f"| {name} | {len(found)} |" for name, found in self.found.items()]
         return "\n".join(lines)
 
 
-def write(path: Path, made: Report) -> None:
-    """Replace what stands between the two markers of a page; ValueError when it has none."""
+def write(path: Path, part: str, block: str) -> None:
+    """Replace what stands between the two markers of a page's part; ValueError without them."""
     text = path.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = MARKS.format(part, "begin"), MARKS.format(part, "end")
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{path}: no {BEGIN} ... {END}")
-    path.write_text(f"{before}{BEGIN}\n{made.markdown()}\n{END}{after}")
+        raise ValueError(f"{path}: no {first} ... {last}")
+    path.write_text(f"{before}{begin}\n{block}\n{end}{after}")
 
 
 def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
@@ -79,10 +96,6 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("bodies started", str(sum(bodies.values()))),
         ("bodies a job, mean and most", _mean_and_most(list(bodies.values()))),
         ("crashes counted", str(sum(job["crash_count"] for job in seen.jobs.values()))),
-        (
-            f"taken back after an unreported kill (lease + sweep: {RECOVERY_S:g} s)",
-            percentiles(_taken(seen)),
-        ),
         ("processes restarted", str(len(seen.ended) - len(fleet.SEATS))),
         ("overlapping bodies, the older one fenced off", str(judge_claims.overlaps(seen))),
         ("schedule fires", str(len(seen.fires))),
@@ -90,33 +103,27 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("late writes refused", str(seen.books.late_writes - len(seen.books.moved))),
         ("settled after the last fault", f"{settled_s:.1f} s"),
     ]
-    return Report(head, figures, _recoveries(seen), checker.check(seen))
+    kinds = Counter(fault.kind for fault in seen.faults)
+    return Report(head, figures, sorted(kinds.items()), _recovery(seen), checker.check(seen))
 
 
 def _mean_and_most(counts: list[int]) -> str:
     return f"{sum(counts) / len(counts):.3f}, {max(counts)}" if counts else "-"
 
 
-def _recoveries(seen: evidence.Evidence) -> list[tuple[str, int, str]]:
-    took: dict[str, list[float]] = defaultdict(list)
-    last = {(held.id, held.claim_no): fault for fault in seen.faults for held in fault.held}
-    for (job, claim), fault in last.items():
-        following = seen.claims(job).get(claim + 1)
-        if following is not None and following.at > fault.at:
-            took[fault.kind].append(following.at - fault.at)
-    kinds = Counter(fault.kind for fault in seen.faults)
-    return [(kind, count, percentiles(took[kind])) for kind, count in sorted(kinds.items())]
-
-
-def _taken(seen: evidence.Evidence) -> list[float]:
-    """From a kill that nobody reported to the end of the claim that the process held."""
+def _recovery(seen: evidence.Evidence) -> list[tuple[str, ...]]:
+    deaths: dict[str, list[judge_recovery.Death]] = defaultdict(list)
+    for death in judge_recovery.deaths(seen):
+        deaths[death.care].append(death)
     return [
-        event.at - fault.at
-        for fault in seen.faults
-        if fault.kind == "kill, unreported"
-        for held in fault.held
-        for event in seen.events.get(held.id, [])
-        if event.kind == "reclaimed" and event.claim == held.claim_no
+        (
+            meaning,
+            f"{judge_recovery.PROMISED_S[care]:g} s",
+            percentiles([d.taken - d.at for d in deaths[care] if not d.excused]),
+            percentiles([d.again - d.at for d in deaths[care] if d.again and not d.excused]),
+            str(sum(d.excused for d in deaths[care])),
+        )
+        for care, meaning in MEANING.items()
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 import time
 from collections.abc import Generator
@@ -13,24 +14,28 @@ from typing import NamedTuple
 
 from psycopg import conninfo
 
+import queue_workflows
 from queue_workflows import db, node_pool
 from tests.soak import (
     app,
+    beside,
     clock,
     evidence,
     faults,
     fleet,
     journal,
+    judge_recovery,
     load,
     mutants,
     observer,
+    plans,
     report,
     server,
 )
 from tests.support import database
 
-QUIET_S = 2 * (fleet.LEASE_S + fleet.SWEEP_S) + fleet.LONG_S
-"""Nothing moves for so long: it is stuck (law 15, the longest body included)."""
+QUIET_S = judge_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
+"""Nothing moves for so long: it is stuck (law 15): the slowest recovery and the longest body."""
 SETTLE_S = 240.0
 MUTANT_SETTLE_S = 60.0
 
@@ -53,7 +58,7 @@ class Options(NamedTuple):
 
 def soak(options: Options) -> report.Report:
     """Run it; everything it started has ended when this returns or raises."""
-    with server.throw_away() as pg, _own_log(pg.base / "driver.log"), _engine(pg.dsn):
+    with server.throw_away() as pg, _own_log(pg.base / "driver.log"), engine(pg.dsn):
         _prepare(options.mutant)
         return _run(options, pg)
 
@@ -78,7 +83,7 @@ def _own_log(path: Path) -> Generator[None]:
 
 
 @contextmanager
-def _engine(dsn: str) -> Generator[None]:
+def engine(dsn: str) -> Generator[None]:
     """The engine in this process works on the server, past every proxy."""
     settings = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in fleet.KNOBS.items()}
     own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": server.DRIVER})
@@ -108,13 +113,18 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         stalls = stack.enter_context(clock.Stalls())
         running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant))
         running.wait_until_up()
+        mutant = mutants.MUTANTS[options.mutant] if options.mutant else None
         busy = stack.enter_context(
             load.Load(
-                options.seed, runs_s=options.runs_s, jobs_s=options.jobs_s, twice=options.twice
+                options.seed,
+                runs_s=options.runs_s,
+                jobs_s=options.jobs_s,
+                twice=options.twice,
+                weights=mutant.load if mutant else {},
             )
         )
-        focus = mutants.MUTANTS[options.mutant].focus if options.mutant else None
-        following = faults.plan(options.seed, options.gap_s, focus)
+        gap_s = (mutant and mutant.gap_s) or options.gap_s
+        following = plans.plan(options.seed, gap_s, mutant.focus if mutant else None)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
         struck = faults.Faults(running, pg, following, say)
@@ -132,7 +142,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             quiet_s=QUIET_S,
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
-        busy.__exit__()
+        busy.stop(beside.END_S)
         running.stop()
         node_pool.sweep_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
@@ -143,8 +153,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
         head = (
-            f"{options.seconds:g} s, seed {options.seed}: {len(fleet.SEATS)} processes, "
-            f"lease {fleet.LEASE_S:g} s, sweep {fleet.SWEEP_S:g} s"
+            f"{options.seconds:g} s, seed {options.seed}: {len(fleet.SEATS)} seats; {versions()}; "
+            f"{judge_recovery.knobs()}."
         )
         made = report.make(seen, head=head, settled_s=settled_s)
         if problems:
@@ -152,6 +162,18 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         if keep := os.environ.get("SOAK_KEEP"):
             _keep(running, keep)
     return made
+
+
+def versions() -> str:
+    """What ran: the package, Python, the server, the kernel and the cores."""
+    with db.connection() as conn:
+        row = conn.execute("SELECT current_setting('server_version') AS version").fetchone()
+        assert row is not None
+    return (
+        f"queue_workflows {queue_workflows.__version__}, Python {platform.python_version()}, "
+        f"PostgreSQL {row['version']}, {platform.system()} {platform.release()}, "
+        f"{os.cpu_count()} cores"
+    )
 
 
 def _pause(seconds: float) -> None:

@@ -55,6 +55,19 @@ def test_ci_is_a_script_that_bash_reads() -> None:
     subprocess.run(["bash", "-n", str(RUN)], check=True)
 
 
+def test_ci_soaks_for_three_minutes_when_nothing_else_runs() -> None:
+    steps = RUN.read_text()
+    soak = steps.index(".venv/bin/python -m tests.soak")
+    line = steps[steps.rindex("\n", 0, soak) + 1 : steps.index("\n", soak)]
+    assert line.startswith("timeout --kill-after")
+    assert '--minutes "$SOAK_MINUTES" --seed "$SOAK_SEED"' in line
+    assert "||" not in line
+    assert "SOAK_MINUTES=3\n" in steps
+    assert "seed $SOAK_SEED" in steps[:soak]  # said before it starts
+    assert steps.rindex("finish_second_run\n") < soak
+    assert steps.index("readme_command.py test") < soak
+
+
 def test_the_example_is_the_one_in_readme() -> None:
     (app,) = [b for b in markdown.blocks(ROOT / "README.md") if b.file == "hello.py"]
     assert (ROOT / "examples" / "hello.py").read_text(encoding="utf-8") == app.text

@@ -1,0 +1,26 @@
+"""What goes on beside the fleet: one thread each, waited for until it has ended."""
+
+from __future__ import annotations
+
+import abc
+import threading
+
+from queue_workflows.runtime import service
+
+END_S = 60.0
+"""Longest that one of them may take to end: it may have to undo faults on a busy machine."""
+
+
+class Beside(service.Pool):
+    """`go(stop)` runs while the block runs; leaving the block sets `stop` and waits for the end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"soak-{name}", 1, self.go)
+
+    @abc.abstractmethod
+    def go(self, stop: threading.Event) -> None:
+        """What the thread does until `stop` is set."""
+
+    def __exit__(self, *_: object) -> None:
+        if not self.stop(END_S):
+            raise RuntimeError(f"{self.name} has not ended after {END_S:g} s")

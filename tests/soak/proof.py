@@ -1,0 +1,58 @@
+"""Whether the checker finds what it is for: every mutant once, and the table of who caught it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.soak import mutants, report, run, server
+
+MUTANT_S = 40.0
+END_S = 90.0
+"""A soak that is interrupted undoes its faults and ends its fleet and its server."""
+CAUGHT = "caught by: "
+
+
+def say(name: str, made: report.Report) -> bool:
+    """Print who caught a mutant, on the last line; whether the expected check did."""
+    wanted = mutants.MUTANTS[name].caught_by
+    print(f"\nmutant {name}; expected: {wanted}")
+    found = [f"{check} ({len(made.found[check])})" for check in made.caught()]
+    print(CAUGHT + (", ".join(found) or "NOTHING"))
+    return wanted in made.caught()
+
+
+def run_all(seed: int, page: Path | None) -> int:
+    """Every mutant in a process of its own, which it patches; 1 when one got away."""
+    with server.throw_away() as pg, run.engine(pg.dsn):
+        head = f"{MUTANT_S:g} s each, seed {seed}; {run.versions()}."
+    rows: list[tuple[str, str, str]] = []
+    escaped: list[str] = []
+    for name, mutant in mutants.MUTANTS.items():
+        command = [sys.executable, "-m", "tests.soak", "--mutant", name, "--seed", str(seed)]
+        code, out = _run(command)
+        caught = out.rpartition(CAUGHT)[2].strip() if CAUGHT in out else "NOTHING"
+        rows.append((f"`{name}`", mutant.off, caught))
+        if code:
+            escaped.append(name)
+            print(out)
+        print(f"{name:<16} {'MISSED' if code else 'caught'}  {caught}", flush=True)
+    lines = [head, "", "| mutant | what is switched off | caught by (times) |", "|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    if page is not None:
+        report.write(page, "mutants", "\n".join(lines))
+    print(f"\n{len(rows) - len(escaped)} of {len(rows)} caught {', '.join(escaped)}")
+    return 1 if escaped else 0
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Its exit code and what it printed; an interrupt is passed on, so that it cleans up."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            out, _ = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.wait(END_S)
+            raise
+    return process.returncode, out
