@@ -39,4 +39,4 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     """The names in order, as many as a line holds; `nothing` for none."""
     ordered = list(names)
     shown = ", ".join(ordered[:most])
-    return f"{shown}, ... ({len(ordered)} in all)" if len(ordered) > most else shown or "nothing"
+    return f"{shown} and {len(ordered) - most} more" if len(ordered) > most else shown or "nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from queue_workflows.check import findings
 from queue_workflows.cli import output
 from queue_workflows.dag import bindings
 
@@ -78,7 +79,7 @@ def _node_line(node: Mapping[str, Any], name: str) -> str:
 def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
     """What a node waits for, takes, and when it is skipped."""
     if node["deps"]:
-        yield f"after {output.line(', '.join(node['deps']))}"
+        yield f"after {output.line(findings.listed(node['deps'], 6), 1000)}"
     if node["step"] is None:
         for name, value in node["inputs"].items():
             yield output.line(f"{name} = {_value(value, ids)}", 120)

@@ -284,6 +284,15 @@ def test_the_tree_shows_what_each_node_waits_for_and_takes() -> None:
     assert list(drawing.tree(found.definition, (), unicode=True))[1] == "├─ read/count  cpu"
 
 
+def test_a_join_of_many_stays_on_its_line() -> None:
+    many = [f"n{number}" for number in range(9)]
+    nodes = [*(node(each, node="gather") for each in many), node("gather", depends_on=many)]
+    made = report(step("s", "p"), pipelines=one(*nodes)).definition
+    assert made
+    last = list(drawing.tree(made, (), unicode=False))[-1].strip()
+    assert last == "after s/n0, s/n1, s/n2, s/n3, s/n4, s/n5 and 3 more"
+
+
 def test_mermaid_has_a_node_each_and_an_edge_per_wait() -> None:
     found = drawn()
     assert found.definition
