@@ -22,6 +22,7 @@ from queue_workflows.config import (
 from queue_workflows.errors import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
+    from queue_workflows.declare import OFFERED, ask, node, pipeline, workflow
     from queue_workflows.dispatcher import (
         cancel_job,
         cancel_run,
@@ -33,25 +34,30 @@ if TYPE_CHECKING:
 __version__ = "0.4.0"
 
 _OPERATIONS = frozenset({"submit_input", "cancel_run", "cancel_job", "retry_run", "retry_job"})
+_DECLARING = frozenset({"OFFERED", "ask", "node", "pipeline", "workflow"})
 _MODULES = frozenset(
     {
-        "claim_worker", "config", "db", "dispatcher", "embedded", "errors", "gpu_model_cache",
-        "history", "ingest_executor", "input_listener", "migrations", "model_cache",
-        "model_registry", "node_executor", "node_pool", "node_queue", "orchestrator", "refs",
-        "run_store", "scheduler", "types", "worker_control",
+        "check", "claim_worker", "config", "db", "declare", "dispatcher", "embedded", "errors",
+        "gpu_model_cache", "history", "ingest_executor", "input_listener", "migrations",
+        "model_cache", "model_registry", "node_executor", "node_pool", "node_queue",
+        "orchestrator", "refs", "run_store", "scheduler", "types", "worker_control",
     }
 )  # fmt: skip
 
 __all__ = [
     "Discard",
     "EngineConfig",
+    "OFFERED",
     "Retry",
     "Snooze",
     "__version__",
+    "ask",
     "cancel_job",
     "cancel_run",
     "configure",
     "get_config",
+    "node",
+    "pipeline",
     "register_ingest_task",
     "register_input_widget",
     "register_node",
@@ -65,6 +71,7 @@ __all__ = [
     "set_on_node_completed",
     "set_workflow_provider",
     "submit_input",
+    "workflow",
 ]
 
 
@@ -74,6 +81,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _OPERATIONS:
         return getattr(importlib.import_module("queue_workflows.dispatcher"), name)
+    if name in _DECLARING:
+        return getattr(importlib.import_module("queue_workflows.declare"), name)
     if name in _MODULES:
         return importlib.import_module(f"queue_workflows.{name}")
     raise AttributeError(f"module 'queue_workflows' has no attribute {name!r}")

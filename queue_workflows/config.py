@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RefResolver,
         Row,
         WidgetSpec,
+        WorkflowDocuments,
         WorkflowLoader,
     )
 
@@ -244,8 +245,9 @@ class EngineConfig:
         self.embedded = False
         self.node_resolver: Callable[[str], Any] | None = None
         self.builtin_model_registrar: Callable[[], None] | None = None
-        self.workflow_loader: WorkflowLoader | None = None
-        self.pipeline_schema_loader: PipelineLoader | None = None
+        self.workflow_map: dict[str, WorkflowDocuments] = {}
+        self._workflow_loader: WorkflowLoader | None = None
+        self._pipeline_schema_loader: PipelineLoader | None = None
         self.resolve_ref: RefResolver | None = None
         self.invoke_context: InvokeContext | None = None
         self.ingest_task_map: dict[str, Callable[..., Any]] = {}
@@ -253,6 +255,41 @@ class EngineConfig:
         self.node_map: dict[str, Any] = {}
         self.input_widgets: dict[str, WidgetSpec] = {}
         self.on_node_completed: NodeHook | None = None
+
+    @property
+    def workflow_loader(self) -> WorkflowLoader | None:
+        """Finds what is declared in Python, then what the host's provider has; None: neither."""
+        return self._load_workflow if self.workflow_map else self._workflow_loader
+
+    @workflow_loader.setter
+    def workflow_loader(self, load: WorkflowLoader | None) -> None:
+        self._workflow_loader = load
+
+    @property
+    def pipeline_schema_loader(self) -> PipelineLoader | None:
+        """As `workflow_loader`, for pipelines."""
+        return self._load_pipeline if self.workflow_map else self._pipeline_schema_loader
+
+    @pipeline_schema_loader.setter
+    def pipeline_schema_loader(self, load: PipelineLoader | None) -> None:
+        self._pipeline_schema_loader = load
+
+    def _load_workflow(self, name: str) -> Mapping[str, Any]:
+        if name in self.workflow_map:
+            return self.workflow_map[name].document()
+        if self._workflow_loader is not None:
+            return self._workflow_loader(name)
+        known = ", ".join(sorted(self.workflow_map))
+        raise errors.UnknownWorkflow(f"no workflow {name!r} is declared; declared are {known}")
+
+    def _load_pipeline(self, name: str) -> Mapping[str, Any]:
+        # A declared workflow's pipelines are named `<workflow>.<step>`, and ids hold no dot.
+        owner = self.workflow_map.get(name.rpartition(".")[0])
+        if owner is not None and name in owner.pipelines():
+            return owner.pipelines()[name]
+        if self._pipeline_schema_loader is not None:
+            return self._pipeline_schema_loader(name)
+        raise errors.UnknownWorkflow(f"no pipeline {name!r}, and no provider is set")
 
     def get_resolve_ref(self) -> RefResolver:
         """The host's ref resolver, else `refs.resolve_ref`."""

@@ -359,7 +359,7 @@ def resolve_inputs(
     return resolved
 
 
-def _refs(value: Any) -> list[dict[str, Any]]:
+def inside(value: Any) -> list[dict[str, Any]]:
     """Every `$value` and `$from` dict that `resolve_ref` would meet, at any depth."""
     found: list[dict[str, Any]] = []
     waiting = [value]
@@ -376,10 +376,10 @@ def _refs(value: Any) -> list[dict[str, Any]]:
 
 def has_refs(value: Any) -> bool:
     """Whether resolving gives something else than the value itself."""
-    return bool(_refs(value))
+    return bool(inside(value))
 
 
 def heads(value: Any) -> set[str]:
     """First segment of every `$from` path inside: the context keys that resolving needs."""
-    paths = (ref["$from"] for ref in _refs(value) if "$value" not in ref)
+    paths = (ref["$from"] for ref in inside(value) if "$value" not in ref)
     return {path.partition(".")[0] for path in paths if isinstance(path, str)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
 """One table row by column name; jsonb is decoded, timestamps are aware datetimes."""
@@ -25,3 +25,15 @@ PipelineLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
 RefResolver: TypeAlias = Callable[[Any, Mapping[str, Any]], Any]
 WidgetSpec: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 NodeHook: TypeAlias = Callable[[Row, Row, JsonDict], None]
+
+
+class WorkflowDocuments(Protocol):
+    """A workflow that brings its own pipelines, each named `<workflow>.<step>`."""
+
+    def document(self) -> Mapping[str, Any]:
+        """`{"name", "steps"}`."""
+        ...
+
+    def pipelines(self) -> Mapping[str, Mapping[str, Any]]:
+        """`{"name", "nodes"}` by name."""
+        ...

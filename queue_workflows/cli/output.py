@@ -30,6 +30,11 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def compact(value: Any) -> str:
+    """A value as JSON on one line; what JSON cannot carry as its text."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def echo(text: str = "") -> None:
     """Print one line to stdout."""
     sys.stdout.write(text + "\n")

@@ -39,7 +39,11 @@ class Reader:
             "HOME": str(folder),
             "LANG": "C.UTF-8",
             "QUEUE_WORKFLOWS_DB_URL": dsn,
-            **{name: text for name, text in os.environ.items() if name.startswith("COVERAGE_")},
+            **{
+                name: text
+                for name, text in os.environ.items()
+                if name.startswith(("COVERAGE_", "PYTHONPATH"))
+            },
         }
 
     def follow(self, block: markdown.Block) -> None:
@@ -48,10 +52,16 @@ class Reader:
             target = self.folder / block.file
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(block.text, encoding="utf-8")
-        {"python": self._python, "sql": self._sql, "console": self._console}[block.language](block)
+        if block.language in markdown.RUN:
+            {"python": self._python, "sql": self._sql, "console": self._console}[block.language](
+                block
+            )
 
     def _python(self, block: markdown.Block) -> None:
         code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+        # What a stored block declares is what the module of its name will declare again.
+        module = block.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self.names["__name__"] = module or "page"
         exec(code, self.names)
 
     def _sql(self, block: markdown.Block) -> None:
@@ -99,7 +109,7 @@ def reader(
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=_name)
 def test_blocks_of_page_run(page: Path, reader: Reader) -> None:
     for block in BLOCKS[page]:
-        if block.language in markdown.RUN and not block.no_run:
+        if (block.language in markdown.RUN or block.file) and not block.no_run:
             reader.follow(block)
 
 

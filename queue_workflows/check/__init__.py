@@ -1,0 +1,143 @@
+"""Checking a workflow before it runs: its graph against the code, models and names it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from queue_workflows import config, errors
+from queue_workflows.check import documents, findings, nodes, references
+from queue_workflows.check.findings import Finding
+from queue_workflows.dag import definition as definitions
+from queue_workflows.dag import graph
+
+__all__ = ["Finding", "Report", "definition", "document", "workflow"]
+
+_NOT_FOUND = (LookupError, FileNotFoundError)
+"""What a provider raises for a name that it does not know (the contract)."""
+
+
+class Report(NamedTuple):
+    """What was found; `definition` is the expanded graph, None when there is none.
+
+    `needs`: the keys that a run's context must have.
+    """
+
+    name: str
+    definition: dict[str, Any] | None
+    findings: tuple[Finding, ...]
+    needs: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing but warnings was found."""
+        return all(finding.level != "error" for finding in self.findings)
+
+
+def workflow(name: str) -> Report:
+    """Check a workflow that this process's provider knows, or that was declared in Python.
+
+    Raises `UnknownWorkflow`, and `InvalidConfig` where there is no provider.
+    """
+    load = config.get_config().workflow_loader
+    if load is None:
+        raise errors.InvalidConfig(
+            f"workflow {name!r}: no workflow is declared and no provider is set: check with --app"
+        )
+    try:
+        found = load(name)
+    except errors.InvalidWorkflow as error:
+        return _refused(name, error)
+    except errors.UnknownWorkflow:
+        raise
+    except _NOT_FOUND as error:
+        raise errors.UnknownWorkflow(
+            f"the provider knows no workflow {name!r} ({error})"
+        ) from error
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
+        message = f"loading it raised {type(error).__name__}: {error}"
+        return Report(name, None, (findings.error(f"workflow {name!r}", message, "mend it"),))
+    return document(found, name=name)
+
+
+def document(
+    found: Any, *, name: str | None = None, pipelines: Mapping[str, Any] | None = None
+) -> Report:
+    """Check a workflow's document, its pipelines from `pipelines`, else from the provider."""
+    shown = name or _name_of(found)
+    used: dict[str, Mapping[str, Any]] = {}
+
+    def load(pipeline: str) -> Mapping[str, Any]:
+        used[pipeline] = _pipeline(found, pipeline, pipelines or {})
+        return used[pipeline]
+
+    try:
+        expanded = definitions.expand(found, load)
+    except errors.InvalidWorkflow as error:
+        return _refused(shown, error)
+    report = definition(expanded)
+    return report._replace(findings=(*documents.look(found, used), *report.findings))
+
+
+def definition(expanded: Any) -> Report:
+    """Check an expanded graph, as a run's `definition` holds it."""
+    name = _name_of(expanded)
+    try:
+        made = graph.Graph(expanded)
+        cycle = graph.find_cycle({node.id: node.deps for node in made.nodes.values()})
+        if cycle:
+            raise errors.InvalidWorkflow(f"a cycle of nodes: {' -> '.join(cycle[:20])}")
+    except errors.InvalidWorkflow as error:
+        return _refused(name, error)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return _refused(name, errors.InvalidWorkflow("this is no expanded definition"))
+    bodies = nodes.Bodies()
+    all_nodes = list(made.nodes.values())
+    models = nodes.known_models() if any(node.model for node in all_nodes) else frozenset[str]()
+    found: list[Finding] = []
+    for node in all_nodes:
+        found += nodes.places(node, models)
+        found += bodies.look(node)
+    seen = references.References(made, bodies.outputs)
+    if config.get_config().resolve_ref is None:
+        for node in all_nodes:
+            found += seen.look(node)
+    return Report(name, expanded, tuple(found), tuple(seen.needs))
+
+
+def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
+    if name in own:
+        return own[name]
+    load: Callable[[str], Any] | None = config.get_config().pipeline_schema_loader
+    if load is None:
+        raise _unloaded(found, name, "no provider is set that could have it")
+    try:
+        return load(name)
+    except errors.InvalidWorkflow:
+        raise
+    except _NOT_FOUND as error:
+        raise _unloaded(found, name, "the provider does not know it") from error
+    except (Exception, SystemExit) as error:
+        raise _unloaded(
+            found, name, f"loading it raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
+    """What names the step that asks for the pipeline, beside the reason."""
+    steps = cast("list[Mapping[str, Any]]", found["steps"])
+    asking = next(step.get("id") for step in steps if step.get("pipeline") == name)
+    return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")
+
+
+def _name_of(found: Any) -> str:
+    record = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {})
+    return str(record.get("workflow") or record.get("name") or "?")
+
+
+def _refused(name: str, error: errors.InvalidWorkflow) -> Report:
+    at = f"workflow {name!r}"
+    text = str(error).removeprefix(f"{at}: ")
+    return Report(
+        name, None, (findings.error(at, text, "correct the definition: none of it can run"),)
+    )

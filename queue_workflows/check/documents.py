@@ -1,0 +1,80 @@
+"""A workflow's documents as their author wrote them: keys and inputs that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from queue_workflows.check import findings
+from queue_workflows.check.findings import Finding
+from queue_workflows.dag import policy
+
+_STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
+_NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
+_ANSWERED = {"choose_one": "source", "turnout": "turnout_options"}
+"""The key without which a widget has nothing to choose from."""
+
+
+def look(
+    document: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """What expanding passes over; the documents are such as it accepts."""
+    seen: set[str] = set()
+    for step in cast("list[Mapping[str, Any]]", document["steps"]):
+        at = f"step {step['id']!r}"
+        if step["kind"] == "input":
+            needed = _ANSWERED.get(step["widget"])
+            if needed is not None and not step.get(needed):
+                yield findings.warning(
+                    at, f"widget {step['widget']!r} offers nothing", f"give it {needed!r}"
+                )
+            continue
+        yield from _unread_keys(step, _STEP, at)
+        schema = pipelines[step["pipeline"]]
+        yield from _unread_inputs(step, schema, at)
+        if step["pipeline"] not in seen:
+            seen.add(step["pipeline"])
+            for node in schema["nodes"]:
+                yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
+
+
+def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    yield from _unread_keys(node, _NODE, at)
+    queue = node.get("queue")
+    if queue is None or queue == ("gpu" if node.get("gpu") else "cpu"):
+        return
+    if queue in ("cpu", "gpu"):
+        yield findings.error(
+            at, f"'queue': {queue!r} is not read", "gpu: true puts a node on gpu; cpu is the other"
+        )
+    else:
+        yield findings.error(
+            at, f"unknown queue {queue!r}", "a node runs on cpu, or with gpu: true on gpu"
+        )
+
+
+def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator[Finding]:
+    for key in entry:
+        meant = None if key in known else findings.meant(key, known)
+        if meant is not None:
+            yield findings.warning(at, f"nothing reads the key {key!r}", f"write {meant!r}")
+
+
+def _unread_inputs(
+    step: Mapping[str, Any], schema: Mapping[str, Any], at: str
+) -> Iterator[Finding]:
+    read = {
+        given["from"].strip().removeprefix("pipeline.")
+        for node in schema["nodes"]
+        for given in node.get("inputs") or ()
+        if given["from"].strip().startswith("pipeline.")
+    }
+    read = {key for key in read if not key.startswith(("_implicit(", "_siblings("))}
+    given: Mapping[str, Any] = step.get("inputs") or {}
+    for key in given:
+        if key not in read:
+            yield findings.warning(
+                at,
+                f"no node of pipeline {step['pipeline']!r} reads the input {key!r}",
+                f"it reads {findings.listed(sorted(read))}",
+            )

@@ -1,0 +1,42 @@
+"""What a check finds, and what it says about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """`level` is error (it will not run as written) or warning; `at` names the node or step."""
+
+    level: str
+    at: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.at}: {self.message}; {self.remedy}"
+
+
+def error(at: str, message: str, remedy: str) -> Finding:
+    """What fails a run, or gives its node something else than its author meant."""
+    return Finding("error", at, message, remedy)
+
+
+def warning(at: str, message: str, remedy: str) -> Finding:
+    """What may be meant, and fails some runs or does nothing."""
+    return Finding("warning", at, message, remedy)
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one is closest to, if it is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """The names in order, as many as a line holds; `nothing` for none."""
+    ordered = list(names)
+    shown = ", ".join(ordered[:most])
+    return f"{shown} and {len(ordered) - most} more" if len(ordered) > most else shown or "nothing"

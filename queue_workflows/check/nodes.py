@@ -1,0 +1,153 @@
+"""A graph's nodes against the functions, models and queues that this process knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from queue_workflows import config, errors, model_registry
+from queue_workflows.check import findings
+from queue_workflows.check.findings import Finding
+from queue_workflows.dag import graph
+from queue_workflows.declare import bodies
+
+IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
+
+
+class _Trouble(NamedTuple):
+    """Why a module cannot be had."""
+
+    message: str
+    remedy: str
+
+
+class Bodies:
+    """The modules of a graph's nodes, each resolved once; `outputs` is what is known of them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+        self._outputs: dict[str, frozenset[str] | None] = {}
+
+    def look(self, node: graph.Node) -> Iterator[Finding]:
+        """Whether the node's module resolves, and takes what the node gives."""
+        at = f"node {node.id!r}"
+        if node.step is not None:
+            return
+        if node.module not in self._found:
+            self._found[node.module] = _resolved(node.module)
+        found = self._found[node.module]
+        if isinstance(found, _Trouble):
+            yield findings.error(at, found.message, found.remedy)
+        else:
+            yield from _arguments(node, found, at)
+
+    def outputs(self, node: graph.Node) -> frozenset[str] | None:
+        """The keys that a node's result can have; None when that is not known."""
+        if node.step is not None:
+            target = node.step.get("target")
+            return frozenset({target} if isinstance(target, str) else ())
+        found = self._found.get(node.module)
+        if found is None or isinstance(found, _Trouble):
+            return None
+        if node.module not in self._outputs:
+            self._outputs[node.module] = bodies.outputs(found)
+        return self._outputs[node.module]
+
+
+def _resolved(name: str) -> Any:
+    """The module of a node, or the trouble with it."""
+    cfg = config.get_config()
+    try:
+        module = cfg.resolve_node_module(name)
+    except errors.NodeNotFound as error:
+        elsewhere = cfg.node_resolver is not None or cfg.node_module_package is not None
+        return _Trouble(
+            str(error) if elsewhere else f"node module {name!r} is not registered", IN_NO_CODE
+        )
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
+        return _Trouble(f"module {name!r} does not load: {_told(error)}", "mend the module")
+    if not callable(getattr(module, "run", None)):
+        return _Trouble(f"module {name!r} has no run()", "define run(...) in it")
+    return module
+
+
+def _told(error: BaseException) -> str:
+    """An error's type, text and innermost place."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if isinstance(error, SyntaxError):
+        file = (error.filename or "").replace("\\", "/").rpartition("/")[2]
+        return f"SyntaxError: {error.msg} ({file}, line {error.lineno})"
+    if trace is not None:
+        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+        place = f" ({file}, line {trace.tb_lineno})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
+    try:
+        parameters = inspect.signature(module.run).parameters.values()
+    except (TypeError, ValueError):
+        return
+    takes = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    whole = "inputs" in takes or any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for each in parameters:
+        if each.kind is each.POSITIONAL_ONLY:
+            yield findings.error(
+                at,
+                f"{node.module!r} takes {each.name!r} by position alone",
+                "inputs are bound by name: remove the '/'",
+            )
+        needed = each.default is each.empty and each.name in takes
+        if needed and each.name not in node.inputs and each.name not in bodies.OFFERS:
+            yield findings.error(
+                at,
+                f"{node.module!r} needs {each.name!r}, and the node has no such input",
+                f"add it to its inputs ({findings.listed(node.inputs)}), or give it a default",
+            )
+    wanted = [name for name in takes if name not in bodies.OFFERS or name in node.inputs]
+    for name in node.inputs:
+        if name not in takes and not whole:
+            meant = findings.meant(name, wanted)
+            yield findings.error(
+                at,
+                f"{node.module!r} takes no {name!r}",
+                f"did you mean {meant!r}?" if meant else f"it takes {findings.listed(wanted)}",
+            )
+    if "model_handle" in takes and node.model is None and "model_handle" not in node.inputs:
+        yield findings.warning(
+            at, f"{node.module!r} asks for model_handle, and gets None", "name the node's model"
+        )
+
+
+def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:
+    """Whether queue and model exist; a text in place of the models says why they are not known."""
+    at = f"node {node.id!r}"
+    if node.queue not in config.DAG_QUEUES:
+        yield findings.error(at, f"unknown queue {node.queue!r}", "a node runs on cpu or gpu")
+    if node.model is None:
+        return
+    if node.queue == "cpu":
+        yield findings.error(at, f"model {node.model!r} on queue cpu", "put it on gpu")
+    if isinstance(known_models, str):
+        yield findings.error(at, f"model {node.model!r}: {known_models}", "mend the registrar")
+    elif node.model not in known_models:
+        yield findings.error(
+            at,
+            f"unknown model {node.model!r}; registered are {findings.listed(sorted(known_models))}",
+            "model_registry.register() it, or let set_builtin_model_registrar() do so",
+        )
+
+
+def known_models() -> frozenset[str] | str:
+    """The registered models, the host's registrar asked first; why not, if that raises."""
+    registrar = config.get_config().builtin_model_registrar
+    if registrar is not None:
+        try:
+            registrar()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
+            return f"the registrar of models raised {_told(error)}"
+    return frozenset(model_registry.known_ids())

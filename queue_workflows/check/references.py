@@ -1,0 +1,162 @@
+"""A graph's refs: whether what they name is there when they are resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from queue_workflows import errors, refs
+from queue_workflows.check import findings
+from queue_workflows.check.findings import Finding
+from queue_workflows.dag import graph
+
+_ASKED = {
+    "choose_one": ("source",),
+    "file_upload": ("accept",),
+    "pick_or_upload": ("library", "accept"),
+    "turnout": ("turnout_options",),
+}
+"""The keys of an input step that the engine resolves, by its widget."""
+
+Outputs = Callable[[graph.Node], "frozenset[str] | None"]
+
+
+class References:
+    """Looks at every ref of a graph; `needs` collects the keys of the run's context."""
+
+    def __init__(self, of: graph.Graph, outputs: Outputs) -> None:
+        self.graph = of
+        self.needs: dict[str, None] = {}
+        self._outputs = outputs
+        self._steps = {node_id.partition("/")[0] for node_id in of.nodes if "/" in node_id}
+        self._questions = [node_id for node_id in of.nodes if "/" not in node_id]
+        self._before = _Before(of)
+
+    def look(self, node: graph.Node) -> Iterator[Finding]:
+        """The refs of a node's inputs, of its `skip_if`, and of what an input step shows."""
+        at = f"node {node.id!r}"
+        for name, value in _templates(node):
+            what = f"input {name!r}" if node.step is None else repr(name)
+            for ref in refs.inside(value):
+                yield from self._one(node, ref, f"{at}: {what}", at_start=True)
+        for ref in refs.inside(node.skip_if):
+            yield from self._one(node, ref, f"{at}: 'skip_if'", at_start=False)
+
+    def _one(
+        self, node: graph.Node, ref: dict[str, Any], at: str, *, at_start: bool
+    ) -> Iterator[Finding]:
+        if "$value" in ref:
+            return
+        path = ref["$from"]
+        try:
+            refs.resolve_ref({**ref, "$from": "x"}, {"x": []})
+            if not isinstance(path, str) or not path:
+                raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {path!r:.80}")
+        except errors.InvalidRef as error:
+            yield findings.error(
+                at, str(error), "write it as the host guide's table of refs has it"
+            )
+            return
+        head, *rest = path.split(".")
+        if head in self.graph.nodes:
+            yield from self._to_node(node, self.graph.nodes[head], rest, at, at_start=at_start)
+        elif "/" in head:
+            meant = findings.meant(head, self.graph.nodes)
+            yield findings.error(
+                at,
+                f"ref {path!r}: there is no node {head!r}",
+                f"did you mean {meant!r}?" if meant else "a node is named <step>/<node>",
+            )
+        elif head in self._steps:
+            yield from self._to_step(node, head, rest, at)
+        else:
+            yield from self._to_run(head, path, at)
+
+    def _to_node(
+        self, node: graph.Node, target: graph.Node, rest: list[str], at: str, *, at_start: bool
+    ) -> Iterator[Finding]:
+        if target.id == node.id:
+            yield findings.error(at, "the ref is to the node itself", "name another node")
+            return
+        if not self._before.has(node, target.id):
+            waits = target.id.partition("/")[0]
+            yield findings.error(
+                at,
+                f"{node.id!r} does not wait for {target.id!r}, which the ref names",
+                f"add it (or its step {waits!r}) to 'depends_on'",
+            )
+        keys = self._outputs(target)
+        if rest and keys is not None and rest[0] not in keys:
+            meant = findings.meant(rest[0], keys)
+            yield findings.error(
+                at,
+                f"{target.id!r} gives no {rest[0]!r}",
+                f"did you mean {meant!r}?"
+                if meant
+                else f"it gives {findings.listed(sorted(keys))}",
+            )
+        if at_start and target.skip_if is not None and node.skip_if != target.skip_if:
+            yield findings.warning(
+                at,
+                f"{target.id!r} may be skipped, and then the run fails here",
+                "give this node the same 'skip_if', or do not take what may be missing",
+            )
+
+    def _to_step(self, node: graph.Node, step: str, rest: list[str], at: str) -> Iterator[Finding]:
+        inner = [node_id for node_id in self.graph.nodes if node_id.startswith(f"{step}/")]
+        widget = None if node.step is None else node.step.get("widget")
+        if widget == "choose_one" and rest[:1] == ["files"]:
+            if not any(self._before.has(node, node_id) for node_id in inner):
+                yield findings.error(
+                    at, f"it does not wait for step {step!r}", "add the step to 'depends_on'"
+                )
+            return
+        yield findings.error(
+            at,
+            f"the ref names the step {step!r}, which has no outputs of its own",
+            f"name its node: {findings.listed(inner)}",
+        )
+
+    def _to_run(self, head: str, path: str, at: str) -> Iterator[Finding]:
+        if head in self.needs:
+            return
+        self.needs[head] = None
+        meant = findings.meant(head, self._questions)
+        if meant is not None:
+            yield findings.warning(
+                at,
+                f"ref {path!r} is to the key {head!r} of the run's context",
+                f"did you mean the step {meant!r}?",
+            )
+
+
+class _Before:
+    """What is done before a node starts; remembered for the node that was asked about last."""
+
+    def __init__(self, of: graph.Graph) -> None:
+        self._graph = of
+        self._node: graph.Node | None = None
+        self._direct = frozenset[str]()
+        self._all: set[str] | None = None
+
+    def has(self, node: graph.Node, target: str) -> bool:
+        """Whether the target is done before the node starts."""
+        if node is not self._node:
+            self._node, self._direct, self._all = node, frozenset(node.deps), None
+        if target in self._direct:
+            return True
+        if self._all is None:
+            self._all = set(self._direct)
+            waiting = list(self._direct)
+            while waiting:
+                fresh = set(self._graph.nodes[waiting.pop()].deps) - self._all
+                self._all |= fresh
+                waiting += fresh
+        return target in self._all
+
+
+def _templates(node: graph.Node) -> list[tuple[str, Any]]:
+    if node.step is None:
+        return list(node.inputs.items())
+    asked = _ASKED.get(str(node.step.get("widget")), ())
+    return [(key, node.step[key]) for key in asked if key in node.step]

@@ -1,0 +1,139 @@
+"""`queue-workflows check WORKFLOW`: what would fail, found before it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from queue_workflows import check as checks
+from queue_workflows import config, errors
+from queue_workflows.cli import command, drawing, options, output
+from queue_workflows.dag import definition
+
+
+def check(
+    workflow: Annotated[
+        str | None,
+        typer.Argument(
+            help="Its name, or a JSON file with a workflow or an expanded definition; without it "
+            "all that the app declares in Python."
+        ),
+    ] = None,
+    app: options.App = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="tree, json or mermaid.")
+    ] = "tree",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Check a workflow against its code; exit code 0: it can run, 1: it cannot, 2: wrong usage."""
+
+    def body() -> int:
+        if form not in _SHOW:
+            raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
+        chosen = config.load_app(app)
+        reports = [_checked(each, chosen) for each in _asked(workflow, chosen)]
+        _SHOW[form](reports)
+        found = [finding for report in reports for finding in report.findings]
+        bad = [finding for finding in found if strict or finding.level == "error"]
+        return 1 if bad else 0
+
+    command.execute("check", body, debug=debug)
+
+
+def _asked(workflow: str | None, app: str | None) -> list[str]:
+    if workflow is not None:
+        return [workflow]
+    declared = sorted(config.get_config().workflow_map)
+    if not declared:
+        raise errors.InvalidConfig(
+            f"--app {app} declares no workflow in Python: name the one to check"
+            if app
+            else "name a workflow or a file, or an app that declares some by --app"
+        )
+    return declared
+
+
+def _checked(workflow: str, app: str | None) -> checks.Report:
+    """The report on a name or a file; a text that ends in .json or holds a slash is a file."""
+    if workflow.endswith(".json") or os.sep in workflow:
+        return _of_file(Path(workflow))
+    try:
+        return checks.workflow(workflow)
+    except errors.UnknownWorkflow as error:
+        hint = f"is --app {app} the one that has it?" if app else "name its app by --app"
+        raise errors.UnknownWorkflow(f"{error}; {hint}") from error
+
+
+def _of_file(path: Path) -> checks.Report:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise errors.InvalidConfig(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise errors.InvalidConfig(f"{path}: this is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise errors.InvalidConfig(f"{path}: it holds no object")
+    record = cast("dict[str, Any]", found)
+    if isinstance(record.get("definition"), dict):
+        record = cast("dict[str, Any]", record["definition"])
+    if "steps" in record:
+        own = record.get("pipelines")
+        return checks.document(
+            record, pipelines=cast("dict[str, Any]", own if isinstance(own, dict) else {})
+        )
+    if "nodes" in record and "workflow" in record:
+        return checks.definition(record)
+    raise errors.InvalidConfig(
+        f"{path}: neither a workflow ('name' and 'steps', its 'pipelines' beside them or in the "
+        "app) nor an expanded definition ('workflow' and 'nodes')"
+    )
+
+
+def _as_tree(reports: Iterable[checks.Report]) -> None:
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    for report in reports:
+        if report.definition is not None:
+            for line in drawing.tree(report.definition, report.needs, unicode=unicode):
+                output.echo(line)
+        for finding in report.findings:
+            output.echo(output.line(finding, 1000))
+        errs = sum(finding.level == "error" for finding in report.findings)
+        warns = len(report.findings) - errs
+        words = [output.counted(errs, "error")] if errs else []
+        words += [output.counted(warns, "warning")] if warns else []
+        output.echo(f"{output.line(report.name)}: {', '.join(words) or 'nothing to mend'}")
+
+
+def _as_json(reports: list[checks.Report]) -> None:
+    shown = [
+        {
+            "workflow": report.name,
+            "ok": report.ok,
+            "needs": list(report.needs),
+            "findings": [finding._asdict() for finding in report.findings],
+            "digest": definition.digest(report.definition) if report.definition else None,
+            "definition": report.definition,
+        }
+        for report in reports
+    ]
+    output.dump(shown[0] if len(shown) == 1 else shown)
+
+
+def _as_mermaid(reports: Iterable[checks.Report]) -> None:
+    """Several graphs one after the other; what was found goes to stderr."""
+    for report in reports:
+        if report.definition is not None:
+            for line in drawing.mermaid(report.definition):
+                output.echo(line)
+        for finding in report.findings:
+            command.say(output.line(finding, 1000))
+
+
+_SHOW = {"tree": _as_tree, "json": _as_json, "mermaid": _as_mermaid}

@@ -1,0 +1,394 @@
+"""Declaring nodes and workflows as Python functions; they compile to the definitions of JSON."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
+
+from queue_workflows import config, errors
+from queue_workflows.declare import bodies, building, handles
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "OFFERED",
+    "Backoff",
+    "Node",
+    "Pipeline",
+    "Policy",
+    "Workflow",
+    "ask",
+    "filtered",
+    "install",
+    "node",
+    "pipeline",
+    "run_input",
+    "workflow",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+L = TypeVar("L", bound="list[Any]")
+
+OFFERED: Any = bodies.Offered()
+"""Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them, no caller."""
+
+
+class Backoff(TypedDict, total=False):
+    """How the wait before another attempt grows; `jitter` is the part of it that is drawn."""
+
+    kind: Literal["constant", "linear", "exponential"]
+    base_s: float
+    cap_s: float
+    jitter: float
+
+
+class Policy(TypedDict, total=False):
+    """What may be said about a node's jobs; each key stands in the definition as it is given.
+
+    `retry_on`, `discard_on`: errors by class or name; a class stands there by its name.
+    """
+
+    retries: int
+    backoff: float | Backoff
+    timeout_s: float
+    retry_on: Iterable[str | type[BaseException]]
+    discard_on: Iterable[str | type[BaseException]]
+    priority: int
+    lock_key: str
+
+
+_POLICY = frozenset(Policy.__annotations__)
+
+
+class Node(Generic[P, R]):
+    """A function as a node. Called in a workflow it adds one; elsewhere it runs the function."""
+
+    def __init__(self, body: bodies.Body, entry: Mapping[str, Any]) -> None:
+        self._body = body
+        self._entry = entry
+        self._options = building.Options()
+        self.__doc__ = body.function.__doc__
+        self.__name__ = body.function.__name__
+        self.__module__ = body.function.__module__
+        self.__wrapped__ = body.function
+
+    @property
+    def name(self) -> str:
+        """What rows and definitions call it."""
+        return self._body.name
+
+    @property
+    def function(self) -> Callable[P, R]:
+        """The function as it was written."""
+        return self._body.function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        graph = building.current()
+        if graph is None:
+            return self._body.function(*args, **kwargs)
+        where = f"{graph.where}: {self._options.id or self.__name__!r}"
+        given = self._body.bind(where, args, dict(kwargs))
+        return cast("R", graph.add_node(self._body, self._entry, given, self._options))
+
+    def options(
+        self,
+        id: str | None = None,  # noqa: A002  the definition's word
+        *,
+        after: Iterable[object] = (),
+        skip_if: object = None,
+        **policy: Unpack[Policy],
+    ) -> Node[P, R]:
+        """The node with options for its next call: a step's or node's id, what else to wait for.
+
+        `skip_if`: an output, or `output == x`, or `output != x`. Policy wins over the node's own.
+        """
+        made = Node[P, R](self._body, self._entry)
+        made._options = _options(self.name, id, after, skip_if, policy)
+        return made
+
+    def install(self) -> None:
+        """Make it runnable by its name here; `InvalidConfig` when another node has that name."""
+        owner = config.get_config().node_map.get(self.name)
+        if isinstance(owner, bodies.Body):
+            _refuse_second("node", self.name, owner.place, self._body.place)
+        config.register_node(self.name, self._body)
+
+    def __repr__(self) -> str:
+        return f"<node {self.name!r}>"
+
+
+class Pipeline(Generic[P, R]):
+    """A function that calls nodes. Called in a workflow it adds a step that holds them."""
+
+    def __init__(self, function: Callable[P, R], name: str) -> None:
+        self.name = name
+        self._function = function
+        self._options = building.Options()
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        graph = building.needed(f"pipeline {self.name!r}")
+        given = (list(args), dict(kwargs))
+        return graph.add_group(
+            self.name, lambda: self._function(*args, **kwargs), given, self._options
+        )
+
+    def options(
+        self,
+        id: str | None = None,  # noqa: A002  the definition's word
+        *,
+        after: Iterable[object] = (),
+        skip_if: object = None,
+        **policy: Unpack[Policy],
+    ) -> Pipeline[P, R]:
+        """The pipeline with options for its next call; policy is that of nodes without their own.
+
+        `skip_if` counts for each of its nodes that has none.
+        """
+        made = Pipeline(self._function, self.name)
+        made._options = _options(self.name, id, after, skip_if, policy)
+        return made
+
+    def __repr__(self) -> str:
+        return f"<pipeline {self.name!r}>"
+
+
+class Workflow(Generic[P]):
+    """A function that calls nodes, pipelines and `ask`; its parameters are a run's context."""
+
+    def __init__(self, function: Callable[P, object], name: str) -> None:
+        self.name = name
+        self.needs = building.needs_of(function, name)
+        """The keys that a run's context must have."""
+        self._function = function
+        self._lock = threading.Lock()
+        self._compiled: building.Compiled | None = None
+        self.__doc__ = function.__doc__
+
+    def document(self) -> dict[str, Any]:
+        """The workflow as JSON has it: `{"name", "steps"}`. Raises `InvalidWorkflow`."""
+        return self._built().document
+
+    def pipelines(self) -> dict[str, dict[str, Any]]:
+        """Its pipelines by name, each `{"name", "nodes"}`. Raises `InvalidWorkflow`."""
+        return self._built().pipelines
+
+    def context(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """The context of a run with these arguments, for `run_store.insert_run(context=...)`."""
+        bound = inspect.signature(self._function).bind(*args, **kwargs)
+        return handles.constant(dict(bound.arguments), f"workflow {self.name!r}")
+
+    def install(self) -> None:
+        """Let this process's provider know it; `InvalidConfig` when another has that name."""
+        known = config.get_config().workflow_map
+        owner = known.get(self.name)
+        if isinstance(owner, Workflow):
+            _refuse_second("workflow", self.name, owner.place, self.place)
+        known[self.name] = self
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Module and qualified name of the function."""
+        return self._function.__module__, self._function.__qualname__
+
+    def _built(self) -> building.Compiled:
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = building.build(self._function, self.name)
+            return self._compiled
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name!r}>"
+
+
+_declared: dict[tuple[str, str, str], Node[..., Any] | Workflow[...]] = {}
+
+
+def _refuse_second(kind: str, name: str, owner: tuple[str, str], place: tuple[str, str]) -> None:
+    if owner != place:
+        raise errors.InvalidConfig(
+            f"two {kind}s are named {name!r}: {'.'.join(owner)} and {'.'.join(place)}; "
+            f"give one another by @{kind}(name=...)"
+        )
+
+
+def _add(thing: Any, kind: str, place: tuple[str, str]) -> Any:
+    thing.install()
+    _declared[(kind, *place)] = thing
+    return thing
+
+
+def _options(
+    name: str,
+    step_id: str | None,
+    after: Iterable[object],
+    skip_if: object,
+    policy: Mapping[str, Any],
+) -> building.Options:
+    if isinstance(after, (str, Mapping, handles.Handle)):
+        raise errors.InvalidWorkflow(f"{name!r}: after=[...] takes a list of outputs")
+    return building.Options(step_id, tuple(after), skip_if, _policy(name, policy))
+
+
+def _policy(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
+    for key in policy:
+        if key not in _POLICY:
+            raise errors.InvalidConfig(
+                f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
+            )
+    named = {"retry_on", "discard_on"} & policy.keys()
+    return {**policy, **{key: _error_names(policy[key]) for key in sorted(named)}}
+
+
+def _error_names(
+    raised: str | type[BaseException] | Iterable[str | type[BaseException]],
+) -> list[str]:
+    """Errors by name: a builtin's own, else with its module where the name is one of a module."""
+    listed = [raised] if isinstance(raised, (str, type)) else list(raised)
+    names: list[str] = []
+    for each in listed:
+        if isinstance(each, str):
+            names.append(each)
+        elif each.__module__ == "builtins" or "<locals>" in each.__qualname__:
+            names.append(each.__name__)
+        else:
+            names.append(f"{each.__module__}.{each.__qualname__}")
+    return names
+
+
+@overload
+def node(function: Callable[P, R], /) -> Node[P, R]: ...
+@overload
+def node(
+    *,
+    name: str | None = None,
+    queue: Literal["cpu", "gpu"] | None = None,
+    model: str | None = None,
+    **policy: Unpack[Policy],
+) -> Callable[[Callable[P, R]], Node[P, R]]: ...
+def node(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    queue: Literal["cpu", "gpu"] | None = None,
+    model: str | None = None,
+    **policy: Any,
+) -> Any:
+    """Declare a function as a node; the function's name is the node's, unless `name` says another.
+
+    `model` is what a gpu worker loads for it, and puts it on the gpu queue. What the function
+    returns: a dict is the node's outputs; anything else is its one output; None is none.
+    """
+
+    def declare(body: Callable[..., Any]) -> Node[..., Any]:
+        made = bodies.Body(body, name or getattr(body, "__name__", repr(body)))
+        if queue not in (None, "cpu", "gpu"):
+            raise errors.UnknownQueue(
+                f"node {made.name!r}: unknown queue {queue!r}: a node runs on cpu or gpu"
+            )
+        if model is not None and queue == "cpu":
+            raise errors.InvalidConfig(f"node {made.name!r}: a model needs queue='gpu'")
+        entry: dict[str, Any] = {"gpu": True} if queue == "gpu" or model is not None else {}
+        if model is not None:
+            entry["model"] = model
+        entry |= _policy(made.name, policy)
+        return _add(Node[..., Any](made, entry), "node", made.place)
+
+    return declare if function is None else declare(function)
+
+
+@overload
+def pipeline(function: Callable[P, R], /) -> Pipeline[P, R]: ...
+@overload
+def pipeline(*, name: str) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
+def pipeline(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
+    """Declare a function that calls nodes as a step; what it returns is what its call gives."""
+
+    def declare(body: Callable[..., Any]) -> Pipeline[..., Any]:
+        return Pipeline(body, name or body.__name__)
+
+    return declare if function is None else declare(function)
+
+
+@overload
+def workflow(function: Callable[P, object], /) -> Workflow[P]: ...
+@overload
+def workflow(*, name: str) -> Callable[[Callable[P, object]], Workflow[P]]: ...
+def workflow(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
+    """Declare a function as a workflow: called once, it shows the graph; it computes nothing.
+
+    Its parameters are the keys of a run's context. A node's call gives a stand-in for its outputs,
+    which other nodes take as inputs and then wait for.
+    """
+
+    def declare(body: Callable[..., Any]) -> Workflow[...]:
+        made = Workflow(body, name or body.__name__)
+        return _add(made, "workflow", made.place)
+
+    return declare if function is None else declare(function)
+
+
+def ask(
+    id: str,  # noqa: A002  the definition's word
+    widget: str,
+    answer: type[T] = cast("type[Any]", object),
+    *,
+    target: str = "answer",
+    prompt: str | None = None,
+    after: Iterable[object] = (),
+    skip_if: object = None,
+    **keys: Any,
+) -> T:
+    """A step that asks a person; its answer, which other nodes take as an input.
+
+    `widget` is one of the engine's (choose_one, file_upload, pick_or_upload, turnout) or the
+    host's, `keys` what it needs; `answer` is the answer's type for checkers, and not verified.
+    """
+    del answer
+    graph = building.needed("ask()")
+    said: dict[str, Any] = {"widget": widget}
+    if prompt is not None:
+        said["prompt"] = prompt
+    options = building.Options(id, _options(id, id, after, skip_if, {}).after, skip_if)
+    return cast("T", graph.add_question({**said, **keys}, target, options))
+
+
+def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
+    """The value under a key of the run's context that is no parameter's name; `kind` its type."""
+    del kind
+    return cast("T", building.needed("run_input()").of_run(key))
+
+
+def filtered(items: L, conditions: dict[str, Any]) -> L:
+    """Those members of a list to come that match, as refs have it: `{"kind:eq": "csv"}`."""
+    return cast("L", handles.filtered(items, conditions))
+
+
+def install(*things: Node[..., Any] | Workflow[...] | ModuleType) -> None:
+    """Make nodes and workflows known to this process; of a module, those that its names hold.
+
+    Declaring does so already; this brings them back after `config.reset_for_tests()`. Without
+    arguments: all that were declared.
+    """
+    for thing in things or tuple(_declared.values()):
+        held = list(vars(thing).values()) if isinstance(thing, ModuleType) else [thing]
+        for each in held:
+            if isinstance(each, (Node, Workflow)):
+                cast("Node[..., Any] | Workflow[...]", each).install()

@@ -1,0 +1,179 @@
+"""A node's function: what it takes, what it returns, and the body that a worker runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, cast
+
+from queue_workflows import errors
+
+OFFERS = frozenset(
+    {
+        "inputs", "out", "scratch", "model_handle", "model_load_seconds", "cancel_event",
+        "status_callback",
+    }
+)  # fmt: skip
+"""What `node_executor` hands a body that asks for it by name."""
+
+RESULT = "result"
+"""The key under which a result that is no dict is stored (as ingest tasks have it)."""
+
+
+class Offered:
+    """The default of a parameter that the engine fills; see `OFFERED`."""
+
+    def __repr__(self) -> str:
+        return "OFFERED"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise errors.InvalidConfig(
+            "a parameter with the default OFFERED is filled by the worker: pass a value of your "
+            "own when you call the body yourself"
+        )
+
+
+class Result:
+    """What a body returns by its annotation: `nothing`, one `value`, or a dict with `keys`."""
+
+    __slots__ = ("keys", "kind")
+
+    def __init__(self, kind: str, keys: frozenset[str] | None = None) -> None:
+        self.kind = kind
+        self.keys = keys
+
+
+class Body:
+    """A function with its signature; `name` says in messages whose it is."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        if not inspect.isfunction(function):
+            raise errors.InvalidConfig(f"node {name!r}: @node takes a function")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise errors.InvalidConfig(f"node {name!r}: a body is a plain function, not async")
+        if inspect.isgeneratorfunction(function):
+            raise errors.InvalidConfig(f"node {name!r}: a body returns its result, it cannot yield")
+        self.function = function
+        self.name = name
+        self.signature = inspect.signature(function)
+        for parameter in self.signature.parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+                raise errors.InvalidConfig(
+                    f"node {name!r}: inputs are bound by name, and {parameter.name!r} has none"
+                )
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Module and qualified name of the function."""
+        return self.function.__module__, self.function.__qualname__
+
+    @functools.cached_property
+    def result(self) -> Result:
+        """Raises `InvalidWorkflow` for an annotation that cannot be read."""
+        annotation = self.signature.return_annotation
+        if annotation is inspect.Signature.empty:
+            return Result("dict")
+        if isinstance(annotation, str):
+            try:
+                # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+                annotation = eval(annotation, self.function.__globals__)  # noqa: S307
+            except Exception as error:
+                raise errors.InvalidWorkflow(
+                    f"node {self.name!r}: its return annotation {annotation!r} cannot be read "
+                    f"({error}): define what it names at the top of its module"
+                ) from error
+        return _result(annotation)
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Any]:
+        """What a worker calls: the function, its result as the dict that is stored."""
+        function = self.function
+
+        @functools.wraps(function)
+        def run(**given: Any) -> Any:
+            kind = self.result.kind
+            return _stored(function(**given), kind)
+
+        return run
+
+    def bind(self, where: str, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name; `InvalidWorkflow` for unknown and for missing ones."""
+        try:
+            bound = self.signature.bind_partial(*args, **given).arguments
+        except TypeError as error:
+            takes = [name for name in self.signature.parameters if name not in OFFERS]
+            raise errors.InvalidWorkflow(
+                f"{where}: {error}; {self.name} takes {', '.join(takes) or 'no inputs'}"
+            ) from None
+        found: dict[str, Any] = {}
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                found |= bound.get(parameter.name, {})
+            elif parameter.name in bound:
+                found[parameter.name] = bound[parameter.name]
+            elif parameter.default is parameter.empty and parameter.name not in OFFERS:
+                raise errors.InvalidWorkflow(
+                    f"{where}: {self.name} needs {parameter.name!r}, and the call does not give it"
+                )
+        return found
+
+
+def _result(annotation: Any) -> Result:
+    if annotation is None or annotation is type(None):
+        return Result("nothing")
+    if annotation is Any:
+        return Result("dict")
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        members = [_result(member) for member in typing.get_args(annotation)]
+        some = [member for member in members if member.kind != "nothing"]
+        if len(some) == 1 and some[0].kind == "dict":
+            return some[0]
+        return Result("dict" if all(m.kind == "dict" for m in some) else "value")
+    if origin is typing.Annotated:
+        return _result(typing.get_args(annotation)[0])
+    kind = origin or annotation
+    if typing.is_typeddict(kind):
+        return Result("dict", frozenset(typing.get_type_hints(kind)))
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return Result("dict")
+    return Result("value")
+
+
+def outputs(module: Any) -> frozenset[str] | None:
+    """The keys of a node's result by its annotation, as `resolve_node_module` gave it; None: any.
+
+    A function that was not declared by `@node` stores dicts alone: any other result is dropped.
+    """
+    declared = isinstance(module, Body)
+    function = module.function if declared else inspect.unwrap(module.run)
+    if not inspect.isfunction(function):
+        return None
+    try:
+        result = Body(function, function.__name__).result
+    except errors.QueueWorkflowsError:
+        return None
+    if result.kind == "value" and declared:
+        return frozenset({RESULT})
+    if result.kind == "dict":
+        return None if result.keys and "context_delta" in result.keys else result.keys
+    return frozenset()
+
+
+def _stored(value: Any, kind: str) -> Any:
+    """A result as the engine stores it; paths on its first level become text."""
+    if kind == "value":
+        return {RESULT: _text(value)}
+    if not isinstance(value, dict):
+        return value
+    return {key: _text(member) for key, member in cast("dict[str, Any]", value).items()}
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else value

@@ -1,0 +1,303 @@
+"""A workflow's function, called once to see what it asks for: its steps and pipelines."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from queue_workflows import errors
+from queue_workflows.declare import bodies, handles
+
+_current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
+
+
+class Options(NamedTuple):
+    """What a call says beside its inputs; `extra` are keys of the entry that it makes."""
+
+    id: str | None = None
+    after: tuple[object, ...] = ()
+    skip_if: object = None
+    extra: Mapping[str, Any] = {}
+
+
+class Compiled(NamedTuple):
+    """A workflow as documents: what `set_workflow_provider`'s two functions would give."""
+
+    document: dict[str, Any]
+    pipelines: dict[str, dict[str, Any]]
+
+
+class _Step:
+    """A step as it grows: `entry` is what the document will hold; `nodes` are its pipeline's."""
+
+    def __init__(self, step_id: str, kind: str) -> None:
+        self.entry: dict[str, Any] = {"id": step_id, "kind": kind}
+        self.inputs: dict[str, Any] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.deps: dict[str, None] = {}
+
+    def wait_for(self, found: Iterable[handles.Handle]) -> None:
+        """Depend on the steps that these come from."""
+        own = self.entry["id"]
+        for handle in found:
+            step = handles.origin(handle).step
+            if step is not None and step != own:
+                self.deps[step] = None
+
+
+class Graph:
+    """The steps of one workflow in the order of their calls."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps: dict[str, _Step] = {}
+        self.group: _Step | None = None
+        self.defaults: Mapping[str, Any] = {}
+
+    def add_node(
+        self, body: bodies.Body, entry: Mapping[str, Any], given: dict[str, Any], options: Options
+    ) -> handles.Handle:
+        """One call of a node: in a pipeline a node of it, else a step of its own."""
+        name = body.function.__name__
+        if self.group is None:
+            step = self._open(options.id, name, "pipeline")
+            node_id, prefix, where = name, "", f"{self.where}: step {step.entry['id']!r}"
+        else:
+            step = self.group
+            node_id = _free(options.id, name, step.nodes, f"{self.where}: two nodes")
+            prefix = f"{node_id}."
+            where = f"{self.where}: step {step.entry['id']!r}: node {node_id!r}"
+        node: dict[str, Any] = {"id": node_id}
+        if body.name != node_id:
+            node["node"] = body.name
+        node |= {**self.defaults, **entry, **options.extra}
+        self._wire(step, node, options, given, where)
+        listed: list[dict[str, str]] = []
+        for key, value in given.items():
+            step.inputs[prefix + key] = handles.template(value, f"{where}: input {key!r}")
+            listed.append({"name": key, "from": f"pipeline.{prefix}{key}"})
+        if listed:
+            node["inputs"] = listed
+        step.nodes[node_id] = node
+        return self._made(step, node_id, body.result)
+
+    def _wire(
+        self,
+        step: _Step,
+        node: dict[str, Any],
+        options: Options,
+        given: dict[str, Any],
+        where: str,
+    ) -> None:
+        """What a node waits for, by its inputs and its options, and when it is skipped."""
+        found = self._found((list(given.values()), options.skip_if), where)
+        found += self._waited(options.after, where)
+        step.wait_for(found)
+        owner = step.entry if self.group is None else node
+        if options.skip_if is not None:
+            owner["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        if self.group is None:
+            return
+        origins = [handles.origin(handle) for handle in found]
+        inner = [origin.node for origin in origins if origin.step == step.entry["id"]]
+        deps = dict.fromkeys(node_id.partition("/")[2] for node_id in inner if node_id)
+        if deps:
+            node["depends_on"] = list(deps)
+
+    def _made(self, step: _Step, node_id: str, result: bodies.Result) -> handles.Handle:
+        full = f"{step.entry['id']}/{node_id}"
+        origin = handles.Origin(
+            self,
+            what=f"{self.where}: {full!r}",
+            step=step.entry["id"],
+            node=full,
+            keys=result.keys,
+            stores=result.kind != "nothing",
+        )
+        path = f"{full}.{bodies.RESULT}" if result.kind == "value" else full
+        return handles.Handle(origin, {"$from": path})
+
+    def add_group(
+        self, name: str, build: Callable[[], Any], given: object, options: Options
+    ) -> Any:
+        """One call of a pipeline: a step whose nodes are those that its function calls."""
+        if self.group is not None:
+            raise errors.InvalidWorkflow(
+                f"{self.where}: pipeline {name!r} is called in the pipeline of step "
+                f"{self.group.entry['id']!r}: a pipeline holds nodes; call it in the workflow"
+            )
+        step = self._open(options.id, name, "pipeline")
+        where = f"{self.where}: step {step.entry['id']!r}"
+        step.wait_for(self._found((given, options.skip_if), where))
+        step.wait_for(self._waited(options.after, where))
+        if options.skip_if is not None:
+            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        self.group, self.defaults = step, options.extra
+        try:
+            made = build()
+        finally:
+            self.group, self.defaults = None, {}
+        if not step.nodes:
+            raise errors.InvalidWorkflow(f"{where}: pipeline {name!r} calls no node")
+        if made is not None:
+            return made
+        origin = handles.Origin(
+            self, what=f"{where}: pipeline {name!r}", step=step.entry["id"], stores=False
+        )
+        return handles.Handle(origin, {"$from": step.entry["id"]})
+
+    def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
+        """A step that asks a person; the handle is the answer."""
+        if self.group is not None:
+            raise errors.InvalidWorkflow(
+                f"{self.where}: step {self.group.entry['id']!r}: a pipeline cannot ask a person; "
+                "call ask() in the workflow"
+            )
+        step = self._open(options.id, "ask", "input")
+        own = step.entry["id"]
+        where = f"{self.where}: step {own!r}"
+        step.wait_for(self._found((dict(keys), options.skip_if), where))
+        step.wait_for(self._waited(options.after, where))
+        for key, value in keys.items():
+            step.entry[key] = handles.template(value, f"{where}: {key!r}")
+        step.entry["target"] = target
+        if options.skip_if is not None:
+            step.entry["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        origin = handles.Origin(self, what=where, step=own, node=own)
+        return handles.Handle(origin, {"$from": f"{own}.{target}"})
+
+    def of_run(self, key: str) -> handles.Handle:
+        """The value under a key of the run's context."""
+        if not key or "." in key:
+            raise errors.InvalidWorkflow(f"{self.where}: {key!r} is no key: a ref splits at '.'")
+        origin = handles.Origin(self, what=f"{self.where}: the run's {key!r}")
+        return handles.Handle(origin, {"$from": key})
+
+    def compiled(self, needs: Iterable[str]) -> Compiled:
+        """The documents. Raises `InvalidWorkflow` for a step that hides a key of the context."""
+        for key in needs:
+            if key in self.steps and self.steps[key].entry["kind"] == "input":
+                raise errors.InvalidWorkflow(
+                    f"{self.where}: the step {key!r} and the run's {key!r} have one name in refs: "
+                    "give the step another id"
+                )
+        pipelines: dict[str, dict[str, Any]] = {}
+        for step_id, step in self.steps.items():
+            if step.nodes:
+                name = f"{self.name}.{step_id}"
+                step.entry["pipeline"] = name
+                pipelines[name] = {"name": name, "nodes": list(step.nodes.values())}
+            if step.inputs:
+                step.entry["inputs"] = step.inputs
+            if step.deps:
+                step.entry["depends_on"] = list(step.deps)
+        steps = [step.entry for step in self.steps.values()]
+        return Compiled({"name": self.name, "steps": steps}, pipelines)
+
+    @property
+    def where(self) -> str:
+        """This workflow, in words."""
+        return f"workflow {self.name!r}"
+
+    def _open(self, step_id: str | None, name: str, kind: str) -> _Step:
+        step = _Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
+        self.steps[step.entry["id"]] = step
+        return step
+
+    def _found(self, value: object, where: str) -> list[handles.Handle]:
+        """The handles in a value, which must be of this graph."""
+        found = list(handles.inside(value))
+        for handle in found:
+            if handles.origin(handle).graph is not self:
+                raise errors.InvalidWorkflow(
+                    f"{where}: {handles.origin(handle).what} belongs to another graph"
+                )
+        return found
+
+    def _waited(self, after: tuple[object, ...], where: str) -> list[handles.Handle]:
+        found: list[handles.Handle] = []
+        for each in after:
+            these = self._found(each, where)
+            if not any(handles.origin(handle).step for handle in these):
+                raise errors.InvalidWorkflow(
+                    f"{where}: 'after' takes what calls of nodes, pipelines or ask() gave"
+                )
+            found += these
+        return found
+
+
+def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> str:
+    """The id that was asked for, else the name, numbered from the second one on."""
+    if wanted is not None:
+        if wanted in taken:
+            raise errors.InvalidWorkflow(f"{what} have the id {wanted!r}")
+        return wanted
+    if name not in taken:
+        return name
+    # Ids are given one after the other, so that the numbers of one name are looked through once.
+    low, high = 1, 2
+    while f"{name}-{high}" in taken:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if f"{name}-{middle}" in taken else (low, middle)
+    return f"{name}-{high}"
+
+
+def current() -> Graph | None:
+    """The graph that is being built here, or None."""
+    return _current.get()
+
+
+def needed(what: str) -> Graph:
+    """The graph that is being built; `InvalidConfig` outside of a workflow's function."""
+    graph = _current.get()
+    if graph is None:
+        raise errors.InvalidConfig(f"{what} is called in the function of a workflow")
+    return graph
+
+
+def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """The parameters of a workflow's function: the keys that it needs in a run's context."""
+    parameters = inspect.signature(function).parameters.values()
+    for each in parameters:
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
+            raise errors.InvalidConfig(
+                f"workflow {name!r}: {each.name!r}: its parameters are keys of the run's context, "
+                "each with a name"
+            )
+        if each.default is not each.empty:
+            raise errors.InvalidConfig(
+                f"workflow {name!r}: {each.name!r} has a default, which a ref to the run's context "
+                "cannot have: give it to the parameter of a node"
+            )
+    return tuple(each.name for each in parameters)
+
+
+def build(function: Callable[..., Any], name: str) -> Compiled:
+    """The documents of a workflow. Raises `InvalidWorkflow`, also for what its function raises."""
+    graph = Graph(name)
+    needs = needs_of(function, name)
+    token = _current.set(graph)
+    try:
+        function(**{key: graph.of_run(key) for key in needs})
+    except errors.QueueWorkflowsError:
+        raise
+    except Exception as error:
+        raise errors.InvalidWorkflow(f"{graph.where}: {_told(error)}") from error
+    finally:
+        _current.reset(token)
+    return graph.compiled(needs)
+
+
+def _told(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+        place = f" ({file}, line {trace.tb_lineno})"
+    return f"its function raised {type(error).__name__}: {error}{place}"

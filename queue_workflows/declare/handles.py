@@ -1,0 +1,172 @@
+"""What a node's call gives while a graph is built: a value that will be there when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any, NoReturn, cast
+
+from queue_workflows import errors, refs
+
+
+class Origin:
+    """Where a handle comes from: a graph being built, and in it a step and node, or the run.
+
+    `what` says it in words; `keys` are the outputs that its body is known to return, None: any.
+    `stores` is False for a body that returns nothing.
+    """
+
+    __slots__ = ("graph", "keys", "node", "step", "stores", "what")
+
+    def __init__(
+        self,
+        graph: object,
+        *,
+        what: str,
+        step: str | None = None,
+        node: str | None = None,
+        keys: frozenset[str] | None = None,
+        stores: bool = True,
+    ) -> None:
+        self.graph = graph
+        self.what = what
+        self.step = step
+        self.node = node
+        self.keys = keys
+        self.stores = stores
+
+
+class Handle:
+    """A value of the run to come, typed for editors and checkers as that value.
+
+    `[key]` walks into it; `== x` and `!= x` are conditions for `skip_if`. It can be passed on, and
+    nothing else: it has no value while the graph is built.
+    """
+
+    __slots__ = ("_origin", "_ref")
+
+    def __init__(self, origin: Origin, ref: dict[str, Any]) -> None:
+        self._origin = origin
+        self._ref = ref
+
+    def __getitem__(self, key: Any) -> Any:
+        where = self._origin.what
+        if len(self._ref) > 1:
+            raise errors.InvalidWorkflow(f"{where}: a condition has no members")
+        index = isinstance(key, int) and not isinstance(key, bool)
+        if not index and (not isinstance(key, str) or not key or "." in key):
+            raise errors.InvalidWorkflow(
+                f"{where}: [{key!r:.80}]: a ref walks by keys without '.' and by numbers"
+            )
+        keys = self._origin.keys
+        if keys is not None and self._ref["$from"] == self._origin.node and key not in keys:
+            raise errors.InvalidWorkflow(
+                f"{where} returns no {key!r:.80}; it returns {', '.join(sorted(keys))}"
+            )
+        return Handle(self._origin, {"$from": f"{self._ref['$from']}.{key}"})
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared("$eq", other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared("$ne", other)
+
+    __hash__ = object.__hash__
+
+    def _compared(self, operator: str, other: object) -> Handle:
+        if len(self._ref) > 1 and "$filter" not in self._ref:
+            raise errors.InvalidWorkflow(f"{self._origin.what}: a condition of a condition")
+        return Handle(self._origin, {**self._ref, operator: constant(other, self._origin.what)})
+
+    def __repr__(self) -> str:
+        return f"<{self._ref['$from']} of a run to come>"
+
+    def _no_value(self, *_: object) -> NoReturn:
+        raise errors.InvalidWorkflow(
+            f"{self._origin.what} has no value while the graph is built: work with it inside a "
+            "node; what depends on it is said by options(skip_if=... == ...)"
+        )
+
+    __bool__ = __iter__ = __len__ = __contains__ = __call__ = _no_value
+    __str__ = __format__ = __int__ = __float__ = __index__ = __fspath__ = _no_value
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _no_value
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = _no_value
+    __neg__ = __and__ = __or__ = __invert__ = _no_value
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            # What protocols look for (copy, pickle, typing) is simply not there.
+            raise AttributeError(name)
+        self._no_value()
+
+
+def origin(handle: Handle) -> Origin:
+    """Where a handle comes from."""
+    return handle._origin  # pyright: ignore[reportPrivateUsage]
+
+
+def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:
+    """A handle on the matching members of a list; raises `InvalidRef` for unknown conditions."""
+    if not isinstance(handle, Handle):
+        raise errors.InvalidWorkflow("filtered() takes the output of a node")
+    ref = handle._ref  # pyright: ignore[reportPrivateUsage]
+    if len(ref) > 1:
+        raise errors.InvalidWorkflow(f"{origin(handle).what}: a condition cannot be filtered")
+    refs.resolve_ref({"$from": "list", "$filter": conditions}, {"list": []})
+    return Handle(origin(handle), {**ref, "$filter": dict(conditions)})
+
+
+def inside(value: Any) -> Iterator[Handle]:
+    """Every handle in a value, through dicts, lists and tuples."""
+    if isinstance(value, Handle):
+        yield value
+    elif isinstance(value, dict):
+        for member in cast("dict[Any, Any]", value).values():
+            yield from inside(member)
+    elif isinstance(value, (list, tuple)):
+        for member in cast("list[Any]", value):
+            yield from inside(member)
+
+
+def template(value: Any, where: str) -> Any:
+    """The value as a definition's template: handles as refs, what looks like a ref as data.
+
+    Raises `InvalidWorkflow` that starts with `where` for a handle that no template can hold.
+    """
+    if isinstance(value, Handle):
+        if not origin(value).stores:
+            raise errors.InvalidWorkflow(
+                f"{where}: {origin(value).what} returns nothing; use options(after=...) to wait "
+                "for it, or annotate what it returns"
+            )
+        return value._ref  # pyright: ignore[reportPrivateUsage]
+    if not isinstance(value, dict):
+        if next(inside(value), None) is not None:
+            raise errors.InvalidWorkflow(
+                f"{where}: a list cannot hold the output of a node: pass a dict, or let the node "
+                "take **keywords"
+            )
+        return constant(value, where)
+    members = cast("dict[Any, Any]", value)
+    if "$from" in members or "$value" in members:
+        return {"$value": constant(members, where)}
+    return {key: template(member, where) for key, member in members.items()}
+
+
+def constant(value: Any, where: str) -> Any:
+    """A value without handles, paths in it as text; what JSON cannot carry is found on expanding.
+
+    Raises `InvalidWorkflow` that starts with `where` for a handle.
+    """
+    if isinstance(value, Handle):
+        raise errors.InvalidWorkflow(
+            f"{where}: an output of a node stands where only a constant can"
+        )
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, dict):
+        members = cast("dict[Any, Any]", value)
+        return {key: constant(member, where) for key, member in members.items()}
+    if isinstance(value, (list, tuple)):
+        return [constant(member, where) for member in cast("list[Any]", value)]
+    return value

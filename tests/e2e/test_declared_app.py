@@ -1,0 +1,140 @@
+"""An app that is nothing but Python: checked, run, asked, and wired in by its name alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from queue_workflows import dispatcher, node_queue, run_store
+from tests.support.commands import Commands
+from tests.support.wait import until
+
+APP = """
+from pathlib import Path
+from typing import TypedDict
+
+from queue_workflows import OFFERED, ask, node, pipeline, workflow
+
+
+class Counted(TypedDict):
+    words: int
+    longest: str
+
+
+@node
+def count(text: str, least: int = 2) -> Counted:
+    words = [word for word in text.split() if len(word) >= least]
+    return {"words": len(words), "longest": max(words, key=len)}
+
+
+@node
+def write(words: int, name: str, out: Path = OFFERED) -> Path:
+    (out / "answer.txt").write_text(f"{words} {name}\\n")
+    return out / "answer.txt"
+
+
+@node
+def read(file: Path) -> str:
+    return file.read_text()
+
+
+@node
+def never() -> None:
+    raise RuntimeError("it was to be skipped")
+
+
+@pipeline
+def report(words: int, name: str) -> str:
+    return read(write(words, name))
+
+
+@workflow
+def hello(text: str) -> None:
+    counted = count(text)
+    said = report(words=counted["words"], name=counted["longest"])
+    never.options(skip_if=counted["words"] == 4)()
+    count.options("again", after=[said])(text=said, least=1)
+
+
+@workflow
+def asking(text: str) -> None:
+    write(words=ask("how-many", "turnout", int, turnout_options=[1, 2]), name=text)
+
+
+@workflow
+def wrong(text: str) -> None:
+    count(words=text)
+"""
+FEW = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "1"}
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """What lets commands find the app."""
+    (tmp_path / "declared_app.py").write_text(APP)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), **FEW}
+
+
+def test_a_python_app_is_run_by_its_name(
+    cli: Commands, env: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = cli.run(
+        "queue-workflows", "run", "hello", "--app", "declared_app",
+        "--input", "text=to be or not to bee", "--out", str(out), "--json", timeout_s=60, **env,
+    )  # fmt: skip
+    assert done.process.returncode == 1, done.err
+    assert "it was to be skipped" in done.out + done.err
+    done = cli.run(
+        "queue-workflows", "run", "hello", "--app", "declared_app",
+        "--input", "text=to not be", "--input", 'text="to be, or no"',
+        "--out", str(out), "--json", timeout_s=60, **env,
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    run_id = json.loads(done.out)["id"]
+    jobs = {job["node_id"]: job for job in node_queue.list_jobs_for_run(run_id)}
+    assert (out / "report" / "write" / "answer.txt").read_text() == "4 be,\n"
+    assert jobs["report/read"]["context_delta"] == {"result": "4 be,\n"}
+    assert jobs["never/never"]["status"] == "skipped"
+    assert jobs["again/count"]["context_delta"] == {"words": 2, "longest": "be,"}
+
+
+def test_a_question_in_python_waits_for_its_answer(
+    cli: Commands, env: dict[str, str], tmp_path: Path
+) -> None:
+    run_id = "asked"
+    run_store.insert_run(
+        run_id=run_id, workflow_name="asking", out_dir=str(tmp_path), context={"text": "cats"}
+    )
+    orchestrator = cli.start("queue-orchestrator", "--app", "declared_app", **env)
+    worker = cli.start("queue-claim-worker", "--queue=cpu", "--app", "declared_app", **env)
+
+    def spec() -> object:
+        jobs = node_queue.list_jobs_for_run(run_id)
+        return jobs and jobs[0]["status"] == "awaiting_input" and jobs[0]["input_spec"]
+
+    until(spec, timeout_s=60)
+    dispatcher.submit_input(run_id, "how-many", 2)
+    until(lambda: (run_store.get_run(run_id) or {}).get("status") == "completed", timeout_s=60)
+    assert (tmp_path / "write" / "write" / "answer.txt").read_text() == "2 cats\n"
+    for each in (worker, orchestrator):
+        each.process.terminate()
+        assert each.wait() == 0, each.err
+
+
+def test_check_as_a_command_says_0_1_or_2(env: dict[str, str], cli: Commands) -> None:
+    good = cli.run("queue-workflows", "check", "hello", "--app", "declared_app", **env)
+    assert (good.process.returncode, good.err) == (0, "")
+    assert "report" in good.out
+    assert good.out.endswith("hello: nothing to mend\n")
+    every = cli.run("queue-workflows", "check", "--app", "declared_app", **env)
+    assert every.process.returncode == 1
+    assert "hello: nothing to mend" in every.out
+    assert "'words'; count takes text, least" in every.out
+    unknown = cli.run("queue-workflows", "check", "helo", "--app", "declared_app", **env)
+    assert unknown.process.returncode == 2
+    assert "declared are asking, hello, wrong" in unknown.err

@@ -1,0 +1,386 @@
+"""Checking a workflow: each mistake is found, named with its node, and comes with a remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+
+from queue_workflows import check, config, errors, model_registry
+from queue_workflows.cli import drawing, main
+from queue_workflows.dag import definition
+
+
+class Counted(TypedDict):
+    words: int
+
+
+def count(text: str, least: int = 1) -> Counted:
+    return {"words": len(text) + least}
+
+
+def show(words: int, out: Path, inputs: dict[str, Any]) -> None: ...
+
+
+def number(of: str) -> int:
+    return len(of)
+
+
+def handle(model_handle: Any) -> dict[str, Any]:
+    return {"is": model_handle}
+
+
+def positional(a: int, /) -> None: ...
+
+
+def gather(**parts: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def host() -> Generator[None]:
+    for body in (count, show, number, handle, positional, gather):
+        config.register_node(body.__name__, body)
+    yield
+    config.reset_for_tests()
+    model_registry.clear_for_tests()
+
+
+def node(node_id: str, *names: str, **more: Any) -> dict[str, Any]:
+    inputs = [{"name": name, "from": f"pipeline.{name}"} for name in names]
+    return {"id": node_id, **({"inputs": inputs} if names else {}), **more}
+
+
+def step(step_id: str, pipeline: str, **more: Any) -> dict[str, Any]:
+    return {"id": step_id, "kind": "pipeline", "pipeline": pipeline, **more}
+
+
+READ = step("read", "count", inputs={"text": {"$from": "text"}})
+CHOOSE = {
+    "id": "choose", "kind": "input", "widget": "turnout", "target": "lead",
+    "turnout_options": {"$from": "read/count.words"}, "depends_on": ["read"],
+}  # fmt: skip
+PIPELINES: dict[str, Any] = {
+    "count": {"nodes": [node("count", "text")]},
+    "show": {"nodes": [node("show", "words")]},
+}
+
+
+def report(*steps: Any, pipelines: dict[str, Any] | None = None) -> check.Report:
+    return check.document(
+        {"name": "w", "steps": list(steps)}, pipelines=PIPELINES | (pipelines or {})
+    )
+
+
+def tell(**more: Any) -> dict[str, Any]:
+    """A step that shows what `words` says, after `read` unless told otherwise."""
+    words = more.pop("words", {"$from": "read/count.words"})
+    return step("tell", "show", **{"depends_on": ["read"], "inputs": {"words": words}, **more})
+
+
+def one(*entries: Any) -> dict[str, Any]:
+    return {"p": {"nodes": list(entries)}}
+
+
+GOOD = (READ, CHOOSE, tell(words={"$from": "choose.lead"}, depends_on=["choose"]))
+
+
+def test_nothing_is_said_of_a_good_one() -> None:
+    found = report(*GOOD)
+    assert (found.findings, found.ok, found.needs) == ((), True, ("text",))
+    assert found.definition == definition.expand(
+        {"name": "w", "steps": list(GOOD)}, PIPELINES.__getitem__
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "pipelines", "words"),
+    [
+        ((tell(words=1, depends_on=["raed"]),), {}, "'w': step 'tell' depends on the unknown"),
+        ((step("s", "gone"),), {}, "step 's': pipeline 'gone': no provider is set"),
+        ((step("s", "p"),), one(node("nowhere")), "node 's/nowhere': node module 'nowhere' is not"),
+        ((step("s", "p"),), one(node("count")), "node 's/count': 'count' needs 'text'"),
+        ((step("s", "count", inputs={"txt": 1}),), {}, "node 's/count': 'count' needs 'text'"),
+        ((step("s", "p", inputs={"text": 1, "leest": 1}),), one(node("count", "text", "leest")),
+         "node 's/count': 'count' takes no 'leest'; did you mean 'least'?"),
+        ((step("s", "p", inputs={"text": 1, "q": 1}),), one(node("count", "text", "q")),
+         "'count' takes no 'q'; it takes text, least"),
+        ((step("s", "p"),), one(node("positional")), "takes 'a' by position alone"),
+        ((READ, tell(depends_on=[])), {},
+         "node 'tell/show': input 'words': 'tell/show' does not wait for 'read/count'"),
+        ((READ, tell(words={"$from": "read/cuont.words"})), {}, "did you mean 'read/count'?"),
+        ((READ, tell(words={"$from": "write/it.words"})), {}, "there is no node 'write/it'"),
+        ((READ, tell(words={"$from": "read.words"})), {}, "names the step 'read', which has no"),
+        ((READ, tell(words={"$from": "read/count.wrods"})), {},
+         "'read/count' gives no 'wrods'; did you mean 'words'?"),
+        ((READ, tell(words={"in": {"$from": "read/count.x"}})), {}, "gives no 'x'; it gives words"),
+        ((READ, CHOOSE, tell(words={"$from": "choose.led"}, depends_on=["choose"])), {},
+         "'choose' gives no 'led'; did you mean 'lead'?"),
+        ((READ, {**CHOOSE, "depends_on": []}), {},
+         "node 'choose': 'turnout_options': 'choose' does not wait for 'read/count'"),
+        ((step("s", "p", inputs={"of": "a"}), tell(words={"$from": "s/number.result"},
+         depends_on=["s"])), one(node("number", "of")), "'s/number' gives no 'result'"),
+        ((READ, tell(skip_if={"$from": "read/cont.words"})), {}, "'tell/show': 'skip_if': ref"),
+        ((tell(words={"$from": "tell/show.a"}, depends_on=[]),), {}, "the ref is to the node"),
+        ((READ, tell(words={"$from": "read/count.words", "$gt": 1})), {}, "unknown operator '$gt'"),
+        ((READ, tell(words={"$from": "a", "$filter": {"x:matches": "(a+)+"}})), {}, "is refused"),
+        ((READ, tell(words={"$from": 3})), {}, "$from takes a path like"),
+        ((step("s", "p"),), one(node("gather", gpu=True, model="big")), "unknown model 'big'; reg"),
+        ((step("s", "p"),), one(node("gather", queue="fast")), "unknown queue 'fast'"),
+        ((step("s", "p"),), one(node("gather", queue="gpu")), "'queue': 'gpu' is not read"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, words: str) -> None:
+    found = report(*steps, pipelines=pipelines)
+    said = [str(each) for each in found.findings if each.level == "error"]
+    assert any(words in line for line in said), said
+    assert not found.ok
+    assert all(each.remedy and each.at for each in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("steps", "pipelines", "words"),
+    [
+        ((step("s", "count", inputs={"text": 1, "lest": 2}),), {},
+         "step 's': no node of pipeline 'count' reads the input 'lest'; it reads text"),
+        ((READ, {**READ, "id": "t", "depend_on": ["read"]}), {},
+         "step 't': nothing reads the key 'depend_on'; write 'depends_on'"),
+        ((step("s", "p"),), one(node("gather", skipif=1)), "node 'gather': nothing reads the key"),
+        (({**CHOOSE, "turnout_options": None, "depends_on": []},), {}, "'turnout' offers nothing"),
+        ((step("s", "p"),), one(node("handle")), "asks for model_handle, and gets None"),
+        (({**READ, "skip_if": True}, tell()), {}, "'read/count' may be skipped, and then the run"),
+        ((*GOOD[:2], tell(words={"$from": "chose.lead"})), {}, "did you mean the step 'choose'?"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_may_be_meant_is_a_warning(steps: Any, pipelines: Any, words: str) -> None:
+    found = report(*steps, pipelines=pipelines)
+    assert [each.level for each in found.findings] == ["warning"], found.findings
+    assert words in str(found.findings[0])
+    assert found.ok
+
+
+def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
+    skip = {"$from": "read/count.words", "$eq": 0}
+    found = report(
+        READ,
+        step("a", "p", depends_on=["read"], skip_if=skip,
+             inputs={"of": "x", "more": {"$value": 1}}),
+        tell(words={"$from": "a/number"}, depends_on=["a"], skip_if=skip),
+        {"id": "pick", "kind": "input", "widget": "choose_one", "source": {"$from": "read.files"},
+         "depends_on": ["a"], "label": "a host's own key"},
+        step("whole", "q", inputs={"words": 1, "more": 2}),
+        pipelines={"p": {"nodes": [
+            {"id": "number", "inputs": [{"name": "of", "from": "pipeline.of"}]},
+            {"id": "gather", "depends_on": ["number"], "color": "red", "inputs": [
+                {"name": "file", "from": "number.a.txt"}, {"name": "m", "from": "pipeline.more"}]},
+        ]}, "q": {"nodes": [node("show", "words", "more")]}},
+    )  # fmt: skip
+    assert found.findings == ()
+
+
+def test_models_come_from_the_registrar_and_its_error_is_shown() -> None:
+    steps, pipelines = (step("s", "p"),), one(node("handle", gpu=True, model="big"))
+    spec = model_registry.ModelSpec("big", loader=object)
+    config.set_builtin_model_registrar(lambda: model_registry.register(spec))
+    assert report(*steps, pipelines=pipelines).findings == ()
+    config.set_builtin_model_registrar(lambda: 1 / 0)  # pyright: ignore[reportArgumentType]
+    assert "raised ZeroDivisionError" in str(report(*steps, pipelines=pipelines).findings)
+
+
+def test_a_module_that_does_not_import_is_shown_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "checked_nodes"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "broken.py").write_text("\nimport no_such_thing\n")
+    (package / "garbled.py").write_text("def run(:\n")
+    (package / "empty.py").write_text("")
+    config.set_node_module_package("checked_nodes")
+    nodes = [node(name) for name in ("broken", "garbled", "empty", "gone")]
+    said = [str(each) for each in report(step("s", "p"), pipelines=one(*nodes)).findings]
+    for words, line in zip(
+        [
+            "ModuleNotFoundError: No module named 'no_such_thing' (broken.py, line 2)",
+            "SyntaxError: invalid syntax (garbled.py, line 1)",
+            "module 'empty' has no run()",
+            "no module 'checked_nodes.gone'",
+        ],
+        said,
+        strict=True,
+    ):
+        assert words in line
+
+
+def test_a_hosts_own_refs_are_the_hosts_business() -> None:
+    config.set_workflow_provider(dict, dict, resolve_ref=lambda value, context: value)
+    assert report(READ, tell(words={"$from": "mine://x"})).findings == ()
+
+
+def test_an_expanded_definition_is_checked_as_it_is() -> None:
+    made = report(*GOOD).definition
+    assert made
+    assert check.definition(made).findings == ()
+    made["nodes"][0]["queue"] = "fast"
+    made["nodes"][0]["deps"] = ["tell/show"]
+    assert "a cycle of nodes: read/count" in str(check.definition(made).findings)
+    made["nodes"][0]["deps"] = []
+    assert "unknown queue 'fast'" in str(check.definition(made).findings)
+    assert "no expanded definition" in str(check.definition({"version": 1, "nodes": [1]}).findings)
+
+
+def test_a_provider_that_fails_is_a_finding_and_one_that_does_not_know_is_wrong_usage() -> None:
+    with pytest.raises(errors.InvalidConfig, match="no workflow is declared and no provider"):
+        check.workflow("w")
+
+    def load(name: str) -> Any:
+        return {"w": {"name": "w", "steps": [step("s", "p")]}}[name]
+
+    config.set_workflow_provider(load, {}.__getitem__)
+    with pytest.raises(errors.UnknownWorkflow, match="knows no workflow 'v'"):
+        check.workflow("v")
+    assert "step 's': pipeline 'p': the provider does not know it" in str(check.workflow("w"))
+    config.set_workflow_provider(lambda _: 1 / 0, {}.__getitem__)  # pyright: ignore[reportArgumentType]
+    assert "loading it raised ZeroDivisionError" in str(check.workflow("w").findings)
+
+
+TREE = """\
+w: 4 nodes, from the run: text
+|- read/count  cpu
+|     text = run.text
+|- choose  asks a person  (turnout)
+|     after read/count
+`- two
+   |- a  gpu  runs gather  model m
+   |     after choose
+   |     lead = choose.lead
+   `- b  cpu  runs gather
+         after two/a
+         file = out_dir/two/a/x.txt
+         skipped if choose.lead == [1]
+"""
+
+
+def drawn() -> check.Report:
+    nodes = [
+        node("a", "lead", node="gather", gpu=True, model="m"),
+        {"id": "b", "node": "gather", "depends_on": ["a"], "skip_if": {"$from": "choose.lead",
+         "$eq": [1]}, "inputs": [{"name": "file", "from": "a.x.txt"}]},
+    ]  # fmt: skip
+    last = step("two", "p", depends_on=["choose"], inputs={"lead": {"$from": "choose.lead"}})
+    return report(READ, CHOOSE, last, pipelines=one(*nodes))
+
+
+def test_the_tree_shows_what_each_node_waits_for_and_takes() -> None:
+    found = drawn()
+    assert found.definition
+    lines = list(drawing.tree(found.definition, found.needs, unicode=False))
+    assert lines == TREE.splitlines()
+    assert list(drawing.tree(found.definition, (), unicode=True))[1] == "├─ read/count  cpu"
+
+
+def test_a_join_of_many_stays_on_its_line() -> None:
+    many = [f"n{number}" for number in range(9)]
+    nodes = [*(node(each, node="gather") for each in many), node("gather", depends_on=many)]
+    made = report(step("s", "p"), pipelines=one(*nodes)).definition
+    assert made
+    last = list(drawing.tree(made, (), unicode=False))[-1].strip()
+    assert last == "after s/n0, s/n1, s/n2, s/n3, s/n4, s/n5 and 3 more"
+
+
+def test_mermaid_has_a_node_each_and_an_edge_per_wait() -> None:
+    found = drawn()
+    assert found.definition
+    found.definition["nodes"][0]["id"] = 'a"<b>'
+    found.definition["nodes"][1]["deps"] = ['a"<b>']
+    assert list(drawing.mermaid(found.definition)) == [
+        "flowchart TD",
+        '    n0["a#quot;#lt;b#gt;"]',
+        '    n1[/"choose"/]',
+        '    subgraph s2 ["two"]',
+        '        n2[["a (m)"]]',
+        '        n3["b"]',
+        "    end",
+        "    n0 --> n1",
+        "    n1 --> n2",
+        "    n2 -.-> n3",
+    ]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["check", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_files_and_formats_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUEUE_WORKFLOWS_APP", raising=False)
+    good = tmp_path / "good.json"
+    good.write_text(json.dumps({"name": "w", "steps": GOOD, "pipelines": PIPELINES}))
+    code, out, _ = run(capsys, str(good))
+    assert (code, out.splitlines()[-1]) == (0, "w: nothing to mend")
+    code, out, err = run(capsys, str(good), "--format", "json")
+    shown = json.loads(out)
+    assert (code, err, shown["ok"], shown["needs"]) == (0, "", True, ["text"])
+    assert shown["digest"] == definition.digest(shown["definition"])
+    again = tmp_path / "expanded.json"
+    for form in (shown, shown["definition"]):
+        again.write_text(json.dumps(form))
+        assert run(capsys, str(again))[0] == 0
+    shown["definition"]["nodes"][0]["module"] = "gone"
+    again.write_text(json.dumps(shown))
+    code, out, _ = run(capsys, str(again))
+    assert code == 1
+    assert "error: node 'read/count': node module 'gone' is not registered" in out
+    code, out, err = run(capsys, str(again), "--format", "mermaid")
+    assert (code, out.startswith("flowchart TD"), "gone" in out, "'gone'" in err) == (
+        1, True, False, True,
+    )  # fmt: skip
+
+
+def test_warnings_count_only_when_asked_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.json"
+    doubtful = {**READ, "depend_on": []}
+    path.write_text(json.dumps({"name": "w", "steps": [doubtful], "pipelines": PIPELINES}))
+    code, out, _ = run(capsys, str(path))
+    assert (code, out.splitlines()[-1]) == (0, "w: 1 warning")
+    assert run(capsys, str(path), "--strict")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.json"], "nothing.json: No such file"),
+        (["text.json"], "this is no JSON"),
+        (["list.json"], "it holds no object"),
+        (["other.json"], "neither a workflow"),
+        (["w"], "no workflow is declared and no provider is set: check with --app"),
+        ([], "name a workflow or a file"),
+        (["w", "--app", "no_such_app"], "no module 'no_such_app'"),
+        (["w", "--format", "png"], "none of tree, json, mermaid"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_2_and_one_line(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("QUEUE_WORKFLOWS_APP", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"text.json": "{", "list.json": "[]", "other.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
