@@ -11,12 +11,14 @@ import typer
 
 from queue_workflows import __version__
 from queue_workflows.cli import (
+    answer,
     audit,
     cancel,
     command,
     demo,
     doctor,
     migrate,
+    retry,
     run,
     runs,
     status,
@@ -40,6 +42,10 @@ app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("workers")(workers.workers)
 app.command("cancel")(cancel.cancel)
+app.command("retry")(retry.retry)
+app.command("inputs")(answer.waiting)
+# So that VALUE may be -1.
+app.command("answer", context_settings={"ignore_unknown_options": True})(answer.answer)
 app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
 app.command("audit")(audit.audit)
