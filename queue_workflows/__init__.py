@@ -37,7 +37,7 @@ _MODULES = frozenset(
         "claim_worker", "config", "db", "dispatcher", "embedded", "errors", "gpu_model_cache",
         "ingest_executor", "input_listener", "migrations", "model_cache", "model_registry",
         "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "run_store",
-        "scheduler", "types", "worker_control",
+        "scheduler", "testing", "types", "worker_control",
     }
 )  # fmt: skip
 

@@ -39,6 +39,7 @@ class Reader:
             "HOME": str(folder),
             "LANG": "C.UTF-8",
             "QUEUE_WORKFLOWS_DB_URL": dsn,
+            "QUEUE_WORKFLOWS_TEST_DB_URL": dsn,
             **{name: text for name, text in os.environ.items() if name.startswith("COVERAGE_")},
         }
 
@@ -86,6 +87,7 @@ def reader(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_TEST_DB_URL", fresh_database)
     before = set(sys.modules)
     db.bootstrap()
     yield Reader(tmp_path, fresh_database)
