@@ -129,7 +129,6 @@ def test_what_is_not_due_has_its_time_come(flows: Flows) -> None:
 
 
 def test_the_schedule_is_fired_by_the_clock_that_is_moved(flows: Flows) -> None:
-    assert flows.tick() == []
     flows.advance_to(ENTRY.next_fire_at(flows.now()))
     (job_id,) = flows.tick()
     assert flows.tick() == []
@@ -230,6 +229,12 @@ def test_an_app_that_wires_itself_in_by_its_import_may_come_twice(
         with testing.harness(app="once_only", dsn=dsn, own=True):
             assert set(config.get_config().node_map) == {"n"}
     del sys.modules["once_only"]
+
+
+def test_a_harness_begins_with_an_empty_database(db: ModuleType, dsn: str) -> None:
+    run_store.insert_run(workflow_name="of an earlier test")
+    with testing.harness(app=host, dsn=dsn, own=True):
+        assert run_store.list_runs() == []
 
 
 # --- databases
