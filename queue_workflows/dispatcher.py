@@ -13,6 +13,8 @@ from queue_workflows import db, errors
 from queue_workflows.dispatch import advance, inputs
 from queue_workflows.dispatch.ahead import look as look_ahead
 from queue_workflows.dispatch.ahead import note as note_completed
+from queue_workflows.dispatch.answers import meant as meant_answer
+from queue_workflows.dispatch.answers import options as answer_options
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
 from queue_workflows.dispatch.inputs import answer_delta, resolve_inputs_for_job, submit_input
@@ -27,12 +29,14 @@ __all__ = [
     "HookFailed",
     "NoProvider",
     "answer_delta",
+    "answer_options",
     "cancel_job",
     "cancel_run",
     "drain_outbox",
     "drain_run",
     "forget",
     "look_ahead",
+    "meant_answer",
     "note_completed",
     "on_connection",
     "on_node_awaiting_input",

@@ -11,6 +11,7 @@ import typer
 
 from queue_workflows import __version__
 from queue_workflows.cli import (
+    answer,
     audit,
     cancel,
     check,
@@ -18,6 +19,7 @@ from queue_workflows.cli import (
     demo,
     doctor,
     migrate,
+    retry,
     run,
     runs,
     show,
@@ -44,6 +46,10 @@ app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
 app.command("cancel")(cancel.cancel)
+app.command("retry")(retry.retry)
+app.command("inputs")(answer.waiting)
+# So that VALUE may be -1.
+app.command("answer", context_settings={"ignore_unknown_options": True})(answer.answer)
 app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
 app.command("audit")(audit.audit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import sys
-from typing import Any, cast
+from typing import Any
 
 from queue_workflows import dispatcher, errors
 from queue_workflows.cli import inputs, output
@@ -26,21 +26,8 @@ def default(spec: dict[str, Any]) -> Any:
 
 
 def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The choices as (label, value); [] for a question without."""
-    given: Any = spec.get("turnout_options") or spec.get("options") or spec.get("library")
-    if not isinstance(given, list):
-        return []
-    choices = cast("list[Any]", given)
-    return [_option(choice, pair=spec.get("widget") == "turnout") for choice in choices]
-
-
-def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
-    """Label and value: those of a pair, else some name and the whole choice."""
-    if not isinstance(choice, dict):
-        return output.line(choice), choice
-    record = cast("dict[str, Any]", choice)
-    name = next((record[k] for k in ("label", "name", "rel_path", "id") if k in record), record)
-    return output.line(name), record.get("value") if pair else record
+    """The choices as (label, value), each label one line; [] for a question without."""
+    return [(output.line(label), value) for label, value in dispatcher.answer_options(spec)]
 
 
 def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:

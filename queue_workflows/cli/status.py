@@ -146,7 +146,8 @@ def _show_orchestrator(state: dict[str, Any]) -> None:
     lag = f"orchestrator: {output.counted(state['open_events'], 'open event')}"
     output.echo(f"{lag}, lag {output.seconds(state['lag_s'])}")
     if state["awaiting_input"]:
-        output.echo(f"waiting for a person: {output.counted(state['awaiting_input'], 'node')}")
+        nodes = output.counted(state["awaiting_input"], "node")
+        output.echo(f"waiting for a person: {nodes}; `{command.PROG} inputs` lists them")
     if late := state["not_started"]:
         output.echo(
             f"waiting for a workflow provider: {output.counted(len(late), 'run')} ({late[0]}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import widgets
-from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.dispatch import answers, hooks, knowledge
 from queue_workflows.store import nodes, outbox, payload, runs, submissions
 from queue_workflows.types import Row
 
@@ -63,19 +63,27 @@ def answer_delta(job: Row, value: Any) -> str:
 
 
 def submit_input(
-    run_id: str, node_id: str, value: Any, *, conn: db.Connection | None = None
+    run_id: str,
+    node_id: str,
+    value: Any,
+    *,
+    check: bool = False,
+    conn: db.Connection | None = None,
 ) -> str:
     """Answer an input node; the submission's id. `conn`: join the caller's transaction.
 
     The first answer wins: `InputRefused` (a ValueError) for a later one and for a node that does
-    not wait. A node that has not parked yet keeps the answer until it does. Raises `UnknownJob`
-    (a KeyError) and `InvalidPayload` before any write.
+    not wait; `check`: also for one that its `input_spec` does not allow. A node that has not parked
+    yet keeps the answer until it does. Raises `UnknownJob` (a KeyError) and `InvalidPayload` before
+    any write.
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
     with db.transaction(conn) as own:
         # First, and outside: without a transaction under way the block below would commit its own.
-        _refuse_unless_open(own, run_id, node_id, where)
+        job = _refuse_unless_open(own, run_id, node_id, where)
+        if check:
+            answers.check(job["input_spec"], value, where)
         with own.transaction():
             row = submissions.insert(own, run_id, node_id, text)
             if row is None:
@@ -87,7 +95,7 @@ def submit_input(
         return row["id"]
 
 
-def _refuse_unless_open(conn: db.Connection, run_id: str, node_id: str, where: str) -> None:
+def _refuse_unless_open(conn: db.Connection, run_id: str, node_id: str, where: str) -> Row:
     job = nodes.get_by_node(conn, run_id, node_id)
     if job is None:
         raise errors.UnknownJob(f"there is no {where} yet")
@@ -95,6 +103,7 @@ def _refuse_unless_open(conn: db.Connection, run_id: str, node_id: str, where: s
         raise errors.InputRefused(f"{where} asks for no input")
     if job["status"] not in ("queued", "running", "awaiting_input"):
         raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")
+    return job
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:

@@ -35,15 +35,17 @@ def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
         return row
 
 
-def retry_run(run_id: str, *, from_node: str | None = None) -> Row:
-    """Run a finished run again in a new generation; its row.
+def retry_run(
+    run_id: str, *, from_node: str | None = None, conn: db.Connection | None = None
+) -> Row:
+    """Run a finished run again in a new generation; its row. `conn`: join a transaction.
 
     Completed nodes keep their outputs, but for `from_node` and what depends on it. Raises
     `UnknownJob` (a KeyError) for no such run or node, `InvalidConfig` (a ValueError) for a run that
     is not over, a completed one without `from_node`, and while a node to be run again still runs.
     """
-    with db.transaction() as conn:
-        return _retry(conn, run_id, from_node)
+    with db.transaction(conn) as own:
+        return _retry(own, run_id, from_node)
 
 
 def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
@@ -88,16 +90,16 @@ def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
         )
 
 
-def retry_job(job_id: str) -> Row:
+def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
     """Run a failed or cancelled job again in a new generation; its row.
 
     A node's retry reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError)
-    and `InvalidConfig` (a ValueError).
+    and `InvalidConfig` (a ValueError). `conn`: join a transaction.
     """
-    with db.transaction() as conn:
-        job = nodes.get(conn, job_id)
+    with db.transaction(conn) as own:
+        job = nodes.get(own, job_id)
         if job is None:
-            row = moves.reopen_ingest(conn, job_id)
+            row = moves.reopen_ingest(own, job_id)
             if row is None:
                 raise errors.UnknownJob(f"no failed or cancelled job {job_id!r}")
             return row
@@ -105,5 +107,5 @@ def retry_job(job_id: str) -> Row:
             raise errors.InvalidConfig(
                 f"job {job_id!r} is {job['status']}: only a failed or cancelled one is retried"
             )
-        _retry(conn, job["run_id"], None)
-        return nodes.get(conn, job_id) or job
+        _retry(own, job["run_id"], None)
+        return nodes.get(own, job_id) or job

@@ -150,6 +150,35 @@ def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:
     }
 
 
+def waiting_inputs(conn: db.Connection, run_id: str | None, *, limit: int) -> list[Row]:
+    """The input nodes that wait in live runs (of one run, if named), the longest wait first.
+
+    run_id, workflow_name, node_id, job_id, input_spec (None: not stored yet), waiting_s, answered
+    (whether an answer is in flight).
+    """
+    return conn.execute(
+        "SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,"
+        " extract(epoch FROM now() - coalesce(j.started_at, j.created_at))::float8 AS waiting_s,"
+        " EXISTS (SELECT FROM workflow_input_submissions s WHERE s.run_id = j.run_id"
+        " AND s.node_id = j.node_id AND s.status IN ('pending', 'processing')) AS answered"
+        " FROM workflow_node_jobs j JOIN workflow_runs r ON r.id = j.run_id"
+        " WHERE j.status = 'awaiting_input' AND r.status = 'running'"
+        " AND (%(run)s::text IS NULL OR r.id = %(run)s)"
+        " ORDER BY waiting_s DESC, j.seq LIMIT %(limit)s",
+        {"run": run_id, "limit": limit},
+    ).fetchall()
+
+
+def has_answer(conn: db.Connection, run_id: str, node_id: str) -> bool:
+    """Whether an answer to the node is in flight."""
+    row = conn.execute(
+        "SELECT 1 AS one FROM workflow_input_submissions WHERE run_id = %s AND node_id = %s"
+        " AND status IN ('pending', 'processing')",
+        (run_id, node_id),
+    ).fetchone()
+    return row is not None
+
+
 def find(conn: db.Connection, any_id: str) -> Row | None:
     """What has this id, a run before a job: kind (run, node job, ingest job), status, run_id,
     name (the workflow, node id or task); or None.

@@ -44,6 +44,7 @@ class Reader:
                 for name, text in os.environ.items()
                 if name.startswith(("COVERAGE_", "PYTHONPATH"))
             },
+            "QUEUE_WORKFLOWS_TEST_DB_URL": dsn,
         }
 
     def follow(self, block: markdown.Block) -> None:
@@ -96,6 +97,7 @@ def reader(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_TEST_DB_URL", fresh_database)
     before = set(sys.modules)
     db.bootstrap()
     yield Reader(tmp_path, fresh_database)

@@ -1,0 +1,115 @@
+"""`queue-workflows retry`: a finished run, or a failed or cancelled job, once more."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import db, dispatcher, errors
+from queue_workflows.cli import command, options, output
+from queue_workflows.runtime import process
+from queue_workflows.store import overview
+
+
+def retry(
+    what: Annotated[str, typer.Argument(metavar="RUN|JOB", help="The id of a run or a job.")],
+    from_node: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="NODE", help="Of a run: this node and all that depends on it."
+        ),
+    ] = None,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run again what failed or was cancelled; what is completed stays, and keeps its outputs."""
+
+    def body() -> int:
+        with command.reading(app):
+            done = retried(what, from_node=from_node)
+        if as_json:
+            output.dump(done)
+        _say(done, quiet=as_json)
+        return 0 if done["outcome"] == "queued" else 1
+
+    command.execute("retry", body, debug=debug)
+
+
+def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
+    """Retry what has this id; what happened, with the keys that `--json` shows.
+
+    `outcome`: `queued`, `refused` (`reason` says why, nothing was written) or `unknown`. `nodes`: a
+    run's nodes by status, as they stand before its start queues those that run again.
+    """
+    # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
+    if any_id != any_id.encode(errors="replace").decode():
+        return _done(any_id, "unknown")
+    with db.transaction() as conn:
+        found = overview.find(conn, any_id)
+        if found is None:
+            return _done(any_id, "unknown")
+        if from_node is not None and found["kind"] != "run":
+            raise errors.InvalidConfig(
+                f"--from {from_node}: {any_id} is a job; --from names a node of a run"
+            )
+        reason = None
+        try:
+            if found["kind"] == "run":
+                dispatcher.retry_run(any_id, from_node=from_node, conn=conn)
+            else:
+                dispatcher.retry_job(any_id, conn=conn)
+        except (errors.InvalidConfig, errors.UnknownJob) as error:
+            reason = _reason(error, found)
+        return _done(any_id, "refused" if reason else "queued", reason) | _found(conn, any_id)
+
+
+def _reason(error: Exception, found: dict[str, Any]) -> str:
+    if found["kind"] == "ingest job":
+        return f"it is {found['status']}: only a failed or cancelled one is retried"
+    if found["kind"] == "run" and found["status"] == "completed":
+        return f"{error}: --from NODE" if "name the node" in str(error) else str(error)
+    return str(error)
+
+
+def _done(any_id: str, outcome: str, reason: str | None = None) -> dict[str, Any]:
+    return {
+        "id": any_id, "kind": None, "name": None, "run_id": None, "outcome": outcome,
+        "reason": reason, "status": None, "run_status": None, "nodes": {},
+    }  # fmt: skip
+
+
+def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
+    found = overview.find(conn, any_id) or {}
+    done: dict[str, Any] = {key: found[key] for key in ("kind", "name", "run_id", "status")}
+    if found["run_id"] is not None:
+        run = overview.find(conn, found["run_id"])
+        done["run_status"] = run["status"] if run else None
+        done["nodes"] = overview.node_counts(conn, found["run_id"])
+    return done
+
+
+def _say(done: dict[str, Any], *, quiet: bool) -> None:
+    """A line for what was done; to stderr, also beside JSON, for what there was not to do."""
+    if done["outcome"] == "unknown":
+        _refuse(f"there is no run or job {done['id']!r}")
+        return
+    what = f"{done['kind']} {done['id']} ({output.line(done['name'])})"
+    if done["outcome"] == "refused":
+        _refuse(f"{what}: {done['reason']}")
+    elif not quiet:
+        output.echo(f"{what}: queued{_rest(done)}")
+
+
+def _refuse(text: str) -> None:
+    sys.stderr.write(f"{command.PROG} retry: {process.mask(output.line(text, 500))}\n")
+
+
+def _rest(done: dict[str, Any]) -> str:
+    if done["kind"] == "ingest job":
+        return ""
+    kept = sum(done["nodes"].get(status, 0) for status in ("completed", "skipped"))
+    with_run = f" with its run {done['run_id']}" if done["kind"] == "node job" else ""
+    return f"{with_run}; {output.counted(kept, 'node')} kept as completed"

@@ -1,0 +1,104 @@
+"""Databases for tests: made beside a `*_test` one, emptied between tests, dropped at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Generator, Iterable
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg import conninfo, sql
+
+from queue_workflows import errors
+from queue_workflows.db import pool
+
+SUFFIX = "_test"
+_STEM_MAX = 40
+"""Of PostgreSQL's 63 bytes, what is left beside `_` + 8 digits + the suffix, with room to spare."""
+_TABLES = b"""
+SELECT c.relname AS name FROM pg_class c
+ WHERE c.relkind IN ('r', 'p') AND c.relnamespace = current_schema()::regnamespace
+"""
+_OF_STEM = b"SELECT datname AS name FROM pg_database WHERE datname ~ %s"
+_LOCK = b"SELECT pg_try_advisory_lock(hashtextextended(%s, 0)) AS got"
+_UNLOCK = b"SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
+
+
+@contextlib.contextmanager
+def database(dsn: str) -> Generator[str]:
+    """A new, empty database on the server of a DSN whose own database ends in `_test`; its URL.
+
+    That one is never touched. Dropped at the end, with whoever is connected; what runs that were
+    killed have left is dropped at the start. Raises `InvalidConfig` for a DSN of another name and
+    `DatabaseRefused` where the role may create no database.
+    """
+    parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+    given = str(parts.get("dbname") or "")
+    if not given.endswith(SUFFIX):
+        raise errors.InvalidConfig(
+            f"{pool.describe(dsn)}: tests use no database whose name does not end in {SUFFIX}"
+        )
+    stem = re.sub(r"\W", "_", given[: -len(SUFFIX)], flags=re.ASCII)[:_STEM_MAX]
+    name = f"{stem}_{secrets.token_hex(4)}{SUFFIX}"
+    with contextlib.closing(pool.connect(url=_url(parts, "postgres"), limited=False)) as admin:
+        # Held as long as the database is used: a sweep leaves alone what somebody holds.
+        admin.execute(_LOCK, (name,))
+        _sweep(admin, stem)
+        try:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        except psycopg.errors.InsufficientPrivilege:
+            user = admin.info.user
+            raise errors.DatabaseRefused(
+                f"user {user} may create no database: ALTER ROLE {user} CREATEDB, as a superuser"
+            ) from None
+        try:
+            yield _url(parts, name)
+        finally:
+            _drop(admin, name)
+
+
+def _sweep(admin: pool.Connection, stem: str) -> None:
+    for row in admin.execute(_OF_STEM, (f"^{stem}_[0-9a-f]{{8}}{SUFFIX}$",)).fetchall():
+        got = admin.execute(_LOCK, (row["name"],)).fetchone()
+        if got and got["got"]:
+            _drop(admin, row["name"])
+            admin.execute(_UNLOCK, (row["name"],))
+
+
+def _drop(admin: pool.Connection, name: str) -> None:
+    admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _url(parts: dict[str, Any], name: str) -> str:
+    """The DSN as a URL; host and port go in the query, where a socket's path is allowed."""
+    rest = {key: value for key, value in parts.items() if key not in {"user", "password", "dbname"}}
+    user = quote(str(parts.get("user") or ""), safe="")
+    if user and parts.get("password"):
+        user += ":" + quote(str(parts["password"]), safe="")
+    at = "@" if user else ""
+    return f"postgresql://{user}{at}/{quote(name, safe='')}?{urlencode(rest, quote_via=quote)}"
+
+
+def filled(conn: pool.Connection) -> frozenset[str]:
+    """The tables of the current schema that hold rows."""
+    names = [row["name"] for row in conn.execute(_TABLES).fetchall()]
+    if not names:
+        return frozenset()
+    each = sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {} AS name WHERE EXISTS (SELECT FROM {})").format(
+            sql.Literal(name), sql.Identifier(name)
+        )
+        for name in names
+    )
+    return frozenset(row["name"] for row in conn.execute(each).fetchall())
+
+
+def empty(conn: pool.Connection, *, keep: Iterable[str]) -> None:
+    """Empty every table that holds rows, but for `keep` (a migration's ledger)."""
+    dirty = sorted(filled(conn) - set(keep))
+    if dirty:
+        listed = sql.SQL(", ").join(map(sql.Identifier, dirty))
+        conn.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(listed))

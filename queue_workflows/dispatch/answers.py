@@ -1,0 +1,163 @@
+"""Whether an answer fits what an input node asks for; pure."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import Iterable
+from typing import Any, cast
+
+from queue_workflows import errors
+
+_LABELS = ("label", "name", "rel_path", "id")
+_FILE_NAMES = ("path", "rel_path", "abs_path", "name")
+_SHOWN = 12
+
+
+def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The choices of a spec as (label, value); [] for a question without.
+
+    A record is its own value under the first of its members `label`, `name`, `rel_path` or `id`;
+    an option of the widget `turnout` is a pair of label and value.
+    """
+    given: Any = spec.get("turnout_options") or spec.get("options") or spec.get("library")
+    if not isinstance(given, list):
+        return []
+    choices = cast("list[Any]", given)
+    return [_option(choice, pair=spec.get("widget") == "turnout") for choice in choices]
+
+
+def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
+    if not isinstance(choice, dict):
+        return str(choice), choice
+    record = cast("dict[str, Any]", choice)
+    name = next((record[k] for k in _LABELS if k in record), record)
+    return str(name), record.get("value") if pair else record
+
+
+def check(spec: dict[str, Any] | None, value: Any, where: str) -> None:
+    """Raise `InputRefused` for a value that the widget's spec does not allow.
+
+    `turnout`, `choose_one`: one of the options (`multiple`: a list of them). `file_upload`,
+    `pick_or_upload`: one of the library, null, or files whose names the spec accepts. A host's own
+    widget and a question without options take any value. None: nothing has been asked yet.
+    """
+    if spec is None:
+        raise errors.InputRefused(
+            f"{where} has asked nothing yet: is an orchestrator running? What it takes is known "
+            "once it waits"
+        )
+    widget, choices = spec.get("widget"), options(spec)
+    if widget in ("turnout", "choose_one") and choices:
+        _check_choice(spec, value, choices, where)
+    elif widget in ("file_upload", "pick_or_upload") and not _picked(value, choices):
+        _check_files(spec, value, where)
+
+
+def _picked(value: Any, choices: list[tuple[str, Any]]) -> bool:
+    return value is None or any(_same(value, choice) for _, choice in choices)
+
+
+def _check_choice(
+    spec: dict[str, Any], value: Any, choices: list[tuple[str, Any]], where: str
+) -> None:
+    listed = [value]
+    if spec.get("multiple"):
+        if not isinstance(value, list):
+            raise errors.InputRefused(f"{where} takes a list: a JSON array of some of its options")
+        listed = cast("list[Any]", value)
+    for each in listed:
+        if not any(_same(each, choice) for _, choice in choices):
+            raise errors.InputRefused(
+                f"{where} does not take {_text(each)}: it is one of {_named(choices)}"
+            )
+
+
+def _check_files(spec: dict[str, Any], value: Any, where: str) -> None:
+    accepted = _patterns(spec.get("accept"))
+    for name in _files(value):
+        if accepted and not any(_accepts(pattern, name) for pattern in accepted):
+            raise errors.InputRefused(
+                f"{where} does not take {name!r}: it accepts {', '.join(accepted)}"
+            )
+
+
+def _patterns(accept: Any) -> list[str]:
+    """`accept` as a list: `[".csv"]`, `".csv, image/*"`; a suffix may come without its dot."""
+    listed: Any = accept.split(",") if isinstance(accept, str) else accept
+    if not isinstance(listed, list):
+        return []
+    texts = [str(each).strip().lower() for each in cast("list[Any]", listed)]
+    return [text if text[0] in ".*" or "/" in text else f".{text}" for text in texts if text]
+
+
+def _accepts(pattern: str, name: str) -> bool:
+    if pattern in ("*", "*/*", ".*"):
+        return True
+    if "/" not in pattern:
+        return name.lower().endswith(pattern.removeprefix("*"))
+    kind = mimetypes.guess_type(name)[0] or ""
+    return kind.startswith(pattern[:-1]) if pattern.endswith("/*") else kind == pattern
+
+
+def _files(value: Any) -> list[str]:
+    """The file names in a value: a text, a record with one, or a list of either."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        record = cast("dict[str, Any]", value)
+        return [str(record[key]) for key in _FILE_NAMES if key in record][:1]
+    if isinstance(value, list):
+        return [name for each in cast("list[Any]", value) for name in _files(each)]
+    return []
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as JSON is: true is not 1, and 1 is 1.0."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        a, b = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(one, list) and isinstance(other, list):
+        left, right = cast("list[Any]", one), cast("list[Any]", other)
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(one == other)
+
+
+def meant(spec: dict[str, Any] | None, value: Any) -> Any:
+    """The value that somebody who typed `value` means: an option named by its label is the option.
+
+    An option's own value comes first. With `multiple` a single one becomes a list of one, and each
+    member is looked at. Anything else is itself.
+    """
+    if spec is None or not (choices := options(spec)):
+        return value
+    if not spec.get("multiple"):
+        return _meant(value, choices)
+    listed = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return [_meant(each, choices) for each in listed]
+
+
+def _meant(value: Any, choices: list[tuple[str, Any]]) -> Any:
+    if any(_same(value, choice) for _, choice in choices):
+        return value
+    # "7" typed for the text "7" was read as a number.
+    text = value if isinstance(value, str) else json.dumps(value)
+    if any(choice == text for _, choice in choices):
+        return text
+    return next((choice for label, choice in choices if label == text), value)
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _named(choices: Iterable[tuple[str, Any]]) -> str:
+    named = [
+        _text(value) if label == value or isinstance(value, dict) else f"{_text(value)} ({label})"
+        for label, value in choices
+    ]
+    rest = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + rest

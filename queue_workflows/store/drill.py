@@ -1,0 +1,56 @@
+"""Time and trouble made by statement, for tests of hosts; nothing in production calls this."""
+
+from __future__ import annotations
+
+import datetime
+
+from queue_workflows import db
+from queue_workflows.store import tables
+
+_EARLIER = (
+    b"UPDATE workflow_node_jobs SET available_at = available_at - %(by)s,"
+    b" lease_expires_at = lease_expires_at - %(by)s"
+    b" WHERE available_at IS NOT NULL OR lease_expires_at IS NOT NULL",
+    b"UPDATE ingest_jobs SET available_at = available_at - %(by)s,"
+    b" lease_expires_at = lease_expires_at - %(by)s"
+    b" WHERE available_at IS NOT NULL OR lease_expires_at IS NOT NULL",
+    b"UPDATE workflow_runs SET available_at = available_at - %(by)s WHERE available_at IS NOT NULL",
+    b"UPDATE workflow_dispatch_events SET available_at = available_at - %(by)s"
+    b" WHERE available_at IS NOT NULL AND processed_at IS NULL",
+    b"UPDATE workflow_input_submissions SET available_at = available_at - %(by)s,"
+    b" claimed_at = claimed_at - %(by)s WHERE status IN ('pending', 'processing')",
+    b"UPDATE workers SET last_seen = last_seen - %(by)s",
+    b"UPDATE worker_heartbeats SET last_seen = last_seen - %(by)s",
+)
+_NEXT = (
+    b"SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM ("
+    b"SELECT min(available_at) AS at FROM workflow_node_jobs WHERE status = 'queued'"
+    b" UNION ALL SELECT min(available_at) FROM ingest_jobs WHERE status = 'queued'"
+    b" UNION ALL SELECT min(available_at) FROM workflow_runs WHERE status = 'queued'"
+    b" UNION ALL SELECT min(available_at) FROM workflow_dispatch_events WHERE processed_at IS NULL"
+    b" UNION ALL SELECT min(available_at) FROM workflow_input_submissions"
+    b" WHERE status = 'pending') waits WHERE at > now()"
+)
+_EXPIRE = {
+    "workflow_node_jobs": b"UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s'"
+    b" WHERE id = %s AND claim_no = %s AND status = 'running'",
+    "ingest_jobs": b"UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
+    b" WHERE id = %s AND claim_no = %s AND status = 'running'",
+}
+
+
+def pass_time(conn: db.Connection, seconds: float) -> None:
+    """Set every instant that is waited for, or judged by its age, back by this much."""
+    for statement in _EARLIER:
+        conn.execute(statement, {"by": datetime.timedelta(seconds=seconds)})
+
+
+def next_due_s(conn: db.Connection) -> float | None:
+    """Seconds until the next thing that waits for its time comes due; None: nothing does."""
+    row = conn.execute(_NEXT).fetchone()
+    return row["seconds"] if row else None
+
+
+def expire(conn: db.Connection, lease: tables.Lease) -> None:
+    """Let a claim's lease lapse, as if its worker had died a lease ago."""
+    conn.execute(_EXPIRE[lease.table.name], (lease.job_id, lease.claim_no))

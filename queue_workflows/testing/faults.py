@@ -1,0 +1,121 @@
+"""Trouble at a node, made on purpose."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+from queue_workflows import config, db, dispatcher, errors, node_pool
+from queue_workflows.store import drill, tables, transitions
+from queue_workflows.types import Row
+from queue_workflows.worker import guards
+
+UNTIL = ("cancelled", "budget")
+
+
+class Fault:
+    """What goes wrong at the nodes that a pattern matches, and how many times more."""
+
+    def __init__(self, pattern: str, kind: str, times: int | None, error: Any = None) -> None:
+        self.pattern = pattern
+        self.kind = kind
+        self.times = times
+        self.error = error
+        self.met = 0
+        """How often it struck."""
+
+    def strikes(self, node_id: str) -> bool:
+        """Whether it strikes this node now; counts it if so."""
+        if self.times is not None and self.met >= self.times:
+            return False
+        if not fnmatchcase(node_id, self.pattern):
+            return False
+        self.met += 1
+        return True
+
+
+@contextmanager
+def met(table: tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool]:
+    """Let a claimed job meet its fault; whether it is still to be executed inside the block."""
+    if fault is None:
+        yield True
+    elif fault.kind == "crash":
+        _crash(table, job)
+        yield False
+    elif fault.kind == "budget":
+        _trip(table, job, guards.budget_for(job))
+        yield False
+    elif not table.in_run and fault.kind == "cancelled":
+        _stop_task(table, job)
+        yield False
+    else:
+        with _replaced(table, job, fault):
+            yield True
+
+
+def _crash(table: tables.JobTable, job: Row) -> None:
+    """The worker dies with the job: nothing is recorded, the lease lapses, a sweep takes it."""
+    with db.transaction() as conn:
+        drill.expire(conn, tables.lease_of(table, job))
+    node_pool.reclaim()
+
+
+def _trip(table: tables.JobTable, job: Row, budget_s: float) -> None:
+    """The watchdog ends the worker, the job's budget being over."""
+    text = f"budget: ran longer than {budget_s:g} s"
+    with db.transaction() as conn:
+        lease = tables.lease_of(table, job)
+        transitions.trip(conn, lease, error=text, seconds=budget_s)
+
+
+def _stop_task(table: tables.JobTable, job: Row) -> None:
+    """A task knows no cancel event: its worker ends with it, and gives it back."""
+    dispatcher.cancel_job(job["id"])
+    with db.transaction() as conn:
+        transitions.hand_back(conn, tables.lease_of(table, job), reason="cancelled")
+
+
+@contextmanager
+def _replaced(table: tables.JobTable, job: Row, fault: Fault) -> Generator[None]:
+    """While this job runs, its body is what the fault makes of it."""
+    known: dict[str, Any]
+    body, cfg = _body(job, fault), config.get_config()
+    if table.in_run:
+        known, name, own = cfg.node_map, job["node_module"], config.RegisteredNode(body)
+    else:
+        known, name, own = cfg.ingest_task_map, job["task_name"], body
+    before = known.get(name)
+    known[name] = own
+    try:
+        yield
+    finally:
+        known.pop(name)
+        if before is not None:
+            known[name] = before
+
+
+def _body(job: Row, fault: Fault) -> Callable[..., Any]:
+    def raises() -> None:
+        raise fault.error
+
+    def hangs(cancel_event: threading.Event) -> None:
+        # Nobody else is here to do it: the cancel that the body waits for is made by itself.
+        dispatcher.cancel_run(job["run_id"])
+        cancel_event.set()
+
+    return raises if fault.kind == "fail" else hangs
+
+
+def error_of(given: BaseException | type[BaseException] | str) -> BaseException:
+    """The exception to raise. Raises `InvalidConfig` for what is none."""
+    if isinstance(given, str):
+        return RuntimeError(given)
+    if isinstance(given, BaseException):
+        return given
+    try:
+        return given()
+    except TypeError as error:
+        raise errors.InvalidConfig(f"{given.__name__} needs arguments: pass an instance") from error

@@ -1,0 +1,96 @@
+"""What became of a run, to look at in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from queue_workflows import db, errors, node_queue, run_store
+from queue_workflows.store import overview
+from queue_workflows.types import JsonDict
+
+_FAILURES = 1000
+
+
+class Node(NamedTuple):
+    """One node of a run: its status, what it received, left or raised, and the four counters."""
+
+    id: str
+    status: str
+    output: JsonDict
+    """Its `context_delta`; {} for none."""
+    inputs: JsonDict
+    """As the body received them; before it ran, as they were resolved when it was queued."""
+    error: str | None
+    traceback: str | None
+    claims: int
+    attempts: int
+    crashes: int
+    trips: int
+    asks: JsonDict | None
+    """The `input_spec` of an input node that has asked."""
+
+
+class Result(NamedTuple):
+    """A run as it is now: `status`, `error`, and its nodes by id in the order of their queueing."""
+
+    run_id: str
+    status: str
+    error: str | None
+    nodes: dict[str, Node]
+    out_dir: Path
+
+    @property
+    def outputs(self) -> dict[str, JsonDict]:
+        """What each completed node left, by node id."""
+        return {n.id: n.output for n in self.nodes.values() if n.status == "completed"}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The error of each failed node, by node id."""
+        return {n.id: n.error or "" for n in self.nodes.values() if n.status == "failed"}
+
+    @property
+    def waiting(self) -> dict[str, JsonDict]:
+        """What each node asks that waits for an answer, by node id."""
+        return {n.id: n.asks or {} for n in self.nodes.values() if n.status == "awaiting_input"}
+
+    def completed(self) -> Result:
+        """Itself; `AssertionError` that shows what failed or waits, for a run that is not done."""
+        if self.status == "completed":
+            return self
+        told = [f"run {self.run_id} is {self.status}" + (f": {self.error}" if self.error else "")]
+        told += [f"node {name} waits for an answer" for name in self.waiting]
+        for name in self.failures:
+            told.append(f"node {name} failed: {self.nodes[name].error}")
+            told += [self.nodes[name].traceback or ""]
+        raise AssertionError("\n".join(told))
+
+
+def of_run(run_id: str) -> Result:
+    """The result of a run. Raises `UnknownJob` for no such run."""
+    run = run_store.get_run(run_id)
+    if run is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    with db.transaction() as conn:
+        failed = overview.failures(conn, run_id, limit=_FAILURES)
+    traces = {row["node_id"]: row["traceback"] for row in failed}
+    rows = sorted(node_queue.list_jobs_for_run(run_id), key=lambda row: row["seq"])
+    nodes = {row["node_id"]: _node(row, traces.get(row["node_id"])) for row in rows}
+    return Result(run_id, run["status"], run["error"], nodes, Path(run["out_dir"] or "."))
+
+
+def _node(row: dict[str, Any], traceback: str | None) -> Node:
+    return Node(
+        id=row["node_id"],
+        status=row["status"],
+        output=row["context_delta"] or {},
+        inputs=row["resolved_inputs"] or row["inputs"] or {},
+        error=row["error"],
+        traceback=traceback,
+        claims=row["claim_no"],
+        attempts=row["attempts"],
+        crashes=row["crash_count"],
+        trips=row["watchdog_retries"],
+        asks=row["input_spec"],
+    )

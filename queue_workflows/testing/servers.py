@@ -1,0 +1,55 @@
+"""Where the scratch database of a test run is: beside a named `*_test` one, or embedded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+
+from queue_workflows import db, embedded
+from queue_workflows.db import scratch
+
+VARIABLE = "QUEUE_WORKFLOWS_TEST_DB_URL"
+_FOLDER = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
+_UNSAFE = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+"""What a test loses by a crash of the machine is of no value."""
+
+
+@contextlib.contextmanager
+def database(dsn: str | None = None) -> Generator[str]:
+    """The DSN of a new database with the schema, dropped at the end.
+
+    On the server of `dsn` (or QUEUE_WORKFLOWS_TEST_DB_URL), whose database's name has to end in
+    `_test` and is not touched; else on an embedded server in a folder of its own for tests.
+    """
+    with contextlib.ExitStack() as stack:
+        given = dsn or os.environ.get(VARIABLE) or stack.enter_context(_embedded())
+        made = stack.enter_context(scratch.database(given))
+        with environment(QUEUE_WORKFLOWS_DB_URL=made):
+            db.bootstrap()
+            db.close_pool()
+        yield made
+
+
+@contextlib.contextmanager
+def _embedded() -> Generator[str]:
+    folder = embedded.data_dir()
+    with environment(**{_FOLDER: str(folder.with_name(f"{folder.name}_test"))}):
+        server = embedded.ensure(settings=_UNSAFE)
+    with server:
+        yield server.dsn.replace("/queue_workflows?", "/queue_workflows_test?")
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Generator[None]:
+    """These variables set for a while, then as they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
