@@ -14,6 +14,7 @@ from queue_workflows.cli import (
     audit,
     cancel,
     command,
+    connect,
     demo,
     doctor,
     migrate,
@@ -44,6 +45,7 @@ app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
+app.command("connect")(connect.connect)
 
 
 def _show_version(wanted: bool) -> None:
