@@ -17,6 +17,7 @@ from queue_workflows.cli import (
     connect,
     demo,
     doctor,
+    health,
     migrate,
     run,
     runs,
@@ -46,6 +47,7 @@ app.command("migrate")(migrate.migrate)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 app.command("connect")(connect.connect)
+app.command("health")(health.health)
 
 
 def _show_version(wanted: bool) -> None:

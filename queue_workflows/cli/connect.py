@@ -62,7 +62,8 @@ def connect(
         process.setup_logging("error")
         config.load_app(app)
         with _named(dsn) as words:
-            return _report(words, examine(db.db_url(), purpose, timeout), as_json=as_json)
+            where = reach.destination(url := db.db_url())
+            return _report(words, examine(url, purpose, timeout, where), as_json=as_json)
 
     command.execute("connect", body, debug=debug)
 
@@ -96,9 +97,11 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
     return int(failed is not None)
 
 
-def examine(url: str, purpose: str, timeout_s: float) -> Steps:
+def examine(
+    url: str, purpose: str, timeout_s: float, where: reach.Destination | None = None
+) -> Steps:
     """Every step in order; the first with level `error` is the last one."""
-    where = reach.destination(url)
+    where = where or reach.destination(url)
     for step in _way(where, timeout_s):
         yield step
         if step.level == ERROR:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from psycopg import pq
 
+from queue_workflows import errors
 from queue_workflows.db import pool
 
 _DEFAULT_PORT = 5432
@@ -67,6 +68,11 @@ def destination(url: str) -> Destination:
         if option.val is not None
     }
     hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
+    if any("@" in host[1:] for host in hosts):
+        # Shown as a host it would be the rest of a password.
+        raise errors.InvalidConfig(
+            "the DSN cannot be read: a password with an @ in it is written %40 there, a / as %2F"
+        )
     ports = str(parts.get("port") or _DEFAULT_PORT).split(",")
     if len(ports) == 1:
         ports *= len(hosts)

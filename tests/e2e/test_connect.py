@@ -358,15 +358,24 @@ def test_a_role_without_rights(reachable: Server, home: str, role: Any) -> None:
     assert "to work, guest lacks SELECT on" in step.text
 
 
-@pytest.mark.parametrize("purpose", ["work", "submit", "read", "migrate"])
+@pytest.mark.parametrize(
+    ("purpose", "named"),
+    [
+        ("work", ["GRANT EXECUTE ON FUNCTION queue_workflows_", "USAGE ON SEQUENCE", "DELETE ON"]),
+        ("submit", ["GRANT SELECT, INSERT ON TABLE", "USAGE ON SEQUENCE"]),
+        ("read", ["GRANT SELECT ON TABLE"]),
+        ("migrate", ["ALTER TABLE workflow_runs OWNER TO guest", "GRANT CREATE ON SCHEMA public"]),
+    ],
+)
 def test_the_grants_that_it_names_are_what_was_missing(
-    reachable: Server, home: str, role: Any, purpose: str
+    reachable: Server, home: str, role: Any, purpose: str, named: list[str]
 ) -> None:
     dsn = role(
         "GRANT SELECT ON queue_schema_version TO guest",
         "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC",
     )
     remedy = failed(dsn, purpose).remedy
+    assert [part for part in named if part not in remedy] == []
     reachable.sql(*remedy.split("; "), name=BASE)
     assert passed(dsn, purpose)["rights"].text == f"all that it takes to {purpose}"
 
@@ -498,12 +507,20 @@ def test_the_command_stops_at_the_first_fault_with_1(home: str) -> None:
     assert as_json["not_reached"][0] == "tls"
 
 
+def test_no_step_shows_a_password(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Finding("login", ERROR, f"password={CANARY}", f"try postgresql://u:{CANARY}@h/x")
+    for as_json in (False, True):
+        assert connect._report("words", iter([step]), as_json=as_json) == 1
+    assert CANARY not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ((), "no embedded server"),
         ((f"postgresql://u:{CANARY}@[broken",), "cannot be read"),
         ((f"postgresql://u:{CANARY}@h:notaport/x",), "cannot be read"),
+        ((f"postgresql://u:start@{CANARY}@h/x",), "an @ in it is written %40"),
         ((f"postgresql://u:{CANARY}@h/x", "--for", "fun"), "work, migrate, submit, read"),
     ],
 )
