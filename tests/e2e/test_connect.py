@@ -288,7 +288,7 @@ def test_a_read_only_server(reachable: Server, home: str) -> None:
         ("FATAL:  the database system is starting up", "starting"),
         ('FATAL:  Peer authentication failed for user "u"', "peer"),
         ('FATAL:  role "u" does not exist', "role"),
-        ('root certificate file "/root/.postgresql/root.crt" does not exist', "tls"),
+        ('root certificate file "/etc/root.crt" does not exist', "tls"),
         ("SSL error: certificate verify failed", "tls"),
         ("connection timeout expired", "silent"),
         ("session is read-only", "session"),
