@@ -16,8 +16,10 @@ from queue_workflows.cli import (
     cancel,
     check,
     command,
+    connect,
     demo,
     doctor,
+    health,
     migrate,
     retry,
     run,
@@ -54,6 +56,8 @@ app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
+app.command("connect")(connect.connect)
+app.command("health")(health.health)
 
 
 def _show_version(wanted: bool) -> None:

@@ -129,15 +129,15 @@ def _reached(words: str) -> Iterator[Finding]:
     with conn:
         took_ms = (time.monotonic() - began) * 1000
         yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
-        for check in (_server, _settings, _clock, _listen, _transactions, _connections, _rights):
-            yield from _guarded(check.__name__[1:].replace("_", " "), check, conn)
+        for check in (server, _settings, clock, listen, _transactions, _connections, _rights):
+            yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
         schema = list(_guarded("schema", _schema, conn))
         yield from schema
         if any(finding.level == ERROR for finding in schema):
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (_outbox, _runs, _leases, _queues, _workers, _dead_rows, _renewals):
-            yield from _guarded(check.__name__[1:].replace("_", " "), check, conn)
+            yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
 
 Check = Callable[[db.Connection], Iterator[Finding]]
@@ -154,7 +154,8 @@ def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
         yield Finding(name, ERROR, f"cannot be read: {health.reason(error)}", remedy)
 
 
-def _server(conn: db.Connection) -> Iterator[Finding]:
+def server(conn: db.Connection) -> Iterator[Finding]:
+    """Too old, a standby, read-only."""
     found = health.server(conn)
     text = f"PostgreSQL {found['version']}, role {found['role']}"
     if found["version_num"] < MIN_SERVER:
@@ -183,7 +184,8 @@ def _settings(conn: db.Connection) -> Iterator[Finding]:
     yield Finding("autovacuum", OK, "on")
 
 
-def _clock(conn: db.Connection) -> Iterator[Finding]:
+def clock(conn: db.Connection) -> Iterator[Finding]:
+    """How far this host's clock is from the server's."""
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
         before = datetime.datetime.now(datetime.timezone.utc)
@@ -200,7 +202,8 @@ def _clock(conn: db.Connection) -> Iterator[Finding]:
         yield Finding("clock", OK, text)
 
 
-def _listen(conn: db.Connection) -> Iterator[Finding]:
+def listen(conn: db.Connection) -> Iterator[Finding]:
+    """Whether a notification comes back to a listener of ours."""
     channel = f"queue_workflows_doctor_{os.getpid()}_{secrets.token_hex(4)}"
     began, used = time.monotonic(), 0.0
     ear = db.listen(channel, poll_s=LISTEN_WAIT_S)

@@ -21,6 +21,8 @@ from queue_workflows.types import SleepFn
 _log = logging.getLogger(__name__)
 LEDGER = "queue_schema_version"
 _FILE = re.compile(r"(\d{4})_(.+?)(\.down)?\.sql")
+DEADLOCK_TRIES = 20
+"""A migration locks table by table, and what is at work in another order; each try takes 1 s."""
 _COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
 
 
@@ -168,7 +170,7 @@ def bootstrap(
 
 
 def _apply(conn: pool.Connection, table: sql.Identifier, step: Migration) -> None:
-    try:
+    def once() -> None:
         with conn.transaction():
             # Trusted text from the chain's folder: a migration is SQL by definition.
             conn.execute(step.up.encode())
@@ -178,10 +180,26 @@ def _apply(conn: pool.Connection, table: sql.Identifier, step: Migration) -> Non
                 ).format(table),
                 (step.version, step.checksum, step.compatible_with),
             )
+
+    try:
+        _despite_deadlocks(once)
     except psycopg.Error as error:
         raise errors.MigrationFailed(
             f"migration {step.version:04d}_{step.name}: {str(error).strip()}"
         ) from error
+
+
+def _despite_deadlocks(transaction: Callable[[], None]) -> None:
+    """Do it again where the server ended it, and not its opponent, to solve a deadlock."""
+    for left in reversed(range(DEADLOCK_TRIES)):
+        try:
+            transaction()
+        except (psycopg.Error, errors.MigrationFailed) as error:
+            cause = error.__cause__ if isinstance(error, errors.MigrationFailed) else error
+            if not left or not isinstance(cause, psycopg.errors.DeadlockDetected):
+                raise
+        else:
+            return
 
 
 def pending(
@@ -309,14 +327,20 @@ def downgrade(
             if step is None or step.down is None:
                 raise errors.MigrationFailed(f"no down migration for version {version}")
         down = [steps[version] for version in targets]
-        with conn.transaction():
-            if allow_data_loss:
-                _revert(conn, table, down)
-            elif lost := losses.of(conn, lambda: _revert(conn, table, down), besides=version_table):
-                raise errors.DataLossRefused(
-                    f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
-                    "Pass allow_data_loss=True to do it all the same"
-                )
+
+        def once() -> None:
+            with conn.transaction():
+                if allow_data_loss:
+                    _revert(conn, table, down)
+                elif lost := losses.of(
+                    conn, lambda: _revert(conn, table, down), besides=version_table
+                ):
+                    raise errors.DataLossRefused(
+                        f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
+                        "Pass allow_data_loss=True to do it all the same"
+                    )
+
+        _despite_deadlocks(once)
     return targets
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, errors, node_pool, node_queue
 from queue_workflows.db import schema
-from tests.support import database, factories, legacy, schemas
+from tests.support import database, factories, legacy, schemas, wait
 
 OURS = [step.version for step in schema.chain() if step.version > 12]
 WORKFLOWS: dict[str, Any] = {
@@ -257,6 +258,26 @@ def test_rows_keep_their_place_in_line(old: ModuleType, conn: Any) -> None:
     assert found == ["z", "y", "x", "later"]
     order = [factories.claim_ingest(conn)["id"] for _ in range(2)]
     assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_migration_that_loses_a_deadlock_against_work_is_done_again(
+    old: ModuleType, conn: Any, way: str
+) -> None:
+    if way == "down":
+        old.bootstrap()
+    migrate = old.bootstrap if way == "up" else lambda: old.downgrade(to_version=12)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM"
+    waiting += " pg_database WHERE datname = current_database())"
+    with old.connect(autocommit=False, limited=False) as work, ThreadPoolExecutor(1) as pool:
+        # The other one finds the deadlock first, which ends whoever finds it.
+        work.execute("SET deadlock_timeout = '1min'")
+        work.execute("LOCK TABLE ingest_jobs IN ROW EXCLUSIVE MODE")
+        done = pool.submit(migrate)
+        wait.until(lambda: factories.one(conn, waiting) == 1)
+        work.execute("LOCK TABLE workflow_runs IN ROW EXCLUSIVE MODE")
+        work.commit()
+        assert done.result(30) == (OURS if way == "up" else OURS[::-1])
 
 
 # --- claims from before ------------------------------------------------------------------------

@@ -1,0 +1,304 @@
+"""`queue-workflows connect`: the way from here to the database, step by step to the first fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config, db, errors
+from queue_workflows.cli import command, doctor, options, output, route
+from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
+from queue_workflows.db import reach
+from queue_workflows.runtime import process
+from queue_workflows.store import health, rights
+
+TIMEOUT_S = 5.0
+TRIPS = 7
+SLOW_TRIP_MS = 50.0
+"""A job takes a worker two round trips and more; at 50 ms that is less than ten jobs a second."""
+STEPS = (
+    "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
+    "round trip",
+)  # fmt: skip
+"""In the order in which they can be wrong."""
+
+Steps = Iterator[Finding]
+
+
+def connect(
+    dsn: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DSN]",
+            help="Default: the one in force, which no `ps` shows.",
+            show_default=False,
+        ),
+    ] = None,
+    purpose: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="PURPOSE", help=f"What the role is for: {', '.join(rights.PURPOSES)}."
+        ),
+    ] = "work",
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long each step may take.")
+    ] = TIMEOUT_S,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Say whether the database can be reached and used from here, and if not, what to do."""
+
+    def body() -> int:
+        if purpose not in rights.PURPOSES:
+            known = ", ".join(rights.PURPOSES)
+            raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
+        process.setup_logging("error")
+        config.load_app(app)
+        with _named(dsn) as words:
+            where = reach.destination(url := db.db_url())
+            return _report(words, examine(url, purpose, timeout, where), as_json=as_json)
+
+    command.execute("connect", body, debug=debug)
+
+
+@contextlib.contextmanager
+def _named(dsn: str | None) -> Generator[str]:
+    """The database in words; the one that was given is in force from now on."""
+    if dsn is not None:
+        os.environ[config.db_url_variables()[0]] = dsn
+    with command.database(create=False) as words:
+        yield words
+
+
+def _report(words: str, steps: Steps, *, as_json: bool) -> int:
+    found: list[Finding] = []
+    if not as_json:
+        output.echo(words)
+    for step in steps:
+        safe = Finding(*(process.mask(part) for part in step))
+        found.append(safe)
+        if not as_json:
+            doctor.show(safe)
+    failed = next((step.check for step in found if step.level == ERROR), None)
+    seen = {step.check for step in found}
+    left = [step for step in STEPS if step not in seen] if failed else []
+    if as_json:
+        steps_ = [step._asdict() for step in found]
+        output.dump({"database": words, "failed": failed, "steps": steps_, "not_reached": left})
+    elif left:
+        output.echo(f"not looked at: {', '.join(left)}")
+    return int(failed is not None)
+
+
+def examine(
+    url: str, purpose: str, timeout_s: float, where: reach.Destination | None = None
+) -> Steps:
+    """Every step in order; the first with level `error` is the last one."""
+    where = where or reach.destination(url)
+    for step in _way(where, timeout_s):
+        yield step
+        if step.level == ERROR:
+            return
+    conn: db.Connection | None = None
+    try:
+        conn = db.connect(url=url, connect_s=max(2.0, timeout_s), timeout_s=max(1.0, timeout_s))
+        with conn:
+            yield from _inside(conn, purpose)
+    except db.Error as error:
+        if conn is None:
+            yield from _refused(where, " ".join(str(error).split()))
+        else:
+            remedy = "ask again; see the server's log"
+            yield Finding("server", ERROR, f"it broke off: {health.reason(error)}", remedy)
+
+
+# --- the way there -----------------------------------------------------------------------------
+
+
+def _way(where: reach.Destination, timeout_s: float) -> Steps:
+    if not where.targets:
+        yield Finding("name", OK, "no host is named: libpq's service or default socket")
+        return
+    step, good = _of_all("name", [(target, route.resolve(target)) for target in where.targets])
+    yield step
+    step, good = _of_all("port", [(target, route.answers(target, timeout_s)) for target in good])
+    yield step
+    if not good:
+        return
+    target = good[0]
+    if not target.local and where.probe_tls and where.sslmode != "disable":
+        yield _tls(target, where.sslmode, timeout_s)
+
+
+def _of_all(
+    name: str, replies: list[tuple[reach.Target, route.Reply]]
+) -> tuple[Finding, list[reach.Target]]:
+    """One step for every server of the DSN, which fails when all do; those that are left."""
+    good = [target for target, reply in replies if not reply.remedy]
+    text = "; ".join(reply.text for _, reply in replies)
+    remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
+    level = OK if not remedy else WARNING if good else ERROR
+    return Finding(name, level, text, remedy), good
+
+
+def _tls(target: reach.Target, sslmode: str, timeout_s: float) -> Finding:
+    try:
+        offered = route.offers_tls(target, timeout_s)
+    except route.Silent:
+        text = f"{target} takes connections and says nothing for {timeout_s:g} s"
+        return Finding("tls", ERROR, text, "the server hangs, or it is no PostgreSQL")
+    if offered is None:
+        text = f"what answers at {target} is no PostgreSQL"
+        return Finding("tls", ERROR, text, "name the port of the server or of its pooler")
+    if offered:
+        return Finding("tls", OK, f"offered, sslmode={sslmode}")
+    if sslmode.startswith(("require", "verify")):
+        remedy = "set ssl = on in its postgresql.conf, or sslmode=prefer in the DSN"
+        return Finding("tls", ERROR, f"sslmode={sslmode}, and the server offers none", remedy)
+    if target.host in {"127.0.0.1", "::1", "localhost"}:
+        return Finding("tls", OK, "none, on this machine")
+    text = "none: what is sent and received can be read on the way"
+    return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
+
+
+def _refused(where: reach.Destination, message: str) -> Steps:
+    """What a refused connection means; the step before it was passed, where it is known."""
+    user, dbname = where.user or "of this account", where.dbname or where.user
+    kind = reach.meaning(message)
+    remedies = {
+        "tls": "see sslmode and sslrootcert in the DSN",
+        "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
+        "password": f"as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)",
+        "peer": "its pg_hba.conf wants another kind of login; name a user with a password",
+        "rule": (
+            f"add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its "
+            "pg_hba.conf, and SELECT pg_reload_conf()"
+        ),
+        "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
+        "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
+        "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
+        "full": "raise max_connections there; a worker holds up to three connections",
+        "starting": "wait until it has started; see the server's log",
+        "session": "no server of the DSN is what target_session_attrs wants",
+        "silent": "it takes connections and does not answer: see the server's log",
+        "other": "see the server's log",
+    }
+    if kind in {"no_database", "no_connect"}:
+        yield Finding("login", OK, f"as {user}")
+        step = "database"
+    else:
+        step = {"tls": "tls", "session": "server"}.get(kind, "login")
+    yield Finding(step, ERROR, message, remedies[kind])
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _inside(conn: db.Connection, purpose: str) -> Steps:
+    ssl = ", with TLS" if conn.pgconn.ssl_in_use else ""
+    yield Finding("login", OK, f"as {conn.info.user}{ssl}")
+    yield Finding("database", OK, conn.info.dbname)
+    for check in (doctor.server, _schema(purpose), _rights(purpose), doctor.clock, _listen, _trip):
+        for step in check(conn):
+            yield step
+            if step.level == ERROR:
+                return
+
+
+def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
+    def check(conn: db.Connection) -> Steps:
+        seen = rights.ledger(conn)
+        if not seen["found"] and seen["elsewhere"]:
+            name, role = seen["elsewhere"][0], seen["role"]
+            remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
+            text = f"it is in schema {name}, which {role} does not see"
+            yield Finding("schema", ERROR, text, remedy)
+        elif not seen["found"]:
+            yield _no_schema(seen, purpose)
+        elif not seen["readable"]:
+            remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
+            yield Finding("schema", ERROR, "its version cannot be read", remedy)
+        else:
+            yield _version(*rights.newest(conn), purpose)
+
+    return check
+
+
+def _no_schema(seen: dict[str, object], purpose: str) -> Finding:
+    if purpose == "migrate" and seen["may_create"]:
+        return Finding("schema", OK, "none yet, and this role may bring it")
+    remedy = "`queue-workflows migrate` brings it, or the first queue-orchestrator"
+    if not seen["may_create"]:
+        remedy += f"; this role needs GRANT CREATE ON SCHEMA {seen['schema']} for that"
+    return Finding("schema", ERROR, "there is none", remedy)
+
+
+def _version(version: int, needs: int, purpose: str) -> Finding:
+    required = db.REQUIRED_VERSION
+    if needs > required:
+        text = f"at version {version}, which needs code that knows version {needs}"
+        return Finding(
+            "schema", ERROR, f"{text}; this knows {required}", "upgrade queue_workflows here"
+        )
+    if version < required:
+        text = f"at version {version}, this code needs {required}"
+        level = OK if purpose == "migrate" else ERROR
+        remedy = "" if level == OK else "`queue-workflows migrate` brings it"
+        return Finding("schema", level, text, remedy)
+    if version > required:
+        text = f"at version {version}, this code knows {required} and may work on it"
+        return Finding("schema", WARNING, text, "upgrade queue_workflows here")
+    return Finding("schema", OK, f"at version {version}")
+
+
+def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
+    def check(conn: db.Connection) -> Steps:
+        lacks = rights.lacking(conn, purpose)
+        if not lacks:
+            yield Finding("rights", OK, f"all that it takes to {purpose}")
+            return
+        role = rights.ledger(conn)["role"]
+        named = [f"{lack.right} on {lack.name}" for lack in lacks]
+        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+        text = f"to {purpose}, {role} lacks {', '.join(named[:5])}{more}"
+        yield Finding("rights", ERROR, text, "; ".join(rights.grants(lacks, role)))
+
+    return check
+
+
+def _listen(conn: db.Connection) -> Steps:
+    pooled = rights.pooled(conn)
+    for step in doctor.listen(conn):
+        if not pooled:
+            yield step
+        elif step.level == OK:
+            yield step._replace(text=f"{step.text}, through a pooler")
+        else:
+            remedy = (
+                "name the server itself in the DSN, or a pooler in session mode; else set "
+                f"{config.POLL_ONLY.variables[0]}=1 everywhere"
+            )
+            text = f"a pooler in transaction mode stands between: {step.text}"
+            yield step._replace(text=text, remedy=remedy)
+
+
+def _trip(conn: db.Connection) -> Steps:
+    took: list[float] = []
+    for _ in range(TRIPS):
+        began = time.monotonic()
+        health.clock(conn)
+        took.append((time.monotonic() - began) * 1000)
+    median_ms = statistics.median(took)
+    text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"
+    if median_ms > SLOW_TRIP_MS:
+        remedy = "run workers nearer to the server; each job takes two round trips and more"
+        yield Finding("round trip", WARNING, text, remedy)
+    else:
+        yield Finding("round trip", OK, text)

@@ -1,0 +1,72 @@
+"""`queue-workflows health`: whether this host's workers give signs of life, as an exit code."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config, errors
+from queue_workflows.cli import command, options, output, workers
+from queue_workflows.types import Row
+
+ALIVE, SILENT, UNKNOWN = "alive", "silent", "unknown"
+_SILENT = "no heartbeat"
+
+
+def health(
+    queue: Annotated[
+        list[str] | None, typer.Option(metavar="Q", help="A queue that must have a worker; again.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="LABEL", help="Default: this host's.")] = None,
+    within: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="How old a sign of life may be.")
+    ] = 60.0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="No answer of the database counts as 1, too.")
+    ] = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Exit code 0 when the workers of this host live, 1 when one is silent.
+
+    A database that does not answer proves nothing about a worker: 0, and it is said.
+    """
+
+    def body() -> int:
+        label, why = "", ""
+        found: dict[str, str] = {}
+        try:
+            with command.reading(app):
+                label = host or config.host_label()
+                found = judge(workers.listing(), label, queue or [], within)
+        except (errors.DatabaseUnavailable, errors.SchemaTimeout) as error:
+            why = str(error)
+        state = UNKNOWN if why else SILENT if SILENT in found.values() or not found else ALIVE
+        if as_json:
+            output.dump({"host_label": label, "state": state, "queues": found, "reason": why})
+        else:
+            said = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
+            output.echo(f"{state}: {output.line(why, 500) or said or f'no worker of {label}'}")
+        return int(state == SILENT or (strict and state == UNKNOWN))
+
+    command.execute("health", body, debug=debug)
+
+
+def judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> dict[str, str]:
+    """Queue → `alive` or `silent`, for these queues and for all that the host had a worker on.
+
+    A queue whose only workers were reaped is silent where it was asked for, and else left out.
+    """
+    found = dict.fromkeys(queues, SILENT)
+    for row in rows:
+        reaped = row["state"] == "stopped" or row["death"] not in (None, _SILENT)
+        if row["host_label"] != label or reaped:
+            continue
+        name = row["queue"]
+        if queues and name not in queues:
+            continue
+        alive = row["age_s"] <= within_s
+        found[name] = ALIVE if alive or found.get(name) == ALIVE else SILENT
+    return found

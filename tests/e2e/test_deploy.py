@@ -1,0 +1,232 @@
+"""deploy/: units and manifests say what exit codes and SIGTERM demand; what they start runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from queue_workflows import config, node_queue, run_store
+from queue_workflows.runtime import supervisor
+from tests.support import commands, flow, markdown, toyhost
+from tests.support.commands import TOYHOST, Commands
+from tests.support.wait import until
+
+DEPLOY = commands.ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+WORKER = DEPLOY / "systemd" / "queue-workflows-worker@.service"
+GRACE_S = config.SHUTDOWN_TIMEOUT_S.default + supervisor.STOP_MARGIN_S + supervisor.KILL_WAIT_S
+"""What the parent of a worker takes at most to stop."""
+
+
+def unit(path: Path) -> dict[str, dict[str, list[str]]]:
+    """Section → key → values, as systemd reads a unit."""
+    found: dict[str, dict[str, list[str]]] = {}
+    section = ""
+    for line in path.read_text().splitlines():
+        if not line.strip() or line.startswith(("#", ";")):
+            continue
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            section = match[1]
+            continue
+        key, equals, value = line.partition("=")
+        assert equals and section and re.fullmatch(r"[A-Z]\w+", key), f"{path.name}: {line}"
+        found.setdefault(section, {}).setdefault(key, []).append(value)
+    return found
+
+
+def command(path: Path, instance: str = "") -> list[str]:
+    """What ExecStart runs, as systemd takes it apart."""
+    (line,) = unit(path)["Service"]["ExecStart"]
+    text = re.sub(r"%(.)", lambda m: {"%": "%", "i": instance}[m[1]], line)
+    return shlex.split(text.replace("$$", "$"))
+
+
+def here(words: list[str]) -> list[str]:
+    """The same with the scripts of this environment."""
+    return [
+        word.replace("/opt/queue-workflows/bin", sysconfig.get_path("scripts")) for word in words
+    ]
+
+
+# --- systemd -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_restart_after_75_to_79_and_never_after_2(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert service["Restart"] == ["always"]
+    assert service["RestartPreventExitStatus"] == ["2"]
+    assert "SuccessExitStatus" not in service
+    assert unit(path)["Unit"]["StartLimitIntervalSec"] == ["0"]
+    assert set(unit(path)) == {"Unit", "Service", "Install"}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_leave_time_to_end_a_job_and_signal_the_parent_alone(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert service["KillMode"] == ["mixed"]
+    assert service["KillSignal"] == ["SIGTERM"]
+    assert float(service["TimeoutStopSec"][0]) > GRACE_S
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_keep_the_password_in_a_file_and_out_of_the_unit(path: Path) -> None:
+    assert unit(path)["Service"]["EnvironmentFile"] == ["/etc/queue-workflows/environment"]
+    assert "postgresql://" not in path.read_text()
+    assert "0600" in (DEPLOY / "systemd" / "environment").read_text()
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_start_scripts_that_there_are(path: Path) -> None:
+    scripts = re.findall(r"/opt/queue-workflows/bin/([\w-]+)", path.read_text())
+    assert scripts
+    assert all(Path(commands.script(name)).exists() for name in scripts)
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_are_what_systemd_reads(path: Path, tmp_path: Path) -> None:
+    """`systemd-analyze verify` where there is one; the keys that matter are checked above."""
+    text = path.read_text()
+    known = {"Unit", "Service", "Install"}
+    assert set(re.findall(r"^\[(\w+)\]$", text, re.M)) == known
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        return
+    name = path.name.replace("@.", "@cpu:1.")
+    scripts = sysconfig.get_path("scripts")
+    (tmp_path / path.name).write_text(text.replace("/opt/queue-workflows/bin", scripts))
+    done = subprocess.run(
+        [tool, "verify", "--man=no", str(tmp_path / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    complaints = [line for line in done.stderr.splitlines() if path.stem.rstrip("@") in line]
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("instance", "queue"), [("cpu", "cpu"), ("cpu:2", "cpu"), ("load.cbr", "load.cbr")]
+)
+def test_the_instance_of_a_worker_is_its_queue(instance: str, queue: str) -> None:
+    words = command(WORKER, instance)
+    printed = subprocess.run(
+        [*words[:2], words[2].replace("exec ", "printf '%s ' "), *words[3:]],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert printed.stdout.split()[1:] == ["--supervise", f"--queue={queue}"]
+
+
+def test_the_worker_unit_works_ends_its_job_and_gives_back_what_does_not_end(
+    cli: Commands, db: Any, tmp_path: Path
+) -> None:
+    toyhost.setup()
+    for name in ("orchestrator", "worker@"):
+        path = DEPLOY / "systemd" / f"queue-workflows-{name}.service"
+        words = here(command(path, "cpu"))
+        started = cli.start(*words, QUEUE_WORKFLOWS_APP=TOYHOST)
+    run = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
+    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=60)
+    started.send(signal.SIGTERM)
+    (path,) = (path for path in UNITS if path == WORKER)
+    assert started.wait(float(unit(path)["Service"]["TimeoutStopSec"][0])) == 0
+    (job,) = node_queue.list_jobs_for_run(run)
+    assert (job["status"], job["attempts"], job["crash_count"]) == ("queued", 0, 0)
+    assert flow.status(run) == "running"
+
+
+def test_the_worker_unit_stays_down_where_only_a_person_can_help(cli: Commands) -> None:
+    done = cli.run(*here(command(WORKER, "nonsense")), QUEUE_WORKFLOWS_APP=TOYHOST)
+    assert done.process.returncode == int(unit(WORKER)["Service"]["RestartPreventExitStatus"][0])
+
+
+def test_supervise_restarts_the_units_of_a_queue() -> None:
+    words = command(DEPLOY / "systemd" / "queue-workflows-supervise.service")
+    assert words[1:4] == [
+        "supervise",
+        "--bounce",
+        "cpu=systemctl restart 'queue-workflows-worker@cpu*'",
+    ]
+
+
+def test_the_example_environment_names_what_processes_read() -> None:
+    lines = (DEPLOY / "systemd" / "environment").read_text().splitlines()
+    names = [line.partition("=")[0] for line in lines if line and not line.startswith("#")]
+    knobs = {variable for knob in config.KNOBS.values() for variable in knob.variables}
+    assert set(names) <= {*knobs, *config.db_url_variables(), "QUEUE_WORKFLOWS_APP", "PYTHONPATH"}
+
+
+# --- compose and Kubernetes --------------------------------------------------------------------
+
+
+def seconds(text: str | float) -> float:
+    return float(str(text).removesuffix("s"))
+
+
+def test_compose_restarts_waits_and_rotates() -> None:
+    parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    roles = {name: service for name, service in parsed["services"].items() if name != "db"}
+    assert set(roles) == {"orchestrator", "scheduler", "cpu", "gpu"}
+    for service in roles.values():
+        assert service["restart"] == "unless-stopped"
+        assert seconds(service["stop_grace_period"]) > GRACE_S
+        assert service["init"] is True
+        assert service["logging"]["options"]["max-size"]
+        assert Path(commands.script(service["command"][0])).exists()
+    for queue in ("cpu", "gpu"):
+        assert roles[queue]["command"] == ["queue-claim-worker", f"--queue={queue}", "--supervise"]
+        assert roles[queue]["healthcheck"]["test"][:5] == [
+            "CMD", "queue-workflows", "health", "--queue", queue,
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [p for p in MANIFESTS if p.stem != "secret"], ids=lambda p: p.stem)
+def test_manifests_restart_and_wait(path: Path) -> None:
+    parsed: dict[str, Any] = yaml.safe_load(path.read_text())
+    assert (parsed["apiVersion"], parsed["kind"]) == ("apps/v1", "Deployment")
+    labels = parsed["spec"]["template"]["metadata"]["labels"]
+    assert parsed["spec"]["selector"]["matchLabels"] == labels
+    pod = parsed["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Always"
+    assert pod["terminationGracePeriodSeconds"] > GRACE_S
+    (container,) = pod["containers"]
+    assert Path(commands.script(container["command"][0])).exists()
+    assert container["envFrom"] == [{"secretRef": {"name": "queue-workflows"}}]
+    assert "postgresql://" not in path.read_text()
+    if path.stem.startswith("worker"):
+        queue = path.stem.partition("-")[2]
+        assert container["command"][1:] == [f"--queue={queue}", "--supervise"]
+        probe = container["livenessProbe"]["exec"]["command"]
+        assert probe[:4] == ["queue-workflows", "health", "--queue", queue]
+        assert "--strict" not in probe
+        assert float(probe[-1]) >= 600
+
+
+def test_the_probe_of_the_manifests_is_a_command_that_there_is(cli: Commands, db: Any) -> None:
+    parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "kubernetes" / "worker-cpu.yaml").read_text())
+    (container,) = parsed["spec"]["template"]["spec"]["containers"]
+    done = cli.run(*container["livenessProbe"]["exec"]["command"])
+    assert (done.process.returncode, done.out) == (1, "silent: cpu silent\n")
+
+
+def test_the_secret_holds_what_the_pods_need() -> None:
+    parsed = yaml.safe_load((DEPLOY / "kubernetes" / "secret.yaml").read_text())
+    assert parsed["metadata"]["name"] == "queue-workflows"
+    assert {"QUEUE_WORKFLOWS_DB_URL", "QUEUE_WORKFLOWS_APP"} == set(parsed["stringData"])
+
+
+def test_every_file_is_named_on_the_page() -> None:
+    page = commands.ROOT / "docs" / "fleet.md"
+    linked = {Path(link).name for link in markdown.links(page) if link.startswith("../deploy/")}
+    files = {path.name for path in DEPLOY.rglob("*") if path.is_file()}
+    assert files <= linked

@@ -1,0 +1,111 @@
+"""A throw-away PostgreSQL that listens on TCP and wants a password (scram), as others reach it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from queue_workflows import embedded
+from queue_workflows.embedded import cluster
+from tests.support import database
+from tests.support.wait import until
+
+RULES = """\
+local all all trust
+host {databases} all 0.0.0.0/0 scram-sha-256
+"""
+"""No other database may be reached from another address than the socket's."""
+
+
+class Server:
+    """A running server; `admin` is its superuser's DSN, over the unix socket."""
+
+    def __init__(self, folder: Path, databases: str) -> None:
+        self._folder = folder
+        self.port = _free_port()
+        (folder / "net_hba.conf").write_text(RULES.format(databases=databases))
+        (folder / "net_hba.conf").chmod(0o644)
+        owner = cluster.account(folder)
+        settings = {
+            "listen_addresses": "0.0.0.0", "port": self.port, "fsync": "off",
+            "hba_file": folder / "net_hba.conf", "unix_socket_directories": folder / "data",
+            "password_encryption": "scram-sha-256", "max_connections": 60,
+        }  # fmt: skip
+        more: dict[str, Any] = {}
+        if owner is not None:
+            more = {"user": owner.uid, "group": owner.gid, "extra_groups": []}
+        with (folder / "net.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    str(cluster.binaries(folder, owner) / "postgres"),
+                    *("-D", str(folder / "data")),
+                    *(f"--{name}={value}" for name, value in settings.items()),
+                ],
+                cwd="/",
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **more,
+            )
+        self.admin = f"postgresql://postgres@/postgres?host={folder}/data&port={self.port}"
+        try:
+            until(self._is_up, timeout_s=60)
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_up(self) -> bool:
+        assert self._process.poll() is None, (self._folder / "net.log").read_text()
+        try:
+            psycopg.connect(self.admin).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def dsn(self, user: str, password: str, name: str, host: str = "127.0.0.1") -> str:
+        """A DSN as a host writes it."""
+        return f"postgresql://{user}:{password}@{host}:{self.port}/{name}"
+
+    def sql(self, *statements: str, name: str = "postgres") -> None:
+        """As its superuser."""
+        parts: Mapping[str, Any] = psycopg.conninfo.conninfo_to_dict(self.admin)
+        with psycopg.connect(**{**parts, "dbname": name}, autocommit=True) as conn:
+            for statement in statements:
+                conn.execute(statement.encode())
+
+    def close(self) -> None:
+        """Stop it, with whoever is connected."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def server(databases: str) -> Generator[Server]:
+    """One in a folder of its own, gone at the end; `databases`: those that its rules let in."""
+    base = Path(tempfile.mkdtemp(prefix="qw-net-"))
+    base.chmod(0o711)  # as root the server runs under another account, which has to pass
+    folder = base / "pg18"
+    try:
+        with database.environment(QUEUE_WORKFLOWS_EMBEDDED_DIR=str(folder)):
+            embedded.ensure(settings={"fsync": "off", "full_page_writes": "off"}).release()
+        made = Server(folder, databases)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
