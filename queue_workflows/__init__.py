@@ -40,7 +40,7 @@ _MODULES = frozenset(
         "check", "claim_worker", "config", "db", "declare", "dispatcher", "embedded", "errors",
         "gpu_model_cache", "history", "ingest_executor", "input_listener", "migrations",
         "model_cache", "model_registry", "node_executor", "node_pool", "node_queue",
-        "orchestrator", "refs", "run_store", "scheduler", "testing", "types",
+        "orchestrator", "refs", "retention", "run_store", "scheduler", "testing", "types",
         "worker_control",
     }
 )  # fmt: skip

@@ -162,11 +162,26 @@ GPU_MODEL_IDLE_TTL_S = Knob(
     "GPU_MODEL_IDLE_TTL_S", 60.0, "s", "idle time after which a model is dropped; <= 0: never"
 )
 WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s", "safety poll of the ON/OFF row")
+RUN_RETENTION_DAYS = Knob(
+    "RUN_RETENTION_DAYS",
+    365.0,
+    "days",
+    "time after its end at which a run is deleted, with its nodes; <= 0: never",
+)
+JOB_RETENTION_DAYS = Knob(
+    "JOB_RETENTION_DAYS",
+    90.0,
+    "days",
+    "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never",
+)
 NODE_EVENT_RETENTION_DAYS = Knob(
-    "NODE_EVENT_RETENTION_DAYS", 30, "days", "age at which events are pruned"
+    "NODE_EVENT_RETENTION_DAYS",
+    30,
+    "days",
+    "age at which events, logs, processed outbox rows and schedule fires are deleted; <= 0: never",
 )
 NODE_EVENT_PRUNE_INTERVAL_S = Knob(
-    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often they are pruned"
+    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often what is too old is deleted"
 )
 NODE_POOL_RECOVERY_RETRIES = Knob(
     "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at boot"

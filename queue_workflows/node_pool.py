@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from queue_workflows import (
@@ -13,17 +14,16 @@ from queue_workflows import (
     db,
     dispatcher,
     errors,
-    history,
     input_listener,
     node_queue,
+    retention,
 )
 from queue_workflows.runtime import service
-from queue_workflows.store import nodes, outbox, tables, transitions, workers
+from queue_workflows.store import nodes, outbox, tables, transitions
 from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
-PRUNE_WORKERS_S = 3600.0
 ORPHAN_SWEEP_S = 60.0
 """It looks at every waiting job; the claim refuses orphans meanwhile."""
 HEAD_START_S = 0.004
@@ -72,6 +72,8 @@ class NodePool:
         self._services = [
             service.Follow("dispatch", listener, self._act),
             service.Loop("sweeps", maintenance(self._sweeps)),
+            # Apart: leases must not wait until a year's rows are gone.
+            service.Loop("prune", [self._pruning()]),
         ]
         for each in self._services:
             each.start()
@@ -83,6 +85,18 @@ class NodePool:
             each.stop()
         self._sweeps.close()
         self._kept.close()
+
+    def _pruning(self) -> service.Task:
+        return service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, self._prune)
+
+    def _prune(self) -> None:
+        gone: Counter[str] = Counter()
+        for kind, count in retention.batches():
+            gone[kind] += count
+            if self._stopped.is_set():
+                break
+        if said := ", ".join(f"{count} {kind}" for kind, count in gone.items() if count):
+            _log.info("past their retention and deleted: %s", said)
 
     def _poll_s(self) -> float:
         due = self._look_at if self._drain_at is None else min(self._look_at, self._drain_at)
@@ -244,8 +258,6 @@ def maintenance(sweeps: Sweeps) -> list[service.Task]:
         service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
         service.Task("input-timeouts", reclaim_s, sweeps.expire_inputs),
         service.Task("lock-keys", reclaim_s, sweeps.mend_turns),
-        service.Task("prune-events", config.NODE_EVENT_PRUNE_INTERVAL_S.read, prune_events),
-        service.Task("prune-workers", PRUNE_WORKERS_S, prune_workers),
     ]
 
 
@@ -303,16 +315,3 @@ def _expire(conn: db.Connection, job: Row) -> None:
     if nodes.time_out(conn, job["id"], default=default, error=error) is not None:
         said = "takes its default" if default is not None else "fails"
         _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, said)
-
-
-def prune_events() -> None:
-    """Delete node events and logs of attempts past NODE_EVENT_RETENTION_DAYS."""
-    days = config.NODE_EVENT_RETENTION_DAYS.read()
-    node_queue.prune_node_events(days)
-    history.prune_logs(days)
-
-
-def prune_workers() -> None:
-    """Delete worker rows not seen for a day."""
-    with db.transaction() as conn:
-        workers.prune(conn)

@@ -21,6 +21,7 @@ from queue_workflows.cli import (
     doctor,
     health,
     migrate,
+    prune,
     retry,
     run,
     runs,
@@ -54,6 +55,7 @@ app.command("inputs")(answer.waiting)
 app.command("answer", context_settings={"ignore_unknown_options": True})(answer.answer)
 app.command("supervise")(supervise.supervise)
 app.command("migrate")(migrate.migrate)
+app.command("prune")(prune.prune)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 app.command("connect")(connect.connect)

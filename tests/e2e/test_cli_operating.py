@@ -99,3 +99,24 @@ def test_retry_says_by_text_and_exit_code_what_it_did(cli: Commands) -> None:
     assert "is a job" in refused(cli.run(QW, "retry", job["id"], "--from", "a"))
     unknown = cli.run(QW, "retry", "nope", "--json")
     assert (unknown.process.returncode, json.loads(unknown.out)["outcome"]) == (1, "unknown")
+
+
+# --- prune
+
+
+def test_prune_says_what_would_go_and_deletes_it(cli: Commands) -> None:
+    with engine.connect() as conn:
+        for days in (1, 400):
+            run_id = factories.run(conn, status="completed")
+            conn.execute(
+                "UPDATE workflow_runs SET finished_at = now() - %s * interval '1 day'"
+                " WHERE id = %s",
+                (days, run_id),
+            )
+    assert cli.run(QW, "prune", "--dry-run").out == "would delete: runs 1\n"
+    done = json.loads(cli.run(QW, "prune", "--dry-run", "--json").out)
+    assert (done["dry_run"], done["deleted"]) == (True, {"runs": 1, "jobs": 0})
+    assert cli.run(QW, "prune", QUEUE_WORKFLOWS_RUN_RETENTION_DAYS="0").out == "deleted: nothing\n"
+    assert cli.run(QW, "prune").out == "deleted: runs 1\n"
+    assert len(run_store.list_runs()) == 1
+    assert cli.run(QW, "prune", "--all").process.returncode == 2

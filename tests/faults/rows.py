@@ -173,7 +173,10 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "integration/test_run_store.py::test_cancel_by_a_plain_update_cancels_what_waits_in_the_same_transaction",
             "integration/test_node_pool.py::test_orphans_of_a_run_that_is_over_are_cancelled",
-            "integration/test_node_pool.py::test_old_events_and_workers_are_pruned",
+            "integration/test_retention.py::test_runs_go_with_all_that_is_theirs",
+            "integration/test_retention.py::test_a_queue_has_its_own_time_or_that_of_all",
+            "integration/test_retention.py::test_all_that_is_only_history_goes_by_its_age",
+            "integration/test_retention.py::test_the_orchestrator_prunes_and_stops_between_batches",
         ),
     ),
     "D10": (
@@ -355,7 +358,6 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 OPEN: dict[str, str] = {
-    "D9": "finished runs and jobs stay: there is no retention of theirs",
     "P6": "the throughput beside a snapshot of ten minutes",
     "P10": "a pooler in transaction mode; POLL_ONLY stands, see P3",
     "P11": "a failover to a standby",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, history, node_pool, node_queue, run_store
+from queue_workflows import claim_worker, history, node_queue, retention, run_store
 from queue_workflows import db as engine
 from queue_workflows.store import logs, tables
 from queue_workflows.worker import capture
@@ -225,7 +225,7 @@ def test_old_logs_are_pruned_with_the_events(conn: engine.Connection) -> None:
             " WHERE created_at > now() - interval '1 day'",
             (days,),
         )
-    node_pool.prune_events()
+    assert retention.prune()["logs"] == 1
     assert stored(conn) == 1
 
 

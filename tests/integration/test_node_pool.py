@@ -206,7 +206,6 @@ def test_the_list_of_sweeps_and_their_knobs(
 ) -> None:
     monkeypatch.setenv("AI_LEADS_LEASE_RECLAIM_INTERVAL_S", "7")
     monkeypatch.setenv("AI_LEADS_DEAD_WORKER_SWEEP_INTERVAL_S", "8")
-    monkeypatch.setenv("AI_LEADS_NODE_EVENT_PRUNE_INTERVAL_S", "9")
     sweeps = node_pool.Sweeps()
     found = {
         task.name: task.every_s() if callable(task.every_s) else task.every_s
@@ -214,9 +213,8 @@ def test_the_list_of_sweeps_and_their_knobs(
     }
     assert found["reclaim"] == 7
     assert found["dead-workers"] == 8
-    assert found["prune-events"] == 9
     assert found["gone"] == 10
-    assert {*found} >= {"orphans", "prune-workers"}
+    assert {*found} >= {"orphans", "input-timeouts", "lock-keys"}
     for task in node_pool.maintenance(sweeps):
         task.run()
     sweeps.close()
@@ -309,27 +307,6 @@ def test_orphans_of_a_run_that_is_over_are_cancelled(conn: Any) -> None:
     node_pool.sweep_orphans()
     assert factories.reread(conn, orphan)["status"] == "cancelled"
     assert factories.reread(conn, kept)["status"] == "queued"
-
-
-def test_old_events_and_workers_are_pruned(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "2")
-    run_id = factories.run(conn)
-    for days in (1, 3):
-        node_queue.record_node_event(run_id=run_id, node_id=f"{days}", event_type="claimed")
-        conn.execute(
-            "UPDATE workflow_node_events SET created_at = now() - %s * interval '1 day'"
-            " WHERE node_id = %s",
-            (days, f"{days}"),
-        )
-        conn.execute(
-            "INSERT INTO workers (worker_id, host_label, queue, pid, last_seen)"
-            " VALUES (%s, 'box', 'cpu', 1, now() - (%s - 0.5) * interval '1 day')",
-            (f"w{days}", days),
-        )
-    node_pool.prune_events()
-    node_pool.prune_workers()
-    assert factories.column(conn, "SELECT node_id FROM workflow_node_events") == ["1"]
-    assert factories.column(conn, "SELECT worker_id FROM workers") == ["w1"]
 
 
 def stale_worker(conn: Any) -> None:

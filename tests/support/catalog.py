@@ -22,6 +22,7 @@ PURPOSES = {
     "job_attempt_logs": "What bodies printed: one row an attempt that printed, pruned by age.",
     "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
     "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
+    "queue_settings": "What an operator says about one queue; no row means the defaults.",
     "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",

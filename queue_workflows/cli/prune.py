@@ -1,0 +1,38 @@
+"""`queue-workflows prune`: delete what is past its retention, now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from queue_workflows import retention
+from queue_workflows.cli import command, options, output
+
+
+def prune(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how many runs and jobs would go.")
+    ] = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Delete finished runs and jobs, events and the like past their retention.
+
+    The orchestrator does it by itself, each NODE_EVENT_PRUNE_INTERVAL_S.
+    """
+
+    def body() -> int:
+        with command.reading(app) as words:
+            gone = retention.due() if dry_run else retention.prune()
+        if as_json:
+            output.dump({"database": words, "dry_run": dry_run, "deleted": gone})
+        else:
+            said = ", ".join(
+                f"{kind.replace('_', ' ')} {count:,}" for kind, count in gone.items() if count
+            )
+            output.echo(f"{'would delete' if dry_run else 'deleted'}: {said or 'nothing'}")
+        return 0
+
+    command.execute("prune", body, debug=debug)

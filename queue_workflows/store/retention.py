@@ -1,0 +1,108 @@
+"""Deletes what is finished and old, one batch a call; the caller commits each."""
+
+from __future__ import annotations
+
+from queue_workflows import db
+
+BLOCKS = 256
+"""Pages of a table that a batch looks at: 2 MiB, in which some thousands of jobs fit."""
+RUNS = 20
+"""Runs that a batch deletes at most; their nodes, answers and outbox rows go with them."""
+RUNS_TIMEOUT = "60s"
+"""Each may have MAX_NODES_PER_RUN nodes. What is locked meanwhile nobody waits for."""
+ROWS = 5000
+
+# Tables are walked as they lie: an index that knew when a job was finished would cost every job.
+_OLD_JOBS = (
+    " FROM ingest_jobs j LEFT JOIN queue_settings q ON q.queue = j.queue"
+    " WHERE j.status IN ('completed', 'failed', 'cancelled')"
+    " AND coalesce(q.retention_days, %(days)s::float8) > 0"
+    " AND coalesce(j.finished_at, j.created_at)"
+    " < now() - coalesce(q.retention_days, %(days)s::float8) * interval '1 day'"
+)
+_DELETE_JOBS = (
+    "WITH old AS MATERIALIZED (SELECT j.ctid AS at" + _OLD_JOBS + " AND j.ctid >= %(first)s::tid"
+    " AND j.ctid < %(end)s::tid FOR UPDATE OF j SKIP LOCKED)"
+    " DELETE FROM ingest_jobs j USING old WHERE j.ctid = old.at"
+)
+_OLD_RUNS = (
+    " FROM workflow_runs r WHERE r.status IN ('completed', 'failed', 'cancelled')"
+    " AND %(days)s::float8 > 0"
+    " AND coalesce(r.finished_at, r.updated_at) < now() - %(days)s::float8 * interval '1 day'"
+    " AND NOT EXISTS (SELECT FROM workflow_dispatch_events e"
+    " WHERE e.run_id = r.id AND e.processed_at IS NULL)"
+    " AND NOT EXISTS (SELECT FROM workflow_node_jobs n WHERE n.run_id = r.id"
+    " AND n.status IN ('queued', 'running', 'awaiting_input'))"
+)
+_DELETE_RUNS = (
+    "WITH old AS MATERIALIZED (SELECT r.ctid AS at" + _OLD_RUNS + " AND r.ctid >= %(first)s::tid"
+    " AND r.ctid < %(end)s::tid LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED)"
+    " DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at"
+)
+_DELETE_OUTBOX = (
+    "WITH old AS MATERIALIZED (SELECT id FROM workflow_dispatch_events"
+    " WHERE processed_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s"
+    " FOR UPDATE SKIP LOCKED)"
+    " DELETE FROM workflow_dispatch_events e USING old WHERE e.id = old.id"
+)
+_DELETE_INGEST_EVENTS = (
+    "WITH old AS MATERIALIZED (SELECT id FROM ingest_job_events"
+    " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s)"
+    " DELETE FROM ingest_job_events e USING old WHERE e.id = old.id"
+)
+_DELETE_HEARTBEATS = "DELETE FROM worker_heartbeats WHERE last_seen < now() - %s * interval '1 day'"
+
+
+def blocks(conn: db.Connection, table: str) -> int:
+    """How many pages the table has now."""
+    row = conn.execute(
+        "SELECT pg_relation_size(%s::regclass) / current_setting('block_size')::bigint AS n",
+        (table,),
+    ).fetchone()
+    assert row is not None
+    return row["n"]
+
+
+def _within(first: int, days: float) -> dict[str, object]:
+    return {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
+
+
+def delete_jobs(conn: db.Connection, first: int, days: float) -> int:
+    """Delete ingest jobs finished that long ago that lie in BLOCKS pages from `first` on.
+
+    A queue's own `retention_days` goes before `days`; 0 keeps for ever. How many went.
+    """
+    return conn.execute(_DELETE_JOBS, _within(first, days)).rowcount
+
+
+def delete_runs(conn: db.Connection, first: int, days: float) -> int:
+    """Delete up to RUNS runs finished that long ago out of BLOCKS pages; 0 days keep for ever.
+
+    A run with an open outbox row, or a node that is not finished, stays. How many went.
+    """
+    conn.execute("SELECT set_config('statement_timeout', %s, true)", (RUNS_TIMEOUT,))
+    return conn.execute(_DELETE_RUNS, _within(first, days)).rowcount
+
+
+def delete_outbox(conn: db.Connection, days: float) -> int:
+    """Delete up to ROWS outbox rows processed that long ago; how many."""
+    return conn.execute(_DELETE_OUTBOX, (days, ROWS)).rowcount
+
+
+def delete_ingest_events(conn: db.Connection, days: float) -> int:
+    """Delete up to ROWS events of ingest jobs of that age; how many."""
+    return conn.execute(_DELETE_INGEST_EVENTS, (days, ROWS)).rowcount
+
+
+def delete_heartbeats(conn: db.Connection, days: float) -> int:
+    """Delete the heartbeats of hosts not heard of for that long; how many."""
+    return conn.execute(_DELETE_HEARTBEATS, (days,)).rowcount
+
+
+def due(conn: db.Connection, *, run_days: float, job_days: float) -> dict[str, int]:
+    """How many runs and ingest jobs would go now: `{"runs": n, "jobs": n}`."""
+    runs = conn.execute("SELECT count(*) AS n" + _OLD_RUNS, {"days": run_days}).fetchone()
+    jobs = conn.execute("SELECT count(*) AS n" + _OLD_JOBS, {"days": job_days}).fetchone()
+    assert runs is not None
+    assert jobs is not None
+    return {"runs": runs["n"], "jobs": jobs["n"]}
