@@ -284,8 +284,10 @@ def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body, monkeypa
 def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
     job_id = queued()
     codes: list[int] = []
+    left: list[Row] = []
 
     def leave(code: int) -> None:
+        left.extend(sql("SELECT state, job_ids FROM workers"))
         codes.append(code)
         body.release.set()
 
@@ -300,6 +302,7 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
             0,
             0,
         )
+        assert left == [{"state": "stopped", "job_ids": []}]
     assert job(job_id)["priority"] == 10
 
 
