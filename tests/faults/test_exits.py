@@ -132,6 +132,23 @@ def state_of(worker: Command) -> str:
     return row["state"]
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_sigterm_is_heard_while_the_body_is_in_c_code(
+    cli: Commands, tmp_path: Path, hurried: bool
+) -> None:
+    timeout_s = 60.0 if hurried else 1.0
+    run = Run(cli, tmp_path, "stuck", "--shutdown-timeout", str(timeout_s))
+    run.worker.send(signal.SIGTERM)
+    run.begun = time.monotonic()
+    if hurried:
+        run.worker.send(signal.SIGINT)
+    run.ended(0, (0 if hurried else timeout_s) + 1 + SLACK_S)
+    job = run.job
+    assert (job["status"], job["attempts"], job["crash_count"]) == ("queued", 0, 0)
+    assert run.events() == ["claimed", "requeued"]
+    assert state_of(run.worker) == "stopped"
+
+
 def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_more(
     cli: Commands, dsn: str, tmp_path: Path
 ) -> None:
