@@ -207,7 +207,8 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _serve(worker: ClaimWorker) -> int:
-    with signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now) as stop:
+    request = signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now, ear=True)
+    with request as stop:
         if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             _log.info("worker %s works on %s", worker.worker_id, db.describe())
             worker.run_forever()

@@ -115,6 +115,11 @@ def set_worker_control(
         "lasts": lasts,
     }
     with db.transaction(conn) as own:
+        if at is not None and controls.is_over(own, at):
+            raise errors.InvalidConfig(
+                f"until {at}: that is over by the database's clock; name a time to come, or a time "
+                "span from now"
+            )
         return controls.put(own, values)
 
 

@@ -79,23 +79,41 @@ def run(
                 return stopped_early()
             if no_wait:
                 return _queue_only(request, as_json=as_json)
-            wanted = fleet.roles(ingest=False) if chosen else None
-            with contextlib.ExitStack() as stack:
-                view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
-                helper = crew.Crew(request.queues, wanted, app=chosen, stop=stop, log=log)
-                if not alone:
-                    stack.enter_context(helper).begin()
-                if stop.requested.is_set():
-                    return stopped_early()
-                row = request.insert()
-                if not watch:
-                    command.say(f"run {row['id']} is queued")
-                if older := _ahead(row["id"]):
-                    view.say(older)
-                seen = follow.Follower(view, stop, None if alone else helper.tick).follow(row["id"])
-            return finish(row["id"], seen, as_json=as_json, debug=debug)
+            ended = _see_through(
+                request, stop, app=chosen, alone=alone, watch=watch, as_json=as_json
+            )
+            if ended is None:
+                return stopped_early()
+            return finish(*ended, as_json=as_json, debug=debug)
 
     command.execute("run", body, debug=debug)
+
+
+def _see_through(
+    request: Request,
+    stop: signals.StopRequest,
+    *,
+    app: str | None,
+    alone: bool,
+    watch: bool,
+    as_json: bool,
+) -> tuple[str, picture.Picture | None] | None:
+    """The run's id and how it ended, as `finish` takes them; None: stopped before its insert."""
+    wanted = fleet.roles(ingest=False) if app else None
+    with contextlib.ExitStack() as stack:
+        view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
+        helper = crew.Crew(request.queues, wanted, app=app, stop=stop, log=log)
+        if not alone:
+            stack.enter_context(helper).begin()
+        if stop.requested.is_set():
+            return None
+        row = request.insert()
+        if not watch:
+            command.say(f"run {row['id']} is queued")
+        if older := _ahead(row["id"]):
+            view.say(older)
+        follower = follow.Follower(view, stop, None if alone else helper.tick)
+        return row["id"], follower.follow(row["id"])
 
 
 class Request:

@@ -174,12 +174,7 @@ class _Planner:
         return Plan([*self._by_model(), *self.skipped], complete)
 
     def _is_open(self, node_id: str) -> bool:
-        progress = self.progress
-        return (
-            node_id != readiness.END
-            and node_id not in progress.known
-            and node_id not in progress.settled
-        )
+        return node_id != readiness.END and node_id not in self.progress.known
 
     def _round(
         self, candidates: list[_Candidate], resolver: RefResolver, may_exist: bool

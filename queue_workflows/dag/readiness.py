@@ -27,20 +27,12 @@ class Progress:
     that it was used in rolls back. `END` stands for the run's end, which waits for the leaves.
     """
 
-    __slots__ = ("_at", "graph", "known", "settled")
+    __slots__ = ("_at", "graph", "known")
 
     def __init__(self, of: graph.Graph) -> None:
         self.graph = of
         self.known: set[str] = set()
-        self.settled: set[str] = set()
         self._at: dict[str, int] = {}
-
-    def settle(self, queued: Iterable[str], skipped: Iterable[str]) -> None:
-        """After the commit, and optional: these rows exist, so nobody needs to plan them again."""
-        skipped = set(skipped)
-        self.known |= skipped
-        self.settled |= skipped
-        self.settled.update(queued)
 
     def deps(self, node_id: str) -> tuple[str, ...]:
         """The dependencies of a node, or of `END`."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
-from queue_workflows.db import pool
+from queue_workflows.db import pool, wire
 
 
 class Kept:
     """One autocommit engine connection, opened on first use and again after it was dropped.
 
-    For one thread at a time. `opened` is called with each new connection. In a forked child it is
-    another one: the parent's session is left alone.
+    For one thread at a time, but for `lend`. `opened` is called with each new connection. In a
+    forked child it is another one: the parent's session is left alone.
     """
 
     def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
@@ -23,12 +26,17 @@ class Kept:
         self._conn: pool.Connection | None = None
         self._pid = os.getpid()
         self._parents: pool.Connection | None = None
-        """Kept from collection: what closes a connection tells the server so."""
+        """Kept from collection, which warns of a connection that was left open."""
+        self._in_use = threading.RLock()
+
+    def _start_anew_in_child(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._parents, self._conn = os.getpid(), self._conn, None
+            self._in_use = threading.RLock()
 
     def get(self) -> pool.Connection:
         """The connection, opened when there is none."""
-        if self._pid != os.getpid():
-            self._pid, self._parents, self._conn = os.getpid(), self._conn, None
+        self._start_anew_in_child()
         if self._conn is None or self._conn.closed:
             self._conn = pool.connect()
             try:
@@ -52,8 +60,41 @@ class Kept:
     @contextmanager
     def using(self) -> Generator[pool.Connection]:
         """The connection; after a database error it is closed, and the error passes."""
+        self._start_anew_in_child()
+        with self._in_use:
+            try:
+                yield self.get()
+            except psycopg.Error:
+                self.close()
+                raise
+
+    @contextmanager
+    def lend(self, *, within_s: float, statement_s: float) -> Generator[pool.Connection | None]:
+        """The connection for another thread, if within that time it is free and answers; else None.
+
+        Its statements have `statement_s`. Afterwards it is closed. For an owner that only calls
+        `using`.
+        """
+        self._start_anew_in_child()
+        deadline = time.monotonic() + within_s
+        if not self._in_use.acquire(timeout=within_s):
+            yield None
+            return
         try:
-            yield self.get()
-        except psycopg.Error:
+            yield self._answering(deadline, statement_s)
+        finally:
             self.close()
-            raise
+            self._in_use.release()
+
+    def _answering(self, deadline: float, statement_s: float) -> pool.Connection | None:
+        conn = self.current
+        if conn is None or conn.closed:
+            return None
+        if conn.pgconn.transaction_status != TransactionStatus.IDLE:
+            return None
+        limit = b"SET statement_timeout = %d" % (statement_s * 1000)
+        try:
+            wire.ask(conn, limit, deadline - time.monotonic(), conn.pgconn.consume_input)
+        except psycopg.Error:
+            return None
+        return conn

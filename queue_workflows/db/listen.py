@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import random
-import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import ExecStatus
 
 from queue_workflows import config
-from queue_workflows.db import pool
+from queue_workflows.db import pool, wire
 
 _log = logging.getLogger(__name__)
 CONNECT_S = 4.0
@@ -111,7 +109,7 @@ class Listener:
         if not self._pending and not self._woken:
             due = min(poll_at, self._retry_at if self._conn is None else self._ping_at)
             watched = [bell] if self._conn is None else [bell, self._conn]
-            _await_readable(watched, due - now)
+            wire.await_readable(watched, due - now)
         _drain(bell)
         if self._woken:
             self._woken = False
@@ -160,23 +158,7 @@ class Listener:
             self._pending.append((note.relname.decode(), note.extra.decode()))
 
     def _ask(self, conn: pool.Connection, query: bytes) -> None:
-        """A query with a deadline of our own: a frozen peer acknowledges bytes for ever."""
-        deadline = time.monotonic() + ANSWER_S
-        conn.pgconn.send_query(query)
-        while True:
-            conn.pgconn.flush()
-            self._consume(conn)
-            if not conn.pgconn.is_busy():
-                result = conn.pgconn.get_result()
-                if result is None:
-                    break
-                if result.status == ExecStatus.FATAL_ERROR:
-                    raise psycopg.OperationalError(result.get_error_message())
-                continue
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise psycopg.OperationalError(f"no answer within {ANSWER_S:g} s")
-            _await_readable([conn], left)
+        wire.ask(conn, query, ANSWER_S, lambda: self._consume(conn))
         self._ping_at = time.monotonic() + config.DB_PING_INTERVAL_S.read()
 
     def _lost(self, error: Exception) -> None:
@@ -192,14 +174,6 @@ class Listener:
         conn, self._conn = self._conn, None
         if conn is not None:
             conn.close()
-
-
-def _await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
-    # Not select(): a host process may have more than its 1,024 descriptors open.
-    poller = select.poll()
-    for item in watched:
-        poller.register(item.fileno(), select.POLLIN)
-    poller.poll(max(0, math.ceil(timeout_s * 1000)))
 
 
 def _drain(bell: socket.socket) -> None:

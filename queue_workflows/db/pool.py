@@ -19,7 +19,7 @@ from psycopg import conninfo
 from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import process
+from queue_workflows.runtime import process, service
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _REFUSED = re.compile(
     r'|(?:role|database) ".*" does not exist'
 )
 """A definite answer. A failed connect has no SQLSTATE; a server with other words is waited for."""
+_GOING = ("57P01", "57P02", "57P03", "53300")
+"""SQLSTATEs: shut down by an administrator or a crash, cannot connect now, too many connections."""
 _UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')
 _SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
 
@@ -368,4 +370,13 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
     )
 
 
+def _outage(error: BaseException) -> str | None:
+    """What is away where the server is gone, going or not there; None: it is what was asked."""
+    if not isinstance(error, psycopg.OperationalError):
+        return None
+    state = error.sqlstate or ""
+    return "the database" if not state or state.startswith("08") or state in _GOING else None
+
+
 process.explain_by(_explain)
+service.name_outages_by(_outage)

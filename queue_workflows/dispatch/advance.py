@@ -134,7 +134,7 @@ def advance(
     return count
 
 
-class _NothingYet:
+class _NothingYet(knowledge.Blind):
     """Knows a run that has no node yet; what its context holds it does not know."""
 
     def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
@@ -145,9 +145,6 @@ class _NothingYet:
 
     def done_all(self) -> set[str]:
         return set()
-
-    def context(self, heads: set[str] | None) -> dict[str, Any]:  # noqa: ARG002  the protocol's name
-        raise knowledge.MustLook
 
 
 def _start_fresh(

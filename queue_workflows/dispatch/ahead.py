@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 from queue_workflows import errors
@@ -12,21 +11,12 @@ from queue_workflows.store import claims, payload
 from queue_workflows.types import Row
 
 
-class _OwnReader:
+class _OwnReader(knowledge.Blind):
     """Knows the completed node's result, and nothing else."""
 
     def __init__(self, node_id: str, result: str) -> None:
         self._node_id = node_id
         self._result = result
-
-    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        raise knowledge.MustLook
-
-    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
-        raise knowledge.MustLook
-
-    def done_all(self) -> set[str]:
-        raise knowledge.MustLook
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         if heads is None or heads != {self._node_id}:

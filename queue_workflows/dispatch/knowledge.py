@@ -62,6 +62,22 @@ class MustLook(Exception):
     """A plan asked for something that only the database knows."""
 
 
+class Blind:
+    """Knows nothing of a run's nodes."""
+
+    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
+        raise MustLook
+
+    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
+        raise MustLook
+
+    def done_all(self) -> set[str]:
+        raise MustLook
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:  # noqa: ARG002  the protocol's name
+        raise MustLook
+
+
 class Reader:
     """The database's truth about a run's nodes, read in the transactions that `begin` opens."""
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from types import GeneratorType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from queue_workflows.types import NowFn
 
@@ -28,6 +28,15 @@ BACKOFF_MAX_S = 5.0
 _DIGITS = re.compile(r"\d+")
 
 logger = logging.getLogger(__name__)
+NameOutage: TypeAlias = "Callable[[BaseException], str | None]"
+"""Says of an error that something is away for a while, and what; None: it is not that."""
+
+_name_outages: list[NameOutage] = []
+
+
+def name_outages_by(name: NameOutage) -> None:
+    """Log what this names in one line an outage; the rest, and tracebacks, at the debug level."""
+    _name_outages.append(name)
 
 
 class Service(abc.ABC):
@@ -218,6 +227,7 @@ class Follow(Service, Generic[T]):
             if self._stopping.is_set():
                 return
             self._failures = 0
+            self._errors.went_well("its source")
             self._errors.guard("an item", lambda item=item: self._act(item))
             if self._stopping.is_set():
                 return
@@ -252,17 +262,27 @@ class _ErrorLog:
         self._owner = owner
         self._now = now_fn
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+        self._away: dict[str, float] = {}
+        """What failed for an outage when it was last done, and when."""
 
     def guard(self, what: str, call: Callable[[], T]) -> T | None:
         """The call's value; None, after logging, whatever it raised."""
         try:
-            return call()
+            value = call()
         except BaseException as error:  # noqa: BLE001  SystemExit in a task must not end its loop
             self.report(what, error)
             return None
+        self.went_well(what)
+        return value
+
+    def went_well(self, what: str) -> None:
+        self._away.pop(what, None)
 
     def report(self, what: str, error: BaseException) -> None:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        if away := next(filter(None, (name(error) for name in _name_outages)), None):
+            self._report_outage(what, away, error)
+            return
         key = (what, _DIGITS.sub("#", text))
         now = self._now()
         logged_at, repeats = self._seen.get(key, (-math.inf, 0))
@@ -274,6 +294,14 @@ class _ErrorLog:
         self._seen[key] = (now, 0)
         again = f" ({repeats} more since the last line)" if repeats else ""
         logger.error("%s: %s failed%s: %s", self._owner, what, again, text, exc_info=error)
+
+    def _report_outage(self, what: str, away: str, error: BaseException) -> None:
+        now = self._now()
+        if now - max(self._away.values(), default=-math.inf) >= QUIET_S:
+            text = " ".join(str(error).split()) or type(error).__name__
+            logger.warning("%s: %s waits for %s: %s", self._owner, what, away, text)
+        self._away[what] = now
+        logger.debug("%s: %s failed", self._owner, what, exc_info=error)
 
 
 def _next_on_grid(since: float, every_s: float, now: float) -> float:

@@ -105,9 +105,9 @@ class Supervisor:
 
     A Ctrl-C reaches the supervisor only. `start`, `run` and `stop` belong to one thread that lives
     as long as the children: on Linux they get SIGTERM when it ends. `children` is for any thread.
-    `on_exit` runs right after the child was reaped. `watch(name, pid)` is asked every WATCH_S about
-    each that runs, until the supervisor is to stop: a `Verdict` kills it. While either runs nothing
-    else is supervised.
+    `on_exit` runs right after the child was reaped. `watch(name, pid, due)` is asked every WATCH_S
+    about each that runs: a `Verdict` kills it. `due`: it was told to stop, and has had its time.
+    While either runs nothing else is supervised.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Supervisor:
         specs: Sequence[ChildSpec],
         *,
         on_exit: Callable[[Exit], object] | None = None,
-        watch: Callable[[str, int], Verdict | None] | None = None,
+        watch: Callable[[str, int, bool], Verdict | None] | None = None,
         fail_fast: bool = False,
         backoff_max_s: float | None = None,
         now_fn: NowFn = time.monotonic,
@@ -163,7 +163,7 @@ class Supervisor:
                 due = [seat.due for seat in self._seats if seat.state == "waiting"]
                 pause_s = max(0.0, min(due) - self._now()) if due else self._tick_s
                 self._wait(min(pause_s, self._tick_s), stop.requested)
-                self._look()
+                self._look(due=False)
                 self._reap()
             return 0
         finally:
@@ -174,7 +174,8 @@ class Supervisor:
     ) -> bool:
         """SIGTERM to all, SIGKILL to what is left after the deadline; whether all are reaped.
 
-        None: SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again` sends SIGTERM again.
+        None: SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again` sends SIGTERM again,
+        and ends the children's time. That SIGKILL counts as exit code 0, by a verdict.
         """
         if deadline_s is None:
             deadline_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S
@@ -183,14 +184,17 @@ class Supervisor:
         self._send(signal.SIGTERM)
         seen = min(1, again.count) if again else 0
         deadline = self._now() + deadline_s
+        due = deadline - STOP_MARGIN_S
         while self._running() and self._now() < deadline:
             self._wait(min(POLL_S, max(0.0, deadline - self._now())))
             self._reap()
             if again and again.count > seen:
-                seen = again.count
+                seen, due = again.count, self._now()
                 self._send(signal.SIGTERM)
+            self._look(due=self._now() >= due)
         for seat, _ in self._running():
             logger.warning("%s did not stop within %.1f s: killed", seat.spec.name, deadline_s)
+            seat.verdict = seat.verdict or Verdict(0, f"did not stop within {deadline_s:.1f} s")
         self._send(signal.SIGKILL)
         deadline = self._now() + KILL_WAIT_S
         while self._running() and self._now() < deadline:
@@ -217,12 +221,12 @@ class Supervisor:
                 timeout_s = min(timeout_s, POLL_S)
         poll.poll(timeout_s * 1000)
 
-    def _look(self) -> None:
+    def _look(self, *, due: bool) -> None:
         for seat, running in self._running():
             if self._watch is None or seat.verdict is not None:
                 continue
             seat.verdict = self._guard(
-                "while watching", seat, self._watch, seat.spec.name, running.pid
+                "while watching", seat, self._watch, seat.spec.name, running.pid, due
             )
             if seat.verdict is not None:
                 running.send(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from psycopg import errors as pg_errors
@@ -24,6 +25,13 @@ def put(conn: db.Connection, values: dict[str, Any]) -> Row:
     ).fetchone()
     assert row is not None
     return row
+
+
+def is_over(conn: db.Connection, instant: datetime) -> bool:
+    """Whether an instant has come, by the database's clock."""
+    row = conn.execute("SELECT %s::timestamptz <= clock_timestamp() AS over", (instant,)).fetchone()
+    assert row is not None
+    return row["over"]
 
 
 def known_queues(conn: db.Connection) -> list[str]:

@@ -76,12 +76,12 @@ def last_detail(conn: db.Connection, prefix: str) -> Row:
     return row["detail"] if row else {}
 
 
-def bury(conn: db.Connection, prefix: str, detail: str) -> None:
-    """Mark the workers of a dead process (`worker_id` starts with `prefix`) with how it died."""
+def bury(conn: db.Connection, prefix: str, detail: str, *, orderly: bool = False) -> None:
+    """Mark the workers of a dead process (`worker_id` starts with `prefix`) with how it ended."""
     conn.execute(
-        "UPDATE workers SET state = 'dead', job_ids = '{}', detail = detail || %s::jsonb"
-        " WHERE starts_with(worker_id, %s) AND state <> 'stopped'",
-        (detail, prefix),
+        "UPDATE workers SET state = CASE WHEN %s THEN 'stopped' ELSE 'dead' END, job_ids = '{}',"
+        " detail = detail || %s::jsonb WHERE starts_with(worker_id, %s) AND state <> 'stopped'",
+        (orderly, detail, prefix),
     )
 
 

@@ -20,7 +20,11 @@ from queue_workflows.worker import guards, leaving, oversight
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
 STATEMENT_S = 3.0
-_REASONS = {oversight.OFF: "turned off", oversight.CANCELLED: "cancelled"}
+_REASONS = {
+    oversight.OFF: "turned off",
+    oversight.CANCELLED: "cancelled",
+    oversight.STOPPED: "shutdown",
+}
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -31,8 +35,8 @@ def bury(
     """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
 
     Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
-    the process ended, and its last progress, beat and GPU sample. One that its parent killed in a
-    guard's stead leaves its jobs as that guard demands, with no crash. Nothing for a process that
+    the process ended, and its last progress, beat and GPU sample. One that its parent killed, in a
+    guard's stead or to stop, leaves its jobs as it should have, with no crash. Nothing for one that
     ended in good order, as it holds nothing, nor for another process, whatever its label.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
@@ -44,7 +48,7 @@ def bury(
         "seconds": round(ended.seconds, 3),
         "oom_kills": oom_kills,
     }
-    sentence: oversight.Sentence | None = ended.verdict and ended.verdict.more
+    sentence = _sentence(ended, host_label)
     if sentence is not None:
         death |= {"guard": sentence.trip.event, "by": "parent"}
     rows: list[Row] = []
@@ -68,12 +72,22 @@ def bury(
                 detail = payload.encode(death | last, "detail")
                 events.note(conn, table, job, "death", detail=detail, error=how)
             rows += taken
-        workers.bury(conn, prefix, payload.encode(death, "detail"))
-        if sentence is not None and (
-            sentence.queue == "gpu" or sentence.trip.event == oversight.OFF
-        ):
-            workers.clear_model(conn, sentence.host, sentence.queue, mark_stale=True)
+        orderly = ended.code in leaving.ORDERLY
+        workers.bury(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
+        if sentence is not None:
+            queue = sentence.queue or next((row["queue"] for row in rows), "")
+            if queue == "gpu" or sentence.trip.event == oversight.OFF:
+                workers.clear_model(conn, sentence.host, queue, mark_stale=True)
     return rows
+
+
+def _sentence(ended: supervisor.Exit, host_label: str) -> oversight.Sentence | None:
+    """Why its parent killed it; None: it did not."""
+    verdict = ended.verdict
+    if verdict is None or verdict.more is not None:
+        return verdict and verdict.more
+    trip = guards.Trip(verdict.code, oversight.STOPPED, verdict.reason)
+    return oversight.Sentence(trip, host_label, queue="")
 
 
 def _carry_out(
@@ -84,7 +98,7 @@ def _carry_out(
     rows: list[Row | None] = []
     for lease in leases:
         concerned = lease == sentence.lease or len(leases) == 1
-        if trip.code != guards.EXIT_CONTROL and lease == sentence.lease:
+        if trip.event not in _REASONS and lease == sentence.lease:
             seconds = sentence.seconds
             rows.append(leaving.record_trip(conn, lease, trip, seconds, by="parent"))
         else:

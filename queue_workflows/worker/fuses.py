@@ -68,8 +68,11 @@ class Fuses:
             self._budget.put(None if budget_ends is None else budget_ends + LATE_S)
 
     def leave(self, code: int) -> None:
-        """An exit was decided: it comes within EXIT_WITHIN_S whatever holds it up."""
-        if self._enabled:
+        """An exit was decided: it comes within EXIT_WITHIN_S whatever holds it up.
+
+        Nothing when one was decided before.
+        """
+        if self._enabled and self._leaving is None:
             self._leaving = fuse.Fuse(code)
             self._leaving.arm(EXIT_WITHIN_S)
 

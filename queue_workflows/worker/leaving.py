@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import db
 from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
@@ -13,6 +14,10 @@ from queue_workflows.worker import current, fuses, guards
 
 _log = logging.getLogger(__name__)
 BOOKKEEPING_S = 2.0
+ANSWER_S = 0.5
+"""How long the watch's connection gets to be free and to answer, before another is opened."""
+ORDERLY = (0, guards.EXIT_CONTROL)
+"""Exit codes of a worker that was told to leave: nothing went wrong, and it is not missed."""
 RENEW_MARGIN_S = 2.5
 """A lost claim is not tidied up after so shortly before its lease would have ended."""
 
@@ -21,7 +26,8 @@ class Leaving:
     """Carries out what guards, a stop and a cancel have decided about the job that runs.
 
     An exit is armed before anything is asked of the database, and comes only if that job still
-    runs: `held` gives the claims of its batch, or None once it does not.
+    runs: `held` gives the claims of its batch, or None once it does not. Asked is over the
+    connection `kept` by the watch; if that is in use or does not answer, over one more.
     """
 
     def __init__(
@@ -29,12 +35,14 @@ class Leaving:
         who: Callable[[], claims.Claimant],
         held: Callable[[current.Work], Sequence[tables.Lease] | None],
         *,
+        kept: db.Kept,
         fuses_: fuses.Fuses,
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
         self._who = who
         self._held = held
+        self._kept = kept
         self._fuses = fuses_
         self._on_exit = on_exit
         self._now = now_fn
@@ -69,6 +77,14 @@ class Leaving:
             only_if_written=True,
         )
 
+    def obeyed(self, code: int) -> None:
+        """A stop policy has given back what ran: the exit."""
+        self._fuses.leave(code)
+        with self._asking() as conn:
+            self._take_leave(conn, code)
+            self._on_exit(code)
+        self._fuses.stay()
+
     def _end(
         self,
         work: current.Work,
@@ -78,27 +94,60 @@ class Leaving:
         only_if_written: bool = False,
     ) -> None:
         self._fuses.leave(code)
-        written = write is None or self._record(work, write)
-        if self._held(work) is not None and (written or not only_if_written):
-            self._on_exit(code)
+        with self._asking() if write else contextlib.nullcontext() as conn:
+            written = write is None or self._record(conn, work, write)
+            if self._held(work) is not None and (written or not only_if_written):
+                self._take_leave(conn, code)
+                self._on_exit(code)
         self._fuses.stay()
 
-    def _record(self, work: current.Work, write: Callable[[db.Connection], object]) -> bool:
-        """Best effort, BOOKKEEPING_S a statement; True too when the database could not be asked."""
+    @contextlib.contextmanager
+    def _asking(self) -> Generator[db.Connection | None]:
+        """A connection whose statements have BOOKKEEPING_S; None: the database cannot be asked."""
+        with self._kept.lend(within_s=ANSWER_S, statement_s=BOOKKEEPING_S) as conn:
+            if conn is not None:
+                yield conn
+                return
+        try:
+            conn = db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S)
+        except db.Error as error:
+            _log.warning("leaving without a record, the database cannot be asked: %s", error)
+            yield None
+            return
+        with contextlib.closing(conn):
+            yield conn
+
+    def _record(
+        self,
+        conn: db.Connection | None,
+        work: current.Work,
+        write: Callable[[db.Connection], object],
+    ) -> bool:
+        """Best effort; True too when the database could not be asked."""
         held = self._held(work)
         if held is None:
             return False
+        if conn is None:
+            return True
         who = self._who()
         try:
-            with db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S) as conn:
-                written = write(conn)
-                hand_back_held(conn, work, held)
-                if who.queue == "gpu":
-                    workers.clear_model(conn, who.host, who.queue, mark_stale=True)
-                return bool(written)
+            written = write(conn)
+            hand_back_held(conn, work, held)
+            if who.queue == "gpu":
+                workers.clear_model(conn, who.host, who.queue, mark_stale=True)
+            return bool(written)
         except db.Error as error:
             _log.warning("could not record the end of job %s: %s", work.job["id"], error)
             return True
+
+    def _take_leave(self, conn: db.Connection | None, code: int) -> None:
+        """Say goodbye, so that nobody takes the worker for idle, and then for dead."""
+        if conn is None or code not in ORDERLY:
+            return
+        try:
+            workers.leave(conn, self._who().worker_id)
+        except db.Error as error:
+            _log.debug("could not say goodbye: %s", error)
 
 
 def unless_forked(pid: int, outcome: outcomes.Outcome) -> None:

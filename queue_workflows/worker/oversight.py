@@ -23,6 +23,7 @@ ASK_S = 1.0
 STOP_S = 1.0
 OFF = "control"
 CANCELLED = "cancel"
+STOPPED = "shutdown"
 """What stands for a guard's event where no guard tripped."""
 _PROC = Path("/proc")
 
@@ -122,6 +123,11 @@ class Case:
             reason = f"cancelled, and did not end within {grace_s:g} s"
             self._decide(guards.Trip(guards.EXIT_CONTROL, CANCELLED, reason))
 
+    def end(self) -> None:
+        """Its parent stops, and the worker does not hear it."""
+        if self.sentence is None:
+            self._decide(guards.Trip(0, STOPPED, "told to stop, and did not"), self._lease)
+
     def _decide(
         self, trip: guards.Trip, lease: tables.Lease | None = None, seconds: float = 0.0
     ) -> None:
@@ -189,14 +195,19 @@ class Oversight:
         env = {**(spec.env or {}), board.VARIABLE: str(own.fd)}
         return spec._replace(env=env, fds=[*spec.fds, own.fd])
 
-    def watch(self, name: str, pid: int) -> supervisor.Verdict | None:
-        """Whether that child must be killed now; a supervisor's `watch`."""
+    def watch(self, name: str, pid: int, due: bool) -> supervisor.Verdict | None:
+        """Whether that child must be killed now; a supervisor's `watch`.
+
+        A silent worker that is `due` to be gone neither gives its job back nor leaves by itself.
+        """
         ward = self._wards.get(name)
         if ward is None:
             return None
         if ward.look(pid, self._now()):
             for loop in self._loops:
                 loop.wake()
+        if due and ward.case is not None:
+            ward.case.end()
         sentence = ward.case.sentence if ward.case else None
         if sentence is None:
             return None

@@ -46,7 +46,6 @@ class Watch:
         self._who = who
         self._cache = model_cache
         self._known_models = known_models
-        self._on_exit = on_exit
         self._now = now_fn
         self._fuses = fuses.Fuses(enabled=on_exit is os._exit, now_fn=now_fn)
         self._probe = gpu_health.Sampler()
@@ -62,7 +61,7 @@ class Watch:
         self._kept = db.Kept()
         self._logs = capture.Source(self._printing)
         self._leaving = leaving.Leaving(
-            who, self._held_of, fuses_=self._fuses, on_exit=on_exit, now_fn=now_fn
+            who, self._held_of, kept=self._kept, fuses_=self._fuses, on_exit=on_exit, now_fn=now_fn
         )
         self.stop_deadline: float | None = None
         """Instant (`clock.boot_s`) at which a stopping worker gives its job back."""
@@ -257,7 +256,7 @@ class Watch:
         handler = worker_control.handler(policy)
         if handler is worker_control.HARD:
             self._fuses.leave(guards.EXIT_CONTROL)
-        handler(self, on_exit=self._on_exit)
+        handler(self, on_exit=self._leaving.obeyed)
 
     def _sample(self) -> None:
         """Look at the GPU and the memory for the guards that want to know."""
@@ -321,10 +320,12 @@ class Watch:
         """Give the running job back, at the front, without counting anything."""
         work = self._work
         if work is not None:
-            transitions.hand_back(self._kept.get(), work.lease, reason=reason, front=True)
-            leaving.hand_back_held(self._kept.get(), work, self._held)
+            with self._kept.using() as conn:
+                transitions.hand_back(conn, work.lease, reason=reason, front=True)
+                leaving.hand_back_held(conn, work, self._held)
 
     def clear_model(self) -> None:
         """Let the fleet know that this host's model is gone and the host with it."""
         who = self._who()
-        workers.clear_model(self._kept.get(), who.host, who.queue, mark_stale=True)
+        with self._kept.using() as conn:
+            workers.clear_model(conn, who.host, who.queue, mark_stale=True)

@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import queue_workflows
 from queue_workflows import run_store
@@ -18,22 +19,24 @@ from tests.support.wait import until
 SOURCE = str(Path(queue_workflows.__file__).parent / "runtime")
 
 
-def crash_counted(conn: Connection, job_id: int) -> bool:
-    """Wait until the job of a killed worker is counted as crashed, or was finished after all.
+def crashed(conn: Connection, worker_id: str) -> str:
+    """The node that went down with a killed worker; "" when it held none any more.
 
-    The server still does a finish that the worker had sent before it was killed.
+    The server still does what the worker had sent before it was killed: a finish, and with it the
+    claim of the next node, which then is the one to be taken back.
     """
 
-    def outcome() -> str | None:
+    def outcome() -> dict[str, Any] | None:
         row = conn.execute(
-            "SELECT CASE WHEN crash_count > 0 THEN 'crashed'"
-            " WHEN status = 'completed' THEN 'finished' END AS outcome"
-            " FROM workflow_node_jobs WHERE id = %s",
-            (job_id,),
+            "SELECT (SELECT node_id FROM workflow_node_events WHERE event_type = 'death'"
+            " AND worker_id = %(worker)s) AS crashed, EXISTS (SELECT FROM workflow_node_jobs"
+            " WHERE status = 'running' AND worker_id = %(worker)s) AS holds",
+            {"worker": worker_id},
         ).fetchone()
-        return row["outcome"] if row else None
+        assert row is not None
+        return None if row["holds"] else row
 
-    return until(outcome) == "crashed"
+    return until(outcome)["crashed"] or ""
 
 
 def kill_one_at_work(db: ModuleType, demo: Command) -> str:
@@ -53,8 +56,8 @@ def kill_one_at_work(db: ModuleType, demo: Command) -> str:
                     (row["id"], row["worker_id"]),
                 ).fetchone()
                 os.kill(pid, signal.SIGKILL if still is not None else signal.SIGCONT)
-                if still is not None and crash_counted(conn, row["id"]):
-                    return row["node_id"]
+                if still is not None and (node_id := crashed(conn, row["worker_id"])):
+                    return node_id
     return ""
 
 

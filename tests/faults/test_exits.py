@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import conninfo, sql
 
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, node_queue, run_store
@@ -121,6 +123,53 @@ def test_sigterm_does_not_wait_for_a_frozen_database(
     run.ended(0, 0.5 + 5)
 
 
+def state_of(worker: Command) -> str:
+    with engine.connect() as conn:
+        row = conn.execute(
+            "SELECT state FROM workers WHERE pid = %s", (worker.process.pid,)
+        ).fetchone()
+    assert row is not None
+    return row["state"]
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_sigterm_is_heard_while_the_body_is_in_c_code(
+    cli: Commands, tmp_path: Path, hurried: bool
+) -> None:
+    timeout_s = 60.0 if hurried else 1.0
+    run = Run(cli, tmp_path, "stuck", "--shutdown-timeout", str(timeout_s))
+    run.worker.send(signal.SIGTERM)
+    run.begun = time.monotonic()
+    if hurried:
+        run.worker.send(signal.SIGINT)
+    run.ended(0, (0 if hurried else timeout_s) + 1 + SLACK_S)
+    job = run.job
+    assert (job["status"], job["attempts"], job["crash_count"]) == ("queued", 0, 0)
+    assert run.events() == ["claimed", "requeued"]
+    assert state_of(run.worker) == "stopped"
+
+
+def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_more(
+    cli: Commands, dsn: str, tmp_path: Path
+) -> None:
+    run = Run(cli, tmp_path, "deaf", "--shutdown-timeout", "0.5")
+    with engine.connect() as conn:
+        holds = "SELECT FROM workers WHERE state = 'busy' AND (detail ->> 'lock')::boolean"
+        until(lambda: conn.execute(holds).fetchone() is not None)
+    name = sql.Identifier(str(conninfo.conninfo_to_dict(dsn)["dbname"]))
+    change = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    with psycopg.connect(conninfo.make_conninfo(dsn, dbname="postgres"), autocommit=True) as admin:
+        admin.execute(change.format(name, sql.SQL("false")))
+        try:
+            run.worker.send(signal.SIGTERM)
+            code = run.worker.wait(10)
+        finally:
+            admin.execute(change.format(name, sql.SQL("true")))
+    assert code == 0, run.worker.err
+    assert run.events() == ["claimed", "requeued"]
+    assert state_of(run.worker) == "stopped"
+
+
 def test_a_cancelled_body_that_goes_on_ends_with_its_worker(cli: Commands, tmp_path: Path) -> None:
     run = Run(cli, tmp_path, "deaf", QUEUE_WORKFLOWS_CANCEL_GRACE_S="0.5")
     dispatcher.cancel_job(run.job_id)
@@ -128,6 +177,7 @@ def test_a_cancelled_body_that_goes_on_ends_with_its_worker(cli: Commands, tmp_p
     run.ended(79, 0.5 + SLACK_S)
     assert run.job["status"] == "cancelled"
     assert run.job["crash_count"] == 0
+    assert state_of(run.worker) == "stopped"
 
 
 FAKE_GPU = """#!/bin/sh

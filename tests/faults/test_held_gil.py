@@ -22,6 +22,8 @@ from tests.support.wait import until
 APP = "tests.support.stubborn:setup"
 WITHIN_S = 5.0
 """How much later than due the worker may be gone."""
+BUSY_S = 1.5
+"""What a busy machine takes to notice."""
 CONFIRM_S = 0.4
 IDLE_GPU = {
     "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
@@ -172,3 +174,34 @@ def test_a_cancelled_job_ends_with_its_worker_after_its_grace(
     death = events(job_id)["death"]["detail"]
     assert (death["exit_code"], death["guard"], death["by"]) == (79, "cancel", "parent")
     stopped(parent)
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_now(
+    cli: Commands, tmp_path: Path, hurried: bool
+) -> None:
+    stubborn.setup()
+    job_id = node_queue.enqueue_ingest_job(
+        task_name="stuck_with_gil", queue="work", args={"folder": str(tmp_path)}
+    )
+    timeout_s = 60.0 if hurried else oversight.SILENT_S + 1
+    argv = ("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
+    parent = cli.start(*argv, "--shutdown-timeout", str(timeout_s))
+    until((tmp_path / "started").exists, timeout_s=30)
+    parent.send(signal.SIGTERM)
+    asked = time.monotonic()
+    if hurried:
+        parent.send(signal.SIGINT)
+    assert parent.wait(WITHIN_S + 10) == 0, parent.err
+    took_s = time.monotonic() - asked
+    assert took_s <= (oversight.SILENT_S if hurried else timeout_s) + 1 + BUSY_S
+    assert hurried or took_s >= timeout_s, "it had its time"
+    ended = job(job_id)
+    assert (ended["status"], ended["attempts"], ended["crash_count"]) == ("queued", 0, 0)
+    seen = events(job_id)
+    assert {"claimed", "requeued", "death"} == {*seen}
+    assert seen["requeued"]["detail"] == {"reason": "shutdown"}
+    death = seen["death"]["detail"]
+    assert (death["exit_code"], death["guard"], death["by"]) == (0, "shutdown", "parent")
+    with engine.connect() as conn:
+        assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]

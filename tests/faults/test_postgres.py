@@ -92,6 +92,8 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
     row = job(held)
     assert (row["status"], row["claim_no"], row["crash_count"]) == ("queued", 1, 0)
     assert orchestrator.process.poll() is None
+    assert "Traceback" not in worker.err
+    assert "Traceback" not in orchestrator.err
 
 
 LISTENERS = (

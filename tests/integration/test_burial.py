@@ -233,6 +233,33 @@ def test_a_worker_killed_for_off_gives_its_job_back_at_the_front_uncounted(db: M
     assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
+    db: ModuleType, silent: bool
+) -> None:
+    run_id = queued("a", "b")
+    claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
+    assert claims[0]
+    trip = guards.Trip(0, oversight.STOPPED, "told to stop, and did not")
+    ended = killed_by_its_parent(trip, tables.lease_of(tables.NODE_JOBS, claims[0]))
+    if not silent:
+        ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
+    with db.connect() as conn:
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'cpu', %s)",
+            (claims[0]["worker_id"], LABEL, os.getpid()),
+        )
+        burial.bury(conn, ended, host_label=LABEL)
+        assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]
+    for name in "ab":
+        back = job(run_id, name)
+        assert (back["status"], back["priority"]) == ("queued", 100)
+        assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
+        said = events_of(db, run_id, name)
+        assert {*said} == {"claimed", "requeued", "death"}
+        assert said["requeued"]["detail"] == {"reason": "shutdown"}
+
+
 def test_kills_for_memory_are_those_of_the_own_cgroup(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from psycopg import conninfo
 from psycopg.rows import tuple_row
 
 from queue_workflows import config, errors, node_queue, run_store
+from queue_workflows.runtime import service
 from tests.support import factories
 from tests.support.proxy import Proxy
 
@@ -150,6 +151,38 @@ def test_a_kept_connection_that_could_not_be_prepared_is_opened_anew(db: ModuleT
     assert kept.get() is kept.get()
     assert len(tries) == 2
     kept.close()
+
+
+def test_a_kept_connection_is_lent_when_it_is_free_and_answers(
+    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy(dsn) as wire:
+        kept = db.Kept()
+        with kept.lend(within_s=9, statement_s=2) as none:
+            assert none is None, "there is none"
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
+        own = kept.get()
+        with kept.lend(within_s=9, statement_s=2) as conn:
+            assert conn is own
+            assert factories.one(conn, "SHOW statement_timeout") == "2s"
+        assert own.closed
+        own = kept.get()
+        used = threading.Barrier(2)
+
+        def use(stop: threading.Event) -> None:
+            with kept.using():
+                used.wait(5)
+                stop.wait(10)
+
+        with service.Pool("user", 1, use):
+            used.wait(5)
+            with kept.lend(within_s=0.1, statement_s=2) as none:
+                assert none is None, "another thread uses it"
+        assert not own.closed
+        wire.freeze()
+        with kept.lend(within_s=0.1, statement_s=2) as none:
+            assert none is None, "it does not answer"
+        kept.close()
 
 
 def test_the_pool_follows_the_dsn(

@@ -152,7 +152,8 @@ def test_a_verdict_kills_and_its_code_counts_as_the_childs(bench: Callable[..., 
     verdicts = [supervisor.Verdict(76, "it stalls", "more")]
     asked: list[tuple[str, int]] = []
 
-    def watch(name: str, pid: int) -> supervisor.Verdict | None:
+    def watch(name: str, pid: int, due: bool) -> supervisor.Verdict | None:
+        assert not due
         asked.append((name, pid))
         return verdicts.pop() if verdicts else None
 
@@ -170,7 +171,7 @@ def test_a_verdict_kills_and_its_code_counts_as_the_childs(bench: Callable[..., 
 def test_a_child_that_goes_by_itself_beside_a_verdict_keeps_its_code(
     bench: Callable[..., Bench],
 ) -> None:
-    def watch(name: str, pid: int) -> supervisor.Verdict:
+    def watch(name: str, pid: int, due: bool) -> supervisor.Verdict:
         until(lambda: is_gone(pid))
         return supervisor.Verdict(76, "it stalls")
 
@@ -184,7 +185,7 @@ def test_a_child_that_goes_by_itself_beside_a_verdict_keeps_its_code(
 def test_an_error_of_the_watch_does_not_end_the_supervision(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def watch(name: str, pid: int) -> None:
+    def watch(name: str, pid: int, due: bool) -> None:
         raise ValueError("blind")
 
     run = bench(one(SLEEP), watch=watch)
@@ -244,9 +245,38 @@ def test_what_ignores_sigterm_is_killed_at_the_deadline(
     assert run.end() == 0
     assert 0.5 <= time.monotonic() - began < 4
     assert {(e.name, e.code, e.signal) for e in run.exits} == {
-        ("c", None, signal.SIGKILL),
+        ("c", 0, None),
         ("polite", 0, None),
     }
+    verdicts = {e.name: e.verdict for e in run.exits}
+    assert verdicts == {"c": (0, "did not stop within 0.5 s", None), "polite": None}
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_one_that_had_its_time_to_stop_may_be_killed_before_the_deadline(
+    bench: Callable[..., Bench],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hurried: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[bool] = []
+
+    def watch(name: str, pid: int, due: bool) -> supervisor.Verdict | None:
+        asked.append(due)
+        return supervisor.Verdict(0, "it is late") if due else None
+
+    run = bench(one(shell(STUBBORN)), watch=watch)
+    run.deadline_s = 60 if hurried else 0.5 + supervisor.STOP_MARGIN_S
+    run.pool.start()
+    until(Path("up").exists)
+    began = time.monotonic()
+    if hurried:
+        run.stop.request()
+    assert run.end() == 0
+    assert (0 if hurried else 0.5) <= time.monotonic() - began < 3
+    assert [e.verdict for e in run.exits] == [(0, "it is late", None)]
+    assert asked[0] is False
 
 
 def test_a_second_request_is_passed_on(

@@ -140,6 +140,28 @@ def test_who_asked_why_and_until_when_is_kept(conn: Any, until: Any) -> None:
     assert (row["reason"], row["until_at"]) == ("in", None)
 
 
+def test_an_off_that_would_be_over_is_refused_before_any_write(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    with pytest.raises(errors.InvalidConfig, match="is over by the database's clock"):
+        worker_control.disable_worker("box", "gpu", until=gone)
+    argv = ["--queue", "all", "--off", "--host", "box", "--until", "2020-01-01T00:00:00Z"]
+    assert worker_control.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("queue-worker-control: until 2020-01-01 00:00:00+00:00: that is over")
+    assert said.count("\n") == 1
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+
+
+def test_a_plain_off_that_is_over_is_on(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO worker_controls (host_label, queue, desired_state, until_at)"
+        " VALUES ('box', 'gpu', 'off', now() - interval '1 second')"
+    )
+    assert worker_control.desired_state_for("box", "gpu") == "on"
+
+
 def test_off_ends_by_itself(conn: Any) -> None:
     worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
     assert worker_control.desired_state_for("box", "gpu") == "off"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, worker_control
 from tests.soak import beside, fleet, plans, server
+from tests.support.wait import until
 
 RESTART_GAP_S = 30.0
 RETRY_S = 0.25
@@ -253,11 +254,14 @@ class Faults(beside.Beside):
 
 def _insist(act: Callable[[], Any]) -> None:
     """Until the database, which may just be restarted, takes it."""
-    for _ in range(50):
+
+    def taken() -> bool:
         with suppress(db.Error):
             act()
-            return
-        time.sleep(0.2)
+            return True
+        return False
+
+    until(taken, timeout_s=60, every_s=0.2)
 
 
 def _database_now() -> float:

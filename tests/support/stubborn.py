@@ -32,6 +32,25 @@ def hog(reason: str, args: dict[str, Any]) -> None:
     ctypes.PyDLL(None).sleep(LONG_S)
 
 
+def _wait_for_ever(libc: ctypes.CDLL) -> None:
+    """In one call of C that no signal ends: a lock that is taken twice. Zeros are an open one."""
+    lock = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(lock)
+    libc.pthread_mutex_lock(lock)
+
+
+def stuck(reason: str, args: dict[str, Any]) -> None:
+    """Sits in C code that has given up the GIL: the main thread alone is lost."""
+    _started(args)
+    _wait_for_ever(ctypes.CDLL(None))
+
+
+def stuck_with_gil(reason: str, args: dict[str, Any]) -> None:
+    """Sits in C code that keeps the GIL: every thread is lost."""
+    _started(args)
+    _wait_for_ever(ctypes.PyDLL(None))
+
+
 def hogs(folder: Path, seconds: float = LONG_S) -> None:
     """Keeps the GIL for that long, but at its second start returns at once."""
     again = (folder / "started").exists()
@@ -66,3 +85,5 @@ def setup() -> None:
     queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)
+    queue_workflows.register_ingest_task("stuck", stuck)
+    queue_workflows.register_ingest_task("stuck_with_gil", stuck_with_gil)

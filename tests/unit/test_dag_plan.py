@@ -133,26 +133,6 @@ def test_a_run_is_complete_even_when_the_last_event_also_plans_an_existing_row_a
     assert ids(made) == ["w"] and made.complete
 
 
-def test_rows_settled_after_the_commit_are_not_planned_again() -> None:
-    run = FakeRun(built(*DIAMOND))
-    run.finish("a", "b", "c")
-    progress = readiness.Progress(run.graph)
-    progress.settle(ids(run.after("b", progress=progress)), ())
-    assert run.after("c", progress=progress).rows == []
-
-
-def test_settled_skips_need_no_look_at_the_database() -> None:
-    run = FakeRun(built(node("a"), node("b", "a", skip_if=True), node("z"), node("j", "z", "b")))
-    run.finish("a")
-    progress = readiness.Progress(run.graph)
-    made = run.after("a", progress=progress)
-    progress.settle(ids(made, "queued"), ids(made, "skipped"))
-    run.finish("z")
-    run.lookups = 0
-    assert ids(run.after("z", progress=progress)) == ["j"]
-    assert run.lookups == 0
-
-
 def test_unknown_nodes_of_a_host_are_ignored() -> None:
     run = FakeRun(built(*DIAMOND))
     run.finish("hosts-own")
@@ -474,8 +454,6 @@ def test_every_run_ends_complete_with_each_node_planned_once(
         made = plan.plan(seats[seat], batch, run, out_dir=None)
         assert made.failure is None
         new = run.write(made)
-        if choose.random() < 0.5:
-            seats[seat].settle(ids(made, "queued"), ids(made, "skipped"))
         running += [i for i in new if run.status[i] == "queued"]
         if made.complete:
             ends += 1

@@ -82,3 +82,17 @@ def test_without_timers_nothing_is_armed(made: dict[int, Recorder]) -> None:
     subject.begin(600.0, 10.0)
     subject.leave(79)
     assert [each.left for each in made.values()] == [None, None]
+
+
+def test_an_exit_that_was_decided_is_not_put_off_by_a_second_decision(
+    made: dict[int, Recorder],
+) -> None:
+    subject = fuses.Fuses(enabled=True, now_fn=lambda: 0.0)
+    subject.leave(79)
+    first = made[79]
+    subject.leave(79)
+    assert (first.arms, made[79]) == (1, first)
+    subject.stay()
+    assert first.left is None
+    subject.leave(75)
+    assert made[75].left == fuses.EXIT_WITHIN_S

@@ -165,6 +165,7 @@ class Overseen:
 
     def __init__(self) -> None:
         self.now = T0
+        self.due = False
         self.subject = oversight.Oversight(now_fn=lambda: self.now)
         self.spec = self.subject.equip(supervisor.ChildSpec("w", ["x"], {"A": "1"}))
         self.board = self.subject._wards["w"].board
@@ -176,7 +177,7 @@ class Overseen:
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
-            verdict = self.subject.watch("w", pid or os.getpid())
+            verdict = self.subject.watch("w", pid or os.getpid(), self.due)
         return verdict
 
     def decide(self) -> None:
@@ -209,6 +210,30 @@ def test_a_sentence_counts_for_as_long_as_the_silence_over_the_same_job_lasts(
     overseen.decide()
     overseen.board.beat(overseen.now, overseen.account)
     assert overseen.watch(0.5) is None
+
+
+def test_a_silent_worker_that_had_its_time_to_stop_is_ended(overseen: Overseen) -> None:
+    overseen.board.begin()
+    overseen.board.beat(T0, overseen.account)
+    assert overseen.watch(oversight.SILENT_S + 1) is None
+    overseen.due = True
+    verdict = overseen.watch(0.5)
+    assert verdict is not None
+    assert verdict[:2] == (0, "told to stop, and did not")
+    assert verdict.more.trip.event == oversight.STOPPED
+    overseen.board.beat(overseen.now, overseen.account)
+    assert overseen.watch(0.5) is None, "one that judges leaves by itself"
+
+
+def test_a_guard_that_has_tripped_comes_before_the_stop(overseen: Overseen) -> None:
+    overseen.board.begin()
+    overseen.board.beat(T0, overseen.account)
+    overseen.watch(5)
+    overseen.decide()
+    overseen.due = True
+    verdict = overseen.watch(0.5)
+    assert verdict is not None
+    assert verdict.code == 79
 
 
 @pytest.mark.parametrize("kind", ["idle", "of another process", "that has judged never"])

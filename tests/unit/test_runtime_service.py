@@ -297,6 +297,46 @@ def test_the_same_error_is_logged_once_a_minute_with_its_count(
     assert "failed (29 more since the last line): OSError: port" in caplog.records[-1].message
 
 
+class Away(Exception):
+    """What tells of an outage here."""
+
+
+def test_an_outage_is_one_line_and_its_tracebacks_are_for_debugging(
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_name_outages", [])
+    service.name_outages_by(lambda error: "the shop" if isinstance(error, Away) else None)
+    caplog.set_level(logging.DEBUG)
+    fails: dict[str, Exception] = {}
+
+    def run(name: str) -> None:
+        if name in fails:
+            raise fails[name]
+
+    def said(level: int) -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.levelno >= level]
+
+    tasks = [service.Task(name, 1, lambda name=name: run(name)) for name in ("a", "b", "well")]
+    loop = service.Loop("l", tasks, now_fn=clock)
+    for text in ("it\nclosed", "it is closed", "it opens"):
+        fails.update(a=Away(text), b=Away(text))
+        loop.run_due()
+        clock.now += 1
+    (line,) = said(logging.WARNING)
+    assert line.message == "l: a waits for the shop: it closed"
+    assert not line.exc_info
+    assert len([record for record in caplog.records if record.exc_info]) == 6
+    fails.clear()
+    loop.run_due()
+    clock.now += 1
+    fails.update(b=Away("again"), a=ValueError("ours"))
+    loop.run_due()
+    ours, again = said(logging.WARNING)[1:]
+    assert again.message == "l: b waits for the shop: again"
+    assert ours.message == "l: a failed: ValueError: ours"
+    assert ours.exc_info
+
+
 def test_an_interval_that_raises_falls_back(clock: Clock) -> None:
     def every_s() -> float:
         raise ValueError("no number")

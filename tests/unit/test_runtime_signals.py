@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
+import socket
+import sys
 import threading
 
 import pytest
@@ -98,3 +101,74 @@ def test_a_flag_gives_its_descriptors_back() -> None:
     del flag
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reader)
+
+
+# --- heard by an ear -----------------------------------------------------------------------------
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs SO_PASSCRED")
+
+
+@linux
+def test_an_ear_hears_while_the_main_thread_is_in_c_code() -> None:
+    lock = ctypes.create_string_buffer(64)  # zeros are an open one
+    libc = ctypes.CDLL(None)
+    heard: list[bool] = []
+    with signals.StopRequest(ear=True) as stop:
+
+        def kill(_: threading.Event) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            heard.append(stop.requested.wait(5))
+            libc.pthread_mutex_unlock(lock)
+
+        libc.pthread_mutex_lock(lock)
+        with service.Pool("killer", 1, kill):
+            libc.pthread_mutex_lock(lock)
+        assert heard == [True]
+        assert stop.count == 1, "its handler has run meanwhile, and counted it no second time"
+
+
+def test_with_an_ear_each_signal_counts_once_and_all_is_put_back() -> None:
+    calls: list[str] = []
+    before = [signal.getsignal(s) for s in signals.SIGNALS]
+    with signals.StopRequest(
+        on_first=lambda: calls.append("first"),
+        on_second=lambda: calls.append("second"),
+        ear=True,
+    ) as stop:
+        for count, signum in enumerate([*signals.SIGNALS, *signals.SIGNALS], 1):
+            signal.raise_signal(signum)
+            until(lambda count=count: stop.count == count)
+    assert calls == ["first", "second"]
+    assert stop.count == 4
+    assert signal.set_wakeup_fd(-1) == -1
+    assert [signal.getsignal(s) for s in signals.SIGNALS] == before
+
+
+@linux
+def test_the_signals_of_a_forked_child_are_its_own() -> None:
+    with signals.StopRequest(ear=True) as stop:
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(stop.count)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1, "the child heard it"
+        signal.raise_signal(signal.SIGTERM)
+        until(lambda: stop.count)
+    assert stop.count == 1
+
+
+@linux
+def test_a_signal_counts_while_an_event_loop_has_the_descriptor_and_after() -> None:
+    theirs, other = socket.socketpair()
+    theirs.setblocking(False)
+    with theirs, other, signals.StopRequest(ear=True) as stop:
+        ours = signal.set_wakeup_fd(theirs.fileno())
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.count == 1
+        assert signal.set_wakeup_fd(-1) == theirs.fileno()
+        assert other.recv(2) == bytes([signal.SIGTERM])
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.count == 2
+        assert signal.set_wakeup_fd(ours) == ours, "the ear has its descriptor back"
+        signal.raise_signal(signal.SIGTERM)
+        until(lambda: stop.count == 3)

@@ -1,0 +1,48 @@
+"""A connection's socket: waiting for it, and a query with a deadline of our own."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+import psycopg
+from psycopg.pq import ExecStatus
+
+from queue_workflows.db import pool
+
+
+def ask(
+    conn: pool.Connection, query: bytes, within_s: float, consume: Callable[[], object]
+) -> None:
+    """Ask and wait for the end of the answer; a frozen peer acknowledges bytes for ever.
+
+    `consume` reads what has come. Raises `OperationalError`; the connection is of no use then.
+    """
+    deadline = time.monotonic() + within_s
+    conn.pgconn.send_query(query)
+    while True:
+        conn.pgconn.flush()
+        consume()
+        if not conn.pgconn.is_busy():
+            result = conn.pgconn.get_result()
+            if result is None:
+                return
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise psycopg.OperationalError(result.get_error_message())
+            continue
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise psycopg.OperationalError(f"no answer within {within_s:g} s")
+        await_readable([conn], left)
+
+
+def await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
+    """Until one of them can be read, or the time is over."""
+    # Not select(): a host process may have more than its 1,024 descriptors open.
+    poller = select.poll()
+    for item in watched:
+        poller.register(item.fileno(), select.POLLIN)
+    poller.poll(max(0, math.ceil(timeout_s * 1000)))
