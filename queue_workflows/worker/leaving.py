@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from queue_workflows import db
 from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import current, fuses, guards
+from queue_workflows.worker import current, fuses, guards, held
 
 _log = logging.getLogger(__name__)
 BOOKKEEPING_S = 2.0
@@ -21,20 +21,20 @@ class Leaving:
     """Carries out what guards, a stop and a cancel have decided about the job that runs.
 
     An exit is armed before anything is asked of the database, and comes only if that job still
-    runs: `held` gives the claims of its batch, or None once it does not.
+    runs: `held_` gives what else is held, or None once it does not.
     """
 
     def __init__(
         self,
         who: Callable[[], claims.Claimant],
-        held: Callable[[current.Work], Sequence[tables.Lease] | None],
+        held_: Callable[[current.Work], held.Held | None],
         *,
         fuses_: fuses.Fuses,
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
         self._who = who
-        self._held = held
+        self._held = held_
         self._fuses = fuses_
         self._on_exit = on_exit
         self._now = now_fn
@@ -85,14 +85,15 @@ class Leaving:
 
     def _record(self, work: current.Work, write: Callable[[db.Connection], object]) -> bool:
         """Best effort, BOOKKEEPING_S a statement; True too when the database could not be asked."""
-        held = self._held(work)
-        if held is None:
+        rest = self._held(work)
+        if rest is None:
             return False
+        rest.give_up("its batch ended")
         who = self._who()
         try:
             with db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S) as conn:
                 written = write(conn)
-                hand_back_held(conn, work, held)
+                held.write_back(conn, rest)
                 if who.queue == "gpu":
                     workers.clear_model(conn, who.host, who.queue, mark_stale=True)
                 return bool(written)
@@ -121,10 +122,3 @@ def record_trip(
             job = row | {"worker_id": lease.worker_id}
             events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)
     return row
-
-
-def hand_back_held(conn: db.Connection, work: current.Work, held: Sequence[tables.Lease]) -> None:
-    """The rest of a batch did nothing: it goes back uncounted when the process has to leave."""
-    for lease in held:
-        if lease.job_id != work.lease.job_id:
-            transitions.hand_back(conn, lease, reason="its batch ended")

@@ -32,6 +32,12 @@ def hog(reason: str, args: dict[str, Any]) -> None:
     ctypes.PyDLL(None).sleep(LONG_S)
 
 
+def hogs_once(reason: str, args: dict[str, Any]) -> None:
+    """Keeps the GIL, but at its second start returns at once; one without a folder at its first."""
+    if "folder" in args:
+        hogs(Path(args["folder"]))
+
+
 def hogs(folder: Path, seconds: float = LONG_S) -> None:
     """Keeps the GIL for that long, but at its second start returns at once."""
     again = (folder / "started").exists()
@@ -66,3 +72,4 @@ def setup() -> None:
     queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)
+    queue_workflows.register_ingest_task("hogs_once", hogs_once)
