@@ -47,7 +47,7 @@ def batches() -> Iterator[tuple[str, int]]:
     yield from _again("workers", workers.prune, 0)
 
 
-def _by_age(days: float) -> Iterator[tuple[str, int]]:
+def _by_age(days: int) -> Iterator[tuple[str, int]]:
     rows = retention.ROWS
     yield from _again("outbox", lambda conn: retention.delete_outbox(conn, days), rows)
     yield from _again(

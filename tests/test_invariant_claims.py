@@ -77,6 +77,9 @@ ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "hand back": lambda conn, job: (
         transitions.hand_back(conn, lease_of(job), reason="r") is not None
     ),
+    "hand back together": lambda conn, job: bool(
+        transitions.hand_back_all(conn, [lease_of(job)], reason="r")
+    ),
     "trip": lambda conn, job: (
         transitions.trip(conn, lease_of(job), error="late", seconds=1) is not None
     ),

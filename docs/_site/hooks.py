@@ -18,13 +18,18 @@ PAGES = {"readme.md": ROOT / "README.md", "changelog.md": ROOT / "CHANGELOG.md"}
 _UP = re.compile(r"\]\((?:\.\./)+(README|CHANGELOG)\.md")
 _TO_DOCS = re.compile(r"\]\(docs/")
 _ELSEWHERE = re.compile(r"\[([^\]]+)\]\((?:CLAUDE|AGENTS)\.md\)")
+_TO_DEPLOY = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(deploy[^)]*)\)")
 _TO_CHANGELOG = re.compile(r"\]\(CHANGELOG\.md")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Two files of the root are pages as well."""
+    """Two files of the root are pages as well, and what `deploy/` holds can be fetched."""
     for name, path in PAGES.items():
         files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
+    for path in sorted((ROOT / "deploy").rglob("*")):
+        if path.is_file():
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
@@ -39,4 +44,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = _TO_CHANGELOG.sub("](changelog.md", _TO_DOCS.sub("](", markdown))
         return _ELSEWHERE.sub(r"\1", markdown)
     up = "../" * uri.count("/")
+
+    def to_deploy(found: re.Match[str]) -> str:
+        # A folder is no page.
+        return f"[{found[1]}]({up}{found[2]})" if (ROOT / found[2]).is_file() else found[1]
+
+    markdown = _TO_DEPLOY.sub(to_deploy, markdown)
     return _UP.sub(lambda found: f"]({up}{found[1].lower()}.md", markdown)

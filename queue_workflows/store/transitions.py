@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import sql
@@ -47,6 +48,13 @@ _TRIP = sql.SQL(
     " watchdog_retries = j.watchdog_retries + 1, error = %(error)s, seconds = %(seconds)s::float8,"
     " finished_at = CASE WHEN {over} OR j.watchdog_retries >= %(cap)s::integer THEN now() END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
+)
+_HAND_BACK_ALL = sql.SQL(
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL"
+    " FROM unnest(%(held)s::text[], %(claims)s::bigint[]) AS held (id, claim_no)"
+    " WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = %(worker)s"
+    " AND j.status = 'running'"
 )
 _BACK_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
 
@@ -101,6 +109,7 @@ def _both(change: sql.SQL, event: sql.SQL, chosen: sql.SQL = sql.SQL("")) -> dic
 _FAIL_SQL = _both(_FAIL, _FAIL_EVENT)
 _PARK_SQL = tables.transition(tables.NODE_JOBS, _PARK, event=_PARK_EVENT)
 _HAND_BACK_SQL = _both(_HAND_BACK, _BACK_EVENT)
+_HAND_BACK_ALL_SQL = _both(_HAND_BACK_ALL, _BACK_EVENT)
 _TRIP_SQL = _both(_TRIP, _BACK_EVENT)
 _RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
 _GONE_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE)
@@ -172,6 +181,24 @@ def hand_back(
     return conn.execute(_HAND_BACK_SQL[lease.table.name], parameters).fetchone()
 
 
+def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason: str) -> list[Row]:
+    """Give up these claims of one worker and table as `hand_back` does; the changed rows.
+
+    Each keeps its place in the queue. A claim that is lost is left alone.
+    """
+    if not leases:
+        return []
+    parameters = {
+        "held": [lease.job_id for lease in leases],
+        "claims": [lease.claim_no for lease in leases],
+        "worker": leases[0].worker_id,
+        "seconds": None,
+        "error": None,
+        "detail": payload.encode({"reason": reason}, "reason"),
+    }
+    return conn.execute(_HAND_BACK_ALL_SQL[leases[0].table.name], parameters).fetchall()
+
+
 def trip(
     conn: db.Connection,
     lease: tables.Lease,
@@ -229,25 +256,32 @@ def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -
     return conn.execute(_GONE_SQL[table.name], parameters, prepare=True).fetchall()
 
 
-def held_by(conn: db.Connection, table: tables.JobTable, prefix: str) -> list[tables.Lease]:
-    """The claims of workers whose id starts with `prefix`."""
-    rows = conn.execute(_HELD_BY[table.name], (prefix,)).fetchall()
+def held_by(
+    conn: db.Connection, table: tables.JobTable, prefix: str, *, but_seq: int | None = None
+) -> list[tables.Lease]:
+    """The claims of workers whose id starts with `prefix`, but for the job of `but_seq`."""
+    parameters = {"prefix": prefix, "seq": but_seq}
+    rows = conn.execute(_HELD_BY[table.name], parameters).fetchall()
     return [tables.lease_of(table, row) for row in rows]
 
 
-def cancelled_since(conn: db.Connection, table: tables.JobTable, prefix: str) -> list[float | None]:
+def cancelled_since(
+    conn: db.Connection, table: tables.JobTable, prefix: str, *, seq: int | None = None
+) -> list[float | None]:
     """Of each job that such workers hold: for how many seconds it has been cancelled, or None.
 
-    By the request, or by the end of its run.
+    By the request, or by the end of its run. `seq`: of that job alone.
     """
-    rows = conn.execute(_CANCELLED_SINCE[table.name], (prefix,)).fetchall()
+    parameters = {"prefix": prefix, "seq": seq}
+    rows = conn.execute(_CANCELLED_SINCE[table.name], parameters).fetchall()
     return [row["since_s"] for row in rows]
 
 
 _HELD_BY = {
     table.name: sql.SQL(
         "SELECT id, worker_id, claim_no FROM {}"
-        " WHERE status = 'running' AND starts_with(worker_id, %s)"
+        " WHERE status = 'running' AND starts_with(worker_id, %(prefix)s)"
+        " AND seq IS DISTINCT FROM %(seq)s::bigint ORDER BY seq"
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
@@ -260,7 +294,9 @@ _RUN_ENDED = sql.SQL(
 _CANCELLED_SINCE = {
     table.name: sql.SQL(
         "SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, {ended}))::float8"
-        " AS since_s FROM {jobs} j WHERE j.status = 'running' AND starts_with(j.worker_id, %s)"
+        " AS since_s FROM {jobs} j WHERE j.status = 'running'"
+        " AND starts_with(j.worker_id, %(prefix)s)"
+        " AND (%(seq)s::bigint IS NULL OR j.seq = %(seq)s::bigint)"
     )
     .format(jobs=sql.Identifier(table.name), ended=_RUN_ENDED if table.in_run else sql.SQL("NULL"))
     .as_bytes(None)

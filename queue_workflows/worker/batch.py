@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
 from queue_workflows import db, errors, ingest_executor
-from queue_workflows.store import outcomes, tables
+from queue_workflows.runtime import clock
+from queue_workflows.store import outcomes
 from queue_workflows.types import NowFn, Row
-from queue_workflows.worker import claimer, current, guards, leaving, watch
+from queue_workflows.worker import claimer, current, guards, held, leaving, watch
 
 _log = logging.getLogger(__name__)
-FLUSH_AFTER_S = 1.0
-"""Results wait at most about this long for the rest of their batch, and for the body that runs."""
 
 
 class Batch:
     """Runs batches one job after the other; results are recorded together, in claim order.
 
     A crash in the middle re-runs what was not recorded. A job that fails is recorded on its own.
+    The watch has a hand in it: see `Watch.hold`.
     """
 
     def __init__(
@@ -30,62 +29,72 @@ class Batch:
         watcher: watch.Watch,
         lease_s: float,
         *,
-        now_fn: NowFn = time.monotonic,
+        now_fn: NowFn = clock.boot_s,
     ) -> None:
-        self._size = size
+        self._size = self._next = size
         self._claimer = claims_
         self._watch = watcher
+        self._held = watcher.batches()
         self._lease_s = lease_s
         self._now = now_fn
-        self._done: list[tuple[current.Work, outcomes.Outcome]] = []
+        claims_.also_held = self._held.ids
 
     def drain(self, stopping: Callable[[], bool], *, promote: bool) -> None:
         """Claim and run batches until the queue is empty or the worker stops."""
-        jobs = self._claimer.claim_batch(self._size, promote=promote)
+        jobs = self._claimer.claim_batch(self._next, promote=promote)
         while jobs:
             self._run(jobs, stopping)
-            jobs = self._flush(0 if stopping() else self._size)
+            jobs = self._flush(0 if stopping() else self._next)
 
     def _run(self, jobs: list[Row], stopping: Callable[[], bool]) -> None:
-        leases = [tables.lease_of(tables.INGEST_JOBS, job) for job in jobs]
-        flushed, pid = self._now(), os.getpid()
-        lease_end = guards.LeaseEnd(self._claimer.sent_at, self._lease_s)
-        for job in jobs:
-            work = current.Work(tables.INGEST_JOBS, job, lease_end)
-            if stopping():
-                self._claimer.finish(work, outcomes.Outcome("cancelled", 0.0), claim=False)
-                continue
-            self._watch.begin(work, leases)
-            try:
-                outcome = ingest_executor.run_task(job)
-                leaving.unless_forked(pid, outcome)
-                self._watch.settle(work)
-                self._keep(work, outcome)
-            finally:
-                self._watch.end()
-            if self._now() - flushed >= FLUSH_AFTER_S:
-                self._flush(0)
-                flushed = self._now()
+        sent_at = self._claimer.sent_at
+        self._watch.hold(jobs, guards.LeaseEnd(sent_at, self._lease_s), sent_at)
+        begun, ran, pid = self._now(), 0, os.getpid()
+        while not stopping() and (work := self._held.next()) is not None:
+            self._run_one(work, pid)
+            ran += 1
+        if stopping():
+            self._watch.let_go()
+        self._next = self._paced(ran, self._now() - begun)
 
-    def _keep(self, work: current.Work, outcome: outcomes.Outcome) -> None:
-        if outcome.kind == "completed":
-            self._done.append((work, outcome))
-            return
-        self._record(work, outcome)
+    def _paced(self, ran: int, seconds: float) -> int:
+        """How many to claim next: as many as end soon, so that few have to be handed back."""
+        if seconds >= held.LONG_S:
+            return max(1, min(self._size, int(ran * held.LONG_S / seconds)))
+        return min(self._size, 2 * self._next)
+
+    def _run_one(self, work: current.Work, pid: int) -> None:
+        self._watch.begin(work)
+        try:
+            outcome = ingest_executor.run_task(work.job)
+            leaving.unless_forked(pid, outcome)
+            self._watch.settle(work)
+            if outcome.kind == "completed":
+                self._held.keep((work, outcome))
+            else:
+                self._record(work, outcome)
+        finally:
+            self._watch.end()
 
     def _record(self, work: current.Work, outcome: outcomes.Outcome) -> None:
         try:
             self._claimer.finish(work, outcome, claim=False)
         except errors.ClaimLost as error:
             _log.warning("nothing was written: %s", error)
+        finally:
+            self._held.settled([work.lease])
 
     def _flush(self, claim: int) -> list[Row]:
         """Record what is done and claim the next batch; one by one if that fails."""
-        done, self._done = self._done, []
+        done = self._held.take_done()
         results = [outcomes.ingest_result(work.lease, outcome) for work, outcome in done]
         try:
-            return self._claimer.claim_batch(claim, results)
+            jobs = self._claimer.claim_batch(claim, results)
         except (errors.ClaimLost, db.Error):
-            for work, outcome in done:
-                self._record(work, outcome)
+            self._held.put_back(done)
+            while found := self._held.take_done(1):
+                with self._watch.recording(found[0][0]):
+                    self._record(*found[0])
             return []
+        self._held.settled([work.lease for work, _ in done])
+        return jobs

@@ -25,10 +25,12 @@ _MAGIC = b"qw-board %-15.15b" % __version__.encode()
 """After an upgrade a child may start below an older parent, which would not understand it."""
 _HEADER = struct.Struct("=24sq")
 _SLOT = struct.Struct("=QII")
-_CELLS = slice(32, 56)
+_CELLS = slice(32, 64)
 _SLOTS = (64, 64 + (SIZE - 64) // 2)
 _ROOM = (SIZE - 64) // 2 - _SLOT.size
-_BEAT, _JOB, _HEARD = range(3)
+_BEAT, _JOB, _HEARD, _SEQ = range(4)
+BETWEEN = -1
+"""Stands for a job's `seq` while a worker of batches runs no body."""
 
 
 class Seen(NamedTuple):
@@ -40,8 +42,17 @@ class Seen(NamedTuple):
     """The number of the job that runs, counted by its worker; 0: none runs."""
     heard: float
     """When the body of that job last showed life, if its guards want to know."""
+    seq: float
+    """In a worker of batches the `seq` of the job whose body runs, or BETWEEN; in others 0."""
     record: Row
     """What the worker said of itself and of its job last: see `account`. May be empty."""
+
+    @property
+    def ran(self) -> int | None:
+        """`seq` as a number that holds whatever the worker was just writing; None: no batches."""
+        if not self.seq:
+            return None
+        return int(self.seq) if self.job else BETWEEN
 
 
 class Board:
@@ -63,10 +74,18 @@ class Board:
 
     # The worker.
 
-    def begin(self, record: Mapping[str, Any] | None = None) -> None:
-        """A job runs from now on; without its record the next `beat` brings that."""
+    def batches(self) -> None:
+        """This worker may hold more jobs than the one that runs."""
+        self._cells[_SEQ] = BETWEEN
+
+    def begin(self, record: Mapping[str, Any] | None = None, *, seq: int = 0) -> None:
+        """A job runs from now on; without its record the next `beat` brings that.
+
+        `seq`: that of the job, in a worker of batches.
+        """
         self._count += 1
         self._cells[_HEARD] = 0.0
+        self._cells[_SEQ] = seq
         if record is not None:
             self._write(record)
         self._cells[_JOB] = self._count
@@ -78,6 +97,8 @@ class Board:
     def end(self) -> None:
         """No job runs."""
         self._cells[_JOB] = 0.0
+        if self._cells[_SEQ]:
+            self._cells[_SEQ] = BETWEEN
 
     def beat(self, now: float, record: Mapping[str, Any]) -> None:
         """The worker judges, now."""
@@ -110,7 +131,8 @@ class Board:
 
     def clear(self) -> None:
         """Nobody judges, and nothing is known."""
-        for cell in (_JOB, _BEAT, _HEARD):
+        self.end()
+        for cell in (_BEAT, _HEARD):
             self._cells[cell] = 0.0
         for at in _SLOTS:
             _SLOT.pack_into(self._memory, at, 0, 0, 0)

@@ -30,13 +30,19 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def bury(
-    conn: db.Connection, ended: supervisor.Exit, *, host_label: str, oom_kills: int | None = None
+    conn: db.Connection,
+    ended: supervisor.Exit,
+    *,
+    host_label: str,
+    oom_kills: int | None = None,
+    ran: int | None = None,
 ) -> list[Row]:
     """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
 
     Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
     the process ended, and its last progress, beat and GPU sample. One that its parent killed, in a
-    guard's stead or to stop, leaves its jobs as it should have, with no crash. Nothing for one that
+    guard's stead or to stop, leaves its jobs as it should have, with no crash; of a worker of
+    batches only the job whose body `ran` (see `board.Seen.ran`) is counted. Nothing for one that
     ended in good order, as it holds nothing, nor for another process, whatever its label.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
@@ -58,6 +64,9 @@ def bury(
             leases = transitions.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
             if sentence is None:
+                if ran is not None:
+                    idle = transitions.held_by(conn, table, prefix, but_seq=ran)
+                    rows += transitions.hand_back_all(conn, idle, reason=f"its worker {how}")
                 taken = transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             else:
                 taken = _carry_out(conn, sentence, leases)
@@ -143,12 +152,12 @@ class Burials:
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
         self._oom_kills = oom_kills()
-        self._dead: deque[supervisor.Exit] = deque()
+        self._dead: deque[tuple[supervisor.Exit, int | None]] = deque()
         self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_all)])
 
-    def report(self, ended: supervisor.Exit) -> None:
-        """Bury this one soon; a supervisor's `on_exit`."""
-        self._dead.append(ended)
+    def report(self, ended: supervisor.Exit, ran: int | None = None) -> None:
+        """Bury this one soon: see `bury`."""
+        self._dead.append((ended, ran))
         self._loop.wake("bury")
 
     def __enter__(self) -> Burials:
@@ -168,18 +177,18 @@ class Burials:
         try:
             with contextlib.closing(db.connect(timeout_s=STATEMENT_S)) as conn:
                 while self._dead:
-                    self._bury(conn, self._dead[0])
+                    self._bury(conn, *self._dead[0])
                     self._dead.popleft()
         except db.Error as error:
             _log.warning("what a dead worker held waits for the database: %s", str(error).strip())
 
-    def _bury(self, conn: db.Connection, ended: supervisor.Exit) -> None:
+    def _bury(self, conn: db.Connection, ended: supervisor.Exit, ran: int | None) -> None:
         if _in_use(ended.pid):
             _log.warning("%s: pid %d is in use again, leases decide", ended.name, ended.pid)
             return
         before, self._oom_kills = self._oom_kills, oom_kills()
         new = None if before is None or self._oom_kills is None else self._oom_kills - before
-        for row in bury(conn, ended, host_label=self._label, oom_kills=new):
+        for row in bury(conn, ended, host_label=self._label, oom_kills=new, ran=ran):
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
             _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
 

@@ -40,6 +40,8 @@ class Claimer:
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
+        self.also_held: Callable[[], set[str]] = lambda: set()
+        """The jobs of batches that it holds."""
         self._look_again = False
         self.sent_at = 0.0
         """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
@@ -56,8 +58,14 @@ class Claimer:
 
     def _release_strays(self, conn: db.Connection) -> None:
         """Give back what a commit whose reply was lost has claimed without anybody here knowing."""
-        held = sorted(self._held)
+        held = sorted(self._held | self.also_held())
         transitions.release_strays(conn, self._table, self._who().worker_id, held)
+
+    def _look(self) -> None:
+        """Look once more: the server may have finished a lost statement after the first look."""
+        if self._look_again:
+            self._release_strays(self.connection())
+            self._look_again = False
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
@@ -70,10 +78,7 @@ class Claimer:
     def claim(self, *, promote: bool = False) -> Row | None:
         """The next job, claimed, or None. Database errors pass, with the connection dropped."""
         try:
-            if self._look_again:
-                # The server may have finished the lost statement only after the first look.
-                self._release_strays(self.connection())
-                self._look_again = False
+            self._look()
             job = self._step(None, claim=True, promote=promote)
         except db.Error:
             self._lose()
@@ -88,17 +93,15 @@ class Claimer:
 
         Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
         """
-        self.sent_at = clock.boot_s()
         try:
-            jobs = claims.ingest_step(
+            self._look()
+            self.sent_at = clock.boot_s()
+            return claims.ingest_step(
                 self.connection(), self._who(), done=done, claim=size, promote=promote
             )
         except db.Error:
             self._lose()
             raise
-        self._held -= {result.lease.job_id for result in done}
-        self._held |= {job["id"] for job in jobs}
-        return jobs
 
     def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
         """Record how the job ended and, if `claim`, take the next; the next job, or None.

@@ -12,6 +12,9 @@ from queue_workflows.store import payload, tables
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import guards
 
+_EVENTS = threading.Lock()
+"""Held while a job's event is made or set."""
+
 
 class Work:
     """One claimed job while it runs: its lease, its guards, its cancel event, its last progress."""
@@ -23,12 +26,15 @@ class Work:
         lease_end: guards.LeaseEnd,
         *,
         now_fn: NowFn = clock.boot_s,
+        lease: tables.Lease | None = None,
     ) -> None:
+        """`lease`: that of `job`, if it is known already."""
         self._now = now_fn
         self.table = table
         self.job = job
-        self.lease = tables.lease_of(table, job)
-        self.cancel = threading.Event()
+        self.lease = lease or tables.lease_of(table, job)
+        self._event: threading.Event | None = None
+        self._cancelled = False
         self.started = now_fn()
         self.renewed = self.started
         self.lease_end = lease_end
@@ -62,6 +68,16 @@ class Work:
             self.unsaved = text
 
     @property
+    def cancel(self) -> threading.Event:
+        """Set once the job was cancelled; made for the first who asks, which short jobs do not."""
+        with _EVENTS:
+            if self._event is None:
+                self._event = threading.Event()
+            if self._cancelled:
+                self._event.set()
+            return self._event
+
+    @property
     def budget_ends(self) -> float | None:
         """When the wall-clock budget is over, if there is one."""
         ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
@@ -71,7 +87,10 @@ class Work:
         """The job was cancelled: tell the body, which has until the first `stop_at` given."""
         if self.stop_at is None:
             self.stop_at = stop_at
-        self.cancel.set()
+        with _EVENTS:
+            self._cancelled = True
+            if self._event is not None:
+                self._event.set()
 
     def verdict(self) -> guards.Trip | None:
         """The first guard that trips now; of a body that has ended only its lease is judged."""

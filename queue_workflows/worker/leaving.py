@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
 from queue_workflows import db
 from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import current, fuses, guards
+from queue_workflows.worker import current, fuses, guards, held
 
 _log = logging.getLogger(__name__)
 BOOKKEEPING_S = 2.0
@@ -26,14 +26,14 @@ class Leaving:
     """Carries out what guards, a stop and a cancel have decided about the job that runs.
 
     An exit is armed before anything is asked of the database, and comes only if that job still
-    runs: `held` gives the claims of its batch, or None once it does not. Asked is over the
-    connection `kept` by the watch; if that is in use or does not answer, over one more.
+    runs: `held_` gives what else is held, or None once it does not. Asked is over the connection
+    `kept` by the watch; if that is in use or does not answer, over one more.
     """
 
     def __init__(
         self,
         who: Callable[[], claims.Claimant],
-        held: Callable[[current.Work], Sequence[tables.Lease] | None],
+        held_: Callable[[current.Work], held.Held | None],
         *,
         kept: db.Kept,
         fuses_: fuses.Fuses,
@@ -41,7 +41,7 @@ class Leaving:
         now_fn: NowFn,
     ) -> None:
         self._who = who
-        self._held = held
+        self._held = held_
         self._kept = kept
         self._fuses = fuses_
         self._on_exit = on_exit
@@ -124,15 +124,16 @@ class Leaving:
         write: Callable[[db.Connection], object],
     ) -> bool:
         """Best effort; True too when the database could not be asked."""
-        held = self._held(work)
-        if held is None:
+        rest = self._held(work)
+        if rest is None:
             return False
+        rest.give_up("its batch ended")
         if conn is None:
             return True
         who = self._who()
         try:
             written = write(conn)
-            hand_back_held(conn, work, held)
+            held.write_back(conn, rest)
             if who.queue == "gpu":
                 workers.clear_model(conn, who.host, who.queue, mark_stale=True)
             return bool(written)
@@ -170,10 +171,3 @@ def record_trip(
             job = row | {"worker_id": lease.worker_id}
             events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)
     return row
-
-
-def hand_back_held(conn: db.Connection, work: current.Work, held: Sequence[tables.Lease]) -> None:
-    """The rest of a batch did nothing: it goes back uncounted when the process has to leave."""
-    for lease in held:
-        if lease.job_id != work.lease.job_id:
-            transitions.hand_back(conn, lease, reason="its batch ended")

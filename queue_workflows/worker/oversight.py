@@ -74,6 +74,7 @@ class Case:
         self._lease: tables.Lease | None = None
         self._guards: list[guards.Guard] = []
         self._started = 0.0
+        self._seq = seen.ran
         # A short job may have begun after what the record tells of.
         if record["number"] == seen.job and "lease" in record:
             self._lease = board.lease_of(record)
@@ -117,8 +118,7 @@ class Case:
                 return
         prefix = identity.process_prefix(self._host, self.pid)
         table = tables.NODE_JOBS if self._queue in config.DAG_QUEUES else tables.INGEST_JOBS
-        since = transitions.cancelled_since(conn, table, prefix)
-        # Of a batch only its worker knows which one runs.
+        since = transitions.cancelled_since(conn, table, prefix, seq=self._seq)
         if since and all(asked_s is not None and asked_s >= grace_s for asked_s in since):
             reason = f"cancelled, and did not end within {grace_s:g} s"
             self._decide(guards.Trip(guards.EXIT_CONTROL, CANCELLED, reason))
@@ -213,12 +213,15 @@ class Oversight:
             return None
         return supervisor.Verdict(sentence.trip.code, sentence.trip.reason, sentence)
 
-    def ended(self, name: str) -> None:
-        """That child was reaped; what its board shows is over."""
+    def ended(self, name: str) -> int | None:
+        """That child was reaped; what its board shows is over. See `board.Seen.ran`."""
         ward = self._wards.get(name)
-        if ward is not None:
-            ward.board.clear()
-            ward.case = None
+        if ward is None:
+            return None
+        ran = ward.board.read().ran
+        ward.board.clear()
+        ward.case = None
+        return ran
 
     def _cases(self) -> list[Case]:
         found = [ward.case for ward in self._wards.values()]

@@ -14,12 +14,13 @@ from queue_workflows.runtime import clock, service
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import board, capture, current, fuses, guards, leaving
+from queue_workflows.worker import board, capture, current, fuses, guards, held, leaving
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
 JUDGE_S = 0.5
 DOUBTS_S = 0.5
+BATCH_S = 0.5
 PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
@@ -57,7 +58,10 @@ class Watch:
         self._said_blind = False
         self._lock = threading.Lock()
         self._work: current.Work | None = None
-        self._held: Sequence[tables.Lease] = ()
+        self._held = held.Held(now_fn=now_fn)
+        self._batches = False
+        self._told = 0.0
+        """When it last heard of a cancel or a switch."""
         self._kept = db.Kept()
         self._logs = capture.Source(self._printing)
         self._leaving = leaving.Leaving(
@@ -108,17 +112,53 @@ class Watch:
 
     def wake(self, *tasks: str) -> None:
         """Make tasks (`renew`, `beat`, `control`) due at once; those that are disabled are not."""
+        self._told = self._now()
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
 
-    def begin(self, work: current.Work, held: Sequence[tables.Lease] = ()) -> None:
-        """A job runs from now on; `held` are claims of the same batch that wait or are done."""
+    def batches(self) -> held.Held:
+        """For a worker of batches, before it is watched: what the watch has a hand in."""
+        self._batches = True
+        self._board.batches()
+        self._tasks.append(service.Task("batch", BATCH_S, self._mind_batch))
+        return self._held
+
+    def hold(self, jobs: Sequence[Row], lease_end: guards.LeaseEnd, sent_at: float) -> None:
+        """A batch was claimed by a statement that was sent then.
+
+        From now on its leases are renewed; a job that was cancelled, and all whose turn has not
+        come when the worker stops, is turned off, or is busy with one for LONG_S, are handed back;
+        results are recorded after FLUSH_AFTER_S.
+        """
+        self._held.add(jobs, lease_end)
+        if self._told >= sent_at:
+            # Who was told may have looked before there was anything to see.
+            self.wake("renew", "control")
+
+    def let_go(self) -> None:
+        """The worker stops: what waits goes back."""
+        self._held.give_up("shutdown")
+        self.wake("batch")
+
+    @contextlib.contextmanager
+    def recording(self, work: current.Work) -> Generator[None]:
+        """An outcome is written apart from its batch: judged meanwhile as if its job ran."""
         with self._lock:
             self._work = work
-            self._held = held
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self, work: current.Work) -> None:
+        """A job runs from now on."""
+        with self._lock:
+            self._work = work
             self._fuses.begin(work.lease_end.ends, work.budget_ends)
-            if self._sampler is None:
+            if self._batches:
+                self._board.begin(seq=work.job["seq"])
+            elif self._sampler is None:
                 self._board.begin()
             else:
                 work.heard = self._board.heard
@@ -139,11 +179,13 @@ class Watch:
         with self._lock:
             self._board.end()
             self._work = None
-            self._held = ()
 
     def _close(self) -> None:
         """Say that the worker ends in good order, and close the connection."""
         try:
+            self._held.give_up("shutdown")
+            if self._held.ids():
+                held.write_back(self._kept.get(), self._held)
             if (conn := self._kept.current) is not None:
                 workers.leave(conn, self._who().worker_id)
         except db.Error as error:
@@ -152,41 +194,50 @@ class Watch:
 
     def cancelled(self, name: str) -> None:
         """A run or job of this name was cancelled: look at once if it is ours."""
+        self._told = self._now()
         work = self._work
-        if work is not None and name in (work.job["id"][:1000], str(work.job.get("run_id"))[:1000]):
+        if self._held.cancel(name):
+            self.wake("batch")
+        elif name in self._held.ids() or (
+            work is not None and name in (work.job["id"][:1000], str(work.job.get("run_id"))[:1000])
+        ):
             self.wake("renew")
 
     def _renew(self) -> None:
-        work = self._work
-        if work is None:
+        work, ends = self._work, self._held.claims()
+        if work is not None:
+            ends.setdefault(work.lease, work.lease_end)
+        if not ends:
             return
-        sent = self._now()
-        text, work.unsaved = work.unsaved, None
-        # In the order in which a batch is recorded, so that the two cannot deadlock.
-        leases = self._held or [work.lease]
+        sent, said = self._now(), dict[tables.Lease, str | None]()
+        if work is not None:
+            said[work.lease], work.unsaved = work.unsaved, None
         try:
             with self._kept.using() as conn:
-                found = claims.renew(
-                    conn,
-                    leases,
-                    lease_s=self._who().lease_s,
-                    progress=[text if lease == work.lease else None for lease in leases],
-                )
+                found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
         except db.Error:
-            work.unsaved = work.unsaved or text
+            if work is not None:
+                work.unsaved = work.unsaved or said[work.lease]
             raise
-        own = next((r for r in found if r.job_id == work.lease.job_id), None)
-        if own is None:
-            if work.settling or not self._is_running(work):
-                return
-            lost = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
-            self._leaving.trip(work, lost)
-            return
-        work.lease_end.beat(sent)
-        work.renewed = sent
+        stop_at = sent + config.CANCEL_GRACE_S.read()
+        self._held.renewed(found, stop_at)
+        if work is not None and work.lease not in found.lost:
+            work.renewed = sent
+            if work.lease in found.asked:
+                work.cancelled_by(stop_at)
+        elif work is not None and not work.settling and self._is_running(work):
+            trip = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
+            self._leaving.trip(work, trip)
         self._keep_fuses()
-        if own.cancel:
-            work.cancelled_by(sent + config.CANCEL_GRACE_S.read())
+        self._mind_batch()
+
+    def _mind_batch(self) -> None:
+        """Record results and hand back jobs, where either is due."""
+        if self.stop_deadline is not None:
+            self._held.give_up("shutdown")
+        if self._held.is_due():
+            with self._kept.using() as conn:
+                held.write_back(conn, self._held)
 
     def _keep_fuses(self) -> None:
         with self._lock:
@@ -245,18 +296,24 @@ class Watch:
 
         Without either there is nothing to stop: the claims refuse by themselves.
         """
-        work = self._work
-        if work is not None:
+        work, batch = self._work, bool(self._held.ids())
+        if work is not None or batch:
             self._renew()  # which also sees a cancel that no notification told of
         elif self._cache is None or self._cache.current_model is None:
             return
         policy = self._policy()
-        if policy is None or not self._is_running(work):
+        if policy is None:
             return
-        handler = worker_control.handler(policy)
-        if handler is worker_control.HARD:
-            self._fuses.leave(guards.EXIT_CONTROL)
-        handler(self, on_exit=self._leaving.obeyed)
+        if batch:
+            # Nothing of it begins from now on, and nothing new is claimed.
+            self._held.give_up("turned off")
+            work = self._work
+        if (work is not None or not batch) and self._is_running(work):
+            handler = worker_control.handler(policy)
+            if handler is worker_control.HARD:
+                self._fuses.leave(guards.EXIT_CONTROL)
+            handler(self, on_exit=self._leaving.obeyed)
+        self._mind_batch()
 
     def _sample(self) -> None:
         """Look at the GPU and the memory for the guards that want to know."""
@@ -309,20 +366,21 @@ class Watch:
         with self._lock:
             return self._work is work
 
-    def _held_of(self, work: current.Work) -> Sequence[tables.Lease] | None:
-        """The claims of its batch while this job runs; None once it does not."""
+    def _held_of(self, work: current.Work) -> held.Held | None:
+        """What else is held while this job runs; None once it does not."""
         with self._lock:
             return self._held if self._work is work else None
 
     # What a stop policy may ask of the worker.
 
     def requeue_in_flight(self, reason: str) -> None:
-        """Give the running job back, at the front, without counting anything."""
+        """Give what runs back, at the front, and what waits; record what is done; count nothing."""
+        self._held.give_up(reason)
         work = self._work
-        if work is not None:
-            with self._kept.using() as conn:
+        with self._kept.using() as conn:
+            if work is not None:
                 transitions.hand_back(conn, work.lease, reason=reason, front=True)
-                leaving.hand_back_held(conn, work, self._held)
+            held.write_back(conn, self._held)
 
     def clear_model(self) -> None:
         """Let the fleet know that this host's model is gone and the host with it."""

@@ -28,6 +28,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a guard that outlives its job",
         (
             "integration/test_claim_worker.py::test_a_trip_never_reaches_the_next_job",
+            "integration/test_batches.py::test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
             "unit/test_fuses.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
         ),
@@ -65,6 +66,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_burial.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
             "integration/test_claim_worker.py::test_what_may_have_killed_its_worker_is_claimed_alone",
+            "faults/test_held_gil.py::test_of_a_batch_only_the_job_whose_body_ran_is_counted_when_its_worker_dies",
             "e2e/test_roles.py::test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back",
         ),
     ),
@@ -81,6 +83,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_ownership.py::test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadline",
             "e2e/test_roles.py::test_a_body_that_does_not_end_is_handed_back_uncounted",
+            "integration/test_batches.py::test_a_stop_hands_back_at_once_all_but_the_job_that_runs",
             "e2e/test_roles.py::test_sigterm_lets_the_body_end_and_claims_no_more",
             "e2e/test_roles.py::test_the_shutdown_timeout_is_an_option",
         ),

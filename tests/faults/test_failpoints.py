@@ -34,10 +34,7 @@ SCHEDULER = ("queue-scheduler", "--boot-kick")
 LOOK_S = 0.004
 ENDED_WELL = (0, -SIGTERM)
 """SIGTERM ends a process that it meets before its handlers are set."""
-ALLOW_ONE_RETRY = """
-ALTER TABLE workflow_node_jobs ALTER max_attempts SET DEFAULT {0};
-ALTER TABLE ingest_jobs ALTER max_attempts SET DEFAULT {0};
-"""
+ALLOW_ONE_RETRY = "ALTER TABLE ingest_jobs ALTER max_attempts SET DEFAULT {0}"
 
 
 class World:

@@ -205,3 +205,56 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     assert (death["exit_code"], death["guard"], death["by"]) == (0, "shutdown", "parent")
     with engine.connect() as conn:
         assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]
+
+
+def batch_around_a_hog(folder: Path) -> list[str]:
+    """Four jobs of which the second keeps the GIL."""
+    stubborn.setup()
+    args: list[dict[str, Any]] = [{}, {"folder": str(folder)}, {}, {}]
+    return node_queue.enqueue_ingest_jobs(task_name="hogs_once", queue="work", args=args)
+
+
+def test_of_a_batch_only_the_job_whose_body_ran_is_counted_when_its_worker_dies(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ids = batch_around_a_hog(tmp_path)
+    parent = cli.start(
+        "queue-claim-worker", "--supervise", "--queue", "work", "--batch", "4", "--app", APP
+    )
+    until((tmp_path / "started").exists, timeout_s=30)
+    assert [job(each)["status"] for each in ids] == ["running"] * 4
+    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
+    until(lambda: all(job(each)["status"] == "completed" for each in ids), timeout_s=30)
+    assert [job(each)["crash_count"] for each in ids] == [0, 1, 0, 0]
+    assert [job(each)["claim_no"] for each in ids] == [2] * 4
+    seen = [events(each) for each in ids]
+    assert [{*each} for each in seen] == [
+        {"claimed", "requeued"},
+        {"claimed", "reclaimed", "death"},
+        {"claimed", "requeued"},
+        {"claimed", "requeued"},
+    ]
+    assert "killed by SIGKILL" in seen[2]["requeued"]["detail"]["reason"]
+    stopped(parent)
+
+
+def test_of_a_batch_the_job_that_runs_is_enough_for_a_cancel_to_end_its_worker(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ids = batch_around_a_hog(tmp_path)
+    parent = cli.start(
+        *("queue-claim-worker", "--supervise", "--queue", "work", "--batch", "4", "--app", APP),
+        QUEUE_WORKFLOWS_CANCEL_GRACE_S="1",
+    )
+    until((tmp_path / "started").exists, timeout_s=30)
+    dispatcher.cancel_job(ids[2])
+    dispatcher.cancel_job(ids[1])
+    asked = time.monotonic()
+    until(is_done(ids[1], "cancelled"), timeout_s=1 + WITHIN_S + 10)
+    assert 1 <= time.monotonic() - asked <= oversight.SILENT_S + WITHIN_S
+    until(lambda: all(is_done(each)() for each in (ids[0], ids[3])), timeout_s=30)
+    assert is_done(ids[2], "cancelled")()
+    assert [job(each)["crash_count"] for each in ids] == [0] * 4
+    death = events(ids[1])["death"]["detail"]
+    assert (death["exit_code"], death["guard"], death["by"]) == (79, "cancel", "parent")
+    stopped(parent)

@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, node_queue, run_store
-from queue_workflows.runtime import supervisor
-from queue_workflows.store import tables
-from queue_workflows.worker import burial, guards, oversight
+from queue_workflows.runtime import identity, supervisor
+from queue_workflows.store import claims, tables
+from queue_workflows.worker import board, burial, guards, oversight
 from tests.support.wait import until
 
 LABEL = "box"
@@ -85,9 +85,31 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
     assert (row["status"], row["crash_count"]) == ("queued", 1)
 
 
-def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
-    from queue_workflows.runtime import identity
+@pytest.mark.parametrize("ran", ["nothing", "one", "unknown"])
+def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+    node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[{}] * 3)
+    who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, "fetch")
+    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    with db.connect() as conn:
+        held = claims.ingest_step(conn, who, claim=3)
+        seq = {"nothing": board.BETWEEN, "one": held[1]["seq"], "unknown": None}[ran]
+        changed = burial.bury(conn, ended, host_label=LABEL, ran=seq)
+        rows = conn.execute("SELECT * FROM ingest_jobs ORDER BY seq").fetchall()
+        events = conn.execute(
+            "SELECT j.seq, e.event_type FROM ingest_job_events e JOIN ingest_jobs j"
+            " ON j.id = e.job_id WHERE e.event_type <> 'claimed' ORDER BY e.id"
+        ).fetchall()
+    assert len(changed) == 3
+    assert {row["status"] for row in rows} == {"queued"}
+    counted = {"nothing": [0, 0, 0], "one": [0, 1, 0], "unknown": [1, 1, 1]}[ran]
+    assert [row["crash_count"] for row in rows] == counted
+    assert [row["priority"] for row in rows] == [10 if each else 100 for each in counted]
+    deaths = [event["seq"] for event in events if event["event_type"] == "death"]
+    assert deaths == [row["seq"] for row in rows if row["crash_count"]]
 
+
+def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
     ingest_id = node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
     run_id = queued("a")
@@ -274,8 +296,6 @@ def test_kills_for_memory_are_those_of_the_own_cgroup(
 
 
 def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
-    from queue_workflows.runtime import identity
-
     worker_id = identity.process_prefix(LABEL, 4321) + "x"
     other = identity.process_prefix(LABEL, 43210) + "x"
     with db.connect() as conn:

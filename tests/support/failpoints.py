@@ -198,7 +198,7 @@ def register() -> None:
     hooked = HOOKS in os.environ
     queue_workflows.set_workflow_provider(
         lambda name: {"name": name, "steps": WORKFLOWS[name]},
-        lambda name: {"name": name, "nodes": [{"id": "n", "node": name, "inputs": _INPUTS}]},
+        lambda name: {"name": name, "nodes": [_NODE | {"node": name}]},
         resolve_ref=refs.resolve_ref if hooked else None,
     )
     if hooked:
@@ -240,7 +240,11 @@ def _task(body: Callable[..., Any]) -> Callable[..., Any]:
     return lambda reason, args: body(**{"tag": reason, "me": "hourly"} | args)
 
 
-_INPUTS = [{"name": name, "from": f"pipeline.{name}"} for name in ("tag", "me", "seen")]
+_NODE = {
+    "id": "n",
+    "retries": 1,
+    "inputs": [{"name": name, "from": f"pipeline.{name}"} for name in ("tag", "me", "seen")],
+}
 
 
 def _step(me: str, *after: str, body: str = "work", sees: str | None = None, **more: Any) -> Any:

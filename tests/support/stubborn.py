@@ -51,6 +51,12 @@ def stuck_with_gil(reason: str, args: dict[str, Any]) -> None:
     _wait_for_ever(ctypes.PyDLL(None))
 
 
+def hogs_once(reason: str, args: dict[str, Any]) -> None:
+    """Keeps the GIL, but at its second start returns at once; one without a folder at its first."""
+    if "folder" in args:
+        hogs(Path(args["folder"]))
+
+
 def hogs(folder: Path, seconds: float = LONG_S) -> None:
     """Keeps the GIL for that long, but at its second start returns at once."""
     again = (folder / "started").exists()
@@ -87,3 +93,4 @@ def setup() -> None:
     queue_workflows.register_ingest_task("hog", hog)
     queue_workflows.register_ingest_task("stuck", stuck)
     queue_workflows.register_ingest_task("stuck_with_gil", stuck_with_gil)
+    queue_workflows.register_ingest_task("hogs_once", hogs_once)

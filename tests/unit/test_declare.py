@@ -15,6 +15,13 @@ from queue_workflows import config, declare, errors, node_executor
 from queue_workflows.dag import definition
 from queue_workflows.declare import OFFERED, ask, bodies, filtered, node, pipeline, workflow
 
+WRITES = {
+    "retries": 3,
+    "timeout_s": 60.0,
+    "retry_on": ["OSError", "queue_workflows.errors.ClaimLost"],
+}
+"""The policy of `write`."""
+
 
 class Counted(TypedDict):
     words: int
@@ -79,7 +86,7 @@ def test_nodes_become_steps_that_wait_for_what_they_take() -> None:
     assert expanded(w) == twin(
         {
             "read": [{"id": "count", "inputs": takes("text")}],
-            "tell": [{"id": "write", "node": "media.write", "inputs": takes("words")}],
+            "tell": [{"id": "write", "node": "media.write", "inputs": takes("words"), **WRITES}],
         },
         step("read", {"text": {"$from": "text"}}),
         step("tell", {"words": {"$from": "read/count.words"}}, depends_on=["read"]),
@@ -110,8 +117,9 @@ def test_pipelines_questions_conditions_and_models_become_theirs() -> None:
         {
             "count": [{"id": "count", "inputs": takes("text")}],
             "m": [
-                {"id": "rank", "gpu": True, "model": "lengths", "inputs": takes("texts")},
-                {"id": "keep", "node": "media.write", "inputs": [
+                {"id": "rank", "gpu": True, "model": "lengths", "inputs": takes("texts"),
+                 "priority": 5},
+                {"id": "keep", "node": "media.write", **WRITES, "inputs": [
                     {"name": "words", "from": "pipeline.lead"}],
                     "skip_if": {"$from": "choose.lead", "$eq": 0}},
                 {"id": "tell", "depends_on": ["rank", "keep"], "inputs": [

@@ -1,0 +1,248 @@
+"""What a worker of batches holds, shared by the thread that runs it and the one that watches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from queue_workflows import db, errors
+from queue_workflows.runtime import clock
+from queue_workflows.store import claims, outcomes, tables, transitions
+from queue_workflows.types import NowFn, Row
+from queue_workflows.worker import current, guards
+
+_log = logging.getLogger(__name__)
+FLUSH_AFTER_S = 1.0
+"""A result that has waited so long for the rest of its batch is recorded without it."""
+LONG_S = 1.5
+"""Behind a body that has run for so long nothing waits: others may be free."""
+
+
+Done: TypeAlias = tuple[current.Work, outcomes.Outcome]
+"""A job whose body has completed, and what it left."""
+
+
+class Found(NamedTuple):
+    """Of the claims that were renewed those that are lost, and those that were asked to end."""
+
+    lost: list[tables.Lease]
+    asked: list[tables.Lease]
+
+
+class Held:
+    """Jobs that wait, the one that runs, results that are to be recorded, jobs that leave.
+
+    One lock decides what becomes of each: what has left never begins, and a result is with one
+    thread at a time. All is kept in claim order, in which every statement takes its rows, so that
+    no two can deadlock.
+    """
+
+    def __init__(self, *, now_fn: NowFn = clock.boot_s) -> None:
+        self._now = now_fn
+        self._lock = threading.Lock()
+        self._claims: dict[str, tuple[tables.Lease, guards.LeaseEnd]] = {}
+        """By job id, of which a claim made anew is the last."""
+        self._waiting: deque[tuple[tables.Lease, Row, guards.LeaseEnd]] = deque()
+        self._running: current.Work | None = None
+        self._done: list[Done] = []
+        self._done_since = 0.0
+        self._leaving: dict[tables.Lease, str] = {}
+
+    # The thread that runs the jobs.
+
+    def add(self, jobs: Sequence[Row], lease_end: guards.LeaseEnd) -> None:
+        """These were claimed, and wait."""
+        with self._lock:
+            for job in jobs:
+                lease = tables.lease_of(tables.INGEST_JOBS, job)
+                self._claims.pop(lease.job_id, None)
+                self._claims[lease.job_id] = lease, lease_end
+                self._waiting.append((lease, job, lease_end))
+
+    def next(self) -> current.Work | None:
+        """The next to run, which runs from now on; None: none waits."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            lease, job, end = self._waiting.popleft()
+            work = current.Work(lease.table, job, end, now_fn=self._now, lease=lease)
+            self._running = work
+            return work
+
+    def keep(self, done: Done) -> None:
+        """The one that ran has completed; its result waits."""
+        with self._lock:
+            if not self._done:
+                self._done_since = self._now()
+            self._done.append(done)
+            self._running = None
+
+    # Either thread.
+
+    def take_done(self, most: int | None = None) -> list[Done]:
+        """Results that wait, which the caller records: then `settled`, else `put_back`."""
+        with self._lock:
+            done = self._done[:most]
+            del self._done[:most]
+            return done
+
+    def put_back(self, done: Sequence[Done]) -> None:
+        """These could not be recorded."""
+        with self._lock:
+            place = {job_id: number for number, job_id in enumerate(self._claims)}
+            self._done = sorted([*done, *self._done], key=lambda each: place[each[0].lease.job_id])
+            self._done_since = self._now()
+
+    def settled(self, leases: Iterable[tables.Lease]) -> None:
+        """These claims are held no longer."""
+        with self._lock:
+            claims_, leaving, running = self._claims, self._leaving, self._running
+            for lease in leases:
+                claim = claims_.get(lease.job_id)
+                if claim is not None and claim[0].claim_no == lease.claim_no:
+                    del claims_[lease.job_id]
+                if leaving:
+                    leaving.pop(lease, None)
+                if running is not None and running.lease == lease:
+                    self._running = None
+
+    def give_up(self, reason: str) -> None:
+        """Nothing that waits begins any more: it leaves, for this reason."""
+        with self._lock:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        while self._waiting:
+            self._leaving[self._waiting.popleft()[0]] = reason
+
+    def claims(self) -> dict[tables.Lease, guards.LeaseEnd]:
+        """All that is held, and until when."""
+        with self._lock:
+            return dict(self._claims.values())
+
+    def ids(self) -> set[str]:
+        """The jobs that are held."""
+        with self._lock:
+            return set(self._claims)
+
+    # The thread that watches.
+
+    def cancel(self, name: str) -> bool:
+        """A job of this name (1,000 characters of its id) was cancelled: whether it waited here."""
+        with self._lock:
+            return self._end([each for each, *_ in self._waiting if each.job_id[:1000] == name])
+
+    def renewed(self, found: Found, stop_at: float) -> None:
+        """A renewal found this; what was asked to end and runs is stopped at `stop_at`."""
+        with self._lock:
+            for lease in self._taken(found.lost):
+                del self._claims[lease.job_id]
+            self._end(found.asked)
+            if self._running is not None and self._running.lease in found.asked:
+                self._running.cancelled_by(stop_at)
+
+    def _end(self, leases: Sequence[tables.Lease]) -> bool:
+        """Whether any of these waited, which now leave."""
+        found = self._taken(leases)
+        self._leaving |= dict.fromkeys(found, "cancelled")
+        return bool(found)
+
+    def _taken(self, leases: Sequence[tables.Lease]) -> list[tables.Lease]:
+        """Those that waited, which do no longer."""
+        if not leases:
+            return []
+        wanted = set(leases)
+        found = [lease for lease, *_ in self._waiting if lease in wanted]
+        self._waiting = deque(each for each in self._waiting if each[0] not in wanted)
+        return found
+
+    def is_due(self) -> bool:
+        """Whether something has to be written now; what waits behind a long body leaves."""
+        with self._lock:
+            now, running = self._now(), self._running
+            if running is not None and now - running.started >= LONG_S:
+                self._give_up("waited behind a long job")
+            late = now - self._done_since >= FLUSH_AFTER_S
+            return bool(self._leaving) or (bool(self._done) and late)
+
+    def leaving(self) -> dict[str, list[tables.Lease]]:
+        """What leaves, by reason, in claim order."""
+        with self._lock:
+            found: dict[str, list[tables.Lease]] = {}
+            for lease, reason in self._leaving.items():
+                found.setdefault(reason, []).append(lease)
+            return found
+
+
+def renew(
+    conn: db.Connection,
+    ends: Mapping[tables.Lease, guards.LeaseEnd],
+    said: Mapping[tables.Lease, str | None],
+    *,
+    lease_s: float,
+    sent: float,
+) -> Found:
+    """Push these claims out, now that it is `sent`, and store progress (JSON texts)."""
+    progress = [said.get(lease) for lease in ends]
+    rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
+    kept = {(row.job_id, row.claim_no): row for row in rows}
+    found = Found([], [])
+    for lease, end in ends.items():
+        row = kept.get((lease.job_id, lease.claim_no))
+        if row is None:
+            found.lost.append(lease)
+            continue
+        end.beat(sent)
+        if row.cancel:
+            found.asked.append(lease)
+    return found
+
+
+def write_back(conn: db.Connection, held: Held) -> None:
+    """Record the results that wait and hand back, uncounted and in its place, what leaves.
+
+    A transaction for each. What the database does not take stays held, for whoever tries next;
+    its errors pass.
+    """
+    done = held.take_done()
+    unwritten = [*done]
+    try:
+        _record(conn, unwritten)
+    finally:
+        left = {work.lease for work, _ in unwritten}
+        held.settled(work.lease for work, _ in done if work.lease not in left)
+        if unwritten:
+            held.put_back(unwritten)
+    for reason, leases in held.leaving().items():
+        transitions.hand_back_all(conn, leases, reason=reason)
+        held.settled(leases)
+
+
+def _record(conn: db.Connection, unwritten: list[Done]) -> None:
+    """Record results in one statement, or one by one; those that are settled leave the list."""
+    if not unwritten:
+        return
+    results = [outcomes.ingest_result(work.lease, outcome) for work, outcome in unwritten]
+    who = claims.Claimant(results[0].lease.worker_id, "", "")
+    try:
+        claims.ingest_step(conn, who, done=results, claim=0)
+    except (errors.ClaimLost, db.Error) as error:
+        if conn.closed:
+            raise
+        _log.debug("a batch is recorded job by job: %s", error)
+    else:
+        unwritten.clear()
+    for work, outcome in [*unwritten]:
+        try:
+            found = outcomes.record(conn, work.lease, outcome)
+        except db.Error as error:
+            if conn.closed:
+                raise
+            _log.warning("the result of job %s waits: %s", work.job["id"], error)
+            continue
+        unwritten.remove((work, outcome))
+        if found == "skipped" and not claims.has_recorded(conn, work.lease, ("completed",)):
+            _log.warning("nothing was written: job %s is held no longer", work.job["id"])
