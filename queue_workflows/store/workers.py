@@ -80,7 +80,8 @@ def bury(conn: db.Connection, prefix: str, detail: str, *, orderly: bool = False
     """Mark the workers of a dead process (`worker_id` starts with `prefix`) with how it ended."""
     conn.execute(
         "UPDATE workers SET state = CASE WHEN %s THEN 'stopped' ELSE 'dead' END, job_ids = '{}',"
-        " detail = detail || %s::jsonb WHERE starts_with(worker_id, %s) AND state <> 'stopped'",
+        " detail = detail || %s::jsonb"
+        " WHERE starts_with(worker_id, %s) AND state NOT IN ('stopped', 'dead')",
         (orderly, detail, prefix),
     )
 

@@ -7,9 +7,11 @@ import logging
 import math
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.runtime import identity, service, supervisor
@@ -19,6 +21,9 @@ from queue_workflows.worker import guards, leaving, oversight
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
+AGAIN_S = 1.0
+"""When a look follows the first: the server still does what a worker had sent before it died, and
+a finish also claims the next job, which it may do after the burial."""
 STATEMENT_S = 3.0
 _REASONS = {
     oversight.OFF: "turned off",
@@ -142,6 +147,19 @@ def evidence(ended: supervisor.Exit) -> str:
     return f"{how}, peak memory {ended.max_rss_mb} MB" if ended.max_rss_mb else how
 
 
+class _Grave(NamedTuple):
+    """A reaped process, and when it is to be buried; `last`: not once more.
+
+    `oom_kills` are those around its death, once they were counted; `ran` is as `bury` takes it.
+    """
+
+    ended: supervisor.Exit
+    ran: int | None
+    due: float
+    last: bool
+    oom_kills: int | None = None
+
+
 class Burials:
     """Buries what a supervisor reaps, on a thread of its own, until the database has taken it.
 
@@ -152,12 +170,13 @@ class Burials:
     def __init__(self, host_label: str | None = None) -> None:
         self._label = config.host_label() if host_label is None else host_label
         self._oom_kills = oom_kills()
-        self._dead: deque[tuple[supervisor.Exit, int | None]] = deque()
-        self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_all)])
+        self._dead: deque[_Grave] = deque()
+        self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_due)])
 
     def report(self, ended: supervisor.Exit, ran: int | None = None) -> None:
         """Bury this one soon: see `bury`."""
-        self._dead.append((ended, ran))
+        peaceful = ended.code == 0 and ended.verdict is None
+        self._dead.append(_Grave(ended, ran, time.monotonic(), last=peaceful))
         self._loop.wake("bury")
 
     def __enter__(self) -> Burials:
@@ -165,32 +184,41 @@ class Burials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._loop.stop() and self._dead:
-            self._bury_all()
+        if self._loop.stop():
+            self._bury_due(math.inf)
 
     def _pause(self) -> float:
-        return RETRY_S if self._dead else math.inf
+        wait_s = min((grave.due for grave in self._dead), default=math.inf) - time.monotonic()
+        return wait_s if wait_s > 0 else RETRY_S
 
-    def _bury_all(self) -> None:
-        if not self._dead:
+    def _bury_due(self, now: float | None = None) -> None:
+        now = time.monotonic() if now is None else now
+        due = [grave for grave in self._dead if grave.due <= now]
+        if not due:
             return
         try:
             with contextlib.closing(db.connect(timeout_s=STATEMENT_S)) as conn:
-                while self._dead:
-                    self._bury(conn, *self._dead[0])
-                    self._dead.popleft()
+                for grave in due:
+                    buried = self._bury(conn, grave)
+                    if not grave.last:
+                        self._dead.append(buried._replace(due=now + AGAIN_S, last=True))
+                    self._dead.remove(grave)
         except db.Error as error:
             _log.warning("what a dead worker held waits for the database: %s", str(error).strip())
 
-    def _bury(self, conn: db.Connection, ended: supervisor.Exit, ran: int | None) -> None:
+    def _bury(self, conn: db.Connection, grave: _Grave) -> _Grave:
+        ended = grave.ended
         if _in_use(ended.pid):
             _log.warning("%s: pid %d is in use again, leases decide", ended.name, ended.pid)
-            return
+            return grave
         before, self._oom_kills = self._oom_kills, oom_kills()
-        new = None if before is None or self._oom_kills is None else self._oom_kills - before
-        for row in bury(conn, ended, host_label=self._label, oom_kills=new, ran=ran):
+        if grave.oom_kills is None and before is not None and self._oom_kills is not None:
+            grave = grave._replace(oom_kills=self._oom_kills - before)
+        rows = bury(conn, ended, host_label=self._label, oom_kills=grave.oom_kills, ran=grave.ran)
+        for row in rows:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
             _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
+        return grave
 
 
 def _in_use(pid: int) -> bool:

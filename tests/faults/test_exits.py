@@ -152,7 +152,8 @@ def test_sigterm_is_heard_while_the_body_is_in_c_code(
 def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_more(
     cli: Commands, dsn: str, tmp_path: Path
 ) -> None:
-    run = Run(cli, tmp_path, "deaf", "--shutdown-timeout", "0.5")
+    often = {"QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.2"}
+    run = Run(cli, tmp_path, "deaf", "--shutdown-timeout", "0.5", **often)
     with engine.connect() as conn:
         holds = "SELECT FROM workers WHERE state = 'busy' AND (detail ->> 'lock')::boolean"
         until(lambda: conn.execute(holds).fetchone() is not None)

@@ -327,6 +327,24 @@ def test_a_death_is_buried_once_the_database_is_back(
         until(lambda: job(run_id, "a")["status"] == "queued")
 
 
+def test_what_the_server_still_gave_to_the_dead_comes_back_too(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finish that was under way at the death, and with it the claim of the next job."""
+    run_id = queued("a", "b")
+    ended = a_worker_that_dies()
+    monkeypatch.setattr(burial, "AGAIN_S", 0.3)
+    monkeypatch.setattr(burial, "_in_use", lambda _: False)
+    with burial.Burials(LABEL) as burials:
+        burials.report(ended._replace(pid=os.getpid()))
+        burials.report(ended)
+        until(lambda: job(run_id, "a")["crash_count"] == 1)
+        late = node_queue.claim_next_cpu_job(host=LABEL)
+        assert late
+        until(lambda: job(run_id, late["node_id"])["status"] == "queued")
+    assert job(run_id, late["node_id"])["claim_no"] == late["claim_no"]
+
+
 def test_leaving_tries_what_is_still_open(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
