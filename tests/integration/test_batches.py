@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,8 @@ from queue_workflows import claim_worker, config, dispatcher, node_queue, worker
 from queue_workflows import db as engine
 from queue_workflows.store import claims
 from queue_workflows.worker import batch, guards, held, watch
-from tests.support import factories, laws
+from tests.support import commands, factories, laws, stubborn
+from tests.support.commands import Commands
 from tests.support.wait import until
 
 Row = dict[str, Any]
@@ -49,6 +52,12 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 
 
 @pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+
+
+@pytest.fixture
 def bodies(conn: engine.Connection) -> Generator[Bodies]:
     made = Bodies()
     config.register_ingest_task("t", made)
@@ -60,6 +69,7 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No body counts as long, and no result as late, so that nothing else moves the batch."""
     monkeypatch.setattr(held, "LONG_S", 3600.0)
+    monkeypatch.setattr(held, "TURN_S", 3600.0)
     monkeypatch.setattr(held, "FLUSH_AFTER_S", 3600.0)
 
 
@@ -235,6 +245,42 @@ def test_a_stop_hands_back_at_once_all_but_the_job_that_runs(
     assert bodies.ran == [0, 1]
     assert [row["crash_count"] for row in rows(conn)] == [0] * 4
     assert events(conn, ids[3]) == ["claimed", "requeued"]
+
+
+def test_a_stop_waits_no_longer_for_a_database_that_is_away(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: Any
+) -> None:
+    real, left = claims.ingest_step, list[int]()
+
+    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+        if more.get("done") and not left:
+            raise engine.OperationalError("away")
+        return real(own, who, **more)
+
+    monkeypatch.setattr(claims, "ingest_step", step)
+    enqueue(2)
+    subject = worker(on_exit=left.append, shutdown_timeout_s=0.5)
+    with running(subject, bodies):
+        until(lambda: bodies.ran == [0, 1])
+        subject.stop()
+        until(lambda: left == [0])
+
+
+def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: ModuleType) -> None:
+    stubborn.setup()
+    args = {"folder": str(tmp_path)}
+    ids = node_queue.enqueue_ingest_jobs(task_name="deaf", queue="work", args=[args] * 3)
+    subject = cli.start(
+        *("queue-claim-worker", "--queue", "work", "--batch", "3", "--shutdown-timeout", "1"),
+        *("--app", "tests.support.stubborn:setup"),
+    )
+    until((tmp_path / "started").exists, timeout_s=30)
+    subject.send(signal.SIGTERM)
+    assert subject.wait() == 0, subject.err
+    found = [node_queue.get_ingest_job(each) or {} for each in ids]
+    assert [(row["status"], row["crash_count"], row["claim_no"]) for row in found] == (
+        [("queued", 0, 1)] * 3
+    )
 
 
 # --- a body that takes long --------------------------------------------------------------------
