@@ -21,6 +21,8 @@ LONG_S = 1.5
 """Behind a body that has run for so long nothing waits: others may be free."""
 TURN_S = 5.0
 """Nor does anything wait for its turn for longer."""
+WRITING_S = 1.0
+"""What a worker that leaves has left for this: half of BOOKKEEPING_S."""
 
 
 Done: TypeAlias = tuple[current.Work, outcomes.Outcome]
@@ -53,6 +55,8 @@ class Held:
         self._done: list[Done] = []
         self._done_since = 0.0
         self._leaving: dict[tables.Lease, str] = {}
+        self.writing = threading.Lock()
+        """Held by the thread that is in `write_back`."""
 
     # The thread that runs the jobs.
 
@@ -210,8 +214,17 @@ def write_back(conn: db.Connection, held: Held) -> None:
     """Record the results that wait and hand back, uncounted and in its place, what leaves.
 
     A transaction for each. What the database does not take stays held, for whoever tries next;
-    its errors pass.
+    its errors pass. Waits up to WRITING_S for another thread to finish the same.
     """
+    alone = held.writing.acquire(timeout=WRITING_S)
+    try:
+        _write_back(conn, held)
+    finally:
+        if alone:
+            held.writing.release()
+
+
+def _write_back(conn: db.Connection, held: Held) -> None:
     done = held.take_done()
     unwritten = [*done]
     try:
