@@ -53,8 +53,6 @@ class Batch:
         while not stopping() and (work := self._held.next()) is not None:
             self._run_one(work, pid)
             ran += 1
-        if stopping():
-            self._watch.let_go()
         self._next = self._paced(ran, self._now() - begun)
 
     def _paced(self, ran: int, seconds: float) -> int:

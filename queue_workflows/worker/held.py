@@ -19,6 +19,10 @@ FLUSH_AFTER_S = 1.0
 """A result that has waited so long for the rest of its batch is recorded without it."""
 LONG_S = 1.5
 """Behind a body that has run for so long nothing waits: others may be free."""
+TURN_S = 5.0
+"""Nor does anything wait for its turn for longer."""
+WRITING_S = 1.0
+"""What a worker that leaves has left for this: half of BOOKKEEPING_S."""
 
 
 Done: TypeAlias = tuple[current.Work, outcomes.Outcome]
@@ -46,16 +50,20 @@ class Held:
         self._claims: dict[str, tuple[tables.Lease, guards.LeaseEnd]] = {}
         """By job id, of which a claim made anew is the last."""
         self._waiting: deque[tuple[tables.Lease, Row, guards.LeaseEnd]] = deque()
+        self._added = 0.0
         self._running: current.Work | None = None
         self._done: list[Done] = []
         self._done_since = 0.0
         self._leaving: dict[tables.Lease, str] = {}
+        self.writing = threading.Lock()
+        """Held by the thread that is in `write_back`."""
 
     # The thread that runs the jobs.
 
     def add(self, jobs: Sequence[Row], lease_end: guards.LeaseEnd) -> None:
         """These were claimed, and wait."""
         with self._lock:
+            self._added = self._now()
             for job in jobs:
                 lease = tables.lease_of(tables.INGEST_JOBS, job)
                 self._claims.pop(lease.job_id, None)
@@ -160,11 +168,12 @@ class Held:
         return found
 
     def is_due(self) -> bool:
-        """Whether something has to be written now; what waits behind a long body leaves."""
+        """Whether something has to be written now; what has waited for too long leaves."""
         with self._lock:
             now, running = self._now(), self._running
-            if running is not None and now - running.started >= LONG_S:
-                self._give_up("waited behind a long job")
+            behind = running is not None and now - running.started >= LONG_S
+            if behind or now - self._added >= TURN_S:
+                self._give_up("waited too long for its turn")
             late = now - self._done_since >= FLUSH_AFTER_S
             return bool(self._leaving) or (bool(self._done) and late)
 
@@ -205,8 +214,17 @@ def write_back(conn: db.Connection, held: Held) -> None:
     """Record the results that wait and hand back, uncounted and in its place, what leaves.
 
     A transaction for each. What the database does not take stays held, for whoever tries next;
-    its errors pass.
+    its errors pass. Waits up to WRITING_S for another thread to finish the same.
     """
+    alone = held.writing.acquire(timeout=WRITING_S)
+    try:
+        _write_back(conn, held)
+    finally:
+        if alone:
+            held.writing.release()
+
+
+def _write_back(conn: db.Connection, held: Held) -> None:
     done = held.take_done()
     unwritten = [*done]
     try:

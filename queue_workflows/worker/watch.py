@@ -136,11 +136,6 @@ class Watch:
             # Who was told may have looked before there was anything to see.
             self.wake("renew", "control")
 
-    def let_go(self) -> None:
-        """The worker stops: what waits goes back."""
-        self._held.give_up("shutdown")
-        self.wake("batch")
-
     @contextlib.contextmanager
     def recording(self, work: current.Work) -> Generator[None]:
         """An outcome is written apart from its batch: judged meanwhile as if its job ran."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 
 from queue_workflows import claim_worker, config, dispatcher, node_queue, worker_control
 from queue_workflows import db as engine
-from queue_workflows.store import claims
+from queue_workflows.store import claims, transitions
 from queue_workflows.worker import batch, guards, held, watch
-from tests.support import factories, laws
+from tests.support import commands, factories, laws, stubborn
+from tests.support.commands import Commands
 from tests.support.wait import until
 
 Row = dict[str, Any]
@@ -31,9 +34,11 @@ class Bodies:
         self.started = threading.Event()
         self.release = threading.Event()
         self.pause_s = 0.0
+        self.tell: Callable[[int], object] = lambda _: None
 
     def __call__(self, reason: str, args: Row) -> Row:
         self.ran.append(args["i"])
+        self.tell(args["i"])
         self.release.wait(self.pause_s)
         if args["i"] in self.stay:
             self.started.set()
@@ -49,6 +54,12 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 
 
 @pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+
+
+@pytest.fixture
 def bodies(conn: engine.Connection) -> Generator[Bodies]:
     made = Bodies()
     config.register_ingest_task("t", made)
@@ -60,6 +71,7 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No body counts as long, and no result as late, so that nothing else moves the batch."""
     monkeypatch.setattr(held, "LONG_S", 3600.0)
+    monkeypatch.setattr(held, "TURN_S", 3600.0)
     monkeypatch.setattr(held, "FLUSH_AFTER_S", 3600.0)
 
 
@@ -237,6 +249,75 @@ def test_a_stop_hands_back_at_once_all_but_the_job_that_runs(
     assert events(conn, ids[3]) == ["claimed", "requeued"]
 
 
+def test_a_stop_between_two_bodies_hands_back_what_has_not_begun(
+    conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
+) -> None:
+    # The watch may end before it has looked.
+    monkeypatch.setattr(watch.Watch, "_mind_batch", lambda self: None)
+    ids = enqueue(4)
+    subject = worker()
+    bodies.tell = lambda i: i == 1 and subject.stop()
+    with running(subject, bodies):
+        until(lambda: states(conn)[:2] == ["completed"] * 2)
+    assert states(conn) == ["completed", "completed", "queued", "queued"]
+    assert bodies.ran == [0, 1]
+    assert events(conn, ids[3]) == ["claimed", "requeued"]
+
+
+def test_a_trip_records_what_is_done_and_hands_back_what_has_not_begun(
+    conn: engine.Connection, bodies: Bodies, patient: None
+) -> None:
+    left: list[tuple[int, list[str]]] = []
+    bodies.stay = {1}
+    ids = enqueue(4)
+    conn.execute("UPDATE ingest_jobs SET timeout_s = 0.1 WHERE id = %s", (ids[1],))
+
+    def leave(code: int) -> None:
+        left.append((code, states(conn)))
+        bodies.release.set()
+
+    with running(worker(on_exit=leave), bodies):
+        until(lambda: left)
+    assert left == [(guards.EXIT_BUDGET, ["completed", "failed", "queued", "queued"])]
+    assert bodies.ran[:2] == [0, 1]
+
+
+def test_a_stop_waits_no_longer_for_a_database_that_is_away(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: Any
+) -> None:
+    real, left = claims.ingest_step, list[int]()
+
+    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+        if more.get("done") and not left:
+            raise engine.OperationalError("away")
+        return real(own, who, **more)
+
+    monkeypatch.setattr(claims, "ingest_step", step)
+    enqueue(2)
+    subject = worker(on_exit=left.append, shutdown_timeout_s=0.5)
+    with running(subject, bodies):
+        until(lambda: bodies.ran == [0, 1])
+        subject.stop()
+        until(lambda: left == [0])
+
+
+def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: ModuleType) -> None:
+    stubborn.setup()
+    args = {"folder": str(tmp_path)}
+    ids = node_queue.enqueue_ingest_jobs(task_name="deaf", queue="work", args=[args] * 3)
+    subject = cli.start(
+        *("queue-claim-worker", "--queue", "work", "--batch", "3", "--shutdown-timeout", "1"),
+        *("--app", "tests.support.stubborn:setup"),
+    )
+    until((tmp_path / "started").exists, timeout_s=30)
+    subject.send(signal.SIGTERM)
+    assert subject.wait() == 0, subject.err
+    found = [node_queue.get_ingest_job(each) or {} for each in ids]
+    assert [(row["status"], row["crash_count"], row["claim_no"]) for row in found] == (
+        [("queued", 0, 1)] * 3
+    )
+
+
 # --- a body that takes long --------------------------------------------------------------------
 
 
@@ -377,6 +458,35 @@ def test_a_batch_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
     assert [(row["claim_no"], row["crash_count"]) for row in rows(conn)] == (
         [(1, 0)] * 4 + [(2, 0)] * 4
     )
+
+
+def test_a_lost_claim_that_is_committed_late_is_given_back_too(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: Any
+) -> None:
+    real, release = claims.ingest_step, transitions.release_strays
+    cut, looks = list[int](), list[int]()
+
+    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+        if more.get("done") and not cut:
+            cut.append(1)
+            own.close()
+            raise engine.OperationalError("the reply was lost")
+        return real(own, who, **more)
+
+    def look(own: engine.Connection, table: Any, worker_id: str, keep: list[str]) -> list[Row]:
+        found = release(own, table, worker_id, keep)
+        looks.append(len(found))
+        if len(looks) == 1:
+            assert len(real(conn, factories.who(QUEUE, worker_id), claim=4)) == 4
+        return found
+
+    monkeypatch.setattr(claims, "ingest_step", step)
+    monkeypatch.setattr(transitions, "release_strays", look)
+    enqueue(8)
+    with running(worker(), bodies):
+        until(are(conn, *["completed"] * 8))
+    assert looks == [0, 4]
+    assert [row["crash_count"] for row in rows(conn)] == [0] * 8
 
 
 def test_after_a_long_body_less_is_claimed_until_bodies_are_short_again() -> None:

@@ -84,12 +84,25 @@ def test_nothing_waits_behind_a_long_body(subject: held.Held, clock: Clock) -> N
     assert not subject.is_due()
     clock.now += 0.2
     assert subject.is_due()
-    assert subject.leaving() == {"waited behind a long job": [lease("b"), lease("c")]}
+    assert subject.leaving() == {"waited too long for its turn": [lease("b"), lease("c")]}
     assert subject.next() is None
     assert [*subject.claims()] == [lease("a"), lease("b"), lease("c")], "held until it is written"
     subject.settled([lease("b"), lease("c")])
     assert [*subject.claims()] == [lease("a")]
     assert not subject.is_due()
+
+
+def test_nothing_waits_for_long_behind_many_bodies(subject: held.Held, clock: Clock) -> None:
+    subject.add([job(name) for name in "abcdefg"], END)
+    for _ in range(4):
+        completed(subject)
+        clock.now += held.LONG_S - 0.3
+    subject.take_done()
+    assert not subject.is_due()
+    clock.now += 0.3
+    assert subject.is_due()
+    assert [*subject.leaving().values()] == [[lease(name) for name in "efg"]]
+    assert subject.next() is None
 
 
 def test_a_job_that_came_back_is_not_forgotten_with_its_claim_of_before(
