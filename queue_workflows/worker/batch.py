@@ -87,12 +87,13 @@ class Batch:
         done = self._held.take_done()
         results = [outcomes.ingest_result(work.lease, outcome) for work, outcome in done]
         try:
-            jobs = self._claimer.claim_batch(claim, results)
+            with self._held.writing():
+                jobs = self._claimer.claim_batch(claim, results)
+                self._held.settled([work.lease for work, _ in done])
         except (errors.ClaimLost, db.Error):
             self._held.put_back(done)
             while found := self._held.take_done(1):
                 with self._watch.recording(found[0][0]):
                     self._record(*found[0])
             return []
-        self._held.settled([work.lease for work, _ in done])
         return jobs

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db, errors
@@ -40,8 +41,7 @@ class Held:
     """Jobs that wait, the one that runs, results that are to be recorded, jobs that leave.
 
     One lock decides what becomes of each: what has left never begins, and a result is with one
-    thread at a time. All is kept in claim order, in which every statement takes its rows, so that
-    no two can deadlock.
+    thread at a time. All is kept in claim order.
     """
 
     def __init__(self, *, now_fn: NowFn = clock.boot_s) -> None:
@@ -55,8 +55,20 @@ class Held:
         self._done: list[Done] = []
         self._done_since = 0.0
         self._leaving: dict[tables.Lease, str] = {}
-        self.writing = threading.Lock()
-        """Held by the thread that is in `write_back`."""
+        self._writing = threading.Lock()
+
+    @contextlib.contextmanager
+    def writing(self) -> Generator[None]:
+        """Around a statement about many jobs: no two at once, as each locks rows in its own order.
+
+        Waits for another thread's up to WRITING_S.
+        """
+        alone = self._writing.acquire(timeout=WRITING_S)
+        try:
+            yield
+        finally:
+            if alone:
+                self._writing.release()
 
     # The thread that runs the jobs.
 
@@ -214,14 +226,10 @@ def write_back(conn: db.Connection, held: Held) -> None:
     """Record the results that wait and hand back, uncounted and in its place, what leaves.
 
     A transaction for each. What the database does not take stays held, for whoever tries next;
-    its errors pass. Waits up to WRITING_S for another thread to finish the same.
+    its errors pass.
     """
-    alone = held.writing.acquire(timeout=WRITING_S)
-    try:
+    with held.writing():
         _write_back(conn, held)
-    finally:
-        if alone:
-            held.writing.release()
 
 
 def _write_back(conn: db.Connection, held: Held) -> None:

@@ -199,21 +199,21 @@ class Watch:
             self.wake("renew")
 
     def _renew(self) -> None:
-        work, ends = self._work, self._held.claims()
-        if work is not None:
-            ends.setdefault(work.lease, work.lease_end)
-        if not ends:
-            return
-        sent, said = self._now(), dict[tables.Lease, str | None]()
-        if work is not None:
-            said[work.lease], work.unsaved = work.unsaved, None
-        try:
-            with self._kept.using() as conn:
-                found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
-        except db.Error:
+        said = dict[tables.Lease, str | None]()
+        with self._held.writing():
+            work, ends, sent = self._work, self._held.claims(), self._now()
             if work is not None:
-                work.unsaved = work.unsaved or said[work.lease]
-            raise
+                ends.setdefault(work.lease, work.lease_end)
+                said[work.lease], work.unsaved = work.unsaved, None
+            if not ends:
+                return
+            try:
+                with self._kept.using() as conn:
+                    found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
+            except db.Error:
+                if work is not None:
+                    work.unsaved = work.unsaved or said[work.lease]
+                raise
         stop_at = sent + config.CANCEL_GRACE_S.read()
         self._held.renewed(found, stop_at)
         if work is not None and work.lease not in found.lost:
