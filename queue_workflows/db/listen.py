@@ -167,7 +167,7 @@ class Listener:
         self._backoff_s = min(BACKOFF_MAX_S, self._backoff_s * 2)
         if not self._away:
             self._away = True
-            reason = str(error).strip()
+            reason = " ".join(str(error).split())
             _log.warning("lost the LISTEN connection, polling until it is back: %s", reason)
 
     def _drop(self) -> None:

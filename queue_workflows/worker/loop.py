@@ -81,8 +81,9 @@ class WorkLoop:
                     self._drain_queue()
                     delay, said = 0.1, ""
                 except db.Error as error:
-                    if said != (said := _brief(error)):
-                        _log.warning("claiming waits for the database: %s", said)
+                    # Of one outage the words change, from "closed" to "starting up".
+                    if said != (said := error.sqlstate or "away"):
+                        _log.warning("claiming waits for the database: %s", _brief(error))
                     self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                     delay = min(BACKOFF_MAX_S, delay * 2)
                     continue

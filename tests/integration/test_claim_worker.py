@@ -23,7 +23,7 @@ from queue_workflows import (
     db as database,
 )
 from queue_workflows.store import claims, tables, transitions
-from queue_workflows.worker import guards
+from queue_workflows.worker import claimer, guards
 from tests.support import wait
 
 Row = dict[str, Any]
@@ -258,6 +258,25 @@ def test_a_connection_that_dies_under_the_body_costs_nothing(body: Body) -> None
         wait.until(lambda: job(again)["status"] == "completed")
     assert body.runs == 1
     assert job(job_id)["claim_no"] == 1
+
+
+def test_an_outage_is_said_once_whatever_its_words(
+    body: Body, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["it closed", "it starts up"]
+    real = claimer.Claimer.claim
+
+    def claim(self: claimer.Claimer, *, promote: bool = False) -> Row | None:
+        if words:
+            raise database.OperationalError(words.pop(0))
+        return real(self, promote=promote)
+
+    monkeypatch.setattr(claimer.Claimer, "claim", claim)
+    job_id = queued("quick")
+    with running(worker()):
+        wait.until(lambda: job(job_id)["status"] == "completed")
+    said = [text for text in caplog.messages if text.startswith("claiming waits")]
+    assert said == ["claiming waits for the database: it closed"]
 
 
 def test_a_commit_whose_reply_was_lost_is_not_written_twice(body: Body, monkeypatch: Any) -> None:
