@@ -122,4 +122,8 @@ def crashes(seen: Seen) -> Found:
             deadly = PATIENT if seat and seat.care == fleet.DEFAULT else DEADLY
             if not killed and not seen.hit(deadly, claim.pid, since, event.at + 1):
                 held = event.at - claim.at
-                yield f"job {job_id}: claim {event.claim} reclaimed after {held:.1f} s for no fault"
+                at = event.at - seen.began
+                yield (
+                    f"{at:.1f} s: job {job_id}: claim {event.claim} of {seat.name if seat else claim.pid}"
+                    f" reclaimed after {held:.1f} s for no fault"
+                )

@@ -142,7 +142,10 @@ def late(seen: Seen) -> Found:
     """What a dead worker held is taken back, and claimed, as soon as is promised."""
     for death in deaths(seen):
         most = limit_s(death.care)
-        what = f"job {death.job}: claim {death.claim} of a worker that was killed ({death.care})"
+        what = (
+            f"{death.at - seen.began:.1f} s: job {death.job}: claim {death.claim} of a worker that was"
+            f" killed ({death.care})"
+        )
         if death.taken - death.since > most:
             took = death.taken - death.since
             yield f"{what} was taken back after {took:.1f} s, not {most:g} s"

@@ -160,8 +160,10 @@ class Load(beside.Beside):
         with db.connection() as conn:
             waiting = [(r["run_id"], r["node_id"]) for r in conn.execute(_WAITING).fetchall()]
         for where in sorted(waiting):
-            known = where in self.books.answers or where in self.books.never_answered
-            if known or where in self.books.perhaps_answered:
+            if where in self.books.answers or where in self.books.never_answered:
+                continue
+            if where in self.books.perhaps_answered:
+                self._say_again(where)
                 continue
             if self._rng.random() < NEVER_ANSWERED:
                 self.books.never_answered.add(where)
@@ -191,6 +193,11 @@ class Load(beside.Beside):
         else:
             if accepted:
                 self.books.answers.setdefault(where, []).extend(accepted)
+
+    def _say_again(self, where: tuple[str, str]) -> None:
+        """What was said while the database went away may not have been heard."""
+        with db.transaction() as conn, suppress(errors.InputRefused):
+            dispatcher.submit_input(*where, f"again-{self._number}", conn=conn)
 
     def _write_late(self) -> None:
         """A host that wants to change what is over: the triggers refuse it."""
