@@ -122,8 +122,8 @@ def crashes(seen: Seen) -> Found:
             deadly = PATIENT if seat and seat.care == fleet.DEFAULT else DEADLY
             if not killed and not seen.hit(deadly, claim.pid, since, event.at + 1):
                 held = event.at - claim.at
-                at = event.at - seen.began
+                at, who = event.at - seen.began, seat.name if seat else claim.pid
                 yield (
-                    f"{at:.1f} s: job {job_id}: claim {event.claim} of {seat.name if seat else claim.pid}"
-                    f" reclaimed after {held:.1f} s for no fault"
+                    f"{at:.1f} s: job {job_id}: claim {event.claim} of {who} reclaimed after"
+                    f" {held:.1f} s for no fault"
                 )

@@ -143,8 +143,8 @@ def late(seen: Seen) -> Found:
     for death in deaths(seen):
         most = limit_s(death.care)
         what = (
-            f"{death.at - seen.began:.1f} s: job {death.job}: claim {death.claim} of a worker that was"
-            f" killed ({death.care})"
+            f"{death.at - seen.began:.1f} s: job {death.job}: claim {death.claim} of a worker"
+            f" that was killed ({death.care})"
         )
         if death.taken - death.since > most:
             took = death.taken - death.since
