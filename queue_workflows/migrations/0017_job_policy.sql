@@ -169,6 +169,13 @@ CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAG
 DECLARE
     v_let_in boolean := false;
 BEGIN
+    -- What the steps of 0016 write is whole.
+    IF NEW.lock_key IS NULL AND OLD.lock_key IS NULL
+       AND (OLD.status = 'queued' AND NEW.status = 'running' AND NEW.claim_no > OLD.claim_no
+            OR OLD.status = 'running' AND NEW.status = 'completed'
+               AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
+        RETURN NEW;
+    END IF;
     IF OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL THEN
         -- Two words that are never stored: a turn that was given, and one that was taken away.
         IF NEW.blocked_reason = 'taken_back' THEN

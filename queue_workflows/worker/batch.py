@@ -41,10 +41,18 @@ class Batch:
 
     def drain(self, stopping: Callable[[], bool], *, promote: bool) -> None:
         """Claim and run batches until the queue is empty or the worker stops."""
-        jobs = self._claimer.claim_batch(self._next, promote=promote)
+        asked = self._next
+        jobs = self._claimer.claim_batch(asked, promote=promote)
         while jobs:
             self._run(jobs, stopping)
-            jobs = self._flush(0 if stopping() else self._next)
+            full, asked = len(jobs) == asked, 0 if stopping() else self._next
+            if full and asked and self._held.unrecorded() <= self._size:
+                # The watch records them meanwhile; a queue that is empty soon needs no second hand.
+                self._watch.record()
+                jobs = self._claimer.claim_batch(asked)
+            else:
+                jobs = self._flush(asked)
+        self._flush(0)
 
     def _run(self, jobs: list[Row], stopping: Callable[[], bool]) -> None:
         sent_at = self._claimer.sent_at
@@ -85,6 +93,8 @@ class Batch:
     def _flush(self, claim: int) -> list[Row]:
         """Record what is done and claim the next batch; one by one if that fails."""
         done = self._held.take_done()
+        if not done and not claim:
+            return []
         results = [outcomes.ingest_result(work.lease, outcome) for work, outcome in done]
         try:
             with self._held.writing():

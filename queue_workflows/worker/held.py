@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -99,6 +100,16 @@ class Held:
                 self._done_since = self._now()
             self._done.append(done)
             self._running = None
+
+    def unrecorded(self) -> int:
+        """How many results wait."""
+        with self._lock:
+            return len(self._done)
+
+    def hurry(self) -> None:
+        """The results that wait are to be recorded without the rest of their batch."""
+        with self._lock:
+            self._done_since = -math.inf
 
     # Either thread.
 

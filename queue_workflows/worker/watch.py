@@ -136,6 +136,12 @@ class Watch:
             # Who was told may have looked before there was anything to see.
             self.wake("renew", "control")
 
+    def record(self) -> None:
+        """Record the results that wait, while the thread that calls goes on."""
+        self._held.hurry()
+        if (loop := self._loop) is not None:
+            loop.wake("batch")
+
     @contextlib.contextmanager
     def recording(self, work: current.Work) -> Generator[None]:
         """An outcome is written apart from its batch: judged meanwhile as if its job ran."""

@@ -463,6 +463,32 @@ def test_a_claim_that_is_lost_before_its_turn_does_not_run(
     assert bodies.ran == [0, 1, 3]
 
 
+def test_the_results_of_a_full_batch_are_recorded_while_the_next_one_runs(
+    conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
+) -> None:
+    real, by = claims.ingest_step, list[tuple[str, int, int]]()
+
+    def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
+        found = real(own, who, **more)
+        by.append((threading.current_thread().name, len(more.get("done", ())), len(found)))
+        return found
+
+    monkeypatch.setattr(claims, "ingest_step", step)
+    bodies.stay = {4}
+    enqueue(7)
+    with running(worker(), bodies):
+        assert bodies.started.wait(10)
+        until(are(conn, *["completed"] * 4, *["running"] * 3))
+        bodies.release.set()
+        until(are(conn, *["completed"] * 7))
+    assert {each for each in by if any(each[1:])} == {
+        ("test-worker", 0, 4),
+        ("worker-watch", 4, 0),
+        ("test-worker", 0, 3),
+        ("test-worker", 3, 0),
+    }
+
+
 def test_a_batch_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
@@ -470,7 +496,7 @@ def test_a_batch_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
 
     def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
         found = real(own, who, **more)
-        if more.get("done") and found and not cut:
+        if bodies.ran and found and not cut:
             cut.append(len(found))
             own.close()
             raise engine.OperationalError("the reply was lost")
@@ -494,7 +520,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too(
     cut, looks = list[int](), list[int]()
 
     def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
-        if more.get("done") and not cut:
+        if bodies.ran and more.get("claim") and not cut:
             cut.append(1)
             own.close()
             raise engine.OperationalError("the reply was lost")
