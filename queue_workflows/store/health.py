@@ -15,8 +15,9 @@ TABLES = (
     "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
     "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
     "schedule_fires", "workers", "worker_heartbeats", "worker_controls",
+    "workflow_input_timeouts", "job_attempt_logs",
 )  # fmt: skip
-"""The tables that the engine writes."""
+"""The tables that the engine writes; `lock_turns` is its owner's alone, by functions of his."""
 RENEWED = {
     "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
     "ingest_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
