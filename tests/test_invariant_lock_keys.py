@@ -15,6 +15,7 @@ from psycopg import sql
 
 from queue_workflows.store import claims, nodes, tables, transitions
 from tests.support import factories, laws
+from tests.support.wait import until
 
 Row = dict[str, Any]
 FAMILIES = {
@@ -233,6 +234,34 @@ def test_a_turn_missed_while_the_head_was_locked_is_mended(db: ModuleType) -> No
         assert nodes.mend_turns(conn) == 1
         assert states(conn, "ingest") == [("completed", None), IN]
         assert nodes.mend_turns(conn) == 0
+
+
+def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> None:
+    blocked = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock'"
+    )
+    lock = "SELECT queue_workflows_lock_keys({}, ARRAY['k'])"
+    with db.connect() as conn, db.connect() as other, db.connect() as third:
+        for family, table in (("node", "workflow_node_jobs"), ("ingest", "ingest_jobs")):
+            add(conn, family)
+            second = add(conn, family)
+            job = take(conn, family)
+            assert job is not None
+            held = sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(sql.Identifier(table))
+            with other.transaction():
+                other.execute(held, (second["id"],))
+                end(conn, job)
+        mended = list[int]()
+        sweep = threading.Thread(target=lambda: mended.append(nodes.mend_turns(conn)))
+        with other.transaction():
+            other.execute(sql.SQL(lock).format("ingest_jobs"))
+            sweep.start()
+            until(lambda: factories.one(third, blocked) == 1)
+            third.execute("SET lock_timeout = '5s'")
+            third.execute(sql.SQL(lock).format("workflow_node_jobs"))
+        sweep.join(20)
+        assert mended == [2]
 
 
 def test_a_host_that_keeps_its_insert_open_holds_nobody_up(db: ModuleType) -> None:
