@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     """A failed outcome that says what was raised, with its traceback; or a snoozed one.
 
-    The passwords of DSNs are masked in all that it says, as it goes to rows and from there anywhere.
+    The passwords of DSNs are masked in all that it says: it goes to rows, and from there anywhere.
     """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=error.seconds)
