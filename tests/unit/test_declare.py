@@ -31,6 +31,11 @@ def write(words: int, out: Path = OFFERED) -> Path:
     return out / f"{words}.txt"
 
 
+WRITES: dict[str, Any] = {
+    "retries": 3, "timeout_s": 60.0, "retry_on": ["OSError", "queue_workflows.errors.ClaimLost"],
+}  # fmt: skip
+
+
 @node(model="lengths", priority=5)
 def rank(texts: list[Any], model_handle: Any = OFFERED) -> list[Any]:
     return sorted(texts, key=model_handle)
@@ -79,7 +84,7 @@ def test_nodes_become_steps_that_wait_for_what_they_take() -> None:
     assert expanded(w) == twin(
         {
             "read": [{"id": "count", "inputs": takes("text")}],
-            "tell": [{"id": "write", "node": "media.write", "inputs": takes("words")}],
+            "tell": [{"id": "write", "node": "media.write", "inputs": takes("words"), **WRITES}],
         },
         step("read", {"text": {"$from": "text"}}),
         step("tell", {"words": {"$from": "read/count.words"}}, depends_on=["read"]),
@@ -110,8 +115,9 @@ def test_pipelines_questions_conditions_and_models_become_theirs() -> None:
         {
             "count": [{"id": "count", "inputs": takes("text")}],
             "m": [
-                {"id": "rank", "gpu": True, "model": "lengths", "inputs": takes("texts")},
-                {"id": "keep", "node": "media.write", "inputs": [
+                {"id": "rank", "gpu": True, "model": "lengths", "inputs": takes("texts"),
+                 "priority": 5},
+                {"id": "keep", "node": "media.write", **WRITES, "inputs": [
                     {"name": "words", "from": "pipeline.lead"}],
                     "skip_if": {"$from": "choose.lead", "$eq": 0}},
                 {"id": "tell", "depends_on": ["rank", "keep"], "inputs": [
