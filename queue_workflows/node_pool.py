@@ -305,7 +305,7 @@ def expire_inputs(conn: db.Connection | None = None) -> None:
 
 def _expire(conn: db.Connection, job: Row) -> None:
     policy: Row = job["policy"] or {}
-    error = f"nobody answered within {policy.get('timeout_s', 0):g} s"
+    error = f"nobody answered within {_plain(policy.get('timeout_s'))} s"
     default = None
     if "default" in policy:
         try:
@@ -315,3 +315,8 @@ def _expire(conn: db.Connection, job: Row) -> None:
     if nodes.time_out(conn, job["id"], default=default, error=error) is not None:
         said = "takes its default" if default is not None else "fails"
         _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, said)
+
+
+def _plain(seconds: object) -> str:
+    """As text what a definition has as a number, and a plain SQL writer perhaps as anything."""
+    return f"{seconds:g}" if isinstance(seconds, (int, float)) else str(seconds)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,7 @@ from psycopg import sql
 
 from queue_workflows.store import claims, nodes, tables, transitions
 from tests.support import factories, laws
+from tests.support.wait import until
 
 Row = dict[str, Any]
 FAMILIES = {
@@ -235,6 +236,34 @@ def test_a_turn_missed_while_the_head_was_locked_is_mended(db: ModuleType) -> No
         assert nodes.mend_turns(conn) == 0
 
 
+def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> None:
+    blocked = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock'"
+    )
+    lock = "SELECT queue_workflows_lock_keys({}, ARRAY['k'])"
+    with db.connect() as conn, db.connect() as other, db.connect() as third:
+        for family, table in (("node", "workflow_node_jobs"), ("ingest", "ingest_jobs")):
+            add(conn, family)
+            second = add(conn, family)
+            job = take(conn, family)
+            assert job is not None
+            held = sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(sql.Identifier(table))
+            with other.transaction():
+                other.execute(held, (second["id"],))
+                end(conn, job)
+        mended = list[int]()
+        sweep = threading.Thread(target=lambda: mended.append(nodes.mend_turns(conn)))
+        with other.transaction():
+            other.execute(sql.SQL(lock).format("ingest_jobs"))
+            sweep.start()
+            until(lambda: factories.one(third, blocked) == 1)
+            third.execute("SET lock_timeout = '5s'")
+            third.execute(sql.SQL(lock).format("workflow_node_jobs"))
+        sweep.join(20)
+        assert mended == [2]
+
+
 def test_a_host_that_keeps_its_insert_open_holds_nobody_up(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as host:
         add(conn, "ingest")
@@ -317,18 +346,112 @@ def test_a_line_is_served_by_priority_and_age(db: ModuleType, family: str) -> No
     assert served == [row["id"] for row in line]
 
 
+@contextmanager
+def as_sender(conn: Any, rights: str = "INSERT, SELECT") -> Generator[None]:
+    """The statements of `conn` are those of a role that has these rights on ingest_jobs."""
+    conn.execute("CREATE ROLE queue_workflows_sender")
+    try:
+        conn.execute(
+            f"GRANT {rights} ON ingest_jobs TO queue_workflows_sender;"
+            " GRANT USAGE ON ingest_jobs_seq_seq TO queue_workflows_sender;"
+            " SET SESSION AUTHORIZATION queue_workflows_sender"
+        )
+        yield
+    finally:
+        conn.execute("RESET SESSION AUTHORIZATION; DROP OWNED BY queue_workflows_sender")
+        conn.execute("DROP ROLE queue_workflows_sender")
+
+
 def test_a_role_that_may_only_insert_may_give_a_key(db: ModuleType) -> None:
     with db.connect() as conn:
-        conn.execute("CREATE ROLE queue_workflows_sender")
-        try:
-            conn.execute(
-                "GRANT INSERT, SELECT ON ingest_jobs TO queue_workflows_sender;"
-                " GRANT USAGE ON ingest_jobs_seq_seq TO queue_workflows_sender"
-            )
-            conn.execute("SET ROLE queue_workflows_sender")
+        with as_sender(conn):
             for _ in range(2):
                 add(conn, "ingest")
-        finally:
-            conn.execute("RESET ROLE; DROP OWNED BY queue_workflows_sender")
-            conn.execute("DROP ROLE queue_workflows_sender")
         assert states(conn, "ingest") == [IN, OUT]
+
+
+def test_a_role_that_may_delete_jobs_needs_no_right_to_what_hangs_on_them(db: ModuleType) -> None:
+    with db.connect() as conn:
+        job = add(conn, "ingest")
+        conn.execute(
+            "INSERT INTO job_attempt_logs (job_table, job_id, claim_no)"
+            " VALUES ('ingest_jobs', %s, 1)",
+            (job["id"],),
+        )
+        with as_sender(conn, "SELECT, DELETE"):
+            conn.execute("DELETE FROM ingest_jobs")
+        assert not states(conn, "ingest")
+        assert factories.one(conn, "SELECT count(*) FROM job_attempt_logs") == 0
+
+
+EVIL = """
+CREATE TABLE pg_temp.said (as_role name);
+GRANT ALL ON pg_temp.said TO PUBLIC;
+CREATE FUNCTION pg_temp.evil() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO said VALUES (current_user); RETURN NEW; END $$;
+CREATE TABLE pg_temp.lock_turns (xid xid8 DEFAULT pg_current_xact_id(), jobs text, lock_key text);
+CREATE TABLE pg_temp.ingest_jobs (id text, lock_key text, status text, blocked_reason text,
+                                  priority integer, seq integer);
+CREATE TABLE pg_temp.job_attempt_logs (job_table text, job_id text, claim_no bigint);
+GRANT ALL ON pg_temp.lock_turns, pg_temp.ingest_jobs, pg_temp.job_attempt_logs TO PUBLIC;
+INSERT INTO pg_temp.ingest_jobs VALUES ('a', 'k', 'queued', 'locked', 1, 1);
+INSERT INTO pg_temp.job_attempt_logs VALUES ('ingest_jobs', 'a', 1);
+CREATE TRIGGER t BEFORE INSERT ON pg_temp.lock_turns FOR EACH ROW EXECUTE FUNCTION pg_temp.evil();
+CREATE TRIGGER t BEFORE UPDATE ON pg_temp.ingest_jobs
+    FOR EACH ROW EXECUTE FUNCTION pg_temp.evil();
+CREATE TRIGGER t BEFORE DELETE ON pg_temp.job_attempt_logs
+    FOR EACH ROW EXECUTE FUNCTION pg_temp.evil();
+"""
+"""Tables and triggers that a session puts in the way of functions that run as their owner."""
+
+
+def test_no_session_gets_its_own_code_run_as_the_owner_of_the_schema(db: ModuleType) -> None:
+    with db.connect() as conn:
+        with as_sender(conn, "INSERT, SELECT, DELETE"):
+            conn.execute(EVIL)
+            conn.execute(
+                "INSERT INTO public.ingest_jobs (task_name, queue, lock_key)"
+                " VALUES ('t', 'fetch', 'k'), ('t', 'fetch', 'k')"
+            )
+            conn.execute("DELETE FROM public.ingest_jobs")
+            conn.execute("SELECT public.queue_workflows_ask_turn('ingest_jobs', 'k')")
+            conn.execute(
+                "CREATE TABLE pg_temp.theirs (LIKE pg_temp.ingest_jobs);"
+                " INSERT INTO pg_temp.theirs TABLE pg_temp.ingest_jobs;"
+                " GRANT ALL ON pg_temp.theirs TO PUBLIC;"
+                " CREATE TRIGGER t BEFORE UPDATE ON pg_temp.theirs"
+                " FOR EACH ROW EXECUTE FUNCTION pg_temp.evil()"
+            )
+            conn.execute("SELECT public.queue_workflows_ask_turn('theirs', 'k')")
+            said = factories.column(conn, "SELECT as_role FROM pg_temp.said")
+            for function in ("take_turns", "forget_logs"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    conn.execute(
+                        "CREATE TRIGGER mine BEFORE INSERT ON pg_temp.theirs FOR EACH STATEMENT"
+                        f" EXECUTE FUNCTION public.queue_workflows_{function}()"
+                    )
+        assert said == []
+
+
+def test_a_snapshot_older_than_the_job_that_is_in_waits_in_line(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect(autocommit=False, limited=False) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT FROM ingest_jobs")
+        add(conn, "ingest")
+        add(old, "ingest")
+        old.commit()
+        assert states(conn, "ingest") == [IN, OUT]
+
+
+def test_a_claim_that_knows_no_keys_finds_nothing_where_one_is_taken(db: ModuleType) -> None:
+    claim = (
+        "UPDATE ingest_jobs SET status = 'running', claimed_by = 'old' WHERE id = (SELECT id"
+        " FROM ingest_jobs WHERE status = 'queued' ORDER BY priority, created_at"
+        " FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING id"
+    )
+    with db.connect() as conn:
+        for _ in range(2):
+            add(conn, "ingest")
+        assert len(conn.execute(claim).fetchall()) == 1
+        assert conn.execute(claim).fetchall() == []
+        assert sorted(states(conn, "ingest")) == sorted([("running", None), OUT])

@@ -11,6 +11,7 @@ from queue_workflows.dag import policy
 
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
+_PIPELINE = {"name", "nodes", "defaults"}
 _ANSWERED = {"choose_one": "source", "turnout": "turnout_options"}
 """The key without which a widget has nothing to choose from."""
 
@@ -30,10 +31,13 @@ def look(
                 )
             continue
         yield from _unread_keys(step, _STEP, at)
+        yield from _unread_policy(step, at)
         schema = pipelines[step["pipeline"]]
         yield from _unread_inputs(step, schema, at)
         if step["pipeline"] not in seen:
             seen.add(step["pipeline"])
+            yield from _unread_keys(schema, _PIPELINE, f"pipeline {step['pipeline']!r}")
+            yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
             for node in schema["nodes"]:
                 yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
 
@@ -51,6 +55,15 @@ def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
         yield findings.error(
             at, f"unknown queue {queue!r}", "a node runs on cpu, or with gpu: true on gpu"
         )
+
+
+def _unread_policy(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    """A step and a pipeline have no policy: their author means all of the pipeline's nodes."""
+    for key in policy.KEYS:
+        if key in entry:
+            yield findings.warning(
+                at, f"nothing reads the key {key!r} here", "write it in a node, or in 'defaults'"
+            )
 
 
 def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator[Finding]:

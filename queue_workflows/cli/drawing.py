@@ -77,7 +77,7 @@ def _node_line(node: Mapping[str, Any], name: str) -> str:
 
 
 def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
-    """What a node waits for, takes, and when it is skipped."""
+    """What a node waits for and takes, when it is skipped, and its policy."""
     if node["deps"]:
         yield f"after {output.line(findings.listed(node['deps'], 6), 1000)}"
     if node["step"] is None:
@@ -87,6 +87,9 @@ def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
         yield output.line(f"prompt: {node['step']['prompt']}", 120)
     if node["skip_if"] is not None:
         yield output.line(f"skipped if {_value(node['skip_if'], ids)}", 120)
+    if policy := node.get("policy"):
+        said = ", ".join(f"{key} {output.compact(value)}" for key, value in policy.items())
+        yield output.line(f"policy: {said}", 120)
 
 
 def _value(value: Any, ids: frozenset[str]) -> str:

@@ -35,12 +35,8 @@ def database(dsn: str) -> Generator[str]:
     killed have left is dropped at the start. Raises `InvalidConfig` for a DSN of another name and
     `DatabaseRefused` where the role may create no database.
     """
-    parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
-    given = str(parts.get("dbname") or "")
-    if not given.endswith(SUFFIX):
-        raise errors.InvalidConfig(
-            f"{pool.describe(dsn)}: tests use no database whose name does not end in {SUFFIX}"
-        )
+    parts = checked(dsn)
+    given = str(parts["dbname"])
     stem = re.sub(r"\W", "_", given[: -len(SUFFIX)], flags=re.ASCII)[:_STEM_MAX]
     name = f"{stem}_{secrets.token_hex(4)}{SUFFIX}"
     with contextlib.closing(pool.connect(url=_url(parts, "postgres"), limited=False)) as admin:
@@ -58,6 +54,16 @@ def database(dsn: str) -> Generator[str]:
             yield _url(parts, name)
         finally:
             _drop(admin, name)
+
+
+def checked(dsn: str) -> dict[str, Any]:
+    """The parts of a DSN; `InvalidConfig` for one whose database's name does not end in `_test`."""
+    parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+    if not str(parts.get("dbname") or "").endswith(SUFFIX):
+        raise errors.InvalidConfig(
+            f"{pool.describe(dsn)}: tests use no database whose name does not end in {SUFFIX}"
+        )
+    return parts
 
 
 def _sweep(admin: pool.Connection, stem: str) -> None:

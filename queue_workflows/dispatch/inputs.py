@@ -81,7 +81,7 @@ def submit_input(
     where = f"node {node_id!r} of run {run_id!r}"
     with db.transaction(conn) as own:
         # First, and outside: without a transaction under way the block below would commit its own.
-        job = _refuse_unless_open(own, run_id, node_id, where)
+        job = _refuse_unless_open(nodes.get_by_node(own, run_id, node_id), where)
         if check:
             answers.check(job["input_spec"], value, where)
         with own.transaction():
@@ -90,13 +90,13 @@ def submit_input(
                 raise errors.InputRefused(
                     f"{where} has been answered already; the first answer counts"
                 )
-            # The insert may have waited for the transaction that took the first answer.
-            _refuse_unless_open(own, run_id, node_id, where)
+            # The insert may have waited for the transaction that took the first answer; and held,
+            # as the end of a wait (`timeout_s`) counts the answers that it sees.
+            _refuse_unless_open(nodes.hold_by_node(own, run_id, node_id), where)
         return row["id"]
 
 
-def _refuse_unless_open(conn: db.Connection, run_id: str, node_id: str, where: str) -> Row:
-    job = nodes.get_by_node(conn, run_id, node_id)
+def _refuse_unless_open(job: Row | None, where: str) -> Row:
     if job is None:
         raise errors.UnknownJob(f"there is no {where} yet")
     if not job["node_module"].startswith(PREFIX):

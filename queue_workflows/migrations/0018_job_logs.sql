@@ -25,3 +25,11 @@ CREATE TRIGGER workflow_node_jobs_forget AFTER DELETE ON workflow_node_jobs
 DROP TRIGGER IF EXISTS ingest_jobs_forget ON ingest_jobs;
 CREATE TRIGGER ingest_jobs_forget AFTER DELETE ON ingest_jobs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_forget_logs();
+
+-- As its owner: whoever may delete a job needs no right to its logs.
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION queue_workflows_forget_logs() SECURITY DEFINER SET search_path = %I, pg_temp',
+                   current_schema());
+END $$;
+REVOKE ALL ON FUNCTION queue_workflows_forget_logs() FROM PUBLIC;

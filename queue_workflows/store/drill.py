@@ -19,6 +19,7 @@ _EARLIER = (
     b" WHERE available_at IS NOT NULL AND processed_at IS NULL",
     b"UPDATE workflow_input_submissions SET available_at = available_at - %(by)s,"
     b" claimed_at = claimed_at - %(by)s WHERE status IN ('pending', 'processing')",
+    b"UPDATE workflow_input_timeouts SET due_at = due_at - %(by)s",
     b"UPDATE workers SET last_seen = last_seen - %(by)s",
     b"UPDATE worker_heartbeats SET last_seen = last_seen - %(by)s",
 )

@@ -17,7 +17,7 @@ TABLES = (
     "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "job_attempt_logs",
     "workflow_input_timeouts", "queue_settings",
 )  # fmt: skip
-"""The tables that the engine writes."""
+"""The tables that the engine writes; `lock_turns` is its owner's alone, by functions of his."""
 RENEWED = {
     "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
     "ingest_jobs": ["lease_expires_at", "heartbeat_at", "progress"],

@@ -53,6 +53,14 @@ def get_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
     ).fetchone()
 
 
+def hold_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
+    """The job of a node, or None; no other transaction changes it until this one ends."""
+    return conn.execute(
+        "SELECT * FROM workflow_node_jobs WHERE run_id = %s AND node_id = %s FOR SHARE",
+        (run_id, node_id),
+    ).fetchone()
+
+
 def of_run(conn: db.Connection, run_id: str) -> list[Row]:
     """All jobs of a run, oldest first."""
     return conn.execute(
@@ -208,19 +216,31 @@ _ANSWER = tables.transition(
 def overdue_input(conn: db.Connection) -> Row | None:
     """An input node that has waited as long as its policy lets it, or None.
 
-    Its row, its wait locked until the transaction ends; `answered`: an answer is on its way in;
-    `over`: it waits no more, or waits anew.
+    Its row, locked with its wait until the transaction ends; `answered`: an answer is on its way
+    in, or being handed in; `over`: it waits no more, or waits anew.
     """
-    return conn.execute(
-        "WITH due AS MATERIALIZED (SELECT job_id, claim_no FROM workflow_input_timeouts"
-        " WHERE due_at <= now() ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
-        " SELECT j.*, due.job_id AS due_id, EXISTS (SELECT FROM workflow_input_submissions s"
-        " WHERE s.run_id = j.run_id AND s.node_id = j.node_id"
-        " AND s.status IN ('pending', 'processing')) AS answered,"
-        " j.status IS DISTINCT FROM 'awaiting_input' OR j.claim_no <> due.claim_no AS over"
-        " FROM due LEFT JOIN workflow_node_jobs j ON j.id = due.job_id",
-        prepare=True,
-    ).fetchone()
+    due = conn.execute(_DUE, prepare=True).fetchone()
+    if due is None:
+        return None
+    # Before it is looked for answers: `submit_input` holds the row from its answer to its commit.
+    free = conn.execute(_FREE, (due["job_id"],), prepare=True).fetchone() is not None
+    return conn.execute(_OVERDUE, {"job": due["job_id"], "free": free}, prepare=True).fetchone()
+
+
+_DUE = (
+    "SELECT job_id FROM workflow_input_timeouts WHERE due_at <= now()"
+    " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED"
+)
+_FREE = "SELECT FROM workflow_node_jobs WHERE id = %s FOR UPDATE SKIP LOCKED"
+_OVERDUE = (
+    "SELECT j.*, due.job_id AS due_id, NOT %(free)s::boolean"
+    " OR EXISTS (SELECT FROM workflow_input_submissions s"
+    " WHERE s.run_id = j.run_id AND s.node_id = j.node_id"
+    " AND s.status IN ('pending', 'processing')) AS answered,"
+    " j.status IS DISTINCT FROM 'awaiting_input' OR j.claim_no <> due.claim_no AS over"
+    " FROM workflow_input_timeouts due LEFT JOIN workflow_node_jobs j ON j.id = due.job_id"
+    " WHERE due.job_id = %(job)s"
+)
 
 
 def has_overdue_input(conn: db.Connection) -> bool:
@@ -272,9 +292,10 @@ _TIMED_OUT = tables.transition(
 
 def mend_turns(conn: db.Connection) -> int:
     """Let in the first of each lock key's line where nobody is, of both families; how many."""
+    # The families in the order in which a commit takes their locks.
     row = conn.execute(
-        "SELECT queue_workflows_mend_turns('workflow_node_jobs')"
-        " + queue_workflows_mend_turns('ingest_jobs') AS n",
+        "SELECT queue_workflows_mend_turns('ingest_jobs')"
+        " + queue_workflows_mend_turns('workflow_node_jobs') AS n",
         prepare=True,
     ).fetchone()
     return row["n"] if row else 0

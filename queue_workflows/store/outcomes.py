@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.dag import policy
+from queue_workflows.runtime import process
 from queue_workflows.store import claims, payload, tables, transitions
 
 _log = logging.getLogger(__name__)
@@ -35,15 +36,18 @@ class Outcome(NamedTuple):
 
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
-    """A failed outcome that says what was raised, with its traceback; or a snoozed one."""
+    """A failed outcome that says what was raised, with its traceback; or a snoozed one.
+
+    The passwords of DSNs are masked in all that it says: it goes to rows, and from there anywhere.
+    """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=error.seconds)
         return Outcome("snoozed", seconds, error=payload.error_text(error), raised=raised)
-    name, said = type(error).__name__, payload.error_text(error)
+    name, said = type(error).__name__, process.mask(payload.error_text(error))
     text = f"{name}: {said}" if said else name
     if isinstance(error, SystemExit):
         text = f"the body called sys.exit({error.code!r})"
-    trace = "".join(traceback.format_exception(error))[-payload.ERROR_LIMIT :]
+    trace = process.mask("".join(traceback.format_exception(error)))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
     return Outcome(

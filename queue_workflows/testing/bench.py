@@ -148,7 +148,8 @@ class Harness:
         raise AssertionError("the work goes on for ever")
 
     def _run_one(self, queue: str) -> int:
-        job = self._claim(queue)
+        # What comes due and waits for its turn with a lock key is let in by the first one's commit.
+        job = self._claim(queue) or self._claim(queue)
         if job is None:
             return 0
         table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
@@ -186,8 +187,9 @@ class Harness:
     def advance(self, seconds: float) -> None:
         """Let time pass for what waits: due times, back-offs, leases, heartbeats, schedules.
 
-        Leases that lapse by it are swept. Nothing runs: `work` and `tick` do. Instants that are
-        history (`created_at`, `finished_at`) stay.
+        Leases that lapse by it are swept, input nodes past their `timeout_s` take their default or
+        fail. Nothing runs: `work` and `tick` do. Instants that are history (`created_at`,
+        `finished_at`) stay.
         """
         if seconds < 0:
             raise errors.InvalidConfig(f"advance({seconds:g}): time does not go back")
@@ -195,6 +197,7 @@ class Harness:
             drill.pass_time(conn, seconds)
         self._passed_s += seconds
         node_pool.reclaim()
+        node_pool.expire_inputs()
 
     def advance_to(self, instant: datetime.datetime) -> None:
         """`advance` up to an instant of `now()`, such as a schedule entry's `next_fire_at`."""
@@ -257,11 +260,13 @@ def harness(
     `app`: `"package.module[:callable]"` or a function; None keeps what this process has set. `dsn`:
     the `*_test` database beside which the scratch one is made; `own`: it is a scratch one already
     (`testing.database()`), emptied here. `out`: where runs put their files; a folder that is
-    removed, by default.
+    removed, by default. Raises `InvalidConfig` for a database of any other name.
     """
     with contextlib.ExitStack() as stack:
         if not own or dsn is None:
             dsn = stack.enter_context(servers.database(dsn))
+        else:
+            scratch.checked(dsn)
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flows-")))
         stack.enter_context(_restored())
         stack.enter_context(servers.environment(QUEUE_WORKFLOWS_DB_URL=dsn))

@@ -294,6 +294,10 @@ class _Buffer:
         _keep(data)
         return count
 
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for data in lines:
+            self.write(data)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._buffer, name)
 

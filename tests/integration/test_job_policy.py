@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
 
 import queue_workflows
@@ -264,6 +265,39 @@ def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType
     node_pool.expire_inputs()
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
     assert flow.status(run_id) == "completed"
+
+
+def test_a_timeout_that_sql_wrote_as_text_ends_all_the_same(flows: Flow, db: ModuleType) -> None:
+    run_id = waiting(flows, timeout_s=3600)
+    with db.connect() as conn:
+        conn.execute("""UPDATE workflow_node_jobs SET policy = '{"timeout_s": "1"}'""")
+    let_time_pass(db)
+    node_pool.expire_inputs()
+    assert flow.job(run_id, "ask")["error"] == "nobody answered within 1 s"
+
+
+def test_an_answer_that_is_being_handed_in_wins(flows: Flow, db: ModuleType) -> None:
+    run_id = waiting(flows, timeout_s=3600, default="blue")
+    let_time_pass(db)
+    with db.transaction() as mine:
+        dispatcher.submit_input(run_id, "ask", "red", conn=mine)
+        node_pool.expire_inputs()
+    flows.go()
+    let_time_pass(db)
+    node_pool.expire_inputs()
+    assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
+
+
+def test_an_answer_that_comes_after_the_look_waits_for_the_verdict(
+    flows: Flow, db: ModuleType
+) -> None:
+    run_id = waiting(flows, timeout_s=3600, default="blue")
+    let_time_pass(db)
+    with db.transaction() as sweep, db.transaction() as other:
+        assert (nodes.overdue_input(sweep) or {})["node_id"] == "ask"
+        other.execute("SET LOCAL lock_timeout = '200ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            dispatcher.submit_input(run_id, "ask", "red", conn=other)
 
 
 def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) -> None:

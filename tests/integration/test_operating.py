@@ -13,7 +13,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, errors, input_listener, node_queue
 from queue_workflows.cli import answer, retry
-from queue_workflows.store import overview
+from queue_workflows.store import nodes, overview
 from tests.support import factories, flow, laws
 from tests.support.wait import until
 
@@ -175,6 +175,19 @@ def test_an_answer_that_waits_for_the_first_one_is_the_second(host: flow.Flow, c
         until(lambda: factories.one(conn, BLOCKED) == 1)
     thread.join(10)
     assert found[0]["outcome"] == "already answered"
+
+
+def test_an_answer_beside_the_end_of_the_wait_is_refused(host: flow.Flow, conn: Any) -> None:
+    run_id = asking(host)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(answer.answered(run_id, "q", "r")))
+    with engine.transaction() as mine:
+        nodes.time_out(mine, flow.job(run_id, "q")["id"], default='{"answer": "l"}', error="")
+        thread.start()
+        until(lambda: factories.one(conn, BLOCKED) == 1)
+    thread.join(10)
+    assert (found[0]["outcome"], found[0]["value"]) == ("already answered", "l")
+    assert factories.one(conn, "SELECT count(*) FROM workflow_input_submissions") == 0
 
 
 def test_a_value_that_was_not_asked_for_writes_nothing(host: flow.Flow, conn: Any) -> None:

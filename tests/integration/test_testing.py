@@ -42,12 +42,15 @@ def host() -> None:
     made = {
         "asking": steps,
         "plain": steps[:1],
+        "keyed": [flow.step("k")],
+        "patient": [flow.ask("q", "any", timeout_s=60, default="none")],
     }
     pipelines = {
         "s": [
             {"id": "a", "node": "give"},
             {"id": "b", "node": "ok", "depends_on": ["a"]},
         ],
+        "k": [{"id": "a", "node": "give", "retries": 1, "lock_key": "one"}],
         "g": [{"id": "m", "node": "predict", "gpu": True, "model": "tiny"}],
     }
     queue_workflows.configure(ingest_queues={"notes"}, db_url_env="OWN_VARIABLE")
@@ -145,6 +148,20 @@ def test_a_lease_lapses_by_the_clock_that_is_moved(flows: Flows) -> None:
     assert flows.work() == 0
     flows.advance(2)
     assert flows.finish(run_id).completed().nodes["s/a"].crashes == 1
+
+
+def test_a_question_times_out_by_the_clock_that_is_moved(flows: Flows) -> None:
+    waits = flows.run_workflow("patient")
+    flows.advance(59)
+    assert flows.finish(waits.run_id).status == "running"
+    flows.advance(2)
+    assert flows.finish(waits.run_id).completed().outputs["q"] == {"answer": "none"}
+
+
+def test_what_is_tried_again_has_its_turn_with_its_lock_key(flows: Flows) -> None:
+    flows.fail("k/a")
+    done = flows.run_workflow("keyed").completed()
+    assert (done.nodes["k/a"].attempts, done.nodes["k/a"].claims) == (1, 2)
 
 
 def test_time_does_not_go_back(flows: Flows) -> None:
@@ -281,6 +298,11 @@ def test_no_database_but_a_test_one_is_come_near(db: ModuleType) -> None:
     with (
         pytest.raises(ValueError, match="does not end in _test"),
         testing.database("postgresql://someone@/production"),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="does not end in _test"),
+        testing.harness(dsn="postgresql://someone@/production", own=True),
     ):
         pass
 

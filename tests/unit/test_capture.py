@@ -107,7 +107,8 @@ def test_print_stderr_and_logging_are_kept_and_go_on(
     with bodies:
         print("out")
         print("err", file=sys.stderr)
-        sys.stdout.buffer.write(b"raw\n")
+        sys.stdout.buffer.write(b"raw")
+        sys.stdout.buffer.writelines([b"\n"])
         sys.stdout.writelines(["l1\n", "l2\n"])
         logging.getLogger("host.part").warning("careful %d", 7)
         lines = bodies.text().splitlines()

@@ -149,6 +149,12 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
         ((READ, {**READ, "id": "t", "depend_on": ["read"]}), {},
          "step 't': nothing reads the key 'depend_on'; write 'depends_on'"),
         ((step("s", "p"),), one(node("gather", skipif=1)), "node 'gather': nothing reads the key"),
+        ((step("s", "p", retries=3),), one(node("gather")),
+         "step 's': nothing reads the key 'retries' here; write it in a node, or in 'defaults'"),
+        ((step("s", "p"),), {"p": {"nodes": [node("gather")], "timeout_s": 3}},
+         "pipeline 'p': nothing reads the key 'timeout_s' here"),
+        ((step("s", "p"),), {"p": {"nodes": [node("gather")], "default": {"retries": 3}}},
+         "pipeline 'p': nothing reads the key 'default'; write 'defaults'"),
         (({**CHOOSE, "turnout_options": None, "depends_on": []},), {}, "'turnout' offers nothing"),
         ((step("s", "p"),), one(node("handle")), "asks for model_handle, and gets None"),
         (({**READ, "skip_if": True}, tell()), {}, "'read/count' may be skipped, and then the run"),
@@ -282,6 +288,14 @@ def test_the_tree_shows_what_each_node_waits_for_and_takes() -> None:
     lines = list(drawing.tree(found.definition, found.needs, unicode=False))
     assert lines == TREE.splitlines()
     assert list(drawing.tree(found.definition, (), unicode=True))[1] == "├─ read/count  cpu"
+
+
+def test_the_tree_shows_policies() -> None:
+    listed = one(node("gather", retries=2, backoff={"base_s": 5}, lock_key="k"))
+    made = report(step("s", "p"), pipelines=listed)
+    assert made.definition
+    last = list(drawing.tree(made.definition, (), unicode=False))[-1].strip()
+    assert last == 'policy: retries 2, backoff {"base_s": 5.0}, lock_key "k"'
 
 
 def test_a_join_of_many_stays_on_its_line() -> None:

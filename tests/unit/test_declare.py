@@ -38,6 +38,11 @@ def write(words: int, out: Path = OFFERED) -> Path:
     return out / f"{words}.txt"
 
 
+WRITES: dict[str, Any] = {
+    "retries": 3, "timeout_s": 60.0, "retry_on": ["OSError", "queue_workflows.errors.ClaimLost"],
+}  # fmt: skip
+
+
 @node(model="lengths", priority=5)
 def rank(texts: list[Any], model_handle: Any = OFFERED) -> list[Any]:
     return sorted(texts, key=model_handle)
