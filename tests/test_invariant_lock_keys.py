@@ -219,7 +219,10 @@ def test_the_database_refuses_a_second_one_running(db: ModuleType, family: str) 
         second = add(conn, family)
         assert take(conn, family) is not None
         with pytest.raises(psycopg.errors.UniqueViolation):
-            plain("status = 'running'")(conn, second)
+            plain(
+                "status = 'running', claim_no = claim_no + 1, worker_id = 'w',"
+                " lease_expires_at = now(), blocked_reason = NULL"
+            )(conn, second)
 
 
 def test_a_turn_missed_while_the_head_was_locked_is_mended(db: ModuleType) -> None:
