@@ -398,12 +398,11 @@ CREATE TABLE pg_temp.ingest_jobs (id text, lock_key text, status text, blocked_r
 CREATE TABLE pg_temp.job_attempt_logs (job_table text, job_id text, claim_no bigint);
 GRANT ALL ON pg_temp.lock_turns, pg_temp.ingest_jobs, pg_temp.job_attempt_logs TO PUBLIC;
 INSERT INTO pg_temp.ingest_jobs VALUES ('a', 'k', 'queued', 'locked', 1, 1);
-INSERT INTO pg_temp.job_attempt_logs VALUES ('ingest_jobs', 'a', 1);
 CREATE TRIGGER t BEFORE INSERT ON pg_temp.lock_turns FOR EACH ROW EXECUTE FUNCTION pg_temp.evil();
 CREATE TRIGGER t BEFORE UPDATE ON pg_temp.ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION pg_temp.evil();
 CREATE TRIGGER t BEFORE DELETE ON pg_temp.job_attempt_logs
-    FOR EACH ROW EXECUTE FUNCTION pg_temp.evil();
+    FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.evil();
 """
 """Tables and triggers that a session puts in the way of functions that run as their owner."""
 
