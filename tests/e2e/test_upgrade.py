@@ -112,6 +112,12 @@ class World:
         held = "SELECT host_label FROM workflow_node_jobs WHERE status = 'running' ORDER BY 1"
         return factories.column(self.conn, held)
 
+    def begun(self, host: str) -> bool:
+        """Whether it holds a node whose body has been started."""
+        held = "run_id || '/' || node_id FROM workflow_node_jobs WHERE status = 'running'"
+        names = factories.column(self.conn, f"SELECT {held} AND host_label = %s", host)
+        return any(name in self.bodies() for name in names)
+
     def hold(self) -> None:
         """Bodies of nodes that start from now on do not end."""
         (self.folder / "hold").touch()
@@ -213,16 +219,17 @@ def test_fleets_of_both_versions_share_one_database(world: World) -> None:
 
 def test_what_hangs_or_dies_in_either_fleet_is_taken_over_by_the_other(world: World) -> None:
     world.page("queue-workflows migrate")
-    thaw = threading.Event()
+    hangs, thaw = threading.Event(), threading.Event()
 
     def hang(job: Row) -> None:
         world.body(job)
+        hangs.set()
         thaw.wait(60)
 
     world.submit(1)
     ours = [world.orchestrator()]
     hung = world.enter(legacy.Worker(world.dsn, "old-1", hang, lease_s=2))
-    until(lambda: world.running() == ["old-1"], timeout_s=60)
+    assert hangs.wait(60)
     world.hold()
     ours.append(world.worker())
     until(lambda: world.running() == ["new"], timeout_s=60)
@@ -329,7 +336,7 @@ def test_the_way_back_leaves_the_fleet_of_before_at_work(world: World) -> None:
     world.hold()
     until(lambda: "new" in world.running(), timeout_s=60)
     killed = world.worker("cpu", "killed")
-    until(lambda: "killed" in world.running(), timeout_s=60)
+    until(lambda: world.begun("killed"), timeout_s=60)
     killed.send(signal.SIGKILL)
     killed.wait()
     world.release()
