@@ -69,7 +69,11 @@ def own_database() -> Generator[Database]:
 
     with ExitStack() as stack:
         given = GIVEN.get("QUEUE_WORKFLOWS_TEST_DB_URL")
-        url = database.forced(given) if given else stack.enter_context(database.throw_away_server())
+        part = os.environ.get("PYTEST_XDIST_WORKER", "")
+        if given:
+            url = database.forced(given, part)
+        else:
+            url = stack.enter_context(database.throw_away_server())
         own = stack.enter_context(database.Database(url))
         with database.environment(QUEUE_WORKFLOWS_DB_URL=own.dsn):
             db.bootstrap()

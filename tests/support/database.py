@@ -77,12 +77,14 @@ def url(parts: Mapping[str, Any]) -> str:
     return f"postgresql://{user}{'@' if user else ''}/{name}?{urlencode(rest, quote_via=quote)}"
 
 
-def forced(dsn: str) -> str:
-    """The DSN with a database whose name ends in `_test`, whatever it named before."""
+def forced(dsn: str, part: str = "") -> str:
+    """The DSN with a database whose name ends in `_test`, whatever it named before.
+
+    `part`: one of several processes that share a run, each with a database of its own.
+    """
     parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
     name = str(parts.get("dbname") or "queue_workflows")
-    if not name.endswith(SUFFIX):
-        name += SUFFIX
+    name = name.removesuffix(SUFFIX) + (f"_{part}" if part else "") + SUFFIX
     if len(name.encode()) > _NAME_MAX_BYTES:
         raise AssertionError(f"the test database's name is longer than PostgreSQL's: {name!r}")
     return url({**parts, "dbname": name})
