@@ -34,8 +34,11 @@ queue_workflows.set_workflow_provider(
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP)
     # As root the embedded server runs under another account, which has to pass.
-    for parent in [tmp_path, *tmp_path.parents][:3]:
-        parent.chmod(parent.stat().st_mode | 0o711)
+    for parent in (tmp_path, *tmp_path.parents):
+        mode = parent.stat().st_mode
+        if parent != tmp_path and mode & 0o011 == 0o011:
+            break
+        parent.chmod(mode | 0o711)
     return tmp_path
 
 
