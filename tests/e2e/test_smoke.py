@@ -36,9 +36,8 @@ def folder(tmp_path: Path) -> Path:
     # As root the embedded server runs under another account, which has to pass.
     for parent in (tmp_path, *tmp_path.parents):
         mode = parent.stat().st_mode
-        if parent != tmp_path and mode & 0o011 == 0o011:
-            break
-        parent.chmod(mode | 0o711)
+        if mode & 0o011 != 0o011:
+            parent.chmod(mode | 0o711)
     return tmp_path
 
 
