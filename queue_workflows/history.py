@@ -13,6 +13,8 @@ from queue_workflows.store import logs as logs_of
 from queue_workflows.types import JsonDict, Row
 
 PRUNE_BATCH = 1000
+LOGS_MAX = 60
+"""Nodes of whose logs `get_run` reads all unasked; a log has up to LOG_CAPTURE_KB."""
 _TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
 _ENDS = frozenset(
     {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
@@ -22,12 +24,18 @@ _OVER = frozenset({"completed", "failed", "cancelled"})
 
 
 def get_run(
-    run_id: str, *, nodes: Sequence[str] | None = None, conn: db.Connection | None = None
+    run_id: str,
+    *,
+    nodes: Sequence[str] | None = None,
+    logs: bool | None = None,
+    conn: db.Connection | None = None,
 ) -> JsonDict | None:
     """A run with its nodes in the workflow's order, each as `get_job` gives it; None: no such run.
 
-    `nodes`: only the attempts of these, the rest of the run all the same. A node that is not queued
-    yet has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`.
+    `nodes`: only the attempts of these, the rest of the run all the same. `logs`: whether to read
+    their logs; None: of up to LOGS_MAX nodes. `logs_left_out` says that they were not: `log` is
+    None, and `add_logs` reads them. A node that is not queued yet has `id` None and status
+    `waiting`. `counts`: nodes by status, of `nodes_total`.
     """
     with db.transaction(conn) as own:
         row = history.run(own, run_id)
@@ -36,10 +44,12 @@ def get_run(
         counts = history.node_counts(own, run_id)
         jobs = history.nodes(own, run_id, nodes)
         events = history.node_events(own, run_id, nodes)
-        logs = history.logs(own, tables.NODE_JOBS, [job["id"] for job in jobs])
+        wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
+        ids = [job["id"] for job in jobs] if wanted_logs else []
+        stored = history.logs(own, tables.NODE_JOBS, ids)
     graph = _graph(row.pop("definition"))
     read_at = row.pop("read_at")
-    told = _by(events, "node_id"), _by(logs, "job_id")
+    told = _by(events, "node_id"), _by(stored, "job_id")
     found = {job["node_id"]: _node(job, graph.get(job["node_id"]), row, told) for job in jobs}
     wanted = [*graph, *(name for name in found if name not in graph)]
     waiting = max(0, len(graph) - sum(counts.values()))
@@ -49,6 +59,7 @@ def get_run(
         "read_at": read_at,
         "nodes_total": max(len(graph), sum(counts.values())),
         "counts": counts | ({"waiting": waiting} if waiting else {}),
+        "logs_left_out": not wanted_logs,
         "nodes": [
             found.get(name) or _waiting(graph[name], run_id)
             for name in wanted
@@ -75,6 +86,17 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
         logs = _by(history.logs(own, tables.NODE_JOBS, [job_id]), "job_id")
     entry = _graph(run["definition"]).get(job["node_id"])
     return _node(job, entry, run, (events, logs))
+
+
+def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) -> None:
+    """Read the logs of nodes that `get_run` gave without them, into their attempts."""
+    by_id = {node["id"]: node for node in nodes if node["id"]}
+    with db.transaction(conn) as own:
+        stored = history.logs(own, tables.NODE_JOBS, list(by_id))
+    for log in stored:
+        for attempt in by_id[log["job_id"]]["attempts"]:
+            if attempt["claim_no"] == log["claim_no"]:
+                attempt["log"] = log_of(log)
 
 
 def prune_logs(older_than_days: float = 30) -> int:

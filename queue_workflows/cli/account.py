@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timezone
 from typing import Any
 
@@ -17,6 +17,9 @@ UNCUT = 100_000
 LINES = 40
 """Lines of a log, from its end, and of a value, from its start, that are shown of a longer one."""
 DEPENDENCIES = 3
+AT_ONCE = 20
+"""Nodes whose logs are in memory at one time."""
+ReadLogs = Callable[[list[dict[str, Any]]], None]
 _DETAILED = ("failed", "running", "awaiting_input")
 _WORDS = {
     "parked": "waits for an answer",
@@ -40,8 +43,12 @@ class Page:
         self._full = full
         self._width = UNCUT if full or width is None else max(width, 20)
 
-    def run(self, shown: dict[str, Any]) -> None:
-        """A run with its nodes; of a large one those that run, wait or failed."""
+    def run(self, shown: dict[str, Any], *, read_logs: ReadLogs = lambda _: None) -> None:
+        """A run with its nodes; of a large one those that run, wait or failed.
+
+        `read_logs` puts the logs into some nodes that `shown` has without them; they are dropped
+        once they are printed.
+        """
         counts = shown["counts"]
         done = sum(counts.get(status, 0) for status in picture.DONE)
         state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
@@ -59,9 +66,18 @@ class Page:
             self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
             live = [node for node in nodes if node["status"] in _DETAILED]
             nodes = live[: picture.SHOWN]
-        for node in nodes:
-            output.echo()
-            self._node(node, detailed=chosen or self._full or node["status"] in _DETAILED)
+        for at in range(0, len(nodes), AT_ONCE):
+            some = nodes[at : at + AT_ONCE]
+            detailed = [
+                node for node in some if chosen or self._full or node["status"] in _DETAILED
+            ]
+            read_logs(detailed)
+            told = {id(node) for node in detailed}
+            for node in some:
+                output.echo()
+                self._node(node, detailed=id(node) in told)
+                for attempt in node["attempts"]:
+                    attempt["log"] = None
         if left := len(shown["nodes"]) - len(nodes):
             output.echo()
             self._line(f"and {output.counted(left, 'node')} more: --node NODE, --full or --json")

@@ -72,6 +72,8 @@ def connect(
 def _named(dsn: str | None) -> Generator[str]:
     """The database in words; the one that was given is in force from now on."""
     if dsn is not None:
+        # Read before it is in force: what cannot be read is the argument, and no variable.
+        db.describe(dsn)
         os.environ[config.db_url_variables()[0]] = dsn
     with command.database(create=False) as words:
         yield words

@@ -52,6 +52,15 @@ class Tails:
         self._say = say
         self._tails: dict[tuple[str, int], Tail] = {}
 
+    def show_jobs(self, jobs: Sequence[Row], *, last: bool) -> None:
+        """Say what is new in the logs of node jobs, which are read here: `job_id`, `node_id`."""
+        names = {job["job_id"]: job["node_id"] for job in jobs}
+        with db.transaction() as conn:
+            logs = rows.logs(conn, tables.NODE_JOBS, list(names))
+        order = {job_id: at for at, job_id in enumerate(names)}
+        for log in sorted(logs, key=lambda log: (order[log["job_id"]], log["claim_no"])):
+            self.show(names[log["job_id"]], log, last=last)
+
     def show(self, name: str, log: Row, *, last: bool = False) -> None:
         """Say what is new in an attempt's log, each line behind the name."""
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
@@ -73,13 +82,13 @@ def run(
 
     def tell(*, last: bool) -> None:
         nonlocal since
-        with contextlib.suppress(db.OperationalError), db.transaction() as conn:
-            logs = rows.logs_since(conn, run_id, since)
-            for log in logs:
-                if not nodes or log["node_id"] in nodes:
-                    tails.show(log["node_id"], log, last=last)
-            if logs and not last:
-                since = logs[-1]["updated_at"] - _MARGIN
+        with contextlib.suppress(db.OperationalError):
+            with db.transaction() as conn:
+                jobs = rows.logged_since(conn, run_id, since, nodes or None)
+            for at in range(0, len(jobs), account.AT_ONCE):
+                tails.show_jobs(jobs[at : at + account.AT_ONCE], last=last)
+            if jobs and not last:
+                since = jobs[-1]["updated_at"] - _MARGIN
 
     try:
         while not stop.requested.is_set():

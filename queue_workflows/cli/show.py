@@ -37,7 +37,10 @@ def show(
         typer.Option("--node", metavar="NODE", help="Only this node of the run; repeatable."),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Every node in detail, values and logs uncut.")
+        bool,
+        typer.Option(
+            "--full", help="Every node in detail, values and logs uncut; --json: every log."
+        ),
     ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show what happens until it is over.")
@@ -61,14 +64,16 @@ def show(
             if follow:
                 with command.until_stopped() as stop:
                     return _follow(kind, any_id, stop, node, as_json=as_json, full=full or debug)
-            _print(collect(kind, any_id, node), as_json=as_json, full=full)
+            # Of the nodes that are printed the page reads the logs itself.
+            logs = (True if full else None) if as_json else False
+            _print(collect(kind, any_id, node, logs=logs), as_json=as_json, full=full)
         return 0
 
     command.execute("show", body, debug=debug)
 
 
 def found(start: str) -> tuple[str | None, str]:
-    """Kind and whole id of what has this id, or of the only one whose id starts so.
+    """Kind and whole id of what has this id, or of the only one whose UUID starts so.
 
     (None, "") after saying on stderr that there is none, or several.
     """
@@ -89,12 +94,17 @@ def found(start: str) -> tuple[str | None, str]:
     return None, ""
 
 
-def collect(kind: str, any_id: str, nodes: Sequence[str] | None = None) -> dict[str, Any]:
-    """What `--json` shows. Raises `UnknownJob` when it is gone, and for a node it does not have."""
+def collect(
+    kind: str, any_id: str, nodes: Sequence[str] | None = None, *, logs: bool | None = None
+) -> dict[str, Any]:
+    """What `--json` shows; `logs` as `history.get_run` has it.
+
+    Raises `UnknownJob` when it is gone, and for a node it does not have.
+    """
     if kind != "run":
         shown = history.get_job(any_id)
     else:
-        shown = history.get_run(any_id, nodes=nodes or None)
+        shown = history.get_run(any_id, nodes=nodes or None, logs=logs)
     if shown is None:
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
@@ -109,7 +119,7 @@ def _print(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
         return
     page = account.Page(full=full)
     if shown["kind"] == "run":
-        page.run(shown)
+        page.run(shown, read_logs=history.add_logs)
     else:
         page.job(shown)
 
@@ -125,11 +135,11 @@ def _follow(
 ) -> int:
     say = command.say if as_json else _line
     if kind == "run":
-        collect(kind, any_id, nodes)
+        collect(kind, any_id, nodes, logs=False)
         seen = pursuit.run(any_id, views.Lines(say), stop, nodes)
         if seen is None or not as_json:
             return run.finish(any_id, seen, as_json=False, debug=full)
-        output.dump(collect(kind, any_id, nodes))
+        output.dump(collect(kind, any_id, nodes, logs=True if full else None))
         return follow.exit_code(seen)
     ended = pursuit.job(kind, any_id, say, stop)
     if ended is None:

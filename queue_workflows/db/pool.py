@@ -99,7 +99,9 @@ def _parsed(url: str) -> dict[str, Any]:
         raise _unreadable(url, _unknown_option(url, str(error))) from None
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isdecimal() and 0 < int(port) < 65536):
-            raise _unreadable(url, f": {port[:20]!r} is no port")
+            # The start of a password that holds a slash stands where a port does.
+            named = "" if "@" in url else f": {port[:20]!r} is no port"
+            raise _unreadable(url, named)
     return parts
 
 
@@ -116,7 +118,8 @@ def _unreadable(url: str, why: str) -> errors.InvalidConfig:
     variables = [name for name in config.db_url_variables() if os.environ.get(name) == url]
     return errors.InvalidConfig(
         f"the DSN{f' in {variables[0]}' if variables else ''} cannot be read{why}: it should look "
-        "like postgresql://user:password@host:5432/name"
+        "like postgresql://user:password@host:5432/name, with %2F for a / in the password and %40 "
+        "for an @"
     )
 
 

@@ -194,7 +194,17 @@ class Graph:
             if step.deps:
                 step.entry["depends_on"] = list(step.deps)
         steps = [step.entry for step in self.steps.values()]
+        for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
+            self._refuse_text(kind, entries)
         return Compiled({"name": self.name, "steps": steps}, pipelines)
+
+    def _refuse_text(self, kind: str, entries: list[dict[str, Any]]) -> None:
+        for entry in entries:
+            if (text := handles.shown_in(entry)) is not None:
+                raise errors.InvalidWorkflow(
+                    f"{self.where}: {kind} {entry['id']!r}: {text!r:.200} shows an output, which "
+                    "has no value while the graph is built: make the text inside a node"
+                )
 
     @property
     def where(self) -> str:

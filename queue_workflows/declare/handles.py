@@ -8,6 +8,8 @@ from typing import Any, NoReturn, cast
 
 from queue_workflows import errors, refs
 
+_TO_COME = " of a run to come>"
+
 
 class Origin:
     """Where a handle comes from: a graph being built, and in it a step and node, or the run.
@@ -79,7 +81,8 @@ class Handle:
         return Handle(self._origin, {**self._ref, operator: constant(other, self._origin.what)})
 
     def __repr__(self) -> str:
-        return f"<{self._ref['$from']} of a run to come>"
+        """For debuggers; a text that holds it is refused in a definition (`shown_in`)."""
+        return f"<{self._ref['$from']}{_TO_COME}"
 
     def _no_value(self, *_: object) -> NoReturn:
         raise errors.InvalidWorkflow(
@@ -126,6 +129,20 @@ def inside(value: Any) -> Iterator[Handle]:
     elif isinstance(value, (list, tuple)):
         for member in cast("list[Any]", value):
             yield from inside(member)
+
+
+def shown_in(value: Any) -> str | None:
+    """The first text in a value, or key of it, that a handle's repr was made part of."""
+    if isinstance(value, str):
+        return value if _TO_COME in value else None
+    if isinstance(value, dict):
+        members = cast("dict[Any, Any]", value)
+        found = (shown_in(each) for pair in members.items() for each in pair)
+    elif isinstance(value, (list, tuple)):
+        found = (shown_in(each) for each in cast("list[Any]", value))
+    else:
+        return None
+    return next((text for text in found if text is not None), None)
 
 
 def template(value: Any, where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -88,15 +89,22 @@ def logs(conn: db.Connection, table: tables.JobTable, job_ids: Sequence[str]) ->
     ).fetchall()
 
 
-def logs_since(conn: db.Connection, run_id: str, since: datetime | None) -> list[Row]:
-    """The logs of a run's nodes that were written from then on, besides with their `node_id`."""
+def logged_since(
+    conn: db.Connection, run_id: str, since: datetime | None, node_ids: Sequence[str] | None
+) -> list[Row]:
+    """Which of a run's nodes wrote to a log from then on: node_id, job_id, last `updated_at`.
+
+    In that order. The logs themselves, which may be large, are read by `logs`.
+    """
     return conn.execute(
-        "SELECT j.node_id, l.job_id, l.claim_no, l.head, l.tail, l.cut_bytes, l.updated_at"
+        "SELECT j.node_id, l.job_id, max(l.updated_at) AS updated_at"
         " FROM workflow_node_jobs j JOIN job_attempt_logs l ON l.job_id = j.id"
         " AND l.job_table = 'workflow_node_jobs'"
-        " WHERE j.run_id = %s AND (%s::timestamptz IS NULL OR l.updated_at >= %s)"
-        " ORDER BY l.updated_at, j.seq, l.claim_no",
-        (run_id, since, since),
+        " WHERE j.run_id = %(run)s"
+        " AND (%(since)s::timestamptz IS NULL OR l.updated_at >= %(since)s)"
+        " AND (%(nodes)s::text[] IS NULL OR j.node_id = ANY (%(nodes)s))"
+        " GROUP BY j.node_id, l.job_id, j.seq ORDER BY 3, j.seq",
+        {"run": run_id, "since": since, "nodes": node_ids},
     ).fetchall()
 
 
@@ -112,8 +120,8 @@ def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
 
 _STARTING = sql.SQL(" UNION ALL ").join(
     sql.SQL(
-        "(SELECT {kind} AS kind, id FROM {table} WHERE starts_with(id, %(start)s)"
-        " ORDER BY id LIMIT %(limit)s)"
+        "(SELECT {kind} AS kind, id FROM {table} WHERE id BETWEEN %(low)s AND %(high)s"
+        " AND starts_with(id, %(start)s) ORDER BY id LIMIT %(limit)s)"
     ).format(kind=sql.Literal(kind), table=sql.Identifier(table))
     for kind, table in (
         ("run", "workflow_runs"),
@@ -123,6 +131,17 @@ _STARTING = sql.SQL(" UNION ALL ").join(
 )
 
 
+_UUID = "00000000-0000-0000-0000-000000000000"
+
+
 def starting_with(conn: db.Connection, start: str, *, limit: int) -> list[Row]:
-    """Runs and jobs whose id starts so: kind, id; at most `limit` of each kind. Reads every id."""
-    return conn.execute(_STARTING, {"start": start, "limit": limit}).fetchall()
+    """Runs and jobs whose id is a UUID that starts so: kind, id; at most `limit` of each kind.
+
+    Ranges of the primary keys: UUIDs are of one form, so that every collation has them in the order
+    of their digits. Ids of another form, which hosts give, have none.
+    """
+    low, high = start + _UUID[len(start) :], start + _UUID.replace("0", "f")[len(start) :]
+    if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", low):
+        return []
+    values = {"start": start, "low": low, "high": high, "limit": limit}
+    return conn.execute(_STARTING, values).fetchall()

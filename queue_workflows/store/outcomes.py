@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import traceback
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
@@ -47,12 +49,33 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     text = f"{name}: {said}" if said else name
     if isinstance(error, SystemExit):
         text = f"the body called sys.exit({error.code!r})"
-    trace = process.mask("".join(traceback.format_exception(error)))[-payload.ERROR_LIMIT :]
+    told = traceback.TracebackException.from_exception(error)
+    _leave_out_engine(told)
+    trace = process.mask("".join(told.format()))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
     return Outcome(
         "failed", seconds, error=payload.error_text(text), detail=detail, raised=_raised(error)
     )
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _leave_out_engine(told: traceback.TracebackException) -> None:
+    """Drop the frames by which a body was reached, and those of its streams; not all there are."""
+
+    def is_engine(frame: traceback.FrameSummary) -> bool:
+        path = Path(frame.filename)
+        return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
+
+    own = itertools.dropwhile(is_engine, told.stack)
+    streams = str(_PACKAGE / "worker" / "capture.py")
+    if frames := [frame for frame in own if frame.filename != streams]:
+        told.stack = traceback.StackSummary.from_list(frames)
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if other is not None:
+            _leave_out_engine(other)
 
 
 def _raised(error: BaseException) -> policy.Raised:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -54,25 +55,58 @@ class Recording:
             if room := self._half - len(self._head):
                 self._head += data[:room]
                 data = data[room:]
-            self._tail += data[-self._half :]
+            # One byte more than is kept tells whether a line begins there.
+            self._tail += data[-self._half - 1 :]
             if len(self._tail) > 2 * self._half:
-                del self._tail[: -self._half]
+                del self._tail[: -self._half - 1]
 
     def written(self) -> logs.Written:
         """The log as it is stored now; a head that is stored already is left out."""
         with self._lock:
             self.changed = False
-            size = len(self._head)
-            head = bytes(self._head) if size != self._head_stored else None
-            tail = bytes(self._tail[-self._half :])
-            cut = self._total - size - len(tail)
-        self._head_stored = size
-        return logs.Written(self.lease, None if head is None else _text(head), _text(tail), cut)
+            head, tail, total = bytes(self._head), bytes(self._tail), self._total
+        if total > len(head):
+            size = _end_of_whole(head)
+            head, rest = head[:size], head[size:]
+            if total == size + len(rest) + min(len(tail), self._half):
+                tail = rest + tail
+            else:
+                tail = tail[-self._half - 1 :]
+                tail = tail[_start_of_whole(tail) :]
+        cut = total - len(head) - len(tail)
+        new = len(head) != self._head_stored
+        self._head_stored = len(head)
+        return logs.Written(self.lease, _text(head) if new else None, _text(tail), cut)
 
     def forgotten(self) -> None:
         """The last `written` was not stored: the next one is whole."""
         self._head_stored = 0
         self.changed = True
+
+
+_DSN_BEGUN = re.compile(rb":(?:/|//\S*)?\Z")
+
+
+def _end_of_whole(head: bytes) -> int:
+    """Where to end a head: a secret that a cut goes through would be in neither half as a whole.
+
+    At a line or a word, unless that leaves out more than half.
+    """
+    for mark in (b"\n", b" "):
+        if (at := head.rfind(mark)) >= len(head) // 2:
+            return at + 1
+    begun = _DSN_BEGUN.search(head, len(head) // 2)
+    return begun.start() if begun else len(head)
+
+
+def _start_of_whole(tail: bytes) -> int:
+    """Where to begin a tail whose first byte is not to be kept, likewise."""
+    for mark in (b"\n", b" "):
+        if (at := tail.find(mark, 0, len(tail) // 2)) >= 0:
+            return at + 1
+    word = re.match(rb"\S*", tail)
+    assert word is not None
+    return max(word[0].rfind(b"@") + 1, 1)
 
 
 def _text(data: bytes) -> str:
@@ -92,6 +126,9 @@ class Source:
         self._lock = threading.Lock()
         self._now: Recording | None = None
         self._ended: list[Recording] = []
+        self._thread = threading.get_ident()
+        self._before: list[threading.Thread] = []
+        """Threads that ran when the body began: none of them is its own."""
         self._pid = os.getpid()
         self._kept = db.Kept()
         self._loop: service.Loop | None = None
@@ -103,6 +140,8 @@ class Source:
         lease = self._current()
         if lease is None or self._pid != os.getpid():
             return None
+        if threading.get_ident() != self._thread and threading.current_thread() in self._before:
+            return None
         now = self._now
         if now is None or now.lease is not lease:
             cap_kb = config.LOG_CAPTURE_KB.read()
@@ -110,6 +149,11 @@ class Source:
                 return None
             self._now = now = Recording(lease, cap_kb)
         return now
+
+    def begin(self) -> None:
+        """A body begins: a thread that an earlier one left behind does not print for it."""
+        if self._loop is not None:
+            self._before = threading.enumerate()
 
     def end(self) -> None:
         """The body that ran has ended; costs nothing when it did not print."""
@@ -130,7 +174,7 @@ class Source:
     @contextlib.contextmanager
     def listening(self) -> Generator[None]:
         """Keep what this worker's bodies print, from this thread and those that they start."""
-        self._pid = os.getpid()
+        self._pid, self._thread = os.getpid(), threading.get_ident()
         if config.LOG_CAPTURE_KB.read() <= 0:
             yield
             return
@@ -141,7 +185,7 @@ class Source:
             with service.Loop("worker-logs", [task]) as self._loop:
                 yield
         finally:
-            self._loop = None
+            self._loop, self._before = None, []
             _source.reset(token)
             _streams.end(self)
             self._kept.close()

@@ -154,6 +154,7 @@ class Watch:
 
     def begin(self, work: current.Work) -> None:
         """A job runs from now on."""
+        self._logs.begin()
         with self._lock:
             self._work = work
             self._fuses.begin(work.lease_end.ends, work.budget_ends)

@@ -521,7 +521,8 @@ def test_no_step_shows_a_password(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), "no embedded server"),
         ((f"postgresql://u:{CANARY}@[broken",), "cannot be read"),
-        ((f"postgresql://u:{CANARY}@h:notaport/x",), "cannot be read"),
+        ((f"postgresql://u:{CANARY}@h:notaport/x",), "the DSN cannot be read"),
+        ((f"postgresql://u:{CANARY}/more@h/x",), "the DSN cannot be read: it should look"),
         ((f"postgresql://u:start@{CANARY}@h/x",), "an @ in it is written %40"),
         ((f"postgresql://u:{CANARY}@h/x", "--for", "fun"), "work, migrate, submit, read"),
     ],

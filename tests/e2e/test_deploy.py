@@ -101,7 +101,7 @@ def test_units_are_what_systemd_reads(path: Path, tmp_path: Path) -> None:
     assert set(re.findall(r"^\[(\w+)\]$", text, re.M)) == known
     tool = shutil.which("systemd-analyze")
     if tool is None:
-        return
+        pytest.skip("there is no systemd-analyze here: only the sections were looked at")
     name = path.name.replace("@.", "@cpu:1.")
     scripts = sysconfig.get_path("scripts")
     (tmp_path / path.name).write_text(text.replace("/opt/queue-workflows/bin", scripts))

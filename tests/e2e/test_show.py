@@ -17,6 +17,8 @@ from queue_workflows import db as engine
 from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
 from queue_workflows.cli import account
+from queue_workflows.store import history as rows
+from queue_workflows.store import logs, tables, transitions
 from tests.support import factories, flow
 from tests.support.commands import ROOT, Command, Commands, script
 from tests.support.flow import Flow
@@ -127,6 +129,76 @@ def test_a_large_run_shows_what_failed_and_the_rest_as_numbers(
     assert "s/n0: completed" in show(run_id, "--full").out
 
 
+def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
+    """A run whose nodes each stored a log, `n of s/nN`, and of which the last ones failed."""
+    run_id = factories.run(conn)
+    for n in range(nodes):
+        job = factories.node(conn, run_id, f"s/n{n}")
+        held = factories.claim_node(conn)
+        assert held["id"] == job["id"]
+        lease = factories.node_lease(held)
+        logs.write(conn, tables.NODE_JOBS, [logs.Written(lease, f"n of s/n{n}\nrest", "", 0)])
+        if n < nodes - failed:
+            factories.complete_node(conn, held)
+        else:
+            transitions.fail(conn, lease, error="no")
+    conn.execute(
+        "UPDATE workflow_runs SET status = %s, finished_at = now() WHERE id = %s",
+        ("failed" if failed else "completed", run_id),
+    )
+    return run_id
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many jobs' logs each statement asked for."""
+    seen: list[int] = []
+    read = rows.logs
+
+    def counted(conn: Any, table: Any, ids: Any) -> Any:
+        seen.append(len(ids))
+        return read(conn, table, ids)
+
+    monkeypatch.setattr(rows, "logs", counted)
+    return seen
+
+
+def test_logs_are_read_of_what_is_printed_only_and_few_at_a_time(
+    db: ModuleType, show: Callable[..., Shown], asked: list[int]
+) -> None:
+    with engine.connect() as conn:
+        run_id = logged_run(conn, nodes=70, failed=2)
+    out = show(run_id).out
+    assert [f"n of s/n{n}\n" in out for n in (0, 67, 68, 69)] == [False, False, True, True]
+    assert sum(asked) == 2
+    asked.clear()
+    full = show(run_id, "--full").out
+    assert all(f"n of s/n{n}\n" in full for n in range(70))
+    assert (sum(asked), max(asked)) == (70, account.AT_ONCE)
+    asked.clear()
+    out = show(run_id, "--follow", "--node", "s/n1").out
+    assert (out.count("s/n1 | n of s/n1\n"), out.count("s/n1 | rest\n")) == (1, 1)
+    assert out.count("n of") == 1
+    assert max(asked) == 1
+
+
+def test_json_of_a_large_run_has_every_log_with_full_only(
+    db: ModuleType, show: Callable[..., Shown], asked: list[int]
+) -> None:
+    with engine.connect() as conn:
+        run_id = logged_run(conn, nodes=61, failed=0)
+    shown = json.loads(show(run_id, "--json").out)
+    assert shown["logs_left_out"]
+    assert sum(asked) == 0
+    assert {node["attempts"][0]["log"] for node in shown["nodes"]} == {None}
+    one = json.loads(show(run_id, "--json", "--node", "s/n7").out)
+    assert one["nodes"][0]["attempts"][0]["log"]["text"] == "n of s/n7\nrest"
+    every = json.loads(show(run_id, "--json", "--full").out)
+    texts = [node["attempts"][0]["log"]["text"] for node in every["nodes"]]
+    assert texts == [f"n of s/n{n}\nrest" for n in range(61)]
+    assert not every["logs_left_out"]
+
+
 def test_an_ingest_job_is_shown(db: ModuleType, show: Callable[..., Shown]) -> None:
     with engine.connect() as conn:
         job = factories.ingest(conn, args={"n": 1})
@@ -142,14 +214,19 @@ def test_an_ingest_job_is_shown(db: ModuleType, show: Callable[..., Shown]) -> N
 def test_the_start_of_an_id_will_do_when_only_one_has_it(
     db: ModuleType, show: Callable[..., Shown]
 ) -> None:
-    for run_id in ("ab-1", "ab-2", "cd%"):
+    ids = [f"{start}-1b2c-4d5e-8f60-0123456789ab" for start in ("ab000001", "ab000002", "cd000000")]
+    for run_id in (*ids, "kind-1"):
         run_store.insert_run(run_id=run_id, workflow_name="w")
-    assert show("c").out.startswith("run cd% (w): queued")
+    assert show("c").out.startswith(f"run {ids[2]} (w): queued")
+    assert show("ab000002-1b").out.startswith(f"run {ids[1]} (w): queued")
     several = show("ab")
     assert (several.code, several.out) == (1, "")
     assert several.err == (
-        "queue-workflows show: 'ab' is the start of several ids: run ab-1, run ab-2, ...\n"
+        f"queue-workflows show: 'ab' is the start of several ids: run {ids[0]}, run {ids[1]}, ...\n"
     )
+    # The host's own ids are of no form that an index has in the order of their starts.
+    assert show("kind").code == 1
+    assert show("kind-1").code == 0
 
 
 @pytest.mark.parametrize("name", ["nope", "", "%", "\udcff"])

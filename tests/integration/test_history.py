@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Generator
 from types import ModuleType
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
 from queue_workflows.store import events, tables, transitions
+from queue_workflows.store import history as rows
 from tests.support import factories, flow
 from tests.support.flow import Flow
 
@@ -75,6 +78,45 @@ def test_only_the_named_nodes_are_read(toy: Flow) -> None:
     assert shown is not None
     assert [node["node_id"] for node in shown["nodes"]] == ["s/b"]
     assert shown["nodes_total"] == 2
+
+
+def test_the_start_of_an_id_is_a_range_of_the_index(conn: engine.Connection) -> None:
+    ids = [str(uuid.uuid4()) for _ in range(300)]
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name) SELECT unnest(%s::text[]), 'w'", (ids,)
+    )
+    for start in (ids[0], ids[0][:13], ids[0][:9], ids[0][:8], ids[0][:1]):
+        wanted = sorted(one for one in ids if one.startswith(start))
+        found = rows.starting_with(conn, start, limit=400)
+        assert [(row["kind"], row["id"]) for row in found] == [("run", one) for one in wanted]
+    for start in ("x", "0" * 37, "A", "%", "ab-", "-"):
+        assert rows.starting_with(conn, start, limit=400) == []
+
+
+@pytest.mark.parametrize("collation", ["C", "und-x-icu", "sv-x-icu", "en_US.utf8"])
+def test_every_collation_has_uuids_in_the_order_of_their_digits(
+    conn: engine.Connection, collation: str
+) -> None:
+    known = (
+        "SELECT EXISTS (SELECT FROM pg_collation WHERE collname = %s AND collencoding IN (-1, 6))"
+    )
+    if not factories.one(conn, known, collation):
+        pytest.skip(f"this server has no collation {collation}")
+    ids = [str(uuid.uuid4()) for _ in range(1000)]
+    conn.execute(
+        sql.SQL("CREATE TEMP TABLE workflow_runs (id text COLLATE {} PRIMARY KEY)").format(
+            sql.Identifier(collation)
+        )
+    )
+    conn.execute("INSERT INTO workflow_runs SELECT unnest(%s::text[])", (ids,))
+    conn.execute("SET enable_seqscan = off")
+    seen = rows.starting_with(conn, "a", limit=1000)
+    assert sorted(row["id"] for row in seen) == sorted(one for one in ids if one[0] == "a")
+    statement = "EXPLAIN " + rows._STARTING.as_string(conn)
+    values = {"start": "a", "low": "a0", "high": "af", "limit": 5}
+    plan = "\n".join(next(iter(row.values())) for row in conn.execute(statement, values))  # type: ignore[arg-type]
+    assert plan.count("Index Cond: ((id >= ") == 3, plan
+    assert "Seq Scan" not in plan
 
 
 def test_inputs_are_those_that_the_body_received(toy: Flow) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from queue_workflows.store import tables
 from queue_workflows.worker import capture
+from tests.support.wait import until
 
 
 class Bodies:
@@ -23,6 +25,7 @@ class Bodies:
         self.source = capture.Source(lambda: self.lease)
 
     def begin(self, number: int) -> None:
+        self.source.begin()
         self.lease = tables.Lease(tables.NODE_JOBS, "j", "w", number)
 
     def end(self) -> None:
@@ -168,6 +171,57 @@ def test_threads_that_a_body_starts_belong_to_it(bodies: Bodies) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(print, "from a pool").result()
         assert bodies.text() == "from a thread\nfrom a pool\n"
+
+
+def test_a_thread_that_a_body_left_behind_prints_for_no_other(
+    bodies: Bodies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go, said = threading.Event(), threading.Event()
+
+    def late(*, first: str = "") -> None:
+        if first:
+            print(first)
+        said.set()
+        assert go.wait(10)
+        print("late")
+        logging.getLogger("host").warning("late")
+
+    with bodies:
+        context = contextvars.copy_context()
+        threads = [
+            threading.Thread(target=late),
+            threading.Thread(target=late, kwargs={"first": "early"}),
+            threading.Thread(target=context.run, args=(late,)),
+        ]
+        for thread in threads:
+            thread.start()
+        assert said.wait(10)
+        until(lambda: bodies.text() == "early\n" or None)
+        bodies.end()
+        bodies.begin(2)
+        print("mine")
+        go.set()
+        for thread in threads:
+            thread.join()
+        kept = [each.written().head for each in bodies.source._take()[1]]
+        assert kept[-1] == "mine\n"
+        assert "late" not in "".join(map(str, kept))
+
+
+DSN = b"postgresql://me:correct-horse-battery@box/db"
+
+
+@pytest.mark.parametrize("mark", [b"\n", b" ", b"x"])
+def test_no_cut_goes_through_a_password(mark: bytes) -> None:
+    for before in range(440, 520):
+        for whole in (
+            mark * before + DSN + mark * 100,
+            mark * before + DSN + mark * 3000,
+            mark * 3000 + DSN + mark * before,
+        ):
+            head, tail, cut = recorded(whole)
+            text = f"{head}{'#' if cut else ''}{tail}"
+            assert not any(part in text for part in ("corr", "orse", "tery", "horse", "batt")), text
 
 
 def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:

@@ -243,6 +243,12 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (lambda: loose(x=tell()), "'tell/tell' returns nothing; use options(after=...)"),
     (lambda a: a > 1, "the run's 'a' has no value while the graph is built"),
     (lambda a: f"{a}", "has no value while the graph is built"),
+    (lambda a: "%s" % a, "has no value while the graph is built"),  # noqa: UP031
+    (lambda a: tell(x=f"{a!r}"), "step 'tell': '<a of a run to come>' shows an output"),
+    (lambda a: tell(x={"deep": f"got {[a]}"}), "'got [<a of a run to come>]' shows an output"),
+    (lambda a: tell(x={repr(a): 1}), "shows an output"),
+    (lambda a: tell.options(lock_key=repr(a))(x=1), "shows an output"),
+    (lambda a: ask("q", "turnout", prompt=f"{[a]}?"), "step 'q': '[<a of a run to come>]?'"),
     (lambda a: [*a], "has no value while the graph is built"),
     (lambda a: a.upper(), "has no value while the graph is built"),
     (lambda a: not a, "has no value while the graph is built"),
