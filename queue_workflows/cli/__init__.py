@@ -21,6 +21,7 @@ from queue_workflows.cli import (
     doctor,
     health,
     migrate,
+    models,
     retry,
     run,
     runs,
@@ -47,6 +48,7 @@ app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
+app.command("models")(models.models)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
 app.command("inputs")(answer.waiting)

@@ -14,7 +14,7 @@ from queue_workflows.runtime import clock, service
 from queue_workflows.store import claims, events, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import board, capture, current, fuses, guards, leaving
+from queue_workflows.worker import board, capture, current, fuses, guards, leaving, requests
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
@@ -45,6 +45,7 @@ class Watch:
     ) -> None:
         self._who = who
         self._cache = model_cache
+        self._requests = requests.Requests(who, model_cache) if model_cache else None
         self._known_models = known_models
         self._on_exit = on_exit
         self._now = now_fn
@@ -76,11 +77,19 @@ class Watch:
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
         if not config.DISABLE_WORKER_CONTROL.read():
-            tasks.append(service.Task("control", config.WORKER_CONTROL_POLL_S.read, self._obey))
+            control_s = config.WORKER_CONTROL_POLL_S.read
+            tasks.append(service.Task("control", control_s, self._obey))
+            if self._requests is not None:
+                tasks.append(service.Task("models", control_s, self._look_for_requests))
         if model_cache is not None:
             tasks.append(service.Task("reap", REAP_S, self._reap))
         self._tasks = tasks
         self._loop: service.Loop | None = None
+
+    @property
+    def model_requests(self) -> requests.Requests | None:
+        """What the worker is asked to load or unload; None without a model cache."""
+        return self._requests
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -108,7 +117,7 @@ class Watch:
             self._close()
 
     def wake(self, *tasks: str) -> None:
-        """Make tasks (`renew`, `beat`, `control`) due at once; those that are disabled are not."""
+        """Make tasks (`renew`, `beat`, `control` ...) due at once, if not disabled."""
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
@@ -205,6 +214,7 @@ class Watch:
             self._board.beat(self._now(), self._account())
         work = self._work
         if work is None:
+            self._stop_loading()
             return
         trip = work.verdict()
         if trip is not None:
@@ -214,6 +224,19 @@ class Watch:
             self._leaving.stop_cancelled(work)
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._leaving.give_back(work)
+
+    def _stop_loading(self) -> None:
+        """A stopping worker waits no longer for a load that it was asked for."""
+        deadline, cache = self.stop_deadline, self._cache
+        if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
+            _log.warning("loading %s did not end in time; leaving", cache.loading_model)
+            self._fuses.leave(0)
+            self._on_exit(0)
+
+    def _look_for_requests(self) -> None:
+        if self._requests is not None:
+            with self._kept.using() as conn:
+                self._requests.look(conn)
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
@@ -230,6 +253,7 @@ class Watch:
                     "lease_s": who.lease_s,
                     "lock": self.locked,
                     "gpu": self._seen._asdict() if self._seen else None,
+                    **(self._requests.report() if self._requests else {}),
                 },
                 "detail",
             ),
@@ -249,7 +273,7 @@ class Watch:
         work = self._work
         if work is not None:
             self._renew()  # which also sees a cancel that no notification told of
-        elif self._cache is None or self._cache.current_model is None:
+        elif self._cache is None or not (self._cache.current_model or self._cache.loading_model):
             return
         policy = self._policy()
         if policy is None or not self._is_running(work):

@@ -23,6 +23,8 @@ PURPOSES = {
     "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
     "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
     "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
+    "model_controls": "What the gpu workers of a host, or one, are asked to load or unload.",
+    "hw_samples": "What the boxes did lately: a ring of an hour and one of a day for each host.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
 }
