@@ -18,7 +18,7 @@ from queue_workflows import (
     node_queue,
 )
 from queue_workflows.runtime import service
-from queue_workflows.store import nodes, outbox, tables, transitions, workers
+from queue_workflows.store import nodes, outbox, samples, tables, transitions, workers
 from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
@@ -313,6 +313,7 @@ def prune_events() -> None:
 
 
 def prune_workers() -> None:
-    """Delete worker rows not seen for a day."""
+    """Delete worker rows not seen for a day, and hardware samples as old."""
     with db.transaction() as conn:
         workers.prune(conn)
+        samples.prune(conn)

@@ -25,6 +25,7 @@ from queue_workflows.cli import (
     retry,
     run,
     runs,
+    samples,
     show,
     status,
     supervise,
@@ -49,6 +50,7 @@ app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
 app.command("models")(models.models)
+app.command("samples")(samples.samples)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
 app.command("inputs")(answer.waiting)

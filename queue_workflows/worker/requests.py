@@ -78,11 +78,9 @@ class Requests:
         started = self._now()
         error = self._carry_out(request)
         seconds = round(self._now() - started, 3)
+        state = "done" if error is None else "failed"
         with self._lock:
-            # A newer one that waits by now has its own answer.
-            if self._waiting is None:
-                state = "done" if error is None else "failed"
-                self._say(request, state, seconds=seconds, error=error)
+            self._say(request, state, seconds=seconds, error=error)
 
     def _carry_out(self, request: Row) -> str | None:
         """Why it failed, or None."""

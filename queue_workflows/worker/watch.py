@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import config, db, worker_control
+from queue_workflows import config, db, hw_metrics, worker_control
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, service
-from queue_workflows.store import claims, events, payload, tables, transitions, workers
+from queue_workflows.store import (
+    claims,
+    events,
+    payload,
+    samples,
+    tables,
+    transitions,
+    workers,
+)
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import board, capture, current, fuses, guards, leaving, requests
@@ -31,6 +40,7 @@ class Watch:
 
     Holds one connection of its own. `on_exit` leaves the process (a seam for tests, which turns the
     kernel timers off). `sampler` tells what the GPU and the memory do; by default on the gpu queue.
+    `metrics`: whose samples of the box it stores.
     """
 
     def __init__(
@@ -42,6 +52,7 @@ class Watch:
         on_exit: ExitFn = os._exit,
         now_fn: NowFn = clock.boot_s,
         sampler: Callable[[], gpu_health.Sample] | None = None,
+        metrics: hw_metrics.Sampler | None = None,
     ) -> None:
         self._who = who
         self._cache = model_cache
@@ -54,6 +65,7 @@ class Watch:
         if sampler is None and who().queue == "gpu":
             sampler = self._probe.sample
         self._sampler = sampler
+        self._metrics = metrics
         self._board = board.attach()
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
@@ -83,6 +95,8 @@ class Watch:
                 tasks.append(service.Task("models", control_s, self._look_for_requests))
         if model_cache is not None:
             tasks.append(service.Task("reap", REAP_S, self._reap))
+        if metrics is not None:
+            tasks.append(service.Task("metrics", math.inf, self._store_samples))
         self._tasks = tasks
         self._loop: service.Loop | None = None
 
@@ -237,6 +251,11 @@ class Watch:
         if self._requests is not None:
             with self._kept.using() as conn:
                 self._requests.look(conn)
+
+    def _store_samples(self) -> None:
+        for each in self._metrics.take() if self._metrics else ():
+            with self._kept.using() as conn:
+                samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
