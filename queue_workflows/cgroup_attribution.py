@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -71,7 +70,7 @@ class Attribution:
             return None
         try:
             listed = _containers(self._docker)
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, ValueError):
             return None
         prefix = config.get_config().container_prefix
         ours = [
@@ -109,27 +108,23 @@ def _fields(path: Path) -> dict[str, int]:
         return {}
 
 
-class _Unix(http.client.HTTPConnection):
-    """HTTP over a socket file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(self._path)
-
-
 def _containers(docker: Path) -> list[dict[str, Any]]:
-    """The running containers: Id, Names. OSError, ValueError or HTTPException when not told."""
-    with contextlib.closing(_Unix(docker)) as connection:
-        connection.request("GET", "/containers/json")
-        answer = connection.getresponse()
-        listed: Any = json.loads(answer.read(ANSWER_LIMIT))
-    if answer.status != 200 or not isinstance(listed, list):
-        raise ValueError(f"docker answered {answer.status}")
+    """The running containers: Id, Names. OSError or ValueError when docker does not tell."""
+    deadline = time.monotonic() + TIMEOUT_S
+    received = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(TIMEOUT_S)
+        peer.connect(str(docker))
+        # By HTTP/1.0 the answer is in one piece, and ends with the connection.
+        peer.sendall(b"GET /containers/json HTTP/1.0\r\nHost: docker\r\n\r\n")
+        while chunk := peer.recv(65536):
+            received += chunk
+            if len(received) > ANSWER_LIMIT or time.monotonic() > deadline:
+                raise ValueError("docker's answer is too long, or takes too long")
+    head, _, body = bytes(received).partition(b"\r\n\r\n")
+    listed: Any = json.loads(body)
+    if head.split(b" ", 2)[1:2] != [b"200"] or not isinstance(listed, list):
+        raise ValueError("docker refuses")
     found: list[dict[str, Any]] = [
         cast("dict[str, Any]", each) for each in cast("list[Any]", listed) if isinstance(each, dict)
     ]

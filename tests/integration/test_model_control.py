@@ -26,6 +26,7 @@ from queue_workflows import (
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command
+from queue_workflows.cli import models as models_command
 from queue_workflows.worker import watch
 from tests.support import factories, flow, wait
 
@@ -557,7 +558,14 @@ def test_the_command_gives_up_on_a_worker_that_died(
     conn: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known(conn)
-    monkeypatch.setenv("QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S", "0.5")
+    meant = models_command._meant
+
+    def and_then_it_dies(request: Row) -> list[Row]:
+        rows = meant(request)
+        conn.execute("UPDATE workers SET state = 'dead'")
+        return rows
+
+    monkeypatch.setattr(models_command, "_meant", and_then_it_dies)
     code, out, _ = run(capsys, "models", "load", "a", "--host", "box")
     assert (code, out) == (1, "box pid 7 failed: the worker is dead\n")
 
