@@ -23,6 +23,7 @@ PURPOSES = {
     "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
     "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
     "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
+    "gpu_models": "A model on a host: its size, and how long loads and runs took there.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
 }
