@@ -4,6 +4,15 @@ DROP FUNCTION IF EXISTS queue_workflows_node_step(
     text, double precision, double precision);
 DROP FUNCTION IF EXISTS queue_workflows_pick_gpu(
     text, text, text, text[], boolean, text, double precision, double precision);
+DELETE FROM workflow_node_events WHERE event_type IN ('unassignable', 'assignable');
+ALTER DOMAIN queue_workflows_node_event DROP CONSTRAINT queue_workflows_node_event_check;
+ALTER DOMAIN queue_workflows_node_event ADD CONSTRAINT queue_workflows_node_event_check CHECK (VALUE IN (
+    'claimed', 'model_load_start', 'model_load_done', 'progress_beat', 'stall_suspected',
+    'stall_trip', 'gpu_health_trip', 'budget_trip', 'requeued', 'reassigned', 'lease_renew',
+    'completed', 'failed', 'cancelled', 'error',
+    'parked', 'reclaimed', 'retried', 'skipped', 'death'));
+DROP TABLE IF EXISTS gpu_unassignable;
+DROP FUNCTION IF EXISTS queue_workflows_gpu_unserved();
 DROP FUNCTION IF EXISTS queue_workflows_gpu_take(text, text, smallint, bigint);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_choose(
     text, text, text, text[], boolean, double precision, double precision);

@@ -338,6 +338,63 @@ BEGIN
     RETURN v_id;
 END $$;
 
+-- What waits and no live worker takes: the model ('' stands for none), why in a word (no_worker, off, vram,
+-- model), and in a sentence. A worker of 0.3.0 has a heartbeat only.
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_unserved()
+RETURNS TABLE (model text, reason text, detail text) LANGUAGE sql STABLE AS $$
+    WITH live AS MATERIALIZED (
+        SELECT w.host_label, w.known_models, w.vram_total_mb,
+               w.state IN ('idle', 'busy', 'throttled') AS is_serving
+          FROM workers w
+         WHERE w.queue = 'gpu' AND w.state NOT IN ('stopped', 'dead')
+           AND w.last_seen > now() - interval '30 seconds'
+        UNION ALL
+        SELECT h.host_label, nullif(h.known_models, '{}'), h.vram_total_mb, true
+          FROM worker_heartbeats h
+         WHERE h.queue = 'gpu' AND h.last_seen > now() - interval '30 seconds'
+           AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = h.host_label AND w.queue = 'gpu')),
+    waiting AS MATERIALIZED (
+        SELECT q.model FROM queue_workflows_gpu_queued() AS q (model)
+        UNION ALL SELECT l.model FROM queue_workflows_gpu_line('') l),
+    judged AS (
+        SELECT w.model, l.host_label, l.vram_total_mb, l.is_serving,
+               queue_workflows_gpu_misfit(l.host_label, l.known_models, l.vram_total_mb, w.model) AS misfit,
+               queue_workflows_gpu_needs(l.host_label, w.model) AS needs_gb
+          FROM waiting w LEFT JOIN live l ON true),
+    told AS (
+        SELECT j.model, count(j.host_label) AS alive, max(j.vram_total_mb) AS vram_mb,
+               max(j.needs_gb) AS needs_gb,
+               bool_or(j.misfit IS NULL AND j.is_serving) AS is_served,
+               string_agg(DISTINCT j.host_label, ', ' ORDER BY j.host_label)
+                   FILTER (WHERE j.misfit IS NULL) AS off,
+               bool_or(j.misfit = 'vram') AS is_large
+          FROM judged j GROUP BY j.model)
+    SELECT t.model,
+           CASE WHEN t.alive = 0 THEN 'no_worker' WHEN t.off IS NOT NULL THEN 'off'
+                WHEN t.is_large THEN 'vram' ELSE 'model' END,
+           CASE WHEN t.alive = 0 THEN 'no gpu worker is alive'
+                WHEN t.off IS NOT NULL THEN 'every box that can take it is off: ' || t.off
+                WHEN t.is_large THEN format('it needs %s GB, and the largest card has %s GB',
+                                            t.needs_gb, t.vram_mb / 1000)
+                ELSE 'no live gpu worker knows the model' END
+      FROM told t WHERE t.is_served IS NOT TRUE
+$$;
+
+-- The lines that are said to be unassignable. One row a model, not a job: a line may be long.
+CREATE TABLE IF NOT EXISTS gpu_unassignable (
+    model  text PRIMARY KEY,
+    reason text NOT NULL,
+    detail text NOT NULL,
+    since  timestamptz NOT NULL DEFAULT now()
+);
+ALTER DOMAIN queue_workflows_node_event DROP CONSTRAINT queue_workflows_node_event_check;
+-- Not valid: a wider set needs no look at the rows that are there.
+ALTER DOMAIN queue_workflows_node_event ADD CONSTRAINT queue_workflows_node_event_check CHECK (VALUE IN (
+    'claimed', 'model_load_start', 'model_load_done', 'progress_beat', 'stall_suspected',
+    'stall_trip', 'gpu_health_trip', 'budget_trip', 'requeued', 'reassigned', 'lease_renew',
+    'completed', 'failed', 'cancelled', 'error',
+    'parked', 'reclaimed', 'retried', 'skipped', 'death', 'unassignable', 'assignable')) NOT VALID;
+
 -- The gpu job to claim, locked, or NULL; as in 0016, but for what does not fit the worker, and the policy.
 -- strict: the best priority first; inside it the warm model, then age (an overflow host: newest first).
 -- balanced: queue_workflows_gpu_choose(). p_models NULL: whatever model.

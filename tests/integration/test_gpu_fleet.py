@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, config, model_registry, node_queue
+from queue_workflows import (
+    claim_worker,
+    config,
+    model_registry,
+    node_pool,
+    node_queue,
+    worker_control,
+)
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, fleet, workers
 from tests.support import factories, wait
@@ -124,6 +132,119 @@ def test_a_worker_says_since_when_it_holds_its_model(conn: Any) -> None:
     assert factories.one(conn, "SELECT known_models FROM workers") == ["m", "n"]
     report(conn)
     assert factories.one(conn, "SELECT known_models IS NULL FROM workers")
+
+
+# --- what nobody can take ----------------------------------------------------------------------
+
+
+class Orchestrator:
+    """Sweeps with a clock of their own, after a minute with the database."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sweeps = node_pool.Sweeps(lambda: self.now)
+        self.after(60)
+
+    def after(self, seconds: float) -> None:
+        for _ in range(int(seconds // 5)):
+            self.now += 5
+            self.sweeps.reclaim()
+        self.sweeps.flag_unassignable()
+
+
+@pytest.fixture
+def orchestrator(conn: Any) -> Iterator[Orchestrator]:
+    del conn
+    made = Orchestrator()
+    yield made
+    made.sweeps.close()
+
+
+def flags(conn: Any) -> list[tuple[str, str]]:
+    return [(row["reason"], row["detail"]) for row in fleet.flagged(conn)]
+
+
+def unserved(conn: Any) -> dict[str, str]:
+    return {row["model"]: row["reason"] for row in fleet.unserved(conn) if row["reason"]}
+
+
+def test_why_nobody_takes_it(conn: Any) -> None:
+    gpu_job(conn, "m")
+    gpu_job(conn, None)
+    assert unserved(conn) == {"m": "no_worker", "": "no_worker"}
+    report(conn, "w1", "den", known_models=["n"])
+    assert unserved(conn) == {"m": "model"}
+    fleet.publish_sizes(conn, "attic", {"m": 24.0})
+    report(conn, "w2", "attic", known_models=["m"], vram_total_mb=12288)
+    (row,) = fleet.unserved(conn)
+    assert row["reason"] == "vram"
+    assert row["detail"] == "it needs 24 GB, and the largest card has 12 GB"
+    report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
+    assert unserved(conn) == {}
+    worker_control.disable_worker("box", "gpu")
+    report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
+    (row,) = fleet.unserved(conn)
+    assert (row["reason"], row["detail"]) == ("off", "every box that can take it is off: box")
+
+
+def test_a_worker_of_an_older_engine_serves_too(conn: Any) -> None:
+    gpu_job(conn, "m")
+    beat = {"host_label": "old", "queue": "gpu", "concurrency": 1}
+    node_queue.upsert_worker_heartbeat(**beat, known_models=["n"])
+    assert unserved(conn) == {"m": "model"}
+    node_queue.upsert_worker_heartbeat(**beat, known_models=["m"])
+    assert unserved(conn) == {}
+
+
+def test_it_is_said_once_per_reason_and_taken_back(
+    conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "queue_workflows.node_pool")
+    job = gpu_job(conn, "m")
+    orchestrator.after(10)
+    assert flags(conn) == [], "a worker that restarts is no reason"
+    for _ in range(3):
+        orchestrator.after(30)
+    assert flags(conn) == [("no_worker", "no gpu worker is alive")]
+    report(conn, known_models=["n"])
+    for _ in range(3):
+        orchestrator.after(30)
+    assert [reason for reason, _ in flags(conn)] == ["model"]
+    report(conn, known_models=["m"])
+    for _ in range(3):
+        orchestrator.after(30)
+    assert flags(conn) == []
+    kinds = "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id"
+    assert factories.column(conn, kinds, job["id"]) == ["unassignable"] * 2 + ["assignable"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+
+
+def test_two_orchestrators_say_it_once(
+    conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu_job(conn, "m")
+    other = Orchestrator()
+    for one in (orchestrator, other, orchestrator, other):
+        one.after(30)
+    other.sweeps.close()
+    assert len(caplog.records) == 1
+    assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 1
+
+
+def test_a_long_line_leaves_a_hundred_events(conn: Any, orchestrator: Orchestrator) -> None:
+    run_id = factories.run(conn)
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model)"
+        " SELECT %s, i::text, 'm', 'gpu', 'm' FROM generate_series(1, 300) i",
+        (run_id,),
+    )
+    orchestrator.after(0)
+    orchestrator.after(30)
+    assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 100
+    assert [row["jobs"] for row in fleet.flagged(conn)] == [300]
+    conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
+    orchestrator.after(0)
+    assert fleet.flagged(conn) == []
 
 
 # --- who gets what -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ PURPOSES = {
     "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
     "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
     "gpu_models": "A model on a host: its size, and how long loads and runs took there.",
+    "gpu_unassignable": "Models whose queued jobs no live worker can take, and why.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
 }
