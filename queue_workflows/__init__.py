@@ -41,7 +41,7 @@ _MODULES = frozenset(
         "gpu_model_cache", "history", "ingest_executor", "input_listener", "migrations",
         "model_cache", "model_registry", "node_executor", "node_pool", "node_queue",
         "orchestrator", "refs", "run_store", "scheduler", "testing", "types",
-        "worker_control",
+        "waiting", "worker_control",
     }
 )  # fmt: skip
 

@@ -18,9 +18,10 @@ FUNCTIONS = (
     "queue_workflows_gpu_line",
     "queue_workflows_gpu_weigh",
     "queue_workflows_gpu_queued",
+    "queue_workflows_gpu_next",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[3:6]
+READING = FUNCTIONS[3:7]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 WAITING = {
     "workflow_node_jobs_claim_idx", "workflow_node_jobs_model_idx", "ingest_jobs_claim_idx",

@@ -28,6 +28,7 @@ from queue_workflows.cli import (
     status,
     supervise,
     up,
+    why,
     workers,
 )
 from queue_workflows.runtime import process
@@ -47,6 +48,7 @@ app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
+app.command("why")(why.why)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
 app.command("inputs")(answer.waiting)

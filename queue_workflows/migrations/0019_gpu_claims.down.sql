@@ -14,6 +14,8 @@ ALTER DOMAIN queue_workflows_node_event ADD CONSTRAINT queue_workflows_node_even
 DROP TABLE IF EXISTS gpu_unassignable;
 DROP FUNCTION IF EXISTS queue_workflows_gpu_unserved();
 DROP FUNCTION IF EXISTS queue_workflows_gpu_take(text, text, smallint, bigint);
+DROP FUNCTION IF EXISTS queue_workflows_gpu_next(
+    text, text, text, text[], boolean, text, double precision, double precision);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_choose(
     text, text, text, text[], boolean, double precision, double precision);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_is_held(text, text, text, double precision);

@@ -395,9 +395,72 @@ ALTER DOMAIN queue_workflows_node_event ADD CONSTRAINT queue_workflows_node_even
     'completed', 'failed', 'cancelled', 'error',
     'parked', 'reclaimed', 'retried', 'skipped', 'death', 'unassignable', 'assignable')) NOT VALID;
 
--- The gpu job to claim, locked, or NULL; as in 0016, but for what does not fit the worker, and the policy.
+-- What a worker would claim next, of the models that it can take and '' (jobs without one); no row is locked.
+-- how: the 'first' of the line of `model` (that of seq), the 'newest' of priority `band` in it, or the 'oldest'.
+-- `why`: as queue_workflows_gpu_choose() says, or first (strict). model NULL: nothing now.
 -- strict: the best priority first; inside it the warm model, then age (an overflow host: newest first).
--- balanced: queue_workflows_gpu_choose(). p_models NULL: whatever model.
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_next(
+    p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
+    p_policy text, p_grace_s double precision, p_bound_s double precision,
+    OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    v_choice text;
+    v_band   smallint;
+    v_place  bigint;
+BEGIN
+    how := CASE WHEN p_newest THEN 'newest' ELSE 'first' END;
+    IF p_policy = 'balanced' THEN
+        SELECT c.model, c.seq, c.why INTO model, seq, why
+          FROM queue_workflows_gpu_choose(
+                   p_worker, p_host, p_model, p_models, p_newest, p_grace_s, p_bound_s) c;
+        IF why = 'overdue' THEN
+            how := 'oldest';
+        ELSIF p_newest THEN
+            SELECT l.priority INTO band FROM queue_workflows_gpu_line(model) l;
+        END IF;
+        RETURN;
+    END IF;
+    -- Heads of each line, best first.
+    SELECT head.model, head.priority, head.place INTO v_choice, v_band, v_place
+      FROM (SELECT m.model, j.priority,
+                   CASE WHEN NOT p_newest THEN j.seq
+                        WHEN m.model <> '' THEN -(
+                            SELECT k.seq FROM workflow_node_jobs k
+                             WHERE (k.required_model, k.priority) >= (m.model, j.priority)
+                               AND (k.required_model, k.priority) <= (m.model, j.priority)
+                               AND k.queue = 'gpu' AND k.status = 'queued'
+                               AND k.blocked_reason IS NULL
+                             ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
+                        ELSE -(
+                            SELECT k.seq FROM workflow_node_jobs k
+                             WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
+                               AND k.queue = 'gpu' AND k.status = 'queued'
+                               AND k.blocked_reason IS NULL
+                             ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
+              FROM unnest(p_models) AS m(model)
+             CROSS JOIN LATERAL (
+                   (SELECT k.priority, k.seq FROM workflow_node_jobs k
+                     WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
+                       AND k.queue = 'gpu' AND k.status = 'queued' AND k.blocked_reason IS NULL
+                     ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
+                   UNION ALL
+                   (SELECT k.priority, k.seq FROM workflow_node_jobs k
+                     WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
+                       AND k.status = 'queued' AND k.blocked_reason IS NULL
+                     ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
+     ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.place LIMIT 1;
+    model := v_choice;
+    band := v_band;
+    seq := abs(v_place);
+    why := CASE WHEN v_choice = p_model THEN 'warm' ELSE 'first' END;
+END $$;
+
+-- The gpu job to claim, locked, or NULL: as in 0016, but for what does not fit the worker, and the policy.
+-- p_models NULL: whatever model; the strict policy then needs no look at each line.
 DROP FUNCTION IF EXISTS queue_workflows_pick_gpu(text, text[], boolean);
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
@@ -412,8 +475,7 @@ DECLARE
     v_band   smallint;
     v_choice text;
     v_seq    bigint;
-    v_why    text;
-    v_found  boolean;
+    v_how    text;
     v_id     text;
 BEGIN
     IF p_policy <> 'balanced' AND p_models IS NULL AND v_vram IS NULL THEN
@@ -451,71 +513,21 @@ BEGIN
     END IF;
 
     v_models := array_append(queue_workflows_gpu_can(p_host, p_models, v_vram), '');
-    WHILE p_policy = 'balanced' AND cardinality(v_models) > 0 LOOP
-        SELECT c.model, c.seq, c.why INTO v_choice, v_seq, v_why
-          FROM queue_workflows_gpu_choose(
-                   p_worker, p_host, p_model, v_models, p_newest, p_grace_s, p_bound_s) c;
+    WHILE cardinality(v_models) > 0 LOOP
+        SELECT n.model, n.how, n.band, n.seq INTO v_choice, v_how, v_band, v_seq
+          FROM queue_workflows_gpu_next(
+                   p_worker, p_host, p_model, v_models, p_newest, p_policy, p_grace_s, p_bound_s) n;
         IF v_choice IS NULL THEN
             RETURN NULL;
         END IF;
-        IF v_why = 'overdue' THEN
-            v_id := queue_workflows_gpu_take(v_choice, 'oldest', NULL, v_seq);
-        ELSIF p_newest THEN
-            v_id := queue_workflows_gpu_take(v_choice, 'newest', (
-                SELECT l.priority FROM queue_workflows_gpu_line(v_choice) l), NULL);
-        END IF;
-        IF v_id IS NULL AND v_why <> 'overdue' THEN
+        v_id := queue_workflows_gpu_take(v_choice, v_how, v_band, v_seq);
+        IF v_id IS NULL AND v_how = 'newest' THEN
             v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL);
         END IF;
         IF v_id IS NOT NULL THEN
             RETURN v_id;
         END IF;
-        v_models := array_remove(v_models, v_choice);
-    END LOOP;
-
-    -- Heads of each line this worker can serve ('' stands for jobs without a model), best first.
-    WHILE cardinality(v_models) > 0 LOOP
-        v_found := false;
-        SELECT true, head.model, head.priority INTO v_found, v_choice, v_band
-          FROM (SELECT m.model, j.priority,
-                       CASE WHEN NOT p_newest THEN j.seq
-                            WHEN m.model <> '' THEN -(
-                                SELECT k.seq FROM workflow_node_jobs k
-                                 WHERE (k.required_model, k.priority) >= (m.model, j.priority)
-                                   AND (k.required_model, k.priority) <= (m.model, j.priority)
-                                   AND k.queue = 'gpu' AND k.status = 'queued'
-                                   AND k.blocked_reason IS NULL
-                                 ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
-                            ELSE -(
-                                SELECT k.seq FROM workflow_node_jobs k
-                                 WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
-                                   AND k.queue = 'gpu' AND k.status = 'queued'
-                                   AND k.blocked_reason IS NULL
-                                 ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
-                  FROM unnest(v_models) AS m(model)
-                 CROSS JOIN LATERAL (
-                       (SELECT k.priority, k.seq FROM workflow_node_jobs k
-                         WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
-                           AND k.queue = 'gpu' AND k.status = 'queued' AND k.blocked_reason IS NULL
-                         ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
-                       UNION ALL
-                       (SELECT k.priority, k.seq FROM workflow_node_jobs k
-                         WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
-                           AND k.status = 'queued' AND k.blocked_reason IS NULL
-                         ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
-         ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.place LIMIT 1;
-        IF v_found IS NOT TRUE THEN
-            RETURN NULL;
-        END IF;
-        IF p_newest THEN
-            v_id := queue_workflows_gpu_take(v_choice, 'newest', v_band, NULL);
-        END IF;
-        IF v_id IS NULL THEN
-            v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL);
-        END IF;
-        IF v_id IS NOT NULL THEN
-            RETURN v_id;
-        END IF;
+        -- Others have locked all of it.
         v_models := array_remove(v_models, v_choice);
     END LOOP;
     RETURN NULL;

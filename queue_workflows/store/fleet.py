@@ -33,16 +33,12 @@ def learn_load(conn: db.Connection, host: str | None, model: str | None, seconds
     )
 
 
-def claim_detail(who: claims.Claimant) -> dict[str, Any] | None:
-    """How a gpu worker claims, for its row of `workers`; None on other queues."""
-    if who.queue != "gpu":
-        return None
-    return {
-        "policy": who.policy,
-        "newest": who.newest,
-        "grace_s": who.grace_s,
-        "bound_s": who.bound_s,
-    }
+def claim_detail(who: claims.Claimant) -> dict[str, Any]:
+    """How a worker chooses, for its row of `workers`."""
+    chosen: dict[str, Any] = {"newest": who.newest}
+    if who.queue == "gpu":
+        chosen |= {"policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}
+    return chosen
 
 
 def unserved(conn: db.Connection) -> list[Row]:
