@@ -41,7 +41,7 @@ _MODULES = frozenset(
         "embedded", "errors", "gpu_model_cache", "history", "hw_metrics", "ingest_executor",
         "input_listener", "migrations", "model_cache", "model_control", "model_registry",
         "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "run_store",
-        "scheduler", "testing", "types", "worker_control",
+        "scheduler", "testing", "types", "waiting", "worker_control",
     }
 )  # fmt: skip
 

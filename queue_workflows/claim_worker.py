@@ -101,7 +101,13 @@ class ClaimWorker:
     def _claimant(self) -> claims.Claimant:
         if self._cache is None:
             return self._base
-        return self._base._replace(model=self._cache.current_model, models=self._known_models())
+        return self._base._replace(
+            model=self._cache.current_model,
+            models=self._known_models(),
+            policy=config.gpu_claim_policy(),
+            grace_s=config.GPU_URGENT_GRACE_S.read(),
+            bound_s=config.GPU_MAX_WAIT_S.read(),
+        )
 
     def run_once(self) -> bool:
         """Claim one job and see it through; False when there was none."""

@@ -30,6 +30,7 @@ from queue_workflows.cli import (
     status,
     supervise,
     up,
+    why,
     workers,
 )
 from queue_workflows.runtime import process
@@ -51,6 +52,7 @@ app.command("show")(show.show)
 app.command("workers")(workers.workers)
 app.command("models")(models.models)
 app.command("samples")(samples.samples)
+app.command("why")(why.why)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
 app.command("inputs")(answer.waiting)

@@ -14,8 +14,8 @@ from queue_workflows.types import Row
 TABLES = (
     "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
     "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
-    "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "model_controls",
-    "hw_samples",
+    "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "gpu_models",
+    "gpu_unassignable", "model_controls", "hw_samples",
 )  # fmt: skip
 """The tables that the engine writes."""
 RENEWED = {

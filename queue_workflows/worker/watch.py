@@ -9,12 +9,13 @@ import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import config, db, hw_metrics, worker_control
+from queue_workflows import config, db, hw_metrics, model_registry, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import clock, service
+from queue_workflows.runtime import clock, command, service
 from queue_workflows.store import (
     claims,
     events,
+    fleet,
     payload,
     samples,
     tables,
@@ -23,7 +24,7 @@ from queue_workflows.store import (
 )
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import board, capture, current, fuses, guards, leaving, requests
+from queue_workflows.worker import board, capture, card, current, fuses, guards, leaving, requests
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
@@ -33,6 +34,7 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
+CARD_S = 3600.0
 
 
 class Watch:
@@ -69,6 +71,9 @@ class Watch:
         self._board = board.attach()
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
+        self._vram_mb: int | None = None
+        self._sizes: dict[str, float] = {}
+        """The models' sizes in GB, as the database has heard them."""
         self._lock = threading.Lock()
         self._work: current.Work | None = None
         self._held: Sequence[tables.Lease] = ()
@@ -121,8 +126,12 @@ class Watch:
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
                 if self._sampler is not None:
                     # Apart: a probe may take seconds, in which leases have to be renewed.
-                    task = service.Task("sample", SAMPLE_CHECK_S, self._sample)
-                    stack.enter_context(service.Loop("worker-samples", [task]))
+                    tool = command.Tool("nvidia-smi")
+                    samples = [
+                        service.Task("sample", SAMPLE_CHECK_S, self._sample),
+                        service.Task("card", CARD_S, lambda: self._measure(tool)),
+                    ]
+                    stack.enter_context(service.Loop("worker-samples", samples))
                 yield
         finally:
             self._loop = None
@@ -272,6 +281,7 @@ class Watch:
                     "lease_s": who.lease_s,
                     "lock": self.locked,
                     "gpu": self._seen._asdict() if self._seen else None,
+                    "claim": fleet.claim_detail(who),
                     **(self._requests.report() if self._requests else {}),
                 },
                 "detail",
@@ -280,9 +290,21 @@ class Watch:
             "concurrency": 1,
             "current_model": self._cache.current_model if self._cache else None,
             "known_models": known or [],
+            "vram_total_mb": self._vram_mb,
         }
         with self._kept.using() as conn:
             workers.report(conn, values)
+            sizes = {name: model_registry.get(name).est_vram_gb for name in known or ()}
+            if sizes != self._sizes:
+                fleet.publish_sizes(conn, who.host, sizes)
+                self._sizes = sizes
+
+    def _measure(self, tool: command.Tool) -> None:
+        """See how large the card is, which decides what is claimed."""
+        found = card.vram_total_mb(tool)
+        if found != self._vram_mb:
+            self._vram_mb = found
+            self.wake("beat")
 
     def _obey(self) -> None:
         """Read the ON/OFF row while a job runs or a model is warm.
