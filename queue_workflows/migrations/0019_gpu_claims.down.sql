@@ -18,12 +18,13 @@ DROP FUNCTION IF EXISTS queue_workflows_gpu_next(
     text, text, text, text[], boolean, text, double precision, double precision);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_choose(
     text, text, text, text[], boolean, double precision, double precision);
-DROP FUNCTION IF EXISTS queue_workflows_gpu_is_held(text, text, text, double precision);
-DROP FUNCTION IF EXISTS queue_workflows_gpu_weigh(text, text, text);
+DROP FUNCTION IF EXISTS queue_workflows_gpu_is_held(queue_workflows_gpu_holder[], text, text, double precision);
+DROP FUNCTION IF EXISTS queue_workflows_gpu_weigh(queue_workflows_gpu_holder[], text, text);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_line(text);
 DROP TYPE IF EXISTS queue_workflows_gpu_line;
-DROP FUNCTION IF EXISTS queue_workflows_gpu_reach(text, text, integer);
+DROP FUNCTION IF EXISTS queue_workflows_gpu_reach(queue_workflows_gpu_holder[], text, integer);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_fleet(text);
+DROP TYPE IF EXISTS queue_workflows_gpu_holder;
 DROP FUNCTION IF EXISTS queue_workflows_gpu_can(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_queued();
 DROP FUNCTION IF EXISTS queue_workflows_gpu_misfit(text, text[], integer, text);

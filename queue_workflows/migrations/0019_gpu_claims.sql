@@ -109,11 +109,14 @@ RETURNS text[] LANGUAGE sql STABLE AS $$
      WHERE queue_workflows_gpu_misfit(p_host, p_models, p_vram_mb, m.model) IS NULL
 $$;
 
--- The other live gpu workers: the model each holds or loads, and in how many seconds it will be free.
-CREATE OR REPLACE FUNCTION queue_workflows_gpu_fleet(p_worker text)
-RETURNS TABLE (worker_id text, host_label text, model text, free_s double precision, run_s double precision)
+-- A worker, the model that it holds or loads, in how many seconds it will be free, and what a run takes there.
+CREATE TYPE queue_workflows_gpu_holder AS (
+    host_label text, model text, free_s double precision, run_s double precision);
+
+-- The other live gpu workers.
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_fleet(p_worker text) RETURNS SETOF queue_workflows_gpu_holder
 LANGUAGE sql STABLE AS $$
-    SELECT w.worker_id, w.host_label, coalesce(j.required_model, w.current_model),
+    SELECT w.host_label, coalesce(j.required_model, w.current_model),
            CASE WHEN j.started_at IS NULL THEN 0
                 WHEN w.current_model IS DISTINCT FROM j.required_model AND j.required_model IS NOT NULL
                 THEN greatest(0, t.load_s + t.run_s - extract(epoch FROM now() - j.started_at)::float8)
@@ -130,10 +133,11 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- In how many seconds the workers that hold a model will have taken so many jobs of it; NULL: none holds it.
-CREATE OR REPLACE FUNCTION queue_workflows_gpu_reach(p_worker text, p_model text, p_jobs integer)
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_reach(
+    p_fleet queue_workflows_gpu_holder[], p_model text, p_jobs integer)
 RETURNS double precision LANGUAGE sql STABLE AS $$
     SELECT avg(f.free_s) + (p_jobs - 1) / sum(1 / greatest(f.run_s, 0.001))
-      FROM queue_workflows_gpu_fleet(p_worker) f WHERE f.model = p_model
+      FROM unnest(p_fleet) f WHERE f.model = p_model
 $$;
 
 -- A line of waiting jobs: the first of its best priority, and the one that has waited longest.
@@ -186,7 +190,7 @@ END $$;
 -- A model's line as a cold worker weighs it: how many wait (16: that many or more) and for how many seconds
 -- together, what a load and a run take here, and whether the line is left to those that hold the model.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_weigh(
-    p_worker text, p_host text, p_model text,
+    p_fleet queue_workflows_gpu_holder[], p_host text, p_model text,
     OUT jobs integer, OUT waited_s double precision, OUT load_s double precision,
     OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean)
 LANGUAGE plpgsql STABLE
@@ -206,15 +210,15 @@ BEGIN
     jobs := v_jobs;
     waited_s := v_waited;
     SELECT t.load_s, t.run_s INTO load_s, run_s FROM queue_workflows_gpu_times(p_host, p_model) t;
-    reach_s := queue_workflows_gpu_reach(p_worker, p_model, jobs);
+    reach_s := queue_workflows_gpu_reach(p_fleet, p_model, jobs);
     is_left := jobs < 16 AND coalesce(reach_s <= 3 * load_s, false);
 END $$;
 
 -- Whether those that hold a model are free for its next job within so many times a load here.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_is_held(
-    p_worker text, p_host text, p_model text, p_loads double precision) RETURNS boolean
+    p_fleet queue_workflows_gpu_holder[], p_host text, p_model text, p_loads double precision) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(queue_workflows_gpu_reach(p_worker, p_model, 1) <= p_loads * t.load_s, false)
+    SELECT coalesce(queue_workflows_gpu_reach(p_fleet, p_model, 1) <= p_loads * t.load_s, false)
       FROM queue_workflows_gpu_times(p_host, p_model) t
 $$;
 
@@ -231,6 +235,7 @@ DECLARE
     v_lines  queue_workflows_gpu_line[];
     v_chosen queue_workflows_gpu_line;
     v_other  queue_workflows_gpu_line;
+    v_fleet  queue_workflows_gpu_holder[];
     v_worst  smallint;
 BEGIN
     v_lines := ARRAY(SELECT l FROM unnest(p_models) AS m (model)
@@ -246,10 +251,17 @@ BEGIN
     ELSE
         SELECT max(l.priority) INTO v_worst FROM unnest(v_lines) l;
     END IF;
-    IF p_grace_s >= 0 THEN
+    -- Who else holds what is looked up for those that need to know.
+    IF why IS NULL OR EXISTS (
+        SELECT FROM unnest(v_lines) l
+         WHERE (p_grace_s >= 0 AND l.priority < v_worst AND l.waited_s > p_grace_s)
+            OR l.oldest_s > v_chosen.waited_s + p_bound_s) THEN
+        v_fleet := ARRAY(SELECT f FROM queue_workflows_gpu_fleet(p_worker) f);
+    END IF;
+    IF p_grace_s >= 0 AND v_fleet IS NOT NULL THEN
         SELECT * INTO v_other FROM unnest(v_lines) l
          WHERE l.priority < v_worst AND l.waited_s > p_grace_s
-           AND NOT queue_workflows_gpu_is_held(p_worker, p_host, l.model, 1)
+           AND NOT queue_workflows_gpu_is_held(v_fleet, p_host, l.model, 1)
          ORDER BY l.priority, l.seq LIMIT 1;
         IF FOUND THEN
             v_chosen := v_other;
@@ -258,20 +270,20 @@ BEGIN
     END IF;
     IF why IS NULL THEN
         SELECT l.* INTO v_chosen FROM unnest(v_lines) l
-         CROSS JOIN LATERAL queue_workflows_gpu_weigh(p_worker, p_host, l.model) w
+         CROSS JOIN LATERAL queue_workflows_gpu_weigh(v_fleet, p_host, l.model) w
          WHERE NOT w.is_left
          ORDER BY CASE WHEN NOT p_newest THEN w.waited_s / (w.load_s + w.jobs * w.run_s + 0.001) END DESC,
                   CASE WHEN p_newest THEN l.priority END, CASE WHEN p_newest THEN -l.seq ELSE l.seq END
          LIMIT 1;
         why := CASE WHEN FOUND THEN 'worth' ELSE 'left' END;
     END IF;
-    -- Nobody is passed over for ever by those that have waited less.
+    -- Nobody is passed over for ever by those that have waited less. Where somebody may be, the fleet is known.
     SELECT * INTO v_other FROM unnest(v_lines) l
      WHERE l.oldest_s > coalesce(v_chosen.waited_s, 0) + p_bound_s
      ORDER BY l.oldest_seq LIMIT 1;
     IF FOUND AND (v_other.model IN ('', p_warm)
                   OR v_other.oldest_s > coalesce(v_chosen.waited_s, 0) + 2 * p_bound_s
-                  OR NOT queue_workflows_gpu_is_held(p_worker, p_host, v_other.model, 3)) THEN
+                  OR NOT queue_workflows_gpu_is_held(v_fleet, p_host, v_other.model, 3)) THEN
         model := v_other.model;
         seq := v_other.oldest_seq;
         why := 'overdue';

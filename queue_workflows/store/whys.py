@@ -118,7 +118,8 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
     row = conn.execute(
         "SELECT g.*, (SELECT array_agg(DISTINCT f.host_label) FROM"
         " queue_workflows_gpu_fleet(%(worker_id)s) f WHERE f.model = %(model)s) AS holders"
-        " FROM queue_workflows_gpu_weigh(%(worker_id)s, %(host_label)s, %(model)s) g",
+        " FROM queue_workflows_gpu_weigh(ARRAY(SELECT f FROM queue_workflows_gpu_fleet("
+        "%(worker_id)s) f), %(host_label)s, %(model)s) g",
         worker | {"model": model},
     ).fetchone()
     assert row is not None

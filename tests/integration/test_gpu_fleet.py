@@ -309,3 +309,13 @@ def test_a_worker_tells_its_card_its_models_and_their_sizes(
                 worker.stop()
     finally:
         model_registry.clear_for_tests()
+
+
+def test_a_worker_of_the_version_before_claims_on(conn: Any) -> None:
+    """Its call has three arguments less, and means the strict policy."""
+    gpu_job(conn, "m")
+    row = conn.execute(
+        "SELECT queue_workflows_node_step('w', 'box', 'gpu', 600, true, true, true, false, NULL,"
+        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL) AS job"
+    ).fetchone()
+    assert row["job"]["required_model"] == "m"
