@@ -355,6 +355,7 @@ def prune_events() -> None:
 
 
 def prune_workers() -> None:
-    """Delete worker rows not seen for a day."""
+    """Delete worker rows not seen for a day, and what was learned on hosts gone for a month."""
     with db.transaction() as conn:
         workers.prune(conn)
+        fleet.prune(conn)
