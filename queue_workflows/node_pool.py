@@ -355,7 +355,8 @@ def prune_events() -> None:
 
 
 def prune_workers() -> None:
-    """Delete worker rows not seen for a day, and hardware samples as old."""
+    """Delete worker rows not seen for a day, old hardware samples, and what long gone hosts taught."""
     with db.transaction() as conn:
         workers.prune(conn)
         samples.prune(conn)
+        fleet.prune(conn)

@@ -33,6 +33,14 @@ def learn_load(conn: db.Connection, host: str | None, model: str | None, seconds
     )
 
 
+def prune(conn: db.Connection) -> int:
+    """Delete what was learned on hosts that have no worker and taught nothing for 30 days."""
+    return conn.execute(
+        "DELETE FROM gpu_models g WHERE g.updated_at < now() - interval '30 days'"
+        " AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = g.host_label)"
+    ).rowcount
+
+
 def claim_detail(who: claims.Claimant) -> dict[str, Any]:
     """How a worker chooses, for its row of `workers`."""
     chosen: dict[str, Any] = {"newest": who.newest}

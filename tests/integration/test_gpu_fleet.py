@@ -88,6 +88,18 @@ def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
     assert learned(conn, "m")[:2] == (15.0, 2)
 
 
+def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
+    report(conn, host="box")
+    for host in ("box", "gone", "lately"):
+        fleet.learn_load(conn, host, "m", 10.0)
+    conn.execute(
+        "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
+    )
+    node_pool.prune_workers()
+    left = factories.column(conn, "SELECT host_label FROM gpu_models ORDER BY 1")
+    assert left == ["box", "lately"]
+
+
 # --- whom a job fits ---------------------------------------------------------------------------
 
 
