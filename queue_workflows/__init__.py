@@ -37,11 +37,11 @@ _OPERATIONS = frozenset({"submit_input", "cancel_run", "cancel_job", "retry_run"
 _DECLARING = frozenset({"OFFERED", "ask", "node", "pipeline", "workflow"})
 _MODULES = frozenset(
     {
-        "check", "claim_worker", "config", "db", "declare", "dispatcher", "embedded", "errors",
-        "gpu_model_cache", "history", "ingest_executor", "input_listener", "migrations",
-        "model_cache", "model_registry", "node_executor", "node_pool", "node_queue",
-        "orchestrator", "refs", "retention", "run_store", "scheduler", "testing", "types",
-        "worker_control",
+        "cgroup_attribution", "check", "claim_worker", "config", "db", "declare", "dispatcher",
+        "embedded", "errors", "gpu_model_cache", "history", "hw_metrics", "ingest_executor",
+        "input_listener", "migrations", "model_cache", "model_control", "model_registry",
+        "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "retention",
+        "run_store", "scheduler", "testing", "types", "waiting", "worker_control",
     }
 )  # fmt: skip
 

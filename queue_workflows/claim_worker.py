@@ -7,9 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-from queue_workflows import config, db, errors, gpu_model_cache, model_registry
+from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.store import claims
@@ -71,8 +71,10 @@ class ClaimWorker:
         self._cache = model_cache
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
+        self._metrics = self._sampler(label) if queue == "gpu" else None
         self._watch = watch.Watch(
             self._claimant,
+            metrics=self._metrics,
             model_cache=self._cache,
             known_models=self._known_models,
             on_exit=on_exit,
@@ -82,6 +84,11 @@ class ClaimWorker:
         self._loop = loop.WorkLoop(
             queue, self._claimant, self._watch, model_cache=self._cache, batch_size=batch
         )
+
+    def _sampler(self, host: str) -> hw_metrics.Sampler | None:
+        if config.DISABLE_HW_METRICS.read():
+            return None
+        return hw_metrics.Sampler(host, ready=lambda: self._watch.wake("metrics"))
 
     @property
     def worker_id(self) -> str:
@@ -94,7 +101,13 @@ class ClaimWorker:
     def _claimant(self) -> claims.Claimant:
         if self._cache is None:
             return self._base
-        return self._base._replace(model=self._cache.current_model, models=self._known_models())
+        return self._base._replace(
+            model=self._cache.current_model,
+            models=self._known_models(),
+            policy=config.gpu_claim_policy(),
+            grace_s=config.GPU_URGENT_GRACE_S.read(),
+            bound_s=config.GPU_MAX_WAIT_S.read(),
+        )
 
     def run_once(self) -> bool:
         """Claim one job and see it through; False when there was none."""
@@ -103,7 +116,7 @@ class ClaimWorker:
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop`; survives the loss of its database."""
-        with self._working():
+        with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
 
     @contextmanager

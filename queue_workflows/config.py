@@ -30,6 +30,7 @@ T = TypeVar("T", int, float, str, bool)
 R = TypeVar("R")
 
 DAG_QUEUES = frozenset({"cpu", "gpu"})
+GPU_POLICIES = ("strict", "balanced")
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -160,6 +161,27 @@ GPU_HEALTH_RAM_DELTA_MB = Knob(
 )
 GPU_MODEL_IDLE_TTL_S = Knob(
     "GPU_MODEL_IDLE_TTL_S", 60.0, "s", "idle time after which a model is dropped; <= 0: never"
+)
+GPU_CLAIM_POLICY = Knob(
+    "GPU_CLAIM_POLICY",
+    "strict",
+    "name",
+    "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu.md)",
+)
+GPU_URGENT_GRACE_S = Knob(
+    "GPU_URGENT_GRACE_S",
+    300.0,
+    "s",
+    "balanced: wait after which a job of a better priority goes before warm models; < 0: never",
+)
+GPU_MAX_WAIT_S = Knob(
+    "GPU_MAX_WAIT_S",
+    2400.0,
+    "s",
+    "balanced: how much longer than the job chosen another may have waited before it goes first",
+)
+GPU_VRAM_GB = Knob(
+    "GPU_VRAM_GB", 0.0, "GB", "memory of this worker's card; 0: what nvidia-smi says"
 )
 WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s", "safety poll of the ON/OFF row")
 RUN_RETENTION_DAYS = Knob(
@@ -538,6 +560,16 @@ def host_priority() -> int:
             _warn_once(variable, raw, "not an int; using 0")
             return 0
     return 0
+
+
+def gpu_claim_policy() -> str:
+    """GPU_CLAIM_POLICY; a name that is no policy: the default, and one warning."""
+    name = GPU_CLAIM_POLICY.read()
+    if name in GPU_POLICIES:
+        return name
+    reason = f"neither of {', '.join(GPU_POLICIES)}; using {GPU_CLAIM_POLICY.default}"
+    _warn_once("GPU_CLAIM_POLICY", name, reason)
+    return GPU_CLAIM_POLICY.default
 
 
 def queues() -> frozenset[str]:

@@ -43,6 +43,10 @@ class UnknownPolicy(QueueWorkflowsError, ValueError):
     """A worker-control state or stop policy that is not registered."""
 
 
+class UnknownWorker(QueueWorkflowsError, LookupError):
+    """No live worker of this host or id; the text lists those that there are."""
+
+
 class UnknownModel(QueueWorkflowsError, KeyError):
     """A model id that is not in the registry; the text lists those that are."""
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.store import history, tables
+from queue_workflows.store import history, samples, tables
 from queue_workflows.store import logs as logs_of
 from queue_workflows.types import JsonDict, Row
 
@@ -20,6 +20,9 @@ _ENDS = frozenset(
     {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
 )
 """Events with which an attempt ends; each has its claim's number."""
+_DIED = _TRIPS | {"death", "reclaimed"}
+BOXES = 20
+"""Attempts that died which are shown with what their box did."""
 _OVER = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -47,10 +50,11 @@ def get_run(
         wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
         ids = [job["id"] for job in jobs] if wanted_logs else []
         stored = history.logs(own, tables.NODE_JOBS, ids)
-    graph = _graph(row.pop("definition"))
-    read_at = row.pop("read_at")
-    told = _by(events, "node_id"), _by(stored, "job_id")
-    found = {job["node_id"]: _node(job, graph.get(job["node_id"]), row, told) for job in jobs}
+        graph = _graph(row.pop("definition"))
+        read_at = row.pop("read_at")
+        told = _by(events, "node_id"), _by(stored, "job_id")
+        made = [_node(job, graph.get(job["node_id"]), row, told) for job in jobs]
+        found = {node["node_id"]: node for node in _with_boxes(own, made)}
     wanted = [*graph, *(name for name in found if name not in graph)]
     waiting = max(0, len(graph) - sum(counts.values()))
     return {
@@ -73,7 +77,8 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
 
     `attempts`: one dict a claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
-    it), `error`, `traceback`, `events`, and `log` (`text`, `cut_bytes`; None: nothing stored).
+    it), `error`, `traceback`, `events`, `log` (`text`, `cut_bytes`; None: nothing stored) and
+    `box`: of one that died what its host's last sample before its end showed, or None.
     """
     with db.transaction(conn) as own:
         job = history.node(own, job_id)
@@ -84,8 +89,8 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
         names = [job["node_id"]]
         events = _by(history.node_events(own, job["run_id"], names), "node_id")
         logs = _by(history.logs(own, tables.NODE_JOBS, [job_id]), "job_id")
-    entry = _graph(run["definition"]).get(job["node_id"])
-    return _node(job, entry, run, (events, logs))
+        entry = _graph(run["definition"]).get(job["node_id"])
+        return _with_boxes(own, [_node(job, entry, run, (events, logs))])[0]
 
 
 def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) -> None:
@@ -116,7 +121,27 @@ def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
         return None
     events = history.ingest_events(conn, job_id)
     logs = history.logs(conn, tables.INGEST_JOBS, [job_id])
-    return _told({"kind": "ingest job"} | job, events, logs, None)
+    return _with_boxes(conn, [_told({"kind": "ingest job"} | job, events, logs, None)])[0]
+
+
+def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
+    """The same jobs; to attempts that died is added what their box did last."""
+    died = [
+        attempt
+        for job in jobs
+        for attempt in job["attempts"]
+        if attempt["ended_at"]
+        and attempt["host_label"]
+        and _DIED.intersection(event["event_type"] for event in attempt["events"])
+    ]
+    for attempt in died[-BOXES:]:
+        found = samples.last(
+            conn, attempt["host_label"], attempt["claimed_at"], attempt["ended_at"]
+        )
+        if found is not None:
+            times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
+            attempt["box"] = times | found["sample"]
+    return jobs
 
 
 def _graph(definition: Row | None) -> dict[str, Row]:
@@ -236,6 +261,7 @@ def _attempt(number: int, event: Row, queued_at: datetime | None) -> JsonDict:
         "traceback": None,
         "events": [_event(event)],
         "log": None,
+        "box": None,
     }
 
 

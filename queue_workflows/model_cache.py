@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from queue_workflows import config, errors, model_registry, types
 
@@ -21,6 +21,18 @@ _log = logging.getLogger("queue_workflows.model_cache")
 def gpu_should_unload(handle_present: bool, active: bool, idle_s: float, ttl_s: float) -> bool:
     """Whether an idle model should be dropped now; a `ttl_s` <= 0 means never."""
     return handle_present and not active and ttl_s > 0 and idle_s >= ttl_s
+
+
+class Held(NamedTuple):
+    """A resident model: what it says it needs, how long its load took, and since when it is here.
+
+    `est_vram_gb` 0: unknown. Both times in seconds.
+    """
+
+    id: str
+    est_vram_gb: float
+    load_s: float
+    held_s: float
 
 
 class ModelCache:
@@ -50,6 +62,8 @@ class ModelCache:
         self._busy = 0
         self._used_at = now_fn()
         self._last_load_seconds = 0.0
+        self._loaded = (0.0, 0.0)
+        """How long the resident model's load took, and when it ended."""
 
     @property
     def current_model(self) -> str | None:
@@ -67,6 +81,19 @@ class ModelCache:
     def last_load_seconds(self) -> float:
         """Seconds that the last `require_model` spent loading; 0.0 after a warm hit."""
         return self._last_load_seconds
+
+    @property
+    def held(self) -> Held | None:
+        """The loaded model; None when empty and during a swap."""
+        resident, (load_s, at) = self._resident, self._loaded
+        if resident is None:
+            return None
+        return Held(resident[0].id, resident[0].est_vram_gb, load_s, self._now() - at)
+
+    @property
+    def loading_model(self) -> str | None:
+        """The id of the model that is being loaded, or waits for another's unload; or None."""
+        return self._loading
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
         """Announce changes through this from now on; None announces nothing."""
@@ -88,10 +115,7 @@ class ModelCache:
                 )
             self._last_load_seconds = 0.0
             if self.current_model != model_id:
-                spec = self._find(model_id)
-                if not self._drop():
-                    self._publish(None)
-                self._load(spec)
+                self._swap(self._find(model_id))
             self._used_at = self._now()
             return self.current_handle
 
@@ -154,9 +178,19 @@ class ModelCache:
                 ) from error
         return model_registry.get(model_id)
 
+    def _swap(self, spec: model_registry.ModelSpec) -> None:
+        self._loading = spec.id
+        try:
+            if not self._drop():
+                self._publish(None)
+            self._load(spec)
+        except BaseException:
+            self._loading = None
+            self._publish(None)
+            raise
+
     def _load(self, spec: model_registry.ModelSpec) -> None:
         started = self._now()
-        self._loading = spec.id
         loaded = False
         try:
             handle = spec.loader()
@@ -171,6 +205,7 @@ class ModelCache:
             self._last_load_seconds = self._now() - started
             if not loaded:
                 _release_memory()
+        self._loaded = (self._last_load_seconds, self._now())
         self._resident = (spec, handle)
         _log.info("model %s loaded in %.1f s", spec.id, self._last_load_seconds)
         self._publish(spec.id)

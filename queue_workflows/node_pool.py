@@ -19,13 +19,14 @@ from queue_workflows import (
     retention,
 )
 from queue_workflows.runtime import service
-from queue_workflows.store import nodes, outbox, tables, transitions
+from queue_workflows.store import fleet, nodes, outbox, tables, transitions
 from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
 ORPHAN_SWEEP_S = 60.0
 """It looks at every waiting job; the claim refuses orphans meanwhile."""
+UNASSIGNABLE_S = 10.0
 HEAD_START_S = 0.004
 """How long events are left to the workers that wrote them, who mostly dispatch them at once."""
 STREAM_PAUSE_S = 0.04
@@ -173,6 +174,8 @@ class Sweeps:
         self._since = self._seen = now_fn()
         self._kept = db.Kept()
         """Idle sweeps are single statements, not pool checkouts."""
+        self._unserved: dict[str, float] = {}
+        """Models whose jobs no worker takes, and since when."""
 
     def close(self) -> None:
         """Close the connection; the next sweep opens another."""
@@ -241,6 +244,44 @@ class Sweeps:
                     stale_after_s=stale_after_s, conn=conn
                 )
 
+    def flag_unassignable(self) -> None:
+        """Flag gpu jobs that no live worker has been able to take for as long as makes one stale.
+
+        Said once per reason, whichever orchestrator is first; taken back when one can.
+        """
+        stale_after_s = config.STALE_WORKER_AFTER_S.read()
+        if not self._was_there_for(stale_after_s):
+            self._unserved.clear()
+            return
+        with self._kept.using() as conn:
+            rows = {row["model"]: row for row in fleet.unserved(conn)}
+            now = self._now()
+            wanting = [model for model, row in rows.items() if row["reason"]]
+            self._unserved = {model: self._unserved.get(model, now) for model in wanting}
+            for model, row in rows.items():
+                if row["reason"] is None:
+                    unflag(conn, model)
+                elif now - self._unserved[model] >= stale_after_s:
+                    flag(conn, row)
+
+
+def flag(conn: db.Connection, row: Row) -> None:
+    """Flag a line of gpu jobs, in one transaction, and say why unless it was said."""
+    with db.transaction(conn) as own:
+        said = fleet.flag(own, row)
+    if said:
+        what = f"model {row['model']}" if row["model"] else "gpu jobs without a model"
+        _log.warning("no live worker can take %s: %s", what, row["detail"])
+
+
+def unflag(conn: db.Connection, model: str) -> None:
+    """Take the flag of a line away, in one transaction, and say so."""
+    with db.transaction(conn) as own:
+        said = fleet.unflag(own, model)
+    if said:
+        what = f"model {model}" if model else "gpu jobs without a model"
+        _log.info("%s: no job waits any more that no worker can take", what)
+
 
 def maintenance(sweeps: Sweeps) -> list[service.Task]:
     """Every sweep with its interval; a new one is one line."""
@@ -256,6 +297,7 @@ def maintenance(sweeps: Sweeps) -> list[service.Task]:
         service.Task("gone", gone_s, sweeps.reclaim_gone),
         service.Task("orphans", ORPHAN_SWEEP_S, sweeps.sweep_orphans),
         service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
+        service.Task("unassignable", UNASSIGNABLE_S, sweeps.flag_unassignable),
         service.Task("input-timeouts", reclaim_s, sweeps.expire_inputs),
         service.Task("lock-keys", reclaim_s, sweeps.mend_turns),
     ]

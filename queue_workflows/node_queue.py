@@ -13,6 +13,7 @@ from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
     events,
+    fleet,
     ingest,
     nodes,
     outbox,
@@ -148,7 +149,8 @@ def claim_next_gpu_job(
 ) -> Row | None:
     """Claim the next gpu job for this process; the row, or None.
 
-    The best priority band first, inside it `current_model`, then age. `known_models` None: any.
+    With GPU_CLAIM_POLICY `strict` the best priority band first, inside it `current_model`, then
+    age. `known_models` None: any.
     """
     who = _claimant(
         "gpu",
@@ -158,6 +160,9 @@ def claim_next_gpu_job(
         lane=worker_lane,
         model=current_model,
         models=None if known_models is None else sorted(known_models),
+        policy=config.gpu_claim_policy(),
+        grace_s=config.GPU_URGENT_GRACE_S.read(),
+        bound_s=config.GPU_MAX_WAIT_S.read(),
     )
     return _claim_node(who)
 
@@ -298,6 +303,8 @@ def record_node_event(
         }
         with db.transaction() as conn:
             events.record_node(conn, values)
+            if event_type == "model_load_done" and elapsed_s is not None:
+                fleet.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
         _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
 

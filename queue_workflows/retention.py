@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
-from queue_workflows.store import events, logs, retention, schedules, workers
+from queue_workflows.store import events, fleet, logs, retention, samples, schedules, workers
 
 _Batch = Callable[[db.Connection], int]
 
@@ -15,8 +15,9 @@ def prune() -> dict[str, int]:
     """Delete all that is past its retention, in batches with a commit each; rows by what they were.
 
     Keys: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, workers,
-    heartbeats. The nodes, answers and outbox rows of a run go with it uncounted. What another
-    transaction has locked stays until the next time.
+    heartbeats, hw_samples, gpu_models (what was learned on hosts that are gone). The nodes, answers
+    and outbox rows of a run go with it uncounted. What another transaction has locked stays until
+    the next time.
     """
     gone: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     for kind, count in batches():
@@ -45,6 +46,8 @@ def batches() -> Iterator[tuple[str, int]]:
     if days > 0:
         yield from _by_age(days)
     yield from _again("workers", workers.prune, 0)
+    yield from _again("hw_samples", samples.prune, 0)
+    yield from _again("gpu_models", fleet.prune, 0)
 
 
 def _by_age(days: int) -> Iterator[tuple[str, int]]:
@@ -103,4 +106,6 @@ KINDS = (
     "fires",
     "workers",
     "heartbeats",
+    "hw_samples",
+    "gpu_models",
 )

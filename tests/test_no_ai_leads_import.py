@@ -17,6 +17,7 @@ OWN = {"queue_workflows"}
 HARD = {"psycopg", "psycopg_pool"}
 EXTRAS = {
     "psutil": ("hw_metrics", "telemetry", "cgroup_attribution", "runtime", "worker"),
+    "pynvml": ("telemetry",),
     "typer": ("cli",),
     "click": ("cli",),
     "rich": ("cli",),

@@ -21,14 +21,17 @@ from queue_workflows.cli import (
     doctor,
     health,
     migrate,
+    models,
     prune,
     retry,
     run,
     runs,
+    samples,
     show,
     status,
     supervise,
     up,
+    why,
     workers,
 )
 from queue_workflows.runtime import process
@@ -48,6 +51,9 @@ app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
+app.command("models")(models.models)
+app.command("samples")(samples.samples)
+app.command("why")(why.why)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
 app.command("inputs")(answer.waiting)

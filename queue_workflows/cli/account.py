@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import timezone
 from typing import Any
 
-from queue_workflows.cli import output, picture, summary, views
+from queue_workflows.cli import box, output, picture, summary, views
 from queue_workflows.runtime import process
 from queue_workflows.types import Row
 
@@ -121,6 +121,9 @@ class Page:
         for event in attempt["events"]:
             if event["event_type"] not in _QUIET:
                 self._line(event_text(event), "    ")
+        if attempt["box"]:
+            at = _clock(attempt["box"]["sampled_at"])
+            self._line(f"{at} its box: {box.line(attempt['box'])}", "    ")
 
     def _value(self, name: str, value: Any) -> None:
         if value in (None, {}):

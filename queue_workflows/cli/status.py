@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
+from queue_workflows.store import fleet as fleet_rows
 from queue_workflows.store import overview
 from queue_workflows.store import workers as workers_rows
 from queue_workflows.types import Row
@@ -50,6 +51,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "queues": [],
         "workers": [],
         "switched_off": [],
+        "unassignable": [],
         "runs": {},
         "orchestrator": None,
     }
@@ -60,6 +62,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["runs"] = overview.runs_by_status(conn)
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
+        found["unassignable"] = fleet_rows.flagged(conn)
     found["workers"] = workers_command.listing()
     found["queues"] = _queues(known, counts, found["workers"])
     return found
@@ -137,6 +140,10 @@ def _show(found: dict[str, Any], psql: str) -> None:
     _show_orchestrator(found["orchestrator"])
     for row in found["switched_off"]:
         output.echo(fleet.switch_text(row))
+    for row in found["unassignable"]:
+        of = f" of model {row['model']}" if row["model"] else " without a model"
+        jobs = output.counted(row["jobs"], "queued gpu job")
+        output.echo(output.line(f"no worker can take {jobs}{of}: {row['detail']}"))
     if found["workers"]:
         output.echo()
         workers_command.show(found["workers"])

@@ -33,6 +33,10 @@ class Claimant(NamedTuple):
     """The models this worker can load; None: any."""
     obey: bool = True
     """Whether an OFF row stops the claim."""
+    policy: str = "strict"
+    """Of gpu claims: `strict` or `balanced`."""
+    grace_s: float = 300.0
+    bound_s: float = 2400.0
 
 
 class NodeResult(NamedTuple):
@@ -67,7 +71,7 @@ _NODE_STEP = (
     b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8, %s::boolean,"
     b" %s::boolean, %s::boolean, %s::boolean, %s::text, %s::text[], %s::smallint, %s::text,"
     b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb, %s::integer, %s::jsonb,"
-    b" %s::boolean) AS job"
+    b" %s::boolean, %s::text, %s::float8, %s::float8) AS job"
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
@@ -114,6 +118,7 @@ def node_step(
                 *(claim, who.obey, promote, who.newest, who.model, who.models, who.lane),
                 *finished,
                 *(ahead or (None, None, None)),
+                *(who.policy, who.grace_s, who.bound_s),
             ),
             prepare=True,
         ).fetchone()

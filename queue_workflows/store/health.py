@@ -15,7 +15,8 @@ TABLES = (
     "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
     "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
     "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "job_attempt_logs",
-    "workflow_input_timeouts", "queue_settings",
+    "workflow_input_timeouts", "queue_settings", "gpu_models", "gpu_unassignable",
+    "model_controls", "hw_samples",
 )  # fmt: skip
 """The tables that the engine writes; `lock_turns` is its owner's alone, by functions of his."""
 RENEWED = {

@@ -24,22 +24,27 @@ _STATE = (
     " WHEN " + _OFF + " = 'pause' THEN 'paused' ELSE 'parked' END ELSE %(state)s END"
 )
 _WORKER = (
-    "INSERT INTO workers AS w (worker_id, host_label, queue, pid, state, job_ids, detail)"
+    "INSERT INTO workers AS w (worker_id, host_label, queue, pid, state, job_ids, detail,"
+    " current_model, model_since, known_models, vram_total_mb)"
     " VALUES (%(worker_id)s, %(host_label)s, %(queue)s, %(pid)s, " + _STATE + ","
-    " %(job_ids)s::text[], %(detail)s::jsonb)"
+    " %(job_ids)s::text[], %(detail)s::jsonb, %(current_model)s, now(),"
+    " nullif(%(known_models)s::text[], '{}'), %(vram_total_mb)s::integer)"
     " ON CONFLICT (worker_id) DO UPDATE SET state = EXCLUDED.state,"
-    " job_ids = EXCLUDED.job_ids, detail = EXCLUDED.detail, last_seen = now()"
+    " job_ids = EXCLUDED.job_ids, detail = EXCLUDED.detail, last_seen = now(),"
+    " model_since = CASE WHEN w.current_model IS DISTINCT FROM EXCLUDED.current_model"
+    " THEN now() ELSE w.model_since END, current_model = EXCLUDED.current_model,"
+    " known_models = EXCLUDED.known_models, vram_total_mb = EXCLUDED.vram_total_mb"
 )
 _REPORT = (
     "WITH w AS (" + _WORKER + ")"
     " INSERT INTO worker_heartbeats AS h"
-    " (host_label, queue, concurrency, current_model, known_models)"
+    " (host_label, queue, concurrency, current_model, known_models, vram_total_mb)"
     " SELECT %(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,"
-    " %(known_models)s::text[] WHERE NOT %(obey)s OR %(job_ids)s::text[] <> '{}'"
-    " OR " + _OFF + " IS NULL"
+    " %(known_models)s::text[], %(vram_total_mb)s::integer"
+    " WHERE NOT %(obey)s OR %(job_ids)s::text[] <> '{}' OR " + _OFF + " IS NULL"
     " ON CONFLICT (host_label, queue) DO UPDATE SET concurrency = EXCLUDED.concurrency,"
     " current_model = EXCLUDED.current_model, known_models = EXCLUDED.known_models,"
-    " last_seen = now(), last_flagged_dead_at = NULL"
+    " vram_total_mb = EXCLUDED.vram_total_mb, last_seen = now(), last_flagged_dead_at = NULL"
 )
 
 

@@ -80,7 +80,9 @@ class Sampler:
         listed = self._ask(self._nvidia, deadline, "pmon", "-c", "1")
         own = self._own_rows(listed.text or "")
         if own:
-            return _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
+            used = _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
+            self._confirm({row.gpu for row in own if set(row.use) == {"-"}}, deadline)
+            return used
         box = self._ask(
             self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
         )
@@ -90,6 +92,20 @@ class Sampler:
         if other.text is not None:
             return _known(rocm_use(other.text), "rocm-smi tells no use of the GPU")
         raise _Unknown(f"{box.problem}, {other.problem}")
+
+    def _confirm(self, silent: set[str], deadline: float) -> None:
+        """Raise `_Unknown` if a GPU that shows nothing but `-` cannot tell its use at all.
+
+        A card in MIG mode prints of every process what others print of one that does nothing.
+        """
+        if not silent:
+            return
+        asked = self._ask(
+            self._nvidia, deadline, "--query-gpu=index,utilization.gpu", "--format=csv,noheader"
+        )
+        told = nvidia_use_by_card(asked.text or "")
+        if any(told.get(gpu) is None for gpu in silent):
+            raise _Unknown("nvidia-smi tells no use of the GPU")
 
     def _own_rows(self, text: str) -> list[Process]:
         rows = pmon_processes(text)
@@ -164,6 +180,12 @@ def nvidia_use(text: str) -> float | None:
     """The busiest GPU, of one line each; None when one cannot tell (`[N/A]`), or there is none."""
     lines = [line.strip().removesuffix("%").strip() for line in text.splitlines()]
     return _busiest([line for line in lines if line])
+
+
+def nvidia_use_by_card(text: str) -> dict[str, float | None]:
+    """The use of each card by its index, of lines `index, use`; None: it cannot tell."""
+    pairs = [line.partition(",")[::2] for line in text.splitlines() if "," in line]
+    return {index.strip(): nvidia_use(use) for index, use in pairs}
 
 
 def rocm_use(text: str) -> float | None:

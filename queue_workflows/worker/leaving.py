@@ -78,7 +78,7 @@ class Leaving:
         )
 
     def obeyed(self, code: int) -> None:
-        """A stop policy has given back what ran: the exit."""
+        """Nothing runs any more, a stop policy has given it back or a load was all: the exit."""
         self._fuses.leave(code)
         with self._asking() as conn:
             self._take_leave(conn, code)

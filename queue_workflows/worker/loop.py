@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, outcomes, tables, transitions
+from queue_workflows.store import claims, fleet, outcomes, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import batch, claimer, current, guards, leaving, watch
 
@@ -45,6 +45,10 @@ class WorkLoop:
             else None
         )
         self._ready = threading.Event()
+        self._requests = watcher.model_requests
+        if self._requests is not None:
+            self._requests.asked = self._ready.set
+            self._requests.said = lambda: watcher.wake("beat")
         self._promote = True
         self._stopping = False
 
@@ -78,6 +82,7 @@ class WorkLoop:
             while not self._stopping:
                 self._ready.clear()
                 try:
+                    self._obey_requests()
                     self._drain_queue()
                     delay, said = 0.1, ""
                 except db.Error as error:
@@ -106,7 +111,7 @@ class WorkLoop:
             self._watch.wake("beat")
         if wake.reason != "notify":
             # What was notified while the connection was away is lost.
-            self._watch.wake("renew", "control")
+            self._watch.wake("renew", "control", "models")
             self._ready.set()
             return
         for channel, text in wake.notified:
@@ -115,7 +120,7 @@ class WorkLoop:
             elif channel == "worker_control":
                 host = self._who().host
                 if text in (f"{host}:{self._queue}", f"{host}:{worker_control.ALL}"):
-                    self._watch.wake("control", "beat")
+                    self._watch.wake("control", "models", "beat")
                     self._ready.set()
             elif text == self._queue:
                 self._ready.set()
@@ -130,6 +135,30 @@ class WorkLoop:
                 self._return(job)
                 return
             job = self._run(job, claim=True)
+
+    def _obey_requests(self) -> None:
+        """Load or unload what was asked for, as no job runs now."""
+        requests, who = self._requests, self._who()
+        if requests is None or not requests.waiting:
+            return
+        try:
+            conn = self._claimer.connection()
+            off = worker_control.stop_policy_for(conn, who.host, who.queue) if who.obey else None
+        except db.Error:
+            self._claimer.close()
+            raise
+        loaded = requests.obey(off)
+        if loaded is None:
+            return
+        try:
+            fleet.learn_load(self._claimer.connection(), who.host, *loaded)
+        except db.Error:
+            self._claimer.close()
+            raise
+
+    def _goes_on(self) -> bool:
+        """Whether the next job may follow at once."""
+        return not (self._stopping or (self._requests is not None and self._requests.waiting))
 
     def _return(self, job: Row) -> None:
         self._claimer.finish(self._work(job), outcomes.Outcome("cancelled", 0.0), claim=False)
@@ -149,7 +178,7 @@ class WorkLoop:
             leaving.unless_forked(pid, outcome)
             self._watch.settle(work)
             following = self._claimer.finish(
-                work, outcome, claim=claim and not hooked and not self._stopping
+                work, outcome, claim=claim and not hooked and self._goes_on()
             )
         except errors.ClaimLost as error:
             _log.warning("nothing was written: %s", error)
@@ -162,7 +191,7 @@ class WorkLoop:
             if outcome.kind == "completed":
                 node_executor.announce(job, outcome)
             look |= following is None and self._claimer.drain(job["run_id"]) > 0
-        if claim and look and following is None and not self._stopping:
+        if claim and look and following is None and self._goes_on():
             following = self._claimer.claim()
         return following
 

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import config, db, worker_control
+from queue_workflows import config, db, hw_metrics, model_registry, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import clock, service
-from queue_workflows.store import claims, events, payload, tables, transitions, workers
+from queue_workflows.runtime import clock, command, service
+from queue_workflows.store import (
+    claims,
+    events,
+    fleet,
+    payload,
+    samples,
+    tables,
+    transitions,
+    workers,
+)
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
-from queue_workflows.worker import board, capture, current, fuses, guards, held, leaving
+from queue_workflows.worker import (
+    board,
+    capture,
+    card,
+    current,
+    fuses,
+    guards,
+    held,
+    leaving,
+    requests,
+)
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
@@ -25,6 +45,7 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
+CARD_S = 3600.0
 
 
 class Watch:
@@ -32,6 +53,7 @@ class Watch:
 
     Holds one connection of its own. `on_exit` leaves the process (a seam for tests, which turns the
     kernel timers off). `sampler` tells what the GPU and the memory do; by default on the gpu queue.
+    `metrics`: whose samples of the box it stores.
     """
 
     def __init__(
@@ -43,9 +65,11 @@ class Watch:
         on_exit: ExitFn = os._exit,
         now_fn: NowFn = clock.boot_s,
         sampler: Callable[[], gpu_health.Sample] | None = None,
+        metrics: hw_metrics.Sampler | None = None,
     ) -> None:
         self._who = who
         self._cache = model_cache
+        self._requests = requests.Requests(who, model_cache) if model_cache else None
         self._known_models = known_models
         self._now = now_fn
         self._fuses = fuses.Fuses(enabled=on_exit is os._exit, now_fn=now_fn)
@@ -53,9 +77,13 @@ class Watch:
         if sampler is None and who().queue == "gpu":
             sampler = self._probe.sample
         self._sampler = sampler
+        self._metrics = metrics
         self._board = board.attach()
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
+        self._vram_mb: int | None = None
+        self._sizes: dict[str, float] = {}
+        """The models' sizes in GB, as the database has heard them."""
         self._lock = threading.Lock()
         self._work: current.Work | None = None
         self._held = held.Held(now_fn=now_fn)
@@ -79,11 +107,21 @@ class Watch:
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
         if not config.DISABLE_WORKER_CONTROL.read():
-            tasks.append(service.Task("control", config.WORKER_CONTROL_POLL_S.read, self._obey))
+            control_s = config.WORKER_CONTROL_POLL_S.read
+            tasks.append(service.Task("control", control_s, self._obey))
+            if self._requests is not None:
+                tasks.append(service.Task("models", control_s, self._look_for_requests))
         if model_cache is not None:
             tasks.append(service.Task("reap", REAP_S, self._reap))
+        if metrics is not None:
+            tasks.append(service.Task("metrics", math.inf, self._store_samples))
         self._tasks = tasks
         self._loop: service.Loop | None = None
+
+    @property
+    def model_requests(self) -> requests.Requests | None:
+        """What the worker is asked to load or unload; None without a model cache."""
+        return self._requests
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -101,8 +139,12 @@ class Watch:
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
                 if self._sampler is not None:
                     # Apart: a probe may take seconds, in which leases have to be renewed.
-                    task = service.Task("sample", SAMPLE_CHECK_S, self._sample)
-                    stack.enter_context(service.Loop("worker-samples", [task]))
+                    tool = command.Tool("nvidia-smi")
+                    samples = [
+                        service.Task("sample", SAMPLE_CHECK_S, self._sample),
+                        service.Task("card", CARD_S, lambda: self._measure(tool)),
+                    ]
+                    stack.enter_context(service.Loop("worker-samples", samples))
                 yield
         finally:
             self._loop = None
@@ -111,7 +153,7 @@ class Watch:
             self._close()
 
     def wake(self, *tasks: str) -> None:
-        """Make tasks (`renew`, `beat`, `control`) due at once; those that are disabled are not."""
+        """Make tasks (`renew`, `beat`, `control` ...) due at once, if not disabled."""
         self._told = self._now()
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
@@ -257,6 +299,7 @@ class Watch:
             self._board.beat(self._now(), self._account())
         work = self._work
         if work is None:
+            self._stop_loading()
             return
         trip = work.verdict()
         if trip is not None:
@@ -266,6 +309,23 @@ class Watch:
             self._leaving.stop_cancelled(work)
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._leaving.give_back(work)
+
+    def _stop_loading(self) -> None:
+        """A stopping worker waits no longer for a load that it was asked for."""
+        deadline, cache = self.stop_deadline, self._cache
+        if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
+            _log.warning("loading %s did not end in time; leaving", cache.loading_model)
+            self._leaving.obeyed(0)
+
+    def _look_for_requests(self) -> None:
+        if self._requests is not None:
+            with self._kept.using() as conn:
+                self._requests.look(conn)
+
+    def _store_samples(self) -> None:
+        for each in self._metrics.take() if self._metrics else ():
+            with self._kept.using() as conn:
+                samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
@@ -282,6 +342,8 @@ class Watch:
                     "lease_s": who.lease_s,
                     "lock": self.locked,
                     "gpu": self._seen._asdict() if self._seen else None,
+                    "claim": fleet.claim_detail(who),
+                    **(self._requests.report() if self._requests else {}),
                 },
                 "detail",
             ),
@@ -289,9 +351,21 @@ class Watch:
             "concurrency": 1,
             "current_model": self._cache.current_model if self._cache else None,
             "known_models": known or [],
+            "vram_total_mb": self._vram_mb,
         }
         with self._kept.using() as conn:
             workers.report(conn, values)
+            sizes = {name: model_registry.get(name).est_vram_gb for name in known or ()}
+            if sizes != self._sizes:
+                fleet.publish_sizes(conn, who.host, sizes)
+                self._sizes = sizes
+
+    def _measure(self, tool: command.Tool) -> None:
+        """See how large the card is, which decides what is claimed."""
+        found = card.vram_total_mb(tool)
+        if found != self._vram_mb:
+            self._vram_mb = found
+            self.wake("beat")
 
     def _obey(self) -> None:
         """Read the ON/OFF row while a job runs or a model is warm.
@@ -301,7 +375,7 @@ class Watch:
         work, batch = self._work, bool(self._held.ids())
         if work is not None or batch:
             self._renew()  # which also sees a cancel that no notification told of
-        elif self._cache is None or self._cache.current_model is None:
+        elif self._cache is None or not (self._cache.current_model or self._cache.loading_model):
             return
         policy = self._policy()
         if policy is None:

@@ -92,7 +92,7 @@ def test_a_dash_is_unknown_until_the_box_has_shown_a_number(tool: Write) -> None
     assert sampler.problem == "pmon has shown no number yet"
     tool("nvidia-smi", nvidia(shows(f"{HEADER} 0 1 C 8 2 other"), shows("8 %")))
     assert sampler.sample().gpu_pct == 8
-    tool("nvidia-smi", nvidia(own("- -"), shows("99 %")))
+    tool("nvidia-smi", nvidia(own("- -"), shows("0, 99 %")))
     assert sampler.sample().gpu_pct == 0
     assert gpu_health.Sampler().sample().gpu_pct is None
 
@@ -111,6 +111,77 @@ def test_without_a_row_of_ours_the_box_counts(tool: Write, pmon: str) -> None:
     log = tool("nvidia-smi", nvidia(pmon, shows("17 %")))
     assert gpu_health.Sampler().sample().gpu_pct == 17
     assert "--query-gpu=utilization.gpu" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("cards", "used"),
+    [
+        ("0, 12 %\n1, [N/A]", 0),
+        ("0, [N/A]\n1, 12 %", None),
+        ("0, [Not Supported]", None),
+        ("1, 12 %", None),
+        ("No devices were found", None),
+    ],
+)
+def test_a_dash_of_a_card_that_cannot_tell_is_unknown(
+    tool: Write, cards: str, used: float | None
+) -> None:
+    """In MIG mode pmon prints `-` for whoever works: beside a card that tells, it is not idle."""
+    tool("nvidia-smi", nvidia(own("- -"), shows(cards)))
+    sampler = gpu_health.Sampler(shown=True)
+    assert sampler.sample().gpu_pct == used
+    assert (sampler.problem is None) == (used is not None)
+
+
+GENERATIONS = {
+    "390": ("# gpu pid type sm mem enc dec command\n# Idx # C/G % % % % name", "C {use} 0 0 0"),
+    "470": ("# gpu pid type sm mem enc dec command\n# Idx # C/G % % % % name", "C {use} 0 - -"),
+    "535": (
+        "# gpu pid type sm mem enc dec jpg ofa command\n# Idx # C/G % % % % % % name",
+        "C+G {use} - - - - -",
+    ),
+    "gi-ci": (
+        "# gpu gi ci pid type sm mem command\n# Idx Idx Idx # C/G % % name",
+        "C {use} 0",
+    ),
+    "memory too": (
+        "# gpu pid type fb ccpm sm mem command\n# Idx # C/G MB MB % % name",
+        "C 9000 - {use} 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_own_use_by_the_pmon_of_many_drivers(tool: Write, generation: str) -> None:
+    header, row = GENERATIONS[generation]
+    first = "0 1 2" if " gi " in header else "0"
+    for use in (62, 0):
+        line = f"{first} {os.getpid()} {row.format(use=use)} my #2 model"
+        tool("nvidia-smi", nvidia(shows(f"{header}\n{line}"), shows("0, 99 %")))
+        assert gpu_health.Sampler(shown=True).sample().gpu_pct == use
+
+
+@pytest.mark.parametrize(
+    ("pmon", "box", "used"),
+    [
+        # MIG: no process is told of, and no use of the card.
+        (shows("Process monitoring is not supported when MIG is enabled"), shows("[N/A]"), None),
+        (shows(f"{HEADER} 0 - - - - -"), shows("[N/A]\n12 %"), None),
+        # Unified memory: the card has none of its own, and tells its use.
+        (shows(f"{HEADER} 0 - - - - -"), shows("43 %"), 43),
+        # A virtual machine's share of a card, and a Windows host's Linux, tell nothing.
+        ("echo 'Not supported on the device(s)'; exit 3", shows("[N/A]"), None),
+        ("echo 'Failed to process command line.'; exit 9", "exit 9", None),
+        # A driver that was updated under a running system; a card that fell off the bus.
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
+         "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", None),
+        (shows("Unable to determine the device handle for GPU0: Unknown Error"),
+         "echo 'GPU is lost'; exit 15", None),
+    ],
+)  # fmt: skip
+def test_a_box_that_tells_only_a_part(tool: Write, pmon: str, box: str, used: float | None) -> None:
+    tool("nvidia-smi", nvidia(pmon, box))
+    assert gpu_health.Sampler(shown=True).sample().gpu_pct == used
 
 
 def test_what_is_not_available_is_unknown(tool: Write) -> None:

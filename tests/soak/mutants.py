@@ -189,8 +189,8 @@ def _accept_all() -> None:
 
 def _claim_cancelled(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
-    for function in ("queue_workflows_node_step", "queue_workflows_pick_gpu"):
-        _edit(conn, function, (_RUN_IS_LIVE, ""))
+    for function in ("node_step", "pick_gpu", "gpu_take"):
+        _edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
 
 
 def _fire_unclaimed() -> None:

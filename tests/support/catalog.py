@@ -24,6 +24,10 @@ PURPOSES = {
     "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
     "queue_settings": "What an operator says about one queue; no row means the defaults.",
     "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
+    "model_controls": "What the gpu workers of a host, or one, are asked to load or unload.",
+    "hw_samples": "What the boxes did lately: a ring of an hour and one of a day for each host.",
+    "gpu_models": "A model on a host: its size, and how long loads and runs took there.",
+    "gpu_unassignable": "Models whose queued jobs no live worker can take, and why.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
 }

@@ -176,7 +176,8 @@ tables by plain SQL ([host guide](host-guide.md)). Migrations are the SQL files 
 
 ## Channels
 
-Every notification is sent by a trigger, inside the transaction of whoever wrote the row.
+Every notification is sent by a trigger, inside the transaction of whoever wrote the row; only
+`hw_metrics` is sent by a function.
 
 {_table(("channel", "sent by"), channels)}
 

@@ -1,0 +1,131 @@
+"""Which part of the box's CPU and RAM our containers use, by cgroup v2 and the docker socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from queue_workflows import config
+from queue_workflows.types import NowFn
+
+CGROUPS = Path("/host/sys/fs/cgroup")
+"""The host's own cgroup tree, mounted read-only."""
+DOCKER = Path("/var/run/docker.sock")
+LIST_EVERY_S = 10.0
+"""How long the list of containers is gone by."""
+TIMEOUT_S = 1.0
+ANSWER_LIMIT = 4 << 20
+MB = 1024 * 1024
+_ID = re.compile(r"[0-9a-f]{12,64}")
+_PLACES = ("system.slice/docker-{}.scope", "docker/{}")
+"""Where docker puts a container's cgroup, with systemd and without."""
+
+
+class Usage(NamedTuple):
+    """What our containers use together. `cpu_percent`: of all cores, None at the first look."""
+
+    cpu_percent: float | None
+    ram_mb: int
+
+
+class Attribution:
+    """Containers whose name starts with `container_prefix` count as ours; for one thread."""
+
+    def __init__(
+        self, *, cgroups: Path = CGROUPS, docker: Path = DOCKER, now_fn: NowFn = time.monotonic
+    ) -> None:
+        self._cgroups = cgroups
+        self._docker = docker
+        self._now = now_fn
+        self._folders: list[Path] | None = None
+        self._listed = -LIST_EVERY_S
+        self._before: dict[Path, int] = {}
+        self._at: float | None = None
+
+    def read(self) -> Usage | None:
+        """What ours use now; None when the tree or the socket is not there. Raises nothing."""
+        now = self._now()
+        if now - self._listed >= LIST_EVERY_S:
+            self._listed = now
+            self._folders = self._list()
+        if self._folders is None:
+            return None
+        spent, ram = self._spent(), sum(map(_ram, self._folders))
+        cpu = None
+        if self._at is not None and now > self._at:
+            # A container that came since counts from its next look, one that went no more.
+            used_us = sum(max(0, spent[f] - self._before[f]) for f in spent if f in self._before)
+            cpu = min(100.0, used_us / 1e4 / (now - self._at) / (os.cpu_count() or 1))
+        self._before, self._at = spent, now
+        return Usage(None if cpu is None else round(cpu, 1), ram // MB)
+
+    def _list(self) -> list[Path] | None:
+        if not self._cgroups.is_dir():
+            return None
+        try:
+            listed = _containers(self._docker)
+        except (OSError, ValueError):
+            return None
+        prefix = config.get_config().container_prefix
+        ours = [
+            each["Id"]
+            for each in listed
+            if _ID.fullmatch(each["Id"])
+            and any(name.lstrip("/").startswith(prefix) for name in each["Names"] or ())
+        ]
+        places = [self._cgroups / place.format(each) for each in ours for place in _PLACES]
+        return [place for place in places if place.is_dir()]
+
+    def _spent(self) -> dict[Path, int]:
+        found: dict[Path, int] = {}
+        for folder in self._folders or ():
+            value = _fields(folder / "cpu.stat").get("usage_usec")
+            if value is not None:
+                found[folder] = value
+        return found
+
+
+def _ram(folder: Path) -> int:
+    """Bytes in use, without file pages that could be dropped at once, as docker counts."""
+    with contextlib.suppress(OSError, ValueError):
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        return max(0, used - _fields(folder / "memory.stat").get("inactive_file", 0))
+    return 0
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The `name number` lines of a cgroup's file; {} when it cannot be read."""
+    try:
+        pairs = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+        return {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return {}
+
+
+def _containers(docker: Path) -> list[dict[str, Any]]:
+    """The running containers: Id, Names. OSError or ValueError when docker does not tell."""
+    deadline = time.monotonic() + TIMEOUT_S
+    received = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(TIMEOUT_S)
+        peer.connect(str(docker))
+        # By HTTP/1.0 the answer is in one piece, and ends with the connection.
+        peer.sendall(b"GET /containers/json HTTP/1.0\r\nHost: docker\r\n\r\n")
+        while chunk := peer.recv(65536):
+            received += chunk
+            if len(received) > ANSWER_LIMIT or time.monotonic() > deadline:
+                raise ValueError("docker's answer is too long, or takes too long")
+    head, _, body = bytes(received).partition(b"\r\n\r\n")
+    listed: Any = json.loads(body)
+    if head.split(b" ", 2)[1:2] != [b"200"] or not isinstance(listed, list):
+        raise ValueError("docker refuses")
+    found: list[dict[str, Any]] = [
+        cast("dict[str, Any]", each) for each in cast("list[Any]", listed) if isinstance(each, dict)
+    ]
+    return [each for each in found if isinstance(each.get("Id"), str) and "Names" in each]

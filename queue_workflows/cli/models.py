@@ -1,0 +1,194 @@
+"""`queue-workflows models`: what gpu workers hold, and loading and unloading it on request."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config, db, errors, model_control
+from queue_workflows.cli import command, options, output
+from queue_workflows.runtime import process, signals
+from queue_workflows.types import Row
+
+POLL_S = 0.25
+_OVER = frozenset({"done", "failed", "refused"})
+
+
+class Action(str, Enum):
+    """What to do."""
+
+    list = "list"
+    load = "load"
+    unload = "unload"
+
+
+def models(
+    action: Annotated[Action, typer.Argument(help="list, load or unload.")] = Action.list,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Its id; `unload` without one: whatever is held."),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="H", help="Host label; default: this host's, and `list`: all."),
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="ID|PID", help="One gpu worker of the host; default: each of them."),
+    ] = None,
+    requested_by: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who asks, for the record.")
+    ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Ask, and do not wait for the answer.")
+    ] = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show what the gpu workers hold, or have one loaded or unloaded between their jobs.
+
+    The exit code is 0 when all did what was asked, 1 when one failed, refused or died, 130: left.
+    """
+
+    def body() -> int:
+        _check(action, model, worker)
+        with command.reading(app):
+            if action is Action.list:
+                _list(model_control.holdings(host), as_json=as_json)
+                return 0
+            label = host or config.host_label()
+            request = _ask(action, label, model, worker, requested_by)
+            if no_wait:
+                rows = _meant(request)
+            else:
+                with command.until_stopped() as stop:
+                    rows = _answers(request, stop)
+                    if stop.requested.is_set():
+                        command.say("left; the request stands")
+                        return process.INTERRUPTED
+        _list(rows, as_json=as_json) if as_json or no_wait else _tell(rows)
+        return 0 if no_wait or all(_state(row) == "done" for row in rows) else 1
+
+    command.execute("models", body, debug=debug)
+
+
+def _check(action: Action, model: str | None, worker: str | None) -> None:
+    if action is Action.load and not model:
+        raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
+    if action is Action.list and (model or worker):
+        raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
+
+
+def _ask(
+    action: Action, host: str, model: str | None, worker: str | None, requested_by: str | None
+) -> Row:
+    # In one transaction: a worker may answer within milliseconds of the commit.
+    with db.transaction() as conn:
+        known = {str(row["pid"]): row for row in model_control.holdings(host, conn=conn)}
+        worker_id = known[worker]["worker_id"] if worker in known else worker
+        if action is Action.load:
+            return model_control.load_model(
+                host, model or "", worker_id=worker_id, requested_by=requested_by, conn=conn
+            )
+        return model_control.unload_model(
+            host, model, worker_id=worker_id, requested_by=requested_by, conn=conn
+        )
+
+
+def _meant(request: Row) -> list[Row]:
+    """The live workers that a request is for."""
+    return [
+        row
+        for row in model_control.holdings(request["host_label"])
+        if request["worker_id"] in ("", row["worker_id"]) and row["state"] != "dead"
+    ]
+
+
+def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
+    """The workers that a request is for once each has answered, died, or been asked otherwise."""
+    number = request["request_no"]
+    rows = {row["worker_id"]: row for row in _meant(request)}
+    told: set[str] = set()
+    while True:
+        now = {row["worker_id"]: row for row in model_control.holdings(request["host_label"])}
+        for worker_id, row in rows.items():
+            seen = now.get(worker_id, row | {"state": "dead"})
+            rows[worker_id] = seen | {"answer": _answer(seen, number)}
+            if seen["job_ids"] and not told & {worker_id} and _state(rows[worker_id]) == "waiting":
+                told.add(worker_id)
+                command.say(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
+        over = all(_state(row) in _OVER for row in rows.values())
+        if over or stop.requested.wait(POLL_S):
+            return list(rows.values())
+
+
+def _answer(row: Row, number: int) -> Row:
+    request: Row = row["request"] or {}
+    if request.get("no", 0) > number:
+        return {"state": "failed", "error": "another request took its place"}
+    if request.get("no", 0) == number and request["state"] in _OVER:
+        return request
+    if row["state"] == "dead":
+        return {"state": "failed", "error": "the worker is dead"}
+    return {"state": "waiting"}
+
+
+def _state(row: Row) -> str:
+    return row["answer"]["state"]
+
+
+def _tell(rows: list[Row]) -> None:
+    for row in rows:
+        answer = row["answer"]
+        if answer["state"] == "done":
+            what = f"holds {row['model']}" if row["model"] else "holds no model"
+            output.echo(f"{_name(row)} {what}, after {output.seconds(answer['seconds'])}")
+        else:
+            output.echo(f"{_name(row)} {answer['state']}: {output.line(answer['error'])}")
+
+
+def _name(row: Row) -> str:
+    return f"{row['host_label']} pid {row['pid']}"
+
+
+def _list(rows: list[Row], *, as_json: bool) -> None:
+    if as_json:
+        output.dump(rows)
+        return
+    output.table(
+        ("host", "pid", "state", "model", "held", "load", "needs", "cards", "request"),
+        [
+            (
+                row["host_label"],
+                row["pid"],
+                row["state"],
+                f"{row['model']} (loading)" if row["loading"] else row["model"] or "",
+                output.seconds(row["held_s"]),
+                output.seconds(row["load_s"]),
+                f"{row['est_vram_gb']:g} GB" if row["est_vram_gb"] else "-",
+                _cards(row["gpus"]),
+                _request(row["request"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _cards(gpus: list[Row] | None) -> str:
+    """Memory in use of each card of the host: `21.3/24.0, 0.2/24.0 GB`; `-`: no sample tells."""
+    if not gpus:
+        return "-"
+    each = [f"{gpu['vram_used_mb'] / 1024:.1f}/{gpu['vram_total_mb'] / 1024:.1f}" for gpu in gpus]
+    return ", ".join(each) + " GB"
+
+
+def _request(request: Row | None) -> str:
+    if request is None:
+        return ""
+    by = f" by {request['requested_by']}" if request["requested_by"] else ""
+    error = f": {request['error']}" if request["error"] else ""
+    text = f"{request['action']} {request['model'] or 'whatever is held'}{by}"
+    return f"{text} {request['state']}{error}"

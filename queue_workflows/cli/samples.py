@@ -1,0 +1,143 @@
+"""`queue-workflows samples`: what a box did lately, from the ring of its samples."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Annotated
+
+import typer
+
+from queue_workflows import config, db, errors, history, hw_metrics
+from queue_workflows.cli import box, command, options, output, show
+from queue_workflows.store import samples as rows_of
+from queue_workflows.types import JsonDict
+
+LINES = 30
+BEFORE_S = 300.0
+"""How long before the end of a job's attempt its box is shown."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def samples(
+    host: Annotated[
+        str | None, typer.Option(metavar="H", help="Host label; default: this host's.")
+    ] = None,
+    past: Annotated[
+        str, typer.Option(metavar="SPAN", help="How far to look back: 30s, 10m, 2h, 1d.")
+    ] = "10m",
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="JOB", help="The box of a job's last attempt, up to its end."),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="This box as it is now, and what a sample costs.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every sample on a line of its own.")
+    ] = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show what a box did lately: CPU, RAM and cards, every 2 s for an hour, every 60 s for a day.
+
+    Longer stretches are drawn together to 30 lines: the mean of percentages, the most in use.
+    """
+
+    def body() -> int:
+        if now:
+            return _now(as_json=as_json)
+        past_s = _seconds(past)
+        with command.reading(app):
+            rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
+        if as_json:
+            output.dump(rows)
+        else:
+            table(rows if full else drawn_together(rows))
+        return 0
+
+    command.execute("samples", body, debug=debug)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text[:-1]) * _UNITS[text[-1:]]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0 < value <= 86400:
+        raise errors.InvalidConfig(f"--past {text[:20]}: a time span up to 1d, such as 30s or 10m")
+    return value
+
+
+def _of_host(host: str, past_s: float) -> list[JsonDict]:
+    rows = hw_metrics.look_back(host, past_s=past_s)
+    if not rows:
+        with db.transaction() as conn:
+            known = ", ".join(rows_of.hosts(conn)) or "no host: gpu workers take them"
+        raise errors.UnknownWorker(
+            f"host {host!r} has no samples from then; there are some of {known}"
+        )
+    return rows
+
+
+def _of_job(start: str) -> list[JsonDict]:
+    kind, job_id = show.found(start)
+    shown = history.get_job(job_id) if kind not in (None, "run") else None
+    if shown is None or not shown["attempts"]:
+        raise errors.InvalidConfig(f"--job {start[:80]}: no job of this id that was ever claimed")
+    last = shown["attempts"][-1]
+    end: datetime | None = last["ended_at"]
+    begin: datetime = (end or datetime.now(timezone.utc)) - timedelta(seconds=BEFORE_S)
+    if not last["host_label"]:
+        raise errors.InvalidConfig(f"--job {start[:80]}: nobody knows where it ran")
+    return hw_metrics.look_back(last["host_label"], since=begin, until=end)
+
+
+def drawn_together(rows: list[JsonDict], lines: int = LINES) -> list[JsonDict]:
+    """At most so many rows, each of as many samples in a row, with the time of the last."""
+    size = -(-len(rows) // lines) if rows else 1
+    parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+    return [
+        part[-1]
+        if len(part) == 1
+        else hw_metrics.fold(part) | {"sampled_at": part[-1]["sampled_at"]}
+        for part in parts
+    ]
+
+
+def table(rows: list[JsonDict]) -> None:
+    """Print them, the oldest first."""
+    output.table(
+        ("UTC", "cpu", "ours", "ram", "ours", "swap", "cards: use, memory"),
+        [
+            (
+                row["sampled_at"].astimezone(timezone.utc).strftime("%H:%M:%S"),
+                box.percent(row["cpu_percent"]),
+                box.percent(row["cpu_ours_percent"]),
+                box.of(row["ram_used_mb"], row["ram_total_mb"]),
+                box.gb(row["ram_ours_used_mb"]),
+                box.gb(row["swap_used_mb"]),
+                box.cards(row),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _now(*, as_json: bool) -> int:
+    probe = hw_metrics.Probe()
+    try:
+        cost = hw_metrics.measure(probe)
+        found = probe.sample()
+        source = probe.source
+    finally:
+        probe.close()
+    if as_json:
+        output.dump({"sample": found, "cards_by": source, "cost": cost._asdict()})
+        return 0
+    output.echo(box.line(found))
+    output.echo(
+        f"cards by {source}; a sample costs {cost.cpu_s * 1000:.1f} ms CPU here"
+        f" and {cost.tools_cpu_s * 1000:.1f} ms in tools, and takes {cost.wall_s * 1000:.0f} ms"
+    )
+    return 0

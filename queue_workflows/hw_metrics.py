@@ -1,0 +1,332 @@
+"""What the box does: one sampler a host, told on channel `hw_metrics` and kept for a look back."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import json
+import logging
+import os
+import resource
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from queue_workflows import cgroup_attribution, db
+from queue_workflows.runtime import service
+from queue_workflows.store import samples
+from queue_workflows.telemetry import cards
+from queue_workflows.types import JsonDict, NowFn
+
+_log = logging.getLogger(__name__)
+CHANNEL = "hw_metrics"
+FINE_S, COARSE_S = 2, 60
+"""The two rings: of a sample every 2 s for an hour, and of what each 60 s came to for a day."""
+SAMPLE_EVERY_S, FOLD_EVERY_S = float(FINE_S), float(COARSE_S)
+TELL_EVERY_S = 5.0
+TOOL_EVERY_S = 5.0
+"""How often cards are read where that takes a process; between, the last reading counts."""
+PAYLOAD_LIMIT = 7500
+"""Bytes of a sample; what PostgreSQL notifies has to be under 8,000, with host and time in it."""
+MB = 1024 * 1024
+WAITING = 8
+"""Samples that wait for a database which is away; older ones go."""
+
+
+class Probe:
+    """Takes samples; for one thread. CPU and RAM need psutil (extra: metrics), or are None."""
+
+    def __init__(
+        self,
+        *,
+        reader: cards.Reader | None = None,
+        ours: cgroup_attribution.Attribution | None = None,
+        now_fn: NowFn = time.monotonic,
+    ) -> None:
+        self._reader = reader or cards.Reader()
+        self._ours = ours or cgroup_attribution.Attribution()
+        self._now = now_fn
+        self._psutil = _psutil()
+        self._cards: list[cards.Card] = []
+        self._read_at: float | None = None
+        if self._psutil is not None:
+            # What it returns counts from the call before.
+            self._psutil.cpu_percent(None)
+
+    @property
+    def source(self) -> str:
+        """What the cards are read by: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
+        return self._reader.source
+
+    def sample(self) -> JsonDict:
+        """The box now: the keys of a notification but for its host and time, within its limit."""
+        found: JsonDict = {
+            "cpu_percent": None, "cpu_ours_percent": None, "ram_percent": None,
+            "ram_used_mb": None, "ram_total_mb": None, "ram_ours_used_mb": None,
+            "ram_ours_percent": None, "swap_used_mb": None,
+        }  # fmt: skip
+        total_mb = None
+        if self._psutil is not None:
+            memory = self._psutil.virtual_memory()
+            total_mb = memory.total // MB
+            found |= {
+                "cpu_percent": self._psutil.cpu_percent(None),
+                "ram_percent": memory.percent,
+                "ram_used_mb": (memory.total - memory.available) // MB,
+                "ram_total_mb": total_mb,
+                "swap_used_mb": self._psutil.swap_memory().used // MB,
+            }
+        if (ours := self._ours.read()) is not None:
+            share = round(100 * ours.ram_mb / total_mb, 1) if total_mb else None
+            found |= {
+                "cpu_ours_percent": ours.cpu_percent,
+                "ram_ours_used_mb": ours.ram_mb,
+                "ram_ours_percent": share,
+            }
+        return fit(found | {"gpus": [card._asdict() for card in self._read()]})
+
+    def _read(self) -> list[cards.Card]:
+        now = self._now()
+        by_tool = self.source != "nvml"
+        if self._read_at is None or not by_tool or now - self._read_at >= TOOL_EVERY_S:
+            self._read_at, self._cards = now, self._reader.read()
+        return self._cards
+
+    def reread(self) -> None:
+        """Let the next sample read the cards, however lately they were."""
+        self._read_at = None
+
+    def close(self) -> None:
+        """Let the driver go."""
+        self._reader.close()
+
+
+def _psutil() -> Any:
+    try:
+        return importlib.import_module("psutil")
+    except ImportError:
+        return None
+
+
+def fit(sample: JsonDict) -> JsonDict:
+    """The sample, with as many of its cards as PAYLOAD_LIMIT has room for; `gpus_cut`: the rest."""
+    left = len(json.dumps(sample)) - PAYLOAD_LIMIT
+    gpus = list(sample["gpus"])
+    while left > 0 and gpus:
+        left -= len(json.dumps(gpus.pop())) + 2
+    cut = len(sample["gpus"]) - len(gpus)
+    return sample | ({"gpus": gpus, "gpus_cut": cut} if cut else {})
+
+
+def fold(many: Iterable[JsonDict]) -> JsonDict:
+    """What many samples come to: the mean of percentages, the most of what is in use."""
+    taken = list(many)
+    by_card: dict[int, list[JsonDict]] = {}
+    for sample in taken:
+        for card in sample["gpus"]:
+            by_card.setdefault(card["id"], []).append(card)
+    return _folded([{**sample, "gpus": None} for sample in taken]) | {
+        "gpus": [_folded(rows) for _, rows in sorted(by_card.items())]
+    }
+
+
+def _folded(rows: list[JsonDict]) -> JsonDict:
+    found: JsonDict = {}
+    for key in rows[0] if rows else ():
+        values = [row[key] for row in rows if row.get(key) is not None]
+        if not values:
+            found[key] = None
+        elif key.endswith(("_percent", "_pct")):
+            found[key] = round(sum(values) / len(values), 1)
+        else:
+            found[key] = max(values)
+    return found
+
+
+class Kept(NamedTuple):
+    """A sample on its way to the database, as JSON text: for a ring (`every_s`), or to be told."""
+
+    every_s: int | None
+    text: str
+    tell: bool
+
+
+class Sampler:
+    """Samples in a thread of its own inside the `with` block, while no other does for this host.
+
+    `ready` is called when there is something to `take` and to store; the owner does that on its own
+    connection. Of all processes of a host on one database the one that holds a lock file samples;
+    the lock goes with its process, and another takes over.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        ready: Callable[[], object] = lambda: None,
+        probe: Callable[[], Probe] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._host = host
+        self._ready = ready
+        self._make_probe = probe or Probe
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._probe: Probe | None = None
+        self._lock: int | None = None
+        self._minute: list[JsonDict] = []
+        self._latest: JsonDict | None = None
+        self._waiting: deque[Kept] = deque(maxlen=WAITING)
+        self._loop: service.Loop | None = None
+
+    def __enter__(self) -> Sampler:
+        tasks = [
+            service.Task("sample", SAMPLE_EVERY_S, self._sample),
+            service.Task("tell", TELL_EVERY_S, self._tell),
+            service.Task("fold", FOLD_EVERY_S, self._fold),
+        ]
+        self._loop = service.Loop("hw-metrics", tasks)
+        self._loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None:
+            self._loop.stop()
+            self._loop = None
+        if self._probe is not None:
+            self._probe.close()
+        self._probe = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether this process is the one that samples."""
+        return self._lock is not None
+
+    def take(self) -> list[Kept]:
+        """What is to be stored, the oldest first; [] most of the time."""
+        found: list[Kept] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(self._waiting.popleft())
+        return found
+
+    def _sample(self) -> None:
+        if not self._is_ours():
+            return
+        if self._probe is None:
+            self._probe = self._make_probe()
+            return
+        self._latest = sample = self._probe.sample()
+        self._minute.append(sample)
+        self._put(FINE_S, sample, tell=False)
+
+    def _is_ours(self) -> bool:
+        """Whether the lock is held; what tidies temporary files may have taken it away."""
+        path = self._folder / lock_name(self._host)
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(self._lock), path.stat()):
+                    return True
+            os.close(self._lock)
+        self._lock = _hold(path)
+        return self._lock is not None
+
+    def _tell(self) -> None:
+        if self._latest is not None:
+            self._put(None, self._latest, tell=True)
+
+    def _fold(self) -> None:
+        taken, self._minute = self._minute, []
+        if taken:
+            self._put(COARSE_S, fold(taken), tell=False)
+
+    def _put(self, every_s: int | None, sample: JsonDict, *, tell: bool) -> None:
+        self._waiting.append(Kept(every_s, json.dumps(sample), tell))
+        self._ready()
+
+
+def lock_name(host: str) -> str:
+    """The lock file's name: of this host label on this database."""
+    digest = hashlib.sha256(f"{host}\n{db.describe()}".encode(errors="replace")).hexdigest()
+    return f"queue_workflows-hw-{digest[:16]}.lock"
+
+
+def _hold(path: Path) -> int | None:
+    """The descriptor of the lock, held; None when another process has it, or it cannot be had."""
+    try:
+        fd = _opened(path)
+    except OSError as error:
+        _log.debug("no samples: %s", error)
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDONLY | flags)  # another account's will do
+    except FileNotFoundError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+
+
+def look_back(
+    host: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    past_s: float = 600.0,
+    conn: db.Connection | None = None,
+) -> list[JsonDict]:
+    """What a host's box did, the oldest first: `sampled_at`, `every_s`, and the keys of a sample.
+
+    From `since` (None: `past_s` ago) to `until` (None: now). `every_s` is 2 within the last hour of
+    its sampling, and 60, with what a minute came to, before.
+    """
+    with db.transaction(conn) as own:
+        rows = samples.between(own, host, since=since, until=until, past_s=past_s)
+    found: list[JsonDict] = []
+    fine = None
+    for row in rows:
+        if row["every_s"] == FINE_S:
+            fine = row["sampled_at"]
+        elif fine is not None and row["sampled_at"] - fine < timedelta(seconds=COARSE_S):
+            continue
+        found.append({"sampled_at": row["sampled_at"], "every_s": row["every_s"], **row["sample"]})
+    return found
+
+
+class Cost(NamedTuple):
+    """What taking a sample costs: CPU seconds of ours, of the tools it runs, and by the clock."""
+
+    cpu_s: float
+    tools_cpu_s: float
+    wall_s: float
+
+
+def measure(probe: Probe, times: int = 10) -> Cost:
+    """The mean cost of a sample that reads the cards; blocks for as many of them."""
+    tools = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, began = time.thread_time(), time.monotonic()
+    for _ in range(times):
+        probe.reread()
+        probe.sample()
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = now.ru_utime + now.ru_stime - tools.ru_utime - tools.ru_stime
+    return Cost(
+        (time.thread_time() - own) / times,
+        spent / times,
+        (time.monotonic() - began) / times,
+    )

@@ -1,0 +1,121 @@
+"""Models on request: what each gpu worker holds, and asking it to load or unload one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from queue_workflows import config, db, errors
+from queue_workflows.store import model_controls
+from queue_workflows.types import Row
+
+
+def load_model(
+    host: str,
+    model: str,
+    *,
+    worker_id: str | None = None,
+    requested_by: str | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Ask the gpu workers of a host, or one of them, to load a model between jobs; the request.
+
+    It replaces an earlier one for the same host or worker. `conn`: join the caller's transaction.
+    Raises before any write `UnknownWorker` for a host or worker that is not live, `UnknownModel`
+    for a model that its host does not say it knows.
+    """
+    return _ask("load", host, model, worker_id, requested_by, conn)
+
+
+def unload_model(
+    host: str,
+    model: str | None = None,
+    *,
+    worker_id: str | None = None,
+    requested_by: str | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Ask for a model (None: whatever is held) to be dropped between jobs; as `load_model`."""
+    return _ask("unload", host, model, worker_id, requested_by, conn)
+
+
+def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> list[Row]:
+    """The gpu workers seen within a day, of one host or of all, and what each holds.
+
+    `model` None: nothing; `loading`: not yet. `since` and `held_s`: from when and how long;
+    `load_s`: what its load took; `est_vram_gb`: what it says it needs. `known_models` and `gpus`
+    are of its host. `request`: the last one and its `state`: waiting, running, done, failed or
+    refused, with `seconds` and `error`; None: never asked.
+    """
+    with db.transaction(conn) as own:
+        rows = model_controls.held(own, config.STALE_WORKER_AFTER_S.read(), host)
+    return [_holding(row) for row in rows]
+
+
+def _holding(row: Row) -> Row:
+    model: Row = (row["model"] if row["state"] != "dead" else None) or {}
+    held_s = model.get("held_s")
+    return {
+        "worker_id": row["worker_id"],
+        "host_label": row["host_label"],
+        "pid": row["pid"],
+        "state": row["state"],
+        "job_ids": row["job_ids"],
+        "model": model.get("id"),
+        "loading": model.get("loading", False),
+        "since": None if held_s is None else row["last_seen"] - timedelta(seconds=held_s),
+        "held_s": None if held_s is None else held_s + row["age_s"],
+        "load_s": model.get("load_s"),
+        "est_vram_gb": model.get("est_vram_gb") or None,
+        "known_models": sorted(row["known_models"]),
+        "gpus": row["gpus"],
+        "request": row["request"],
+        "last_seen": row["last_seen"],
+        "age_s": row["age_s"],
+    }
+
+
+def _ask(
+    action: str,
+    host: str,
+    model: str | None,
+    worker_id: str | None,
+    requested_by: str | None,
+    conn: db.Connection | None,
+) -> Row:
+    for what, text in (("host", host), ("model", model), ("worker", worker_id)):
+        if text is not None and not _is_name(text):
+            raise errors.InvalidConfig(f"{what} {text[:40]!r}: a name has 1 to 400 bytes of UTF-8")
+    values: dict[str, Any] = {
+        "host": host,
+        "worker": worker_id or "",
+        "action": action,
+        "model": model,
+        "requested_by": requested_by,
+    }
+    with db.transaction(conn) as own:
+        _check(own, host, model, worker_id)
+        return model_controls.put(own, values)
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return 1 <= len(text.encode()) <= 400 and "\x00" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:
+    rows = model_controls.held(conn, config.STALE_WORKER_AFTER_S.read())
+    live = [row for row in rows if row["state"] != "dead"]
+    ours = [row for row in live if row["host_label"] == host]
+    if not ours:
+        known = ", ".join(sorted({row["host_label"] for row in live})) or "none"
+        raise errors.UnknownWorker(f"host {host!r} has no live gpu worker; hosts with one: {known}")
+    if worker_id is not None and worker_id not in [row["worker_id"] for row in ours]:
+        known = ", ".join(row["worker_id"] for row in ours)
+        raise errors.UnknownWorker(f"host {host!r} has no gpu worker {worker_id!r} but {known}")
+    models = {name for row in ours for name in row["known_models"]}
+    if model is not None and models and model not in models:
+        known = ", ".join(sorted(models))
+        raise errors.UnknownModel(f"host {host!r} does not know model {model!r}; it knows {known}")

@@ -1,0 +1,164 @@
+"""Why a job waits: per live worker the first clause of the claim that keeps it from taking it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from queue_workflows import config, db
+from queue_workflows.store import tables, whys
+from queue_workflows.types import JsonDict, Row
+
+NEXT = "next"
+CANNOT = frozenset({"off", "model", "vram"})
+"""Clauses of a worker that will not take the job as things are."""
+_TERMINAL = frozenset(tables.TERMINAL)
+
+
+def why(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
+    """Why a job is not running, or None: no such job. One transaction, no lock.
+
+    `id`, `kind`, `name`, `queue`, `model`, `priority`, `status`; `clause` and `detail`: what keeps
+    every worker from it, or None; `workers`: of each live worker of the queue `worker_id`,
+    `host_label`, `pid`, `state`, `running` (a job or None), `clause` and `detail`; clause `next`:
+    it is what the worker takes next. `can_run`: some live worker will take it in its turn.
+    """
+    with db.transaction(conn) as own:
+        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            row = whys.job(own, table.name, job_id)
+            if row is not None:
+                return _told(own, table.name, row)
+    return None
+
+
+def _told(conn: db.Connection, table: str, row: Row) -> JsonDict:
+    clause, detail = _of_job(conn, table, row)
+    found: list[JsonDict] = []
+    if clause not in ("status", "run_over"):
+        for worker in whys.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
+            own_clause, own_detail = _of_worker(conn, table, row, worker, blocked=bool(clause))
+            found.append(
+                {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
+                | {"running": worker["node"] or worker["ingest"]}
+                | {"clause": own_clause, "detail": own_detail}
+            )
+        if not found and clause is None:
+            clause, detail = "no_worker", f"no live worker serves queue {row['queue']}"
+    return {
+        "id": row["id"],
+        "kind": row["kind"],
+        "name": row.get("node_id") or row.get("task_name"),
+        "queue": row["queue"],
+        "model": row.get("required_model"),
+        "priority": row["priority"],
+        "status": row["status"],
+        "clause": clause,
+        "detail": detail,
+        "can_run": any(worker["clause"] not in CANNOT for worker in found),
+        "workers": found,
+    }
+
+
+def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str | None]:
+    """What keeps every worker from it."""
+    if row["status"] != "queued":
+        by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
+        return "status", f"it is {row['status'].replace('_', ' ')}{by}"
+    if row.get("run_status") in _TERMINAL:
+        return "run_over", f"its run is {row['run_status']}"
+    reason = row["blocked_reason"]
+    if reason == "not_due":
+        until = f" until {row['available_at']:%Y-%m-%d %H:%M:%S %Z}" if row["available_at"] else ""
+        return "not_due", f"it is not due{until}"
+    if reason == "locked":
+        turn = whys.turn(conn, table, row)
+        has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
+        return "locked", f"it waits for lock key {row['lock_key']}{has}"
+    if reason is not None:
+        return "blocked", f"it is blocked: {reason}"
+    return None, None
+
+
+def _of_worker(
+    conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
+) -> tuple[str | None, str | None]:
+    if worker["off"] is not None:
+        return "off", f"switched off ({worker['off']})"
+    gpu = row["queue"] == "gpu"
+    if gpu:
+        fit = whys.misfit(conn, worker, row["required_model"])
+        if fit["misfit"] == "model":
+            return "model", f"it does not know model {row['required_model']}"
+        if fit["misfit"] == "vram":
+            card_gb = worker["vram_total_mb"] // 1000
+            return "vram", f"the model needs {fit['needs_gb']:g} GB, its card has {card_gb} GB"
+    if blocked:
+        return None, None
+    return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
+
+
+def _by_place(
+    conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
+) -> tuple[str, str]:
+    """The place in a plain line."""
+    claim: Row = worker["claim"] or {}
+    newest = bool(claim.get("newest")) and table == tables.NODE_JOBS.name
+    ahead = whys.ahead(conn, table, row, newest=newest, models=models)
+    if not ahead["every"]:
+        return NEXT, "it is next in line"
+    if ahead["better"]:
+        return "priority", f"behind {_jobs(ahead['better'])} of a better priority"
+    word = "newer" if newest else "older"
+    return "age", f"behind {_jobs(ahead['every'], word)} of its priority"
+
+
+def _jobs(number: int, word: str = "") -> str:
+    count = f"{number:,}" + (" or more" if number >= whys.COUNTED else "")
+    return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
+
+
+def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
+    """What the worker's policy puts before it."""
+    can = whys.models(conn, worker)
+    choice = whys.choice(conn, worker, can)
+    own, chosen = row["required_model"] or "", choice["model"]
+    if chosen == own and _is_it(conn, row, choice):
+        return NEXT, f"it is what the worker takes next ({_REASONS[choice['why']]})"
+    if own and choice["why"] in ("worth", "left") and (told := _left(conn, worker, own)):
+        return "left", told
+    if chosen is None:
+        return "left", "what waits is left to those that hold it"
+    better = choice["band"] is not None and choice["band"] < row["priority"]
+    if choice["why"] == "first" or better:
+        return _by_place(conn, tables.NODE_JOBS.name, row, worker, can)
+    if chosen == own:
+        return "line", f"behind other jobs of {_line(own)}"
+    return choice["why"], f"behind {_line(chosen)}: {_REASONS[choice['why']]}"
+
+
+_REASONS: dict[str, Any] = {
+    "first": "the first in line",
+    "warm": "it needs no load here",
+    "urgent": "a better priority that has waited past the grace",
+    "worth": "most waiting ends there per second of load and work",
+    "overdue": "it has waited too much longer than the others",
+}
+
+
+def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
+    if choice["how"] == "newest":
+        return row["priority"] == choice["band"] and whys.is_newest(conn, row)
+    return row["seq"] == choice["seq"]
+
+
+def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
+    """Who gets to its line first, or None when it is not left to anybody."""
+    line = whys.weighed(conn, worker, model)
+    if not line["is_left"]:
+        return None
+    hosts = ", ".join(line["holders"] or ())
+    reach_s, load_s = line["reach_s"], line["load_s"]
+    return f"left to {hosts}, through with it in {reach_s:.0f} s; a load takes {load_s:.0f} s here"
+
+
+def _line(model: str) -> str:
+    return f"model {model}" if model else "jobs without a model"

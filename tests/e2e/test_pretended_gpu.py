@@ -1,0 +1,41 @@
+"""The check of models and guards, done by real workers on a card that is made of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from queue_workflows.telemetry import cards
+from tests.gpu import __main__ as gpu
+from tests.gpu import app
+
+
+def test_every_check_holds_on_a_pretended_card(
+    db: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = gpu.pretended(tmp_path)
+    monkeypatch.setenv("PATH", env["PATH"])
+    holds = gpu.check(env, patience_s=60.0)
+    out = capsys.readouterr().out
+    assert holds, out
+    assert out.count("ok ") == 8
+
+
+def test_the_pretended_card_counts_what_live_processes_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", gpu.pretended(tmp_path)["PATH"])
+    (tmp_path / "999999999.1.vram").write_text("5000")
+    card = app.Pretended(tmp_path)
+    reader = cards.Reader(None)
+    assert reader.read() == [cards.Card(0, 0, 0, 24576)]
+    weights = card.weights(2048)
+    assert reader.read() == [cards.Card(0, 0, 2048, 24576)]
+    weights.__dict__.clear()
+    del weights
+    assert reader.read() == [cards.Card(0, 0, 0, 24576)]

@@ -1,0 +1,333 @@
+"""What the fleet learns of its models, and whom a job fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import (
+    claim_worker,
+    config,
+    model_registry,
+    node_pool,
+    node_queue,
+    worker_control,
+)
+from queue_workflows.runtime import service
+from queue_workflows.store import claims, fleet, workers
+from tests.support import factories, wait
+
+
+def report(conn: Any, worker_id: str = "w1", host: str = "box", **given: Any) -> None:
+    """A gpu worker says what it holds and can load."""
+    values = {
+        "worker_id": worker_id, "host_label": host, "queue": "gpu", "pid": 1, "state": "idle",
+        "job_ids": [], "detail": "{}", "obey": True, "concurrency": 1, "current_model": None,
+        "known_models": [], "vram_total_mb": None,
+    }  # fmt: skip
+    workers.report(conn, values | given)
+
+
+def claim(conn: Any, worker_id: str = "w1", **more: Any) -> dict[str, Any] | None:
+    return claims.node_step(conn, factories.who("gpu", worker_id, **more))
+
+
+def learned(conn: Any, model: str, host: str = "box") -> tuple[Any, ...]:
+    row = conn.execute(
+        "SELECT load_s, loads, run_s, runs FROM gpu_models WHERE model = %s AND host_label = %s",
+        (model, host),
+    ).fetchone()
+    return tuple(row.values()) if row else ()
+
+
+def gpu_job(conn: Any, model: str | None = "m", **given: Any) -> dict[str, Any]:
+    return factories.node(conn, queue="gpu", required_model=model, **given)
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Any:
+    with db.connect() as own:
+        yield own
+
+
+# --- what is learned ---------------------------------------------------------------------------
+
+
+def test_a_completed_job_teaches_the_run_without_the_load(conn: Any) -> None:
+    gpu_job(conn)
+    job = claim(conn)
+    assert job is not None
+    node_queue.record_node_event(
+        run_id=job["run_id"], node_id=job["node_id"], event_type="model_load_done",
+        job_id=job["id"], host_label="box", queue="gpu", model="m", elapsed_s=30.0,
+    )  # fmt: skip
+    done = claims.NodeResult(factories.node_lease(job), "{}", 100.0)
+    claims.node_step(conn, factories.who("gpu"), done=done, claim=False)
+    assert learned(conn, "m") == (30.0, 1, 70.0, 1)
+
+
+def test_the_averages_follow_the_latest(conn: Any) -> None:
+    for seconds in (10.0, 20.0, 30.0):
+        fleet.learn_load(conn, "box", "m", seconds)
+    assert learned(conn, "m")[:2] == (pytest.approx(20.0), 3)
+    for _ in range(60):
+        fleet.learn_load(conn, "box", "m", 90.0)
+    assert learned(conn, "m")[0] == pytest.approx(90.0, abs=1)
+
+
+def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
+    fleet.learn_load(conn, "box", "m", 10.0)
+    with db.connect(autocommit=False) as other:
+        fleet.learn_load(other, "box", "m", 20.0)
+        conn.execute("SET lock_timeout = '200ms'")
+        fleet.learn_load(conn, "box", "m", 30.0)
+        other.commit()
+    assert learned(conn, "m")[:2] == (15.0, 2)
+
+
+def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
+    report(conn, host="box")
+    for host in ("box", "gone", "lately"):
+        fleet.learn_load(conn, host, "m", 10.0)
+    conn.execute(
+        "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
+    )
+    node_pool.prune_workers()
+    left = factories.column(conn, "SELECT host_label FROM gpu_models ORDER BY 1")
+    assert left == ["box", "lately"]
+
+
+# --- whom a job fits ---------------------------------------------------------------------------
+
+
+def test_a_job_too_large_for_the_card_is_left(conn: Any) -> None:
+    fleet.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
+    report(conn, vram_total_mb=12288)
+    for model in ("large", "small", "unknown", None):
+        gpu_job(conn, model)
+    found: list[str | None] = []
+    while job := claim(conn):
+        found.append(job["required_model"])
+    assert found == ["small", "unknown", None]
+
+
+def test_what_needs_24_gb_fits_a_card_sold_as_one(conn: Any) -> None:
+    fleet.publish_sizes(conn, "box", {"large": 24.0})
+    report(conn, vram_total_mb=24564)
+    gpu_job(conn, "large")
+    assert claim(conn, models=["large"]) is not None
+
+
+def test_the_size_of_a_model_is_known_by_another_host(conn: Any) -> None:
+    fleet.publish_sizes(conn, "den", {"large": 24.0})
+    report(conn, vram_total_mb=12288)
+    gpu_job(conn, "large")
+    assert claim(conn, policy="balanced") is None
+    assert claim(conn, "w2", policy="balanced") is not None, "a card of unknown size"
+
+
+def test_a_size_that_changed_is_published_again(conn: Any) -> None:
+    for size in (8.0, 16.0, 0.0):
+        fleet.publish_sizes(conn, "box", {"m": size})
+    assert factories.one(conn, "SELECT est_vram_gb IS NULL FROM gpu_models")
+
+
+def test_a_worker_says_since_when_it_holds_its_model(conn: Any) -> None:
+    since: list[Any] = []
+    for model in ("m", "m", "n"):
+        report(conn, current_model=model, known_models=["m", "n"])
+        since.append(factories.one(conn, "SELECT model_since FROM workers"))
+    assert since[0] == since[1] < since[2]
+    assert factories.one(conn, "SELECT known_models FROM workers") == ["m", "n"]
+    report(conn)
+    assert factories.one(conn, "SELECT known_models IS NULL FROM workers")
+
+
+# --- what nobody can take ----------------------------------------------------------------------
+
+
+class Orchestrator:
+    """Sweeps with a clock of their own, after a minute with the database."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sweeps = node_pool.Sweeps(lambda: self.now)
+        self.after(60)
+
+    def after(self, seconds: float) -> None:
+        for _ in range(int(seconds // 5)):
+            self.now += 5
+            self.sweeps.reclaim()
+        self.sweeps.flag_unassignable()
+
+
+@pytest.fixture
+def orchestrator(conn: Any) -> Iterator[Orchestrator]:
+    del conn
+    made = Orchestrator()
+    yield made
+    made.sweeps.close()
+
+
+def flags(conn: Any) -> list[tuple[str, str]]:
+    return [(row["reason"], row["detail"]) for row in fleet.flagged(conn)]
+
+
+def unserved(conn: Any) -> dict[str, str]:
+    return {row["model"]: row["reason"] for row in fleet.unserved(conn) if row["reason"]}
+
+
+def test_why_nobody_takes_it(conn: Any) -> None:
+    gpu_job(conn, "m")
+    gpu_job(conn, None)
+    assert unserved(conn) == {"m": "no_worker", "": "no_worker"}
+    report(conn, "w1", "den", known_models=["n"])
+    assert unserved(conn) == {"m": "model"}
+    fleet.publish_sizes(conn, "attic", {"m": 24.0})
+    report(conn, "w2", "attic", known_models=["m"], vram_total_mb=12288)
+    (row,) = fleet.unserved(conn)
+    assert row["reason"] == "vram"
+    assert row["detail"] == "it needs 24 GB, and the largest card has 12 GB"
+    report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
+    assert unserved(conn) == {}
+    worker_control.disable_worker("box", "gpu")
+    report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
+    (row,) = fleet.unserved(conn)
+    assert (row["reason"], row["detail"]) == ("off", "every box that can take it is off: box")
+
+
+def test_a_worker_of_an_older_engine_serves_too(conn: Any) -> None:
+    gpu_job(conn, "m")
+    beat = {"host_label": "old", "queue": "gpu", "concurrency": 1}
+    node_queue.upsert_worker_heartbeat(**beat, known_models=["n"])
+    assert unserved(conn) == {"m": "model"}
+    node_queue.upsert_worker_heartbeat(**beat, known_models=["m"])
+    assert unserved(conn) == {}
+
+
+def test_it_is_said_once_per_reason_and_taken_back(
+    conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "queue_workflows.node_pool")
+    job = gpu_job(conn, "m")
+    orchestrator.after(10)
+    assert flags(conn) == [], "a worker that restarts is no reason"
+    for _ in range(3):
+        orchestrator.after(30)
+    assert flags(conn) == [("no_worker", "no gpu worker is alive")]
+    report(conn, known_models=["n"])
+    for _ in range(3):
+        orchestrator.after(30)
+    assert [reason for reason, _ in flags(conn)] == ["model"]
+    report(conn, known_models=["m"])
+    for _ in range(3):
+        orchestrator.after(30)
+    assert flags(conn) == []
+    kinds = "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id"
+    assert factories.column(conn, kinds, job["id"]) == ["unassignable"] * 2 + ["assignable"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+
+
+def test_two_orchestrators_say_it_once(
+    conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu_job(conn, "m")
+    other = Orchestrator()
+    for one in (orchestrator, other, orchestrator, other):
+        one.after(30)
+    other.sweeps.close()
+    assert len(caplog.records) == 1
+    assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 1
+
+
+def test_a_long_line_leaves_a_hundred_events(conn: Any, orchestrator: Orchestrator) -> None:
+    run_id = factories.run(conn)
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model)"
+        " SELECT %s, i::text, 'm', 'gpu', 'm' FROM generate_series(1, 300) i",
+        (run_id,),
+    )
+    orchestrator.after(0)
+    orchestrator.after(30)
+    assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 100
+    assert [row["jobs"] for row in fleet.flagged(conn)] == [300]
+    conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
+    orchestrator.after(0)
+    assert fleet.flagged(conn) == []
+
+
+# --- who gets what -----------------------------------------------------------------------------
+
+
+def test_a_cold_worker_leaves_the_line_to_the_warm_one(conn: Any) -> None:
+    report(conn, "warm", current_model="m")
+    gpu_job(conn)
+    assert claim(conn, "cold", policy="balanced") is None
+    assert claim(conn, "warm", policy="balanced", model="m") is not None
+
+
+@pytest.mark.parametrize("state", ["silent", "parked"])
+def test_nothing_is_left_to_a_worker_that_takes_nothing(conn: Any, state: str) -> None:
+    report(conn, "warm", current_model="m")
+    change = "state = 'parked'" if state == "parked" else "last_seen = now() - interval '1 minute'"
+    conn.execute(f"UPDATE workers SET {change}".encode())
+    gpu_job(conn)
+    assert claim(conn, "cold", policy="balanced") is not None
+
+
+def test_a_policy_that_is_none_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert config.gpu_claim_policy() == "strict"
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", "balanced")
+    assert config.gpu_claim_policy() == "balanced"
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", "fair")
+    assert [config.gpu_claim_policy() for _ in range(2)] == ["strict", "strict"]
+    assert len(caplog.records) == 1 and "fair" in caplog.text
+
+
+def test_the_knob_decides_for_hosts_that_claim_by_themselves(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(conn, "warm", current_model="m")
+    gpu_job(conn)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", "balanced")
+    assert node_queue.claim_next_gpu_job(host="box") is None
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", "strict")
+    assert node_queue.claim_next_gpu_job(host="box") is not None
+
+
+def test_a_worker_tells_its_card_its_models_and_their_sizes(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_VRAM_GB", "12")
+    model_registry.register(model_registry.ModelSpec("m", loader=dict, est_vram_gb=3.5))
+    worker = claim_worker.ClaimWorker(queue="gpu", host="box", on_exit=lambda _: None)
+    told = (
+        "SELECT w.known_models = ARRAY['m'] AND w.vram_total_mb = 12000"
+        " AND h.vram_total_mb = 12000 AND g.est_vram_gb = 3.5"
+        " AND w.detail -> 'claim' ->> 'policy' = 'strict'"
+        " FROM workers w JOIN worker_heartbeats h USING (host_label, queue)"
+        " JOIN gpu_models g USING (host_label)"
+    )
+    try:
+        with service.Pool("work", 1, lambda _: worker.run_forever()):
+            try:
+                wait.until(lambda: factories.column(conn, told) == [True])
+            finally:
+                worker.stop()
+    finally:
+        model_registry.clear_for_tests()
+
+
+def test_a_worker_of_the_version_before_claims_on(conn: Any) -> None:
+    """Its call has three arguments less, and means the strict policy."""
+    gpu_job(conn, "m")
+    row = conn.execute(
+        "SELECT queue_workflows_node_step('w', 'box', 'gpu', 600, true, true, true, false, NULL,"
+        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL) AS job"
+    ).fetchone()
+    assert row["job"]["required_model"] == "m"

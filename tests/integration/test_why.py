@@ -1,0 +1,187 @@
+"""`why`: per live worker the first clause of the claim that keeps it from a job."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Generator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import cli, waiting, worker_control
+from queue_workflows.store import claims, fleet, workers
+from tests import test_invariant_gpu_claims as gpu
+from tests.support import factories
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[Any]:
+    with db.connect() as own:
+        yield own
+
+
+def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
+    """A worker says of itself what it claims by."""
+    values = {
+        "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
+        "state": "idle", "job_ids": [], "detail": json.dumps({"claim": fleet.claim_detail(who)}),
+        "obey": True, "concurrency": 1, "current_model": who.model,
+        "known_models": who.models or [], "vram_total_mb": None,
+    }  # fmt: skip
+    workers.report(conn, values | given)
+
+
+def clauses(conn: Any, job: Row) -> dict[str, str | None]:
+    told = waiting.why(job["id"], conn=conn)
+    assert told is not None
+    return {worker["worker_id"]: worker["clause"] for worker in told["workers"]}
+
+
+def details(conn: Any, job: Row) -> list[str]:
+    told = waiting.why(job["id"], conn=conn)
+    assert told is not None
+    return [worker["detail"] for worker in told["workers"]]
+
+
+def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], Row | None]) -> int:
+    """`why` calls that job next which the claim takes, and none of the others; how many claims."""
+    count = 0
+    while True:
+        with conn.transaction(force_rollback=True):
+            taken = claim()
+        told = {job["id"]: clauses(conn, job)[who.worker_id] for job in jobs}
+        expected = [taken["id"]] if taken and taken["id"] in told else []
+        assert [job_id for job_id, clause in told.items() if clause == waiting.NEXT] == expected
+        if claim() is None or count == 5:
+            return count
+        count += 1
+        jobs = [job for job in jobs if taken is None or job["id"] != taken["id"]]
+
+
+# --- the two cannot disagree -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["strict", "balanced"])
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_next_is_what_a_gpu_claim_takes(db: ModuleType, policy: str, seed: int) -> None:
+    with db.connect() as conn, conn.transaction(force_rollback=True):
+        given = gpu.world(conn, seed)
+        view = given.view
+        who = factories.who(
+            "gpu", "me", host=gpu.HERE, model=view.warm, models=given.known, policy=policy,
+            grace_s=view.grace_s, bound_s=view.bound_s, newest=seed % 3 == 0,
+        )  # fmt: skip
+        report(conn, who)
+        rows = conn.execute("SELECT * FROM workflow_node_jobs WHERE status = 'queued'").fetchall()
+        with conn.transaction(force_rollback=True):
+            likely = [claims.node_step(conn, who) for _ in range(6)]
+        chosen = {job["id"] for job in likely if job}
+        others = random.Random(seed).sample(rows, min(4, len(rows)))
+        jobs = [row for row in rows if row["id"] in chosen or row in others]
+        agree(conn, who, jobs, lambda: claims.node_step(conn, who))
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_next_is_what_a_cpu_claim_takes(conn: Any, newest: bool) -> None:
+    run_id = factories.run(conn)
+    jobs = [
+        factories.node(conn, run_id, f"n{number}", priority=priority)
+        for number, priority in enumerate([100, 50, 100, 50, 100])
+    ]
+    who = factories.who("cpu", "me", newest=newest)
+    report(conn, who)
+    assert agree(conn, who, jobs, lambda: claims.node_step(conn, who)) == 5
+
+
+def test_next_is_what_an_ingest_claim_takes(conn: Any) -> None:
+    jobs = [factories.ingest(conn, priority=priority) for priority in (100, 50, 100)]
+    who = factories.who("fetch", "me")
+    report(conn, who)
+    assert agree(conn, who, jobs, lambda: next(iter(claims.ingest_step(conn, who)), None)) == 3
+
+
+# --- the clauses -------------------------------------------------------------------------------
+
+
+def test_what_keeps_every_worker_from_it(conn: Any) -> None:
+    run_id = factories.run(conn)
+    due = factories.node(conn, run_id, "later", available_at="2999-01-01")
+    first = factories.node(conn, run_id, "first", lock_key="k")
+    second = factories.node(conn, run_id, "second", lock_key="k")
+    done = factories.node(conn, run_id, "done", status="completed")
+    told = {job["node_id"]: waiting.why(job["id"]) for job in (due, first, second, done)}
+    assert {name: row and row["clause"] for name, row in told.items()} == {
+        "later": "not_due", "first": "no_worker", "second": "locked", "done": "status",
+    }  # fmt: skip
+    assert told["second"] and first["id"] in told["second"]["detail"]
+    over = factories.node(conn, factories.run(conn, status="cancelled"))
+    assert (waiting.why(over["id"]) or {})["clause"] == "run_over"
+    assert waiting.why("nothing") is None
+
+
+def test_what_keeps_a_worker_from_it(conn: Any) -> None:
+    fleet.publish_sizes(conn, "small", {"m": 24.0})
+    for host, more in (
+        ("off", {}),
+        ("stranger", {"known_models": ["n"]}),
+        ("small", {"vram_total_mb": 12288}),
+        ("box", {}),
+    ):
+        report(conn, factories.who("gpu", host, host=host), **more)
+    worker_control.disable_worker("off", "gpu", requested_by="me")
+    job = factories.node(conn, queue="gpu", required_model="m")
+    assert clauses(conn, job) == {
+        "off": "off", "stranger": "model", "small": "vram", "box": "next",
+    }  # fmt: skip
+    assert "the model needs 24 GB, its card has 12 GB" in details(conn, job)
+
+
+def test_who_is_before_it(conn: Any) -> None:
+    run_id = factories.run(conn)
+    report(conn, factories.who("cpu", "me"))
+    jobs = [factories.node(conn, run_id, f"n{n}", priority=p) for n, p in enumerate([100, 100, 1])]
+    assert details(conn, jobs[0]) == ["behind 1 job of a better priority"]
+    conn.execute("DELETE FROM workflow_node_jobs WHERE node_id = 'n2'")
+    assert details(conn, jobs[1]) == ["behind 1 older job of its priority"]
+
+
+def test_to_whom_it_is_left(conn: Any) -> None:
+    report(conn, factories.who("gpu", "warm", host="den", model="m", policy="balanced"))
+    report(conn, factories.who("gpu", "cold", policy="balanced"))
+    job = factories.node(conn, queue="gpu", required_model="m")
+    assert clauses(conn, job) == {"warm": "next", "cold": "left"}
+    assert any(text.startswith("left to den") for text in details(conn, job))
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def why(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = cli.main(["why", *arguments])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_the_exit_code_says_whether_it_will_run(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = factories.run(conn)
+    job = factories.node(conn, run_id)
+    code, said = why(capsys, job["id"])
+    assert code == 1 and "no live worker serves queue cpu" in said
+    report(conn, factories.who("cpu", "me"))
+    code, said = why(capsys, job["id"][:20])
+    assert code == 0 and "box pid 7 (idle): it is next in line" in said
+    code, said = why(capsys, job["id"], "--json")
+    assert code == 0 and json.loads(said)["workers"][0]["clause"] == "next"
+    conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
+    code, said = why(capsys, job["id"])
+    assert code == 0 and "it is cancelled" in said
+    code, said = why(capsys, run_id)
+    assert code == 2 and "is a run" in said
+    code, said = why(capsys, "nothing")
+    assert code == 1 and "there is no run or job" in said
