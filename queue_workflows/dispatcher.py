@@ -10,11 +10,11 @@ import logging
 from typing import Any
 
 from queue_workflows import db, errors
+from queue_workflows.dag.answers import meant as meant_answer
+from queue_workflows.dag.answers import options as answer_options
 from queue_workflows.dispatch import advance, inputs
 from queue_workflows.dispatch.ahead import look as look_ahead
 from queue_workflows.dispatch.ahead import note as note_completed
-from queue_workflows.dispatch.answers import meant as meant_answer
-from queue_workflows.dispatch.answers import options as answer_options
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
 from queue_workflows.dispatch.inputs import answer_delta, resolve_inputs_for_job, submit_input

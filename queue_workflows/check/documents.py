@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from queue_workflows import config, errors, refs
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import policy
+from queue_workflows.dag import answers, policy, widgets
 
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
 _PIPELINE = {"name", "nodes", "defaults"}
 _ANSWERED = {"choose_one": "source", "turnout": "turnout_options"}
 """The key without which a widget has nothing to choose from."""
+_OFFERS = ("source", "turnout_options", "library", "accept")
+"""The keys that say what an answer may be."""
 
 
 def look(
@@ -29,6 +32,7 @@ def look(
                 yield findings.warning(
                     at, f"widget {step['widget']!r} offers nothing", f"give it {needed!r}"
                 )
+            yield from _default(step, at)
             continue
         yield from _unread_keys(step, _STEP, at)
         yield from _unread_policy(step, at)
@@ -40,6 +44,19 @@ def look(
             yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
             for node in schema["nodes"]:
                 yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
+
+
+def _default(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    """An answer that a time-out gives and nobody may; what only a run knows is let be."""
+    asked = policy.read_input(step, at) or {}
+    own = step["widget"] in config.get_config().input_widgets
+    if "default" not in asked or own or refs.heads([step.get(key) for key in _OFFERS]):
+        return
+    spec = widgets.build_spec(step, context={}, out_dir=None)
+    try:
+        answers.check(spec, asked["default"], "'default'")
+    except errors.InputRefused as refused:
+        yield findings.error(at, str(refused), "give it an answer that a person could give")
 
 
 def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db, errors, refs
-from queue_workflows.dag import widgets
-from queue_workflows.dispatch import answers, hooks, knowledge
+from queue_workflows.dag import answers, widgets
+from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, outbox, payload, runs, submissions
 from queue_workflows.types import Row
 

@@ -79,16 +79,25 @@ def missing_rights(conn: db.Connection) -> list[str]:
         b" unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p (name)"
         b" WHERE NOT has_table_privilege(to_regclass(t.name), p.name)"
         b" UNION ALL SELECT 'SELECT on queue_schema_version'"
-        b" WHERE NOT has_table_privilege(to_regclass('queue_schema_version'), 'SELECT')"
-        b" UNION ALL SELECT 'USAGE on ' || s.oid::regclass FROM pg_class s"
-        b" JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass"
-        b" AND d.deptype = 'a' AND d.refobjid IN"
-        b" (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS t (name))"
-        b" WHERE CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE')"
-        b" ELSE false END",
+        b" WHERE NOT has_table_privilege(to_regclass('queue_schema_version'), 'SELECT')",
         {"tables": list(TABLES)},
     ).fetchall()
-    return [row["missing"] for row in rows]
+    closed = closed_sequences(conn, list(TABLES))
+    return [row["missing"] for row in rows] + [f"USAGE on {name}" for name in closed]
+
+
+def closed_sequences(conn: db.Connection, tables: list[str]) -> list[str]:
+    """The sequences of those of these tables that exist which this role may not use."""
+    rows = conn.execute(
+        b"SELECT s.oid::regclass::text AS name FROM pg_class s"
+        b" JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass"
+        b" AND d.deptype = 'a' AND d.refobjid IN"
+        b" (SELECT to_regclass(name) FROM unnest(%s::text[]) AS t (name))"
+        b" WHERE CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE')"
+        b" ELSE false END",
+        (tables,),
+    ).fetchall()
+    return [row["name"] for row in rows]
 
 
 def notify(conn: db.Connection, channel: str) -> float:

@@ -40,19 +40,13 @@ def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
     rows = conn.execute(
         b"SELECT w.privilege AS right, 'TABLE' AS kind, to_regclass(w.name)::text AS name"
         b" FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS w (name, privilege)"
-        b" WHERE NOT has_table_privilege(to_regclass(w.name), w.privilege)"
-        b" UNION ALL SELECT 'USAGE', 'SEQUENCE', s.oid::regclass::text FROM pg_class s"
-        b" JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass"
-        b" AND d.deptype = 'a' AND d.refobjid IN"
-        b" (SELECT to_regclass(name) FROM unnest(%(filled)s::text[]) AS t (name))"
-        b" WHERE CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE')"
-        b" ELSE false END",
-        {
-            "tables": [table for table, _ in pairs],
-            "privileges": [right for _, right in pairs],
-            "filled": filled,
-        },
+        b" WHERE NOT has_table_privilege(to_regclass(w.name), w.privilege)",
+        {"tables": [table for table, _ in pairs], "privileges": [right for _, right in pairs]},
     ).fetchall()
+    rows += [
+        {"right": "USAGE", "kind": "SEQUENCE", "name": name}
+        for name in health.closed_sequences(conn, filled)
+    ]
     if purpose in {"work", "migrate"}:
         rows += _functions(conn)
     if purpose == "migrate":

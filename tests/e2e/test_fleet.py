@@ -43,14 +43,22 @@ def _ip(*words: str) -> bool:
         return False
 
 
+def _loopback() -> Box:
+    assert "QUEUE_WORKFLOWS_TEST_NAMESPACES" not in os.environ, "no network namespace can be made"
+    return Box([], "127.0.0.1", "127.0.0.1", "")
+
+
 @pytest.fixture
 def box() -> Generator[Box]:
-    """A network namespace with its own address; who may not make one is on the loopback."""
+    """A network namespace with its own address; who may not make one is on the loopback.
+
+    With QUEUE_WORKFLOWS_TEST_NAMESPACES set that is an error.
+    """
     tag = secrets.token_hex(3)
     name, here, there = f"qw-{tag}", f"qwa{tag}", f"qwb{tag}"
     net = f"10.213.{secrets.randbelow(254) + 1}"
     if os.geteuid() != 0 or not _ip("netns", "add", name):
-        yield Box([], "127.0.0.1", "127.0.0.1", "")
+        yield _loopback()
         return
     inside = ("netns", "exec", name, "ip")
     try:
@@ -64,7 +72,7 @@ def box() -> Generator[Box]:
         if made:
             yield Box(["ip", "netns", "exec", name], f"{net}.2", f"{net}.1", name)
         else:
-            yield Box([], "127.0.0.1", "127.0.0.1", "")
+            yield _loopback()
     finally:
         _ip("netns", "delete", name)
         _ip("link", "delete", here)

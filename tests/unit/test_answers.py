@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dispatch import answers
+from queue_workflows.dag import answers
 
 TURNOUT = {
     "widget": "turnout",

@@ -62,6 +62,22 @@ CHOOSE = {
     "id": "choose", "kind": "input", "widget": "turnout", "target": "lead",
     "turnout_options": {"$from": "read/count.words"}, "depends_on": ["read"],
 }  # fmt: skip
+
+
+def question(options: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "id": "q", "kind": "input", "widget": "turnout", "turnout_options": options,
+        "timeout_s": 60, **more,
+    }  # fmt: skip
+
+
+def ask_file(name: str) -> dict[str, Any]:
+    return {
+        "id": "q", "kind": "input", "widget": "file_upload", "accept": [".csv"],
+        "timeout_s": 60, "default": name,
+    }  # fmt: skip
+
+
 PIPELINES: dict[str, Any] = {
     "count": {"nodes": [node("count", "text")]},
     "show": {"nodes": [node("show", "words")]},
@@ -130,6 +146,9 @@ def test_nothing_is_said_of_a_good_one() -> None:
         ((step("s", "p"),), one(node("gather", gpu=True, model="big")), "unknown model 'big'; reg"),
         ((step("s", "p"),), one(node("gather", queue="fast")), "unknown queue 'fast'"),
         ((step("s", "p"),), one(node("gather", queue="gpu")), "'queue': 'gpu' is not read"),
+        ((question(["a", "b"], default="c"),), {}, "step 'q': 'default' does not take"),
+        ((question(["a"], default="c", skip_if={"$from": "x"}),), {}, "it is one of \"a\""),
+        ((ask_file("c.pdf"),), {}, "'default' does not take 'c.pdf': it accepts .csv"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -186,6 +205,22 @@ def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
         ]}, "q": {"nodes": [node("show", "words", "more")]}},
     )  # fmt: skip
     assert found.findings == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        question(["a", "b"], default="b"),
+        question(["a"]),
+        question({"$from": "read/count.words"}, default="c", depends_on=["read"]),
+        {**question(["a"], default="c"), "timeout_s": None},
+        {**question(["a"], default="c"), "widget": "choose_one", "source": ["a"]},
+        ask_file("c.CSV"),
+    ],
+)
+def test_a_default_that_a_person_could_give_is_let_be(given: Any) -> None:
+    config.register_input_widget("choose_one", lambda _step, _run: {"options": ["c"]})
+    assert [str(each) for each in report(READ, given).findings if "default" in str(each)] == []
 
 
 def test_models_come_from_the_registrar_and_its_error_is_shown() -> None:
