@@ -55,6 +55,12 @@ def is_done(job_id: str, status: str = "completed") -> Callable[[], bool]:
     return lambda: job(job_id)["status"] == status
 
 
+def has_reported() -> bool:
+    """Whether a worker has its row; one whose body takes the GIL at once writes none."""
+    with engine.connect() as conn:
+        return conn.execute("SELECT FROM workers").fetchone() is not None
+
+
 def events(job_id: str) -> dict[str, dict[str, Any]]:
     """Of the first claim, by type."""
     with engine.connect() as conn:
@@ -181,12 +187,13 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     cli: Commands, tmp_path: Path, hurried: bool
 ) -> None:
     stubborn.setup()
-    job_id = node_queue.enqueue_ingest_job(
-        task_name="stuck_with_gil", queue="work", args={"folder": str(tmp_path)}
-    )
     timeout_s = 60.0 if hurried else oversight.SILENT_S + 1
     argv = ("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
     parent = cli.start(*argv, "--shutdown-timeout", str(timeout_s))
+    until(has_reported, timeout_s=30)
+    job_id = node_queue.enqueue_ingest_job(
+        task_name="stuck_with_gil", queue="work", args={"folder": str(tmp_path)}
+    )
     until((tmp_path / "started").exists, timeout_s=30)
     parent.send(signal.SIGTERM)
     asked = time.monotonic()
