@@ -121,6 +121,8 @@ def renewed(conn: engine.Connection) -> None:
     until(lambda: rows(conn)[0]["lease_expires_at"] > before)
 
 
+LISTENS = "SELECT FROM workers WHERE (detail ->> 'lock')::boolean"
+"""The worker's session of life is the one that listens."""
 CANCEL = "UPDATE ingest_jobs SET cancel_requested_at = now() WHERE id = %s"
 
 
@@ -142,6 +144,7 @@ def test_a_job_that_is_cancelled_before_its_turn_never_runs(
     with running(worker(), bodies):
         assert bodies.started.wait(30)
         if how == "cancel_job":
+            until(lambda: conn.execute(LISTENS).fetchone() is not None)
             dispatcher.cancel_job(ids[2])
         else:
             conn.execute(CANCEL, (ids[2],))
