@@ -120,7 +120,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
-    """Print to stderr where the bodies of failed nodes raised; `whole`: the engine's frames too."""
+    """Print to stderr where the bodies of failed nodes raised; `whole`: all of it."""
     sys.stdout.flush()
     for node in found["failed"][:TRACES]:
         lines = str(node["traceback"] or "").splitlines()

@@ -85,7 +85,8 @@ def test_a_failed_run_shows_the_hosts_frames(cli: Commands, tmp_path: Path) -> N
     assert any(line.startswith("ValueError: the toy broke") for line in lines)
     assert "longest chain" not in done.out, "no node came to an end"
     debug = cli.run(*RUN, "fail", "--debug", "--input", folder_of(tmp_path), **FEW)
-    assert "node_executor.py" in debug.err
+    whole = debug.err.partition("traceback of work/bad:\n")[2].splitlines()
+    assert whole[:2] == ["Traceback (most recent call last):", lines[0]], debug.err
     found = json.loads(cli.run(*RUN, "fail", "--json", "--input", folder_of(tmp_path), **FEW).out)
     assert [node["node_id"] for node in found["failed"]] == ["work/bad"]
     assert "in fail" in found["failed"][0]["traceback"]

@@ -14,6 +14,7 @@ from queue_workflows import (
     model_registry,
     node_pool,
     node_queue,
+    retention,
     worker_control,
 )
 from queue_workflows.runtime import service
@@ -95,7 +96,7 @@ def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
     conn.execute(
         "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
     )
-    node_pool.prune_workers()
+    assert retention.prune()["gpu_models"] == 1
     left = factories.column(conn, "SELECT host_label FROM gpu_models ORDER BY 1")
     assert left == ["box", "lately"]
 

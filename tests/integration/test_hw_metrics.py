@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, history, hw_metrics, node_pool, worker_control
+from queue_workflows import claim_worker, history, hw_metrics, retention, worker_control
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.store import samples
@@ -269,7 +269,7 @@ def test_samples_are_pruned_after_a_day(conn: Any) -> None:
     put(conn, age_s=86300)
     put(conn, age_s=86500)
     put(conn, every_s=60, age_s=86500)
-    node_pool.prune_workers()
+    assert retention.prune()["hw_samples"] == 2
     assert factories.one(conn, "SELECT count(*) FROM hw_samples") == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import history, node_pool, node_queue, retention, run_store
+from queue_workflows.store import fleet
 from queue_workflows.store import retention as statements
 from tests.support import factories, laws, wait
 
@@ -160,6 +161,11 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
             "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, 'b', 'cpu', 1)",
             (f"w{n}",),
         )
+        conn.execute(
+            "INSERT INTO hw_samples (host_label, every_s, slot, sample) VALUES ('b', 2, %s, '{}')",
+            (n,),
+        )
+        fleet.learn_load(conn, f"gone{n}", "m", 1.0)
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",
@@ -168,6 +174,8 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         "schedule_fires": "created_at",
         "worker_heartbeats": "last_seen",
         "workers": "last_seen",
+        "hw_samples": "sampled_at",
+        "gpu_models": "updated_at",
     }
     for table, column in tables.items():
         age(conn, table, column)
