@@ -52,6 +52,11 @@ class World:
         self.conn = conn
         self.host = flow.Flow()
         self.ran: Counter[str] = Counter()
+        self.raised: set[str] = set()
+        self.noticed = False
+        """Whether the orchestrator has looked since a body raised."""
+        self.late: list[str] = []
+        """Bodies that ran all the same."""
         self.meddled = False
         queue_workflows.register_node("act", self._act)
         steps = [self._step(index, item) for index, item in enumerate(items)]
@@ -70,15 +75,18 @@ class World:
 
     def _act(self, me: int) -> dict[str, Any]:
         self.ran[f"t{me}"] += 1
+        if self.noticed:
+            self.late.append(f"t{me}")
         behaviour = self.items[me].behaviour
         if behaviour == "broken" or (behaviour == "flaky" and self.ran[f"t{me}"] == 1):
+            self.raised.add(f"t{me}/n")
             raise ValueError(behaviour)
         return {"me": me}
 
     def do(self, act: str) -> None:
         """One thing happens; every law holds after it."""
         if act == "look":
-            self.host.look()
+            self._look()
         elif act == "work":
             self._work()
         elif act == "worker":
@@ -88,6 +96,10 @@ class World:
         else:
             self._meddle(act)
         assert laws.broken(self.conn, slack_s=5) == []
+
+    def _look(self) -> None:
+        self.host.look()
+        self.noticed = bool(self.raised)
 
     def _work(self) -> bool:
         job = node_queue.claim_next_cpu_job(host="box")
@@ -128,7 +140,7 @@ class World:
     def settle(self) -> None:
         """Everybody does their work and answers everything, until the run is over."""
         for _ in range(100):
-            self.host.look()
+            self._look()
             if flow.status(self.run_id) in SETTLED:
                 break
             self._work()
@@ -149,7 +161,9 @@ class World:
             failed = {node for node, state in states.items() if state == "failed"}
             assert failed <= {f"{name}/n" for name in bad}
             assert failed
+            assert self.meddled or failed == self.raised
         if not self.meddled:
+            assert self.late == []
             assert status == ("failed" if bad else "completed")
             assert {*self.ran.values()} <= {1}
 
