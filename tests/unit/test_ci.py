@@ -36,7 +36,15 @@ def test_commands_are_taken_from_readme(name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") in shown
     assert len(shown) == 2
-    assert f'bash -c "$(python3 .ci/readme_command.py {name})"' in RUN.read_text()
+    assert f"$(python3 .ci/readme_command.py {name})" in RUN.read_text()
+
+
+def test_both_halves_of_the_second_command_are_run() -> None:
+    steps = RUN.read_text()
+    install = steps.index('bash -c "${TEST% && *}"')
+    assert install < steps.index('bash -c "${TEST##* && }"')
+    command = _command("test").stdout.rstrip("\n")
+    assert command.rpartition(" && ")[2].startswith(".venv/bin/python -m pytest")
 
 
 def test_a_command_that_readme_lacks_fails(tmp_path: Path) -> None:
@@ -65,7 +73,7 @@ def test_ci_soaks_for_three_minutes_when_nothing_else_runs() -> None:
     assert "SOAK_MINUTES=3\n" in steps
     assert "seed $SOAK_SEED" in steps[:soak]  # said before it starts
     assert steps.rindex("finish_second_run\n") < soak
-    assert steps.index("readme_command.py test") < soak
+    assert steps.index('bash -c "${TEST##* && }"') < soak
 
 
 def test_the_example_is_the_one_in_readme() -> None:
