@@ -187,8 +187,9 @@ def world(
 
 
 def end(*started: Command) -> None:
-    """SIGTERM, and a clean exit."""
+    """SIGTERM, and a clean exit; one that has only just been started comes up first."""
     for each in started:
+        until(lambda each=each: each.catches(signal.SIGTERM), timeout_s=30)
         each.send(signal.SIGTERM)
     for each in started:
         assert each.wait() == 0, each.err

@@ -58,6 +58,12 @@ class Command:
     def send(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
 
+    def catches(self, signum: signal.Signals) -> bool:
+        """Whether it has a handler of its own by now; False once it has ended."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
     def wait(self, timeout_s: float = 30.0) -> int:
         """Its exit code; what it printed goes into the message when it does not end in time."""
         try:

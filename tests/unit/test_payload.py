@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -122,10 +123,15 @@ def test_the_check_costs_a_large_flat_dict_less_than_writing_it_thrice() -> None
 
     def best(call: Any) -> float:
         times: list[float] = []
-        for _ in range(5):
-            started = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - started)
+        traced = sys.gettrace()
+        sys.settrace(None)  # what measures coverage counts every line of ours, and none of json's
+        try:
+            for _ in range(5):
+                started = time.thread_time()
+                call()
+                times.append(time.thread_time() - started)
+        finally:
+            sys.settrace(traced)
         return min(times)
 
     assert best(lambda: payload.encode(value, "it")) < 3 * best(lambda: json.dumps(value)) + 0.005
