@@ -370,6 +370,7 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
     body: Body, monkeypatch: Any, policy: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
     first, second = queued(), queued("quick")
     codes: list[int] = []
     with running(worker(on_exit=codes.append)):
@@ -379,7 +380,6 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
         body.release.set()
         wait.until(lambda: job(first)["status"] == "completed")
         idle = "paused" if policy == "pause" else "parked"
-        worker_control.disable_worker("box", "all", stop_policy=policy)
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == [idle])
         assert (job(second)["status"], codes) == ("queued", [])
         worker_control.enable_worker("box", "all")
