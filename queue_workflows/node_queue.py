@@ -442,15 +442,18 @@ def enqueue_ingest_jobs(
     A member of `jobs` has the keywords of `enqueue_ingest_job`; what it lacks is taken from those
     of the call. Raises as `enqueue_ingest_job` does, and says which job.
     """
-    if args is not None and not (jobs or options) and (conn is None or joined.is_own(conn)):
-        return _enqueue_args(newjobs.Job(task_name or "", queue or "", args={}), args, conn)
+    same = jobs is None and options.keys() <= {"reason", "priority"}
+    if args is not None and same and (conn is None or joined.is_own(conn)):
+        job = newjobs.Job(task_name or "", queue or "", **options)
+        return _enqueue_args(newjobs.plain(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
     return _put(newjobs.calls(newjobs.merged(defaults, jobs, args)), conn)
 
 
-def _enqueue_args(job: newjobs.Job, args: Iterable[Mapping[str, Any]], conn: Any) -> list[JobId]:
-    values = newjobs.plain(job)
-    parts = list(payload.parts([newjobs.args_text(job.task_name, member) for member in args]))
+def _enqueue_args(
+    values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
+) -> list[JobId]:
+    parts = list(payload.parts([newjobs.args_text(values["task_name"], one) for one in args]))
     with _whole(conn, len(parts)) as own:
         return [one for part in parts for one in ingest.enqueue_many(own, values, part)]
 

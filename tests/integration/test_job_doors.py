@@ -7,16 +7,18 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies
 
 from queue_workflows import config, dispatcher, errors, node_queue
 from queue_workflows.store import payload
 from queue_workflows.types import JobId
-from tests.support import factories
+from tests.support import factories, schemas
 from tests.support.ear import Ear
 from tests.support.wait import until
 
@@ -151,11 +153,11 @@ def test_what_cannot_be_is_refused_before_any_write(conn: Any, name: str) -> Non
     wrong: list[dict[str, Any]] = [{name: bad} for bad in WRONG.get(name, [5])]
     if name not in WRONG:
         wrong += [{"idempotency_key": "k", name: bad} for bad in (-1, float("nan"), 4e7, "1", True)]
-    for given in wrong:
+    for each in wrong:
         for door in (enqueue, lambda **one: enqueue_many([{}, one])):
             with pytest.raises(ValueError) as caught:
-                door(**given)
-            assert isinstance(caught.value, (errors.InvalidJob, errors.InvalidPayload)), given
+                door(**each)
+            assert isinstance(caught.value, (errors.InvalidJob, errors.InvalidPayload)), each
     assert count(conn) == 0
 
 
@@ -250,35 +252,31 @@ def test_a_lock_key_waits_in_line_whatever_becomes_of_a_duplicate(conn: Any) -> 
     assert get(second)["blocked_reason"] is None
 
 
-def test_of_fifty_at_once_one_makes_the_job(conn: Any) -> None:
+def fifty(dsn: str, **given: Any) -> list[JobId]:
+    """Fifty requests on ten connections, all at once."""
     start = threading.Barrier(10)
 
     def five(_: int) -> list[JobId]:
-        start.wait(30)
-        return [enqueue(idempotency_key="k", args={"n": 1}) for _ in range(5)]
+        with psycopg.connect(dsn, autocommit=True) as own:
+            start.wait(30)
+            return [enqueue(**given, conn=own) for _ in range(5)]
 
     with futures.ThreadPoolExecutor(10) as pool:
-        ids = [job_id for found in pool.map(five, range(10)) for job_id in found]
-    assert len(ids) == 50
-    assert len(set(ids)) == 1
+        return [job_id for found in pool.map(five, range(10)) for job_id in found]
+
+
+def test_of_fifty_at_once_one_makes_the_job(conn: Any, dsn: str) -> None:
+    ids = fifty(dsn, idempotency_key="k", args={"n": 1})
+    assert (len(ids), len(set(ids)), count(conn)) == (50, 1, 1)
     assert [job_id.created for job_id in ids].count(True) == 1
-    assert count(conn) == 1
 
 
-def test_of_fifty_at_once_one_takes_over_a_key_that_is_due(conn: Any) -> None:
+def test_of_fifty_at_once_one_takes_over_a_key_that_is_due(conn: Any, dsn: str) -> None:
     first = enqueue(idempotency_key="k", idempotency_window_s=0)
     end(conn)
-    start = threading.Barrier(10)
-
-    def five(_: int) -> list[JobId]:
-        start.wait(30)
-        return [enqueue(idempotency_key="k") for _ in range(5)]
-
-    with futures.ThreadPoolExecutor(10) as pool:
-        ids = {job_id for found in pool.map(five, range(10)) for job_id in found}
-    assert len(ids) == 1
-    assert first not in ids
-    assert count(conn) == 2
+    ids = fifty(dsn, idempotency_key="k")
+    assert (len(set(ids)), first in ids, count(conn)) == (1, False, 2)
+    assert [job_id.created for job_id in ids].count(True) == 1
 
 
 def test_calls_with_the_same_keys_in_other_orders_do_not_wait_for_each_other(conn: Any) -> None:
@@ -374,6 +372,17 @@ def test_whoever_may_only_insert_may_give_a_key(conn: Any, db: ModuleType) -> No
             assert second != first
     finally:
         conn.execute("DROP OWNED BY doors_inserter; DROP ROLE doors_inserter")
+
+
+def test_a_key_is_found_by_its_index_whatever_the_table_looks_like(conn: Any) -> None:
+    """Plans of an empty table stay in use when it has grown."""
+    scans = "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'ingest_jobs'"
+    with conn.transaction():
+        before = factories.one(conn, scans)
+        for given in ({}, {"idempotency_key": "k"}, {"idempotency_key": "k"}):
+            enqueue(conn=conn, **given)
+        enqueue_many([{"idempotency_key": key} for key in "kabc"], conn=conn)
+        assert factories.one(conn, scans) == before
 
 
 # --- running again -----------------------------------------------------------------------------
@@ -476,3 +485,137 @@ def test_large_calls_leave_in_several_statements_and_one_commit(
         assert [get(job_id)["args"]["n"] for job_id in ids] == list(range(10))
         assert factories.one(conn, "SELECT count(DISTINCT created_at) FROM ingest_jobs") == 1
         conn.execute("DELETE FROM ingest_jobs")
+
+
+# --- up and down -------------------------------------------------------------------------------
+
+
+def test_keys_of_before_come_along_and_windows_are_not_lost_in_silence(
+    fresh_database: str, clean_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from queue_workflows import db
+
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    db.bootstrap(migrations_dir=schemas.chain_up_to(21, tmp_path / "to21"))
+    row = "INSERT INTO ingest_jobs (id, task_name, queue, status, idempotency_key) VALUES "
+    with db.connect() as own:
+        own.execute(
+            row + "('a', 't', 'fetch', 'completed', 'k'), ('b', 't', 'fetch', 'queued', 'k'),"
+            " ('c', 't', 'fetch', 'completed', 'k'), ('d', 't', 'fetch', 'failed', 'l'),"
+            " ('e', 't', 'fetch', 'failed', 'l')"
+        )
+        db.bootstrap()
+        kept = "SELECT id FROM ingest_jobs WHERE NOT idempotency_released ORDER BY id"
+        assert factories.column(own, kept) == ["b", "e"]
+        own.execute("UPDATE ingest_jobs SET idempotency_window_s = 5 WHERE id = 'b'")
+        with pytest.raises(errors.DataLossRefused, match="idempotency_window_s with 1 values"):
+            db.downgrade(to_version=21)
+        db.downgrade(to_version=21, allow_data_loss=True)
+        own.execute(row + "('f', 't', 'fetch', 'queued', 'k')")
+        assert factories.one(own, "SELECT count(*) FROM ingest_jobs") == 6
+    db.close_pool()
+
+
+# --- anything in any order ---------------------------------------------------------------------
+
+DAY_S = 86_400
+STEPS = strategies.lists(
+    strategies.one_of(
+        strategies.tuples(
+            strategies.just("ask"), strategies.sampled_from("kl"), strategies.integers(0, 1),
+            strategies.sampled_from([None, 0, 600]),
+        ),
+        strategies.tuples(strategies.sampled_from(["complete", "fail", "cancel", "retry", "age"])),
+    ),
+    max_size=20,
+)  # fmt: skip
+
+
+class Model:
+    """Who has which key, by the words of the page."""
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+
+    def has_key(self, job: dict[str, Any]) -> bool:
+        window = DAY_S if job["window"] is None else job["window"]
+        return not job["released"] and (job["live"] or job["age"] < window)
+
+    def owner(self, key: str) -> dict[str, Any] | None:
+        return next((j for j in self.jobs if j["key"] == key and self.has_key(j)), None)
+
+    def add(self, job_id: str, key: str, number: int, window: float | None) -> None:
+        self.release(key)
+        self.jobs.append(
+            {"id": job_id, "key": key, "n": number, "window": window, "age": 0}
+            | {"live": True, "released": False, "failed": False}
+        )
+
+    def release(self, key: str) -> None:
+        for job in self.jobs:
+            job["released"] |= job["key"] == key and not self.has_key(job)
+
+    def oldest(self, **wanted: Any) -> dict[str, Any] | None:
+        return next((j for j in self.jobs if wanted.items() <= j.items()), None)
+
+
+def ask(model: Model, key: str, number: int, window: float | None) -> None:
+    owner = model.owner(key)
+    given = {"idempotency_key": key, "args": {"n": number}, "idempotency_window_s": window}
+    if owner is not None and owner["n"] != number:
+        with pytest.raises(errors.IdempotencyClash) as caught:
+            enqueue(**given)
+        assert caught.value.job_id == owner["id"]
+        return
+    job_id = enqueue(**given)
+    assert job_id.created is (owner is None)
+    if owner is None:
+        model.add(job_id, key, number, window)
+    else:
+        assert job_id == owner["id"]
+
+
+def bring_on(model: Model, step: str) -> None:
+    job = model.oldest(failed=True) if step == "retry" else model.oldest(live=True)
+    if job is None:
+        return
+    if step != "retry":
+        {
+            "complete": node_queue.mark_ingest_completed,
+            "fail": lambda job_id: node_queue.mark_ingest_failed(job_id, error="e"),
+            "cancel": dispatcher.cancel_job,
+        }[step](job["id"])
+        job |= {"live": False, "failed": step != "complete"}
+        return
+    owner = model.owner(job["key"])
+    if job["released"] and owner is not None:
+        with pytest.raises(errors.IdempotencyClash):
+            dispatcher.retry_job(job["id"])
+        return
+    dispatcher.retry_job(job["id"])
+    if job["released"]:
+        model.release(job["key"])
+    job |= {"live": True, "failed": False, "released": False}
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=STEPS)
+def test_keys_are_held_as_the_page_says(conn: Any, steps: list[tuple[Any, ...]]) -> None:
+    conn.execute("DELETE FROM ingest_jobs")
+    model = Model()
+    for step, *values in steps:
+        if step == "ask":
+            ask(model, *values)
+        elif step == "age":
+            conn.execute("UPDATE ingest_jobs SET created_at = created_at - interval '300 s'")
+            for job in model.jobs:
+                job["age"] += 300
+        else:
+            bring_on(model, step)
+    live = factories.column(
+        conn, "SELECT idempotency_key FROM ingest_jobs WHERE status IN ('queued', 'running')"
+    )
+    assert len(live) == len(set(live))
+    assert count(conn) == len(model.jobs)
