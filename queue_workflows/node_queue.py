@@ -447,13 +447,15 @@ def enqueue_ingest_jobs(
         job = newjobs.Job(task_name or "", queue or "", **options)
         return _enqueue_args(newjobs.plain(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
-    return _put(newjobs.calls(newjobs.merged(defaults, jobs, args)), conn)
+    return _put(newjobs.calls(newjobs.merged(defaults, jobs, args), whole=conn is not None), conn)
 
 
 def _enqueue_args(
     values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
 ) -> list[JobId]:
-    parts = list(payload.parts([newjobs.args_text(values["task_name"], one) for one in args]))
+    texts = [newjobs.args_text(values["task_name"], one) for one in args]
+    # A host's connection may be in autocommit, where each statement is a transaction.
+    parts = [texts] if conn is not None and texts else list(payload.parts(texts))
     with _whole(conn, len(parts)) as own:
         return [one for part in parts for one in ingest.enqueue_many(own, values, part)]
 
@@ -495,7 +497,7 @@ async def enqueue_ingest_jobs_async(
     defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
     if conn is None:
         return await _in_thread(enqueue_ingest_jobs, jobs, args=args, **defaults)
-    calls = newjobs.calls(newjobs.merged(defaults, jobs, args))
+    calls = newjobs.calls(newjobs.merged(defaults, jobs, args), whole=True)
     return [one for call in calls for one in await joined.put_async(conn, call)]
 
 

@@ -99,16 +99,16 @@ def plain(job: Job) -> dict[str, Any]:
     return {**_base(job.task_name, job.queue, job.reason, job.priority), "args": _args(job)}
 
 
-def calls(jobs: Iterable[Job]) -> list[Call]:
+def calls(jobs: Iterable[Job], *, whole: bool = False) -> list[Call]:
     """The jobs as statements, of about `payload.PART_BYTES` each; none for none.
 
-    Jobs of which any has an idempotency key, which may have to be undone, are one statement.
-    Raises as `plain` does, and names the job where there are several.
+    One statement when they must be `whole` by themselves, or any has an idempotency key, for which
+    they may have to be undone. Raises as `plain` does, and names the job where there are several.
     """
     rows = list(jobs)
     texts = list(_rows(rows))
     keys = [job.idempotency_key for job in rows]
-    whole = any(key is not None for key in keys)
+    whole = bool(texts) and (whole or any(key is not None for key in keys))
     found: list[Call] = []
     for part in [texts] if whole else payload.parts(texts):
         end = len(keys) if whole else len(part)
