@@ -316,6 +316,21 @@ def test_a_call_waits_for_who_has_the_key_and_has_not_ended(
         assert (second.result() == first) is commits
 
 
+def test_a_key_that_is_free_when_it_is_looked_up_is_asked_for_again(conn: Any) -> None:
+    first = enqueue(idempotency_key="k")
+    conn.execute(
+        "CREATE FUNCTION gone() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$BEGIN DELETE FROM ingest_jobs WHERE id = '{first}'; RETURN NULL; END $$;"
+        " CREATE TRIGGER gone AFTER INSERT ON ingest_jobs EXECUTE FUNCTION gone()"
+    )
+    try:
+        second = enqueue(idempotency_key="k")
+    finally:
+        conn.execute("DROP FUNCTION gone() CASCADE")
+    assert second.created
+    assert factories.column(conn, "SELECT id FROM ingest_jobs") == [second]
+
+
 # --- plain SQL ---------------------------------------------------------------------------------
 
 PLAIN = "INSERT INTO ingest_jobs (task_name, queue, idempotency_key) VALUES ('t', 'fetch', 'k')"
@@ -381,10 +396,10 @@ def test_a_key_is_found_by_its_index_whatever_the_table_looks_like(conn: Any) ->
     scans = "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'ingest_jobs'"
     with conn.transaction():
         before = factories.one(conn, scans)
-        for given in ({}, {"idempotency_key": "k"}, {"idempotency_key": "k"}):
-            enqueue(conn=conn, **given)
+        conn.execute(PLAIN)
+        for each in ({}, {"idempotency_key": "k"}, {"idempotency_key": "l"}):
+            enqueue(conn=conn, **each)
         enqueue_many([{"idempotency_key": key} for key in "abc"], conn=conn)
-        conn.execute(PLAIN + " ON CONFLICT DO NOTHING")
         assert factories.one(conn, scans) == before
 
 
