@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from psycopg import sql
 
@@ -304,24 +304,25 @@ _CANCELLED_SINCE = {
 }
 
 
+_ANEW: Final = (
+    "UPDATE {jobs} j SET status = 'queued', generation = j.generation + 1, error = NULL,"
+    " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0,"
+    " watchdog_retries = 0, cancel_requested_at = NULL, blocked_reason = NULL,"
+    " available_at = NULL, progress = NULL,"
+    " {result} = NULL WHERE j.status IN ('failed', 'cancelled')"
+)
+_REOPEN = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = %(job)s"))
+_REOPEN_ALL = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = ANY (%(jobs)s)"))
+
+
 def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
     """A failed or cancelled ingest job → queued in a new generation, counters at zero; or None."""
-    return conn.execute(
-        _REOPEN, {"job": job_id, "worker": None, "seconds": None, "error": None, "detail": None}
-    ).fetchone()
+    return conn.execute(_REOPEN, {"job": job_id}).fetchone()
 
 
-_REOPEN = tables.transition(
-    tables.INGEST_JOBS,
-    sql.SQL(
-        "UPDATE {jobs} j SET status = 'queued', generation = j.generation + 1, error = NULL,"
-        " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0,"
-        " watchdog_retries = 0, cancel_requested_at = NULL, blocked_reason = NULL,"
-        " available_at = NULL, progress = NULL,"
-        " {result} = NULL WHERE j.id = %(job)s AND j.status IN ('failed', 'cancelled')"
-    ),
-    event=sql.SQL("'retried'"),
-)
+def reopen_ingest_all(conn: db.Connection, job_ids: Sequence[str]) -> list[Row]:
+    """`reopen_ingest` of each; the rows of those that were failed or cancelled."""
+    return conn.execute(_REOPEN_ALL, {"jobs": list(job_ids)}).fetchall()
 
 
 def release_strays(
@@ -339,7 +340,7 @@ def release_strays(
 _STRAYS_SQL = _both(
     sql.SQL(
         "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
-        " finished_at = CASE WHEN {over} THEN now() END"
+        " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL"
         " WHERE j.status = 'running' AND j.worker_id = %(worker)s AND j.id <> ALL (%(keep)s)"
     ),
     _BACK_EVENT,
