@@ -82,8 +82,18 @@ def _end(body: Generator[Any, None, Any], control_: control.Control) -> None:
 
 def is_async(task: Callable[..., Any]) -> bool:
     """Whether calling the task gives a coroutine or an async generator; by its definition."""
+    found = _function(task)
+    return inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+
+
+def can_be_ended(task: Callable[..., Any]) -> bool:
+    """Whether the task yields or awaits, so that a worker can end it there; by its definition."""
+    return is_async(task) or inspect.isgeneratorfunction(_function(task))
+
+
+def _function(task: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(task, functools.partial):
         task = task.func
-    if not inspect.isroutine(task) and not inspect.isclass(task):
-        task = type(task).__call__
-    return inspect.iscoroutinefunction(task) or inspect.isasyncgenfunction(task)
+    if inspect.isroutine(task) or inspect.isclass(task):
+        return task
+    return type(task).__call__

@@ -34,7 +34,7 @@ class Control(Protocol):
 class Alone:
     """Nobody listens, and nobody interrupts: a body that runs outside of a worker."""
 
-    interrupted = None
+    interrupted: str | None = None
     cancel_requested = False
 
     def said(self, value: Any) -> None:
