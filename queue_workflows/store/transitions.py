@@ -18,11 +18,14 @@ FRONT_PRIORITY = 10
 
 _FAIL = sql.SQL(
     "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean THEN 'queued' ELSE 'failed' END,"
-    " attempts = j.attempts + 1, error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < j.max_attempts"
-    " AND %(retry)s::boolean) THEN now() END,"
-    " available_at = CASE WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean"
+    " WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer) AND %(retry)s::boolean"
+    " THEN 'queued' ELSE 'failed' END,"
+    " attempts = j.attempts + 1, max_attempts = greatest(j.max_attempts, %(most)s::integer),"
+    " error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < greatest(j.max_attempts,"
+    " %(most)s::integer) AND %(retry)s::boolean) THEN now() END,"
+    " available_at = CASE WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer)"
+    " AND %(retry)s::boolean"
     " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
     " * coalesce(%(after)s::float8, (j.attempts + 1) * %(backoff)s::float8) END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
@@ -126,11 +129,12 @@ def fail(
     resolved_inputs: str | None = None,
     retry: bool = True,
     after_s: float | None = None,
+    most: int = 1,
 ) -> Row | None:
     """An ordinary failure: queued again while attempts are left, else failed.
 
-    `retry` false: failed whatever is left. `after_s` None: the default wait. None: the claim is
-    lost.
+    `retry` false: failed whatever is left. `after_s` None: the default wait. `most`: what
+    `max_attempts` becomes if it is less. None: the claim is lost.
     """
     parameters = tables.fence(
         lease,
@@ -140,18 +144,19 @@ def fail(
         received=resolved_inputs,
         retry=retry,
         after=after_s,
+        most=most,
         backoff=policy.BASE_S,
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 
 
 def policy_of(conn: db.Connection, lease: tables.Lease) -> Row | None:
-    """`policy` and `attempts` of a job; None: there is no such job."""
+    """`policy`, `attempts` and `max_attempts` of a job; None: there is no such job."""
     return conn.execute(_POLICY[lease.table.name], (lease.job_id,)).fetchone()
 
 
 _POLICY = {
-    table.name: sql.SQL("SELECT policy, attempts FROM {} WHERE id = %s")
+    table.name: sql.SQL("SELECT policy, attempts, max_attempts FROM {} WHERE id = %s")
     .format(sql.Identifier(table.name))
     .as_bytes(None)
     for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
