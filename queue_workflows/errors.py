@@ -73,6 +73,25 @@ class InvalidPayload(QueueWorkflowsError, ValueError):
     """A value that JSON or the database cannot carry, or that is too deep or too large."""
 
 
+class InvalidJob(QueueWorkflowsError, ValueError):
+    """A job that cannot be queued as it was asked for; the text names the keyword."""
+
+
+class IdempotencyClash(QueueWorkflowsError, ValueError):
+    """An idempotency key that a job with another task, queue or args has.
+
+    `job_id`: that job; empty when it is of the same call.
+    """
+
+    def __init__(self, text: str, job_id: str = "") -> None:
+        super().__init__(text)
+        self.job_id = job_id
+
+
+class UnknownConnection(QueueWorkflowsError, TypeError):
+    """What was given as `conn=` is no connection that can be joined; the text lists those."""
+
+
 class InvalidWorkflow(QueueWorkflowsError, ValueError):
     """A workflow definition that cannot run; the text names the node or step and the reason."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import logging
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors
 from queue_workflows.runtime import identity
@@ -15,6 +17,8 @@ from queue_workflows.store import (
     events,
     fleet,
     ingest,
+    joined,
+    newjobs,
     nodes,
     outbox,
     payload,
@@ -23,8 +27,12 @@ from queue_workflows.store import (
     workers,
 )
 from queue_workflows.store import snapshot as views
-from queue_workflows.types import Row
+from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+R = TypeVar("R")
 _log = logging.getLogger(__name__)
 LIVE_WORKER_S = 30.0
 """Heartbeat age up to which a worker counts as capacity (the contract's figure)."""
@@ -390,45 +398,111 @@ def enqueue_ingest_job(
     queue: str,
     reason: str = "tick",
     priority: int = 100,
-    args: dict[str, Any] | None = None,
-    conn: db.Connection | None = None,
-) -> str:
-    """Queue one ingest job; its id. `conn`: join the caller's transaction, and its wake-up with it.
+    args: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    idempotency_window_s: float | None = None,
+    lock_key: str | None = None,
+    partition_key: str | None = None,
+    available_at: datetime.datetime | None = None,
+    max_attempts: int | None = None,
+    backoff: float | Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    conn: Any = None,
+) -> JobId:
+    """Queue one ingest job; its id. `types.JobOptions` says what the options mean.
 
-    Raises before any write: `UnknownQueue` and `UnknownTask` (both ValueErrors), `InvalidPayload`.
+    While a job has the `idempotency_key` no other is queued: that job's id, its `created` False.
+    `conn` (psycopg, SQLAlchemy, Django): join its transaction, and its wake-up with it. Raises
+    before any write: `UnknownQueue`, `UnknownTask`, `InvalidJob`, `InvalidPayload`,
+    `IdempotencyClash` (all ValueErrors), `UnknownConnection` (a TypeError).
     """
-    values = _ingest_values(task_name, queue, reason, priority)
-    values["args"] = payload.encode(args or {}, f"args of task {task_name!r}")
+    job = newjobs.Job(
+        task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
+        partition_key, available_at, max_attempts, backoff, timeout_s, headers,
+    )  # fmt: skip
+    if newjobs.has_options(job) or not (conn is None or joined.is_own(conn)):
+        return _put(newjobs.calls([job]), conn)[0]
+    values = newjobs.plain(job)
     with db.statement(conn) as own:
         return ingest.enqueue(own, values)
 
 
 def enqueue_ingest_jobs(
+    jobs: Iterable[NewIngestJob] | None = None,
     *,
-    task_name: str,
-    queue: str,
-    args: Iterable[dict[str, Any]],
-    reason: str = "tick",
-    priority: int = 100,
-    conn: db.Connection | None = None,
-) -> list[str]:
-    """Queue one ingest job per member of `args`: all or none, one wake-up; the ids in order."""
-    values = _ingest_values(task_name, queue, reason, priority)
-    what = f"args of task {task_name!r}"
-    parts = list(payload.parts([payload.encode(member, what) for member in args]))
-    with db.statement(conn) if len(parts) == 1 else db.transaction(conn) as own:
+    task_name: str | None = None,
+    queue: str | None = None,
+    args: Iterable[Mapping[str, Any]] | None = None,
+    conn: Any = None,
+    **options: Unpack[JobOptions],
+) -> list[JobId]:
+    """Queue a job per member of `jobs` or of `args`: all or none, one wake-up; the ids in order.
+
+    A member of `jobs` has the keywords of `enqueue_ingest_job`; what it lacks is taken from those
+    of the call. Raises as `enqueue_ingest_job` does, and says which job.
+    """
+    same = jobs is None and options.keys() <= {"reason", "priority"}
+    if args is not None and same and (conn is None or joined.is_own(conn)):
+        job = newjobs.Job(task_name or "", queue or "", **options)
+        return _enqueue_args(newjobs.plain(job), args, conn)
+    defaults = {"task_name": task_name, "queue": queue, **options}
+    return _put(newjobs.calls(newjobs.merged(defaults, jobs, args)), conn)
+
+
+def _enqueue_args(
+    values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
+) -> list[JobId]:
+    parts = list(payload.parts([newjobs.args_text(values["task_name"], one) for one in args]))
+    with _whole(conn, len(parts)) as own:
         return [one for part in parts for one in ingest.enqueue_many(own, values, part)]
 
 
-def _ingest_values(task_name: str, queue: str, reason: str, priority: int) -> dict[str, Any]:
-    config.check_queue(queue, config.get_config().ingest_queues)
-    known = config.get_config().ingest_task_map
-    if task_name not in known:
-        raise errors.UnknownTask(
-            f"unknown ingest task {task_name!r}: registered are "
-            f"{', '.join(sorted(known)) or 'none'}; register_ingest_task() adds one"
-        )
-    return {"task_name": task_name, "queue": queue, "reason": reason, "priority": priority}
+def _put(calls: list[newjobs.Call], conn: Any) -> list[JobId]:
+    if conn is None or joined.is_own(conn):
+        with _whole(conn, len(calls)) as own:
+            return [one for call in calls for one in ingest.put(own, call)]
+    return [one for call in calls for one in joined.put(conn, call)]
+
+
+def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
+    return db.statement(conn) if statements == 1 else db.transaction(conn)
+
+
+async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJob]) -> JobId:
+    """`enqueue_ingest_job` for an event loop, which it does not block.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
+    the engine's, in another thread. A call that is cancelled may have queued the job all the same.
+    """
+    given: dict[str, Any] = {**job}
+    if conn is None:
+        return await _in_thread(enqueue_ingest_job, **given)
+    (call,) = newjobs.calls([newjobs.Job(**given)])
+    return (await joined.put_async(conn, call))[0]
+
+
+async def enqueue_ingest_jobs_async(
+    jobs: Iterable[NewIngestJob] | None = None,
+    *,
+    task_name: str | None = None,
+    queue: str | None = None,
+    args: Iterable[Mapping[str, Any]] | None = None,
+    conn: Any = None,
+    **options: Unpack[JobOptions],
+) -> list[JobId]:
+    """`enqueue_ingest_jobs` for an event loop, as `enqueue_ingest_job_async` is."""
+    defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
+    if conn is None:
+        return await _in_thread(enqueue_ingest_jobs, jobs, args=args, **defaults)
+    calls = newjobs.calls(newjobs.merged(defaults, jobs, args))
+    return [one for call in calls for one in await joined.put_async(conn, call)]
+
+
+async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:
+    import asyncio
+
+    return await asyncio.to_thread(door, *args, **keywords)
 
 
 def get_ingest_job(job_id: str) -> Row | None:

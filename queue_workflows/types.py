@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 Row: TypeAlias = dict[str, Any]
 """One table row by column name; jsonb is decoded, timestamps are aware datetimes."""
@@ -19,6 +20,47 @@ SleepFn: TypeAlias = Callable[[float], object]
 
 ExitFn: TypeAlias = Callable[[int], None]
 """Leaves the process with an exit code; `os._exit` in production."""
+
+
+class JobId(str):
+    """An ingest job's id, a text; `created` is False when its idempotency key had the job."""
+
+    created: bool = True
+
+
+class JobOptions(TypedDict, total=False):
+    """What an ingest job may be given besides its task, queue and args; all of it optional."""
+
+    reason: str
+    priority: int
+    """-32768 to 32767, the smallest first; 100."""
+    idempotency_key: str | None
+    """While a job has it, no other is queued with it."""
+    idempotency_window_s: float | None
+    """For how long after its creation a job that has ended keeps its key; None: a day."""
+    lock_key: str | None
+    """Of the jobs of a key one runs at a time."""
+    partition_key: str | None
+    """What the limits of its queue count together."""
+    available_at: datetime.datetime | None
+    """Not before then; with a time zone."""
+    max_attempts: int | None
+    """How often it may fail; None: 1."""
+    backoff: float | Mapping[str, Any] | None
+    """Wait between attempts in seconds, or `kind`, `base_s`, `cap_s`, `jitter`."""
+    timeout_s: float | None
+    """Longest time that an attempt takes; None: its queue's budget."""
+    headers: Mapping[str, str] | None
+    """Texts beside the args: trace ids and the like."""
+
+
+class NewIngestJob(JobOptions, total=False):
+    """The keywords of `enqueue_ingest_job`."""
+
+    task_name: str
+    queue: str
+    args: Mapping[str, Any] | None
+
 
 WorkflowLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
 PipelineLoader: TypeAlias = Callable[[str], Mapping[str, Any]]

@@ -448,8 +448,8 @@ MUTANTS: dict[str, tuple[int, str]] = {
     ),
     "one key, two jobs": (
         10,
-        "INSERT INTO ingest_jobs (task_name, queue, idempotency_key)"
-        " SELECT 't', 'q', 'k' FROM generate_series(1, 2)",
+        "INSERT INTO ingest_jobs (task_name, queue, idempotency_key, idempotency_released)"
+        " SELECT 't', 'q', 'k', n = 2 FROM generate_series(1, 2) n",
     ),
 }  # fmt: skip
 

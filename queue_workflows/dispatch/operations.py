@@ -93,8 +93,9 @@ def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
 def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
     """Run a failed or cancelled job again in a new generation; its row.
 
-    A node's retry reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError)
-    and `InvalidConfig` (a ValueError). `conn`: join a transaction.
+    A node's retry reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError),
+    `InvalidConfig` (a ValueError), and `IdempotencyClash` when another job has its idempotency key
+    by now. `conn`: join a transaction.
     """
     with db.transaction(conn) as own:
         job = nodes.get(own, job_id)

@@ -259,10 +259,11 @@ _CANCEL_HOLDS = _statement(
 _ONE_ID_A_KEY = _statement(
     _ingest(
         sql.SQL(
-            "SELECT max(j.id), count(*) || ' jobs of queue ' || j.queue || ' with the key '"
-            " || j.idempotency_key FROM {touched} t JOIN {jobs} j ON j.id = t.id"
+            "SELECT max(j.id), count(*) || ' jobs have the key ' || j.idempotency_key"
+            " FROM {touched} t JOIN {jobs} j ON j.id = t.id"
             " WHERE j.idempotency_key IS NOT NULL"
-            " GROUP BY j.queue, j.idempotency_key HAVING count(*) > 1"
+            " AND (NOT j.idempotency_released OR j.status IN ('queued', 'running'))"
+            " GROUP BY j.idempotency_key HAVING count(*) > 1"
         )
     )
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
+from psycopg.rows import tuple_row
+
 from queue_workflows import db
-from queue_workflows.types import Row
+from queue_workflows.store import newjobs
+from queue_workflows.types import JobId, Row
 
 _ENQUEUE = (
     "INSERT INTO ingest_jobs (task_name, queue, reason, priority, args)"
@@ -19,27 +21,37 @@ _ENQUEUE_MANY = (
     " %(priority)s::smallint, a.args"
     " FROM jsonb_array_elements(%(args)s::jsonb) WITH ORDINALITY AS a (args, place)"
 )
+PUT = (
+    "SELECT place, id, same FROM queue_workflows_enqueue("
+    "CAST(%(prefix)s AS text), CAST(%(jobs)s AS jsonb))"
+)
+"""Rows as `newjobs.Call.ids` takes them."""
 
 
-def enqueue(conn: db.Connection, values: dict[str, Any]) -> str:
-    """Insert one queued job; its id."""
+def enqueue(conn: db.Connection, values: dict[str, Any]) -> JobId:
+    """Insert one queued job without options; its id."""
     row = conn.execute(_ENQUEUE, values, prepare=True).fetchone()
     assert row is not None
-    return row["id"]
+    return JobId(row["id"])
 
 
-def enqueue_many(conn: db.Connection, values: dict[str, Any], args: Sequence[str]) -> list[str]:
-    """Insert one queued job per member of `args` (JSON texts), one statement; the ids in order.
-
-    The ids are UUIDs of version 8 (RFC 9562): 74 random bits of the call, then the row's place.
-    Ids that follow one another meet the same pages of their index, which random ones do not.
-    """
-    drawn = os.urandom(10).hex()
-    variant = "89ab"[int(drawn[15], 16) & 3]
-    prefix = f"{drawn[:8]}-{drawn[8:12]}-8{drawn[12:15]}-{variant}{drawn[16:19]}-"
+def enqueue_many(conn: db.Connection, values: dict[str, Any], args: Sequence[str]) -> list[JobId]:
+    """Insert one queued job per member of `args` (JSON texts), one statement; the ids in order."""
+    prefix = newjobs.drawn_prefix()
     rows = f"[{','.join(args)}]"
     conn.execute(_ENQUEUE_MANY, {**values, "prefix": prefix, "args": rows}, prepare=True)
-    return [f"{prefix}{place:012x}" for place in range(1, len(args) + 1)]
+    return [JobId(f"{prefix}{place:012x}") for place in range(1, len(args) + 1)]
+
+
+def put(conn: db.Connection, call: newjobs.Call) -> list[JobId]:
+    """Insert the jobs of a call, all or none; their ids in order.
+
+    Raises `IdempotencyClash` with nothing written. Waits for another transaction that has inserted
+    one of the keys and not ended yet.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(PUT, {"prefix": call.prefix, "jobs": call.jobs}, prepare=True)
+        return call.ids(cursor.fetchall())
 
 
 def get(conn: db.Connection, job_id: str) -> Row | None:

@@ -110,7 +110,7 @@ def _reopened(conn: db.Connection, job_id: str) -> bool:
     try:
         with conn.transaction():
             transitions.reopen_ingest(conn, job_id)
-    except (psycopg.errors.UniqueViolation, errors.QueueWorkflowsError):
+    except errors.IdempotencyClash:
         return False
     return True
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import psycopg
 from psycopg import sql
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows.dag import policy
 from queue_workflows.store import payload, tables
 from queue_workflows.store.tables import HELD
@@ -321,8 +322,29 @@ _REOPEN_ALL = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = A
 
 
 def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
-    """A failed or cancelled ingest job → queued in a new generation, counters at zero; or None."""
-    return conn.execute(_REOPEN, {"job": job_id}).fetchone()
+    """A failed or cancelled ingest job → queued in a new generation, counters at zero; or None.
+
+    Raises `IdempotencyClash`, with nothing written, when its idempotency key is another job's now.
+    """
+    try:
+        with conn.transaction():
+            return conn.execute(_REOPEN, {"job": job_id}).fetchone()
+    except psycopg.errors.UniqueViolation as error:
+        found = conn.execute(_KEY_OWNER, (job_id,)).fetchone()
+        if error.diag.constraint_name != "ingest_jobs_idempotency_idx" or found is None:
+            raise
+    raise errors.IdempotencyClash(
+        f"job {job_id!r} cannot run again: its idempotency key {found['key']!r} is that of job "
+        f"{found['id']!r} now",
+        found["id"],
+    )
+
+
+_KEY_OWNER = (
+    "SELECT o.id, o.idempotency_key AS key FROM ingest_jobs j"
+    " JOIN ingest_jobs o ON o.idempotency_key = j.idempotency_key AND NOT o.idempotency_released"
+    " WHERE j.id = %s"
+)
 
 
 def reopen_ingest_all(conn: db.Connection, job_ids: Sequence[str]) -> list[Row]:

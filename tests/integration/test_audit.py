@@ -124,8 +124,8 @@ MUTANTS: dict[str, tuple[int, str, str]] = {
     ),
     "one key, two jobs": (
         10, "k2",
-        "INSERT INTO ingest_jobs (id, task_name, queue, idempotency_key)"
-        " SELECT 'k' || n, 't', 'q', 'k' FROM generate_series(1, 2) n",
+        "INSERT INTO ingest_jobs (id, task_name, queue, idempotency_key, idempotency_released)"
+        " SELECT 'k' || n, 't', 'q', 'k', n = 2 FROM generate_series(1, 2) n",
     ),
     "one job, two fires": (
         11, "x", "INSERT INTO schedule_fires VALUES ('x', now(), 'j'), ('y', now(), 'j')",

@@ -1,0 +1,121 @@
+"""The connections of hosts that a job may be queued on: whose transaction is joined, never ended.
+
+Frameworks are known by the names of their classes and reached through the host's own imports.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from queue_workflows import errors
+from queue_workflows.store import ingest, newjobs
+from queue_workflows.types import JobId
+
+_Rows: TypeAlias = "Sequence[Sequence[Any]]"
+_AS_TEXT = ingest.PUT.replace("%(prefix)s", ":prefix").replace("%(jobs)s", ":jobs")
+"""The statement as SQLAlchemy's `text()` takes it, for any driver."""
+
+
+def is_own(conn: Any) -> bool:
+    """Whether it is a connection of psycopg's, which the engine's own statements run on as well."""
+    return isinstance(conn, psycopg.Connection)
+
+
+def put(conn: Any, call: newjobs.Call) -> list[JobId]:
+    """Insert the jobs of a call on a host's connection; their ids in order.
+
+    Raises `UnknownConnection` before any write, and what `ingest.put` raises.
+    """
+    if is_own(conn):
+        return ingest.put(conn, call)
+    ask = _found(conn, _SYNC)
+    if ask is None:
+        instead = "; its kind takes enqueue_ingest_job_async()" if _found(conn, _ASYNC) else ""
+        raise errors.UnknownConnection(
+            "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
+            f"{_names(conn)[0]}{instead}"
+        )
+    return call.ids(ask(conn, {"prefix": call.prefix, "jobs": call.jobs}))
+
+
+async def put_async(conn: Any, call: newjobs.Call) -> list[JobId]:
+    """`put` on an asynchronous connection."""
+    ask = _found(conn, _ASYNC)
+    if ask is None:
+        blocks = is_own(conn) or _found(conn, _SYNC) is not None
+        instead = "; one that blocks takes enqueue_ingest_job()" if blocks else ""
+        raise errors.UnknownConnection(
+            "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
+            f"{_names(conn)[0]}{instead}"
+        )
+    return call.ids(await ask(conn, {"prefix": call.prefix, "jobs": call.jobs}))
+
+
+_Ask: TypeAlias = "Callable[[Any, dict[str, Any]], Any]"
+
+
+def _found(conn: Any, known: dict[str, _Ask]) -> _Ask | None:
+    return next((known[name] for name in _names(conn) if name in known), None)
+
+
+def _names(conn: Any) -> list[str]:
+    """Its class and that class's bases, nearest first."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(conn).__mro__]
+
+
+def _text(conn: Any) -> Any:
+    """The statement for a SQLAlchemy connection; `UnknownConnection` for another database."""
+    if conn.dialect.name != "postgresql":
+        raise errors.UnknownConnection(f"conn= leads to {conn.dialect.name}, not to PostgreSQL")
+    return sys.modules["sqlalchemy"].text(_AS_TEXT)
+
+
+def _connection(conn: Any, values: dict[str, Any]) -> _Rows:
+    return conn.execute(_text(conn), values).fetchall()
+
+
+def _session(conn: Any, values: dict[str, Any]) -> _Rows:
+    # Not its execute(), which SQLModel's and others' sessions have taken for their own.
+    return _connection(conn.connection(), values)
+
+
+def _django(conn: Any, values: dict[str, Any]) -> _Rows:
+    if conn.vendor != "postgresql":
+        raise errors.UnknownConnection(f"conn= leads to {conn.vendor}, not to PostgreSQL")
+    with conn.cursor() as cursor:
+        cursor.execute(ingest.PUT, values)
+        return cursor.fetchall()
+
+
+async def _psycopg_async(conn: Any, values: dict[str, Any]) -> _Rows:
+    async with conn.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(ingest.PUT, values)
+        return await cursor.fetchall()
+
+
+async def _connection_async(conn: Any, values: dict[str, Any]) -> _Rows:
+    return (await conn.execute(_text(conn), values)).fetchall()
+
+
+async def _session_async(conn: Any, values: dict[str, Any]) -> _Rows:
+    return await _connection_async(await conn.connection(), values)
+
+
+_SYNC: dict[str, _Ask] = {
+    "sqlalchemy.engine.base.Connection": _connection,
+    "sqlalchemy.orm.session.Session": _session,
+    "sqlalchemy.orm.scoping.scoped_session": _session,
+    "django.db.backends.base.base.BaseDatabaseWrapper": _django,
+    "django.utils.connection.ConnectionProxy": _django,
+}
+_ASYNC: dict[str, _Ask] = {
+    "psycopg.AsyncConnection": _psycopg_async,
+    "sqlalchemy.ext.asyncio.engine.AsyncConnection": _connection_async,
+    "sqlalchemy.ext.asyncio.session.AsyncSession": _session_async,
+    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": _session_async,
+}

@@ -1,0 +1,359 @@
+"""Jobs queued on a host's own connection, of any kind: they come and go with its transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import asyncpg
+import django
+import django.db
+import psycopg
+import psycopg2
+import pytest
+import sqlalchemy
+from django import conf
+from psycopg import conninfo
+from sqlalchemy import orm, pool
+from sqlalchemy.ext import asyncio as sa
+
+from queue_workflows import config, errors, node_queue
+from queue_workflows.types import JobId
+from tests.support import factories
+from tests.support.ear import Ear
+
+READY = ("ingest_job_ready", "fetch")
+JOB: Any = {"task_name": "t", "queue": "fetch"}
+
+
+@pytest.fixture(autouse=True)
+def task(clean_process: None) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+
+
+@pytest.fixture
+def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
+    ear = Ear()
+    yield ear.heard
+    ear.close()
+
+
+# --- connections that block --------------------------------------------------------------------
+
+
+class Host(NamedTuple):
+    """A host's connection, and how it ends its transaction."""
+
+    conn: Any
+    commit: Callable[[], Any]
+    rollback: Callable[[], Any]
+
+
+class OwnSession(orm.Session):
+    """A session whose `execute` is another's, as SQLModel's is."""
+
+    def execute(self, *args: Any, **keywords: Any) -> Any:
+        raise AssertionError("not for us")
+
+
+@contextmanager
+def _psycopg(dsn: str) -> Iterator[Host]:
+    with psycopg.connect(dsn) as conn:
+        yield Host(conn, conn.commit, conn.rollback)
+
+
+@contextmanager
+def _engine(dsn: str, driver: str) -> Iterator[sqlalchemy.Engine]:
+    connect = {"psycopg": psycopg, "psycopg2": psycopg2}[driver].connect
+    engine = sqlalchemy.create_engine(
+        f"postgresql+{driver}://", creator=lambda: connect(dsn), poolclass=pool.NullPool
+    )
+    yield engine
+    engine.dispose()
+
+
+def _connection(driver: str) -> Callable[[str], Any]:
+    @contextmanager
+    def opened(dsn: str) -> Iterator[Host]:
+        with _engine(dsn, driver) as engine, engine.connect() as conn:
+            yield Host(conn, conn.commit, conn.rollback)
+
+    return opened
+
+
+def _session(driver: str, cls: type[orm.Session] = orm.Session) -> Callable[[str], Any]:
+    @contextmanager
+    def opened(dsn: str) -> Iterator[Host]:
+        with _engine(dsn, driver) as engine, cls(engine) as session:
+            yield Host(session, session.commit, session.rollback)
+
+    return opened
+
+
+@contextmanager
+def _scoped(dsn: str) -> Iterator[Host]:
+    with _engine(dsn, "psycopg") as engine:
+        session = orm.scoped_session(orm.sessionmaker(engine))
+        yield Host(session, session.commit, session.rollback)
+        session.remove()
+
+
+def _settings(dsn: str) -> dict[str, Any]:
+    parts: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+    names = {
+        "dbname": "NAME",
+        "user": "USER",
+        "password": "PASSWORD",
+        "host": "HOST",
+        "port": "PORT",
+    }
+    given = {name: str(parts[key]) for key, name in names.items() if key in parts}
+    return {"ENGINE": "django.db.backends.postgresql", **given}
+
+
+def _django(choose: Callable[[], Any]) -> Callable[[str], Any]:
+    @contextmanager
+    def opened(dsn: str) -> Iterator[Host]:
+        if not conf.settings.configured:
+            conf.settings.configure(USE_TZ=True, DATABASES={"default": _settings(dsn)})
+            django.setup()
+        conn = choose()
+        conn.set_autocommit(False)
+        yield Host(conn, conn.commit, conn.rollback)
+        django.db.connections.close_all()
+
+    return opened
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "psycopg": _psycopg,
+    "sqlalchemy connection, psycopg": _connection("psycopg"),
+    "sqlalchemy connection, psycopg2": _connection("psycopg2"),
+    "sqlalchemy session, psycopg": _session("psycopg"),
+    "sqlalchemy session, psycopg2": _session("psycopg2"),
+    "sqlalchemy session of a kind of its own": _session("psycopg", OwnSession),
+    "sqlalchemy scoped session": _scoped,
+    "django's connection": _django(lambda: django.db.connection),
+    "django's connections": _django(lambda: django.db.connections["default"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_jobs_come_and_go_with_the_hosts_transaction(
+    kind: str, conn: Any, dsn: str, heard: Callable[[], Any]
+) -> None:
+    def put() -> list[JobId]:
+        kept = node_queue.enqueue_ingest_job(**JOB, args={"%s": ":a"}, conn=host.conn)
+        keyed = node_queue.enqueue_ingest_job(**JOB, idempotency_key="k", conn=host.conn)
+        again = node_queue.enqueue_ingest_job(**JOB, idempotency_key="k", conn=host.conn)
+        assert (again, keyed.created, again.created) == (keyed, True, False)
+        jobs: Any = [{"args": {"n": 1}, "headers": {"a": "é"}}, {"idempotency_key": "l"}]
+        return [kept, keyed, *node_queue.enqueue_ingest_jobs(jobs, **JOB, conn=host.conn)]
+
+    with KINDS[kind](dsn) as host:
+        put()
+        host.rollback()
+        assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+        ids = put()
+        with pytest.raises(errors.IdempotencyClash):
+            node_queue.enqueue_ingest_job(**JOB, args={"n": 5}, idempotency_key="k", conn=host.conn)
+        assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+        assert heard() == []
+        host.commit()
+        assert factories.column(conn, "SELECT id FROM ingest_jobs ORDER BY seq") == ids
+        assert heard() == [READY]
+    assert node_queue.get_ingest_job(ids[0])["args"] == {"%s": ":a"}  # type: ignore[index]
+    assert node_queue.get_ingest_job(ids[2])["headers"] == {"a": "é"}  # type: ignore[index]
+
+
+def test_in_autocommit_a_job_is_there_at_once(conn: Any, dsn: str) -> None:
+    with KINDS["django's connection"](dsn) as host:
+        host.conn.set_autocommit(True)
+        job_id = node_queue.enqueue_ingest_job(**JOB, conn=host.conn)
+        assert node_queue.get_ingest_job(job_id) is not None
+    with _engine(dsn, "psycopg2") as engine, engine.connect() as theirs:
+        theirs = theirs.execution_options(isolation_level="AUTOCOMMIT")
+        job_id = node_queue.enqueue_ingest_job(**JOB, conn=theirs)
+        assert node_queue.get_ingest_job(job_id) is not None
+
+
+# --- connections of an event loop --------------------------------------------------------------
+
+
+class AsyncHost(NamedTuple):
+    """As `Host`, to be awaited."""
+
+    conn: Any
+    commit: Callable[[], Awaitable[Any]]
+    rollback: Callable[[], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def _psycopg_async(dsn: str) -> AsyncIterator[AsyncHost]:
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        yield AsyncHost(conn, conn.commit, conn.rollback)
+
+
+@asynccontextmanager
+async def _async_engine(dsn: str, driver: str) -> AsyncIterator[sa.AsyncEngine]:
+    parts: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+    names = {"dbname": "database"}
+    given = {
+        names.get(k, k): v for k, v in parts.items() if k in ("dbname", "user", "host", "port")
+    }
+
+    async def connect() -> Any:
+        if driver == "psycopg":
+            return await psycopg.AsyncConnection.connect(dsn)
+        return await asyncpg.connect(**given, password=parts.get("password"))
+
+    engine = sa.create_async_engine(
+        f"postgresql+{driver}://", async_creator=connect, poolclass=pool.NullPool
+    )
+    yield engine
+    await engine.dispose()
+
+
+def _async_connection(driver: str) -> Callable[[str], Any]:
+    @asynccontextmanager
+    async def opened(dsn: str) -> AsyncIterator[AsyncHost]:
+        async with _async_engine(dsn, driver) as engine, engine.connect() as conn:
+            yield AsyncHost(conn, conn.commit, conn.rollback)
+
+    return opened
+
+
+def _async_session(driver: str) -> Callable[[str], Any]:
+    @asynccontextmanager
+    async def opened(dsn: str) -> AsyncIterator[AsyncHost]:
+        async with _async_engine(dsn, driver) as engine, sa.AsyncSession(engine) as session:
+            yield AsyncHost(session, session.commit, session.rollback)
+
+    return opened
+
+
+@asynccontextmanager
+async def _async_scoped(dsn: str) -> AsyncIterator[AsyncHost]:
+    async with _async_engine(dsn, "asyncpg") as engine:
+        made = sa.async_sessionmaker(engine)
+        session = sa.async_scoped_session(made, scopefunc=asyncio.current_task)
+        yield AsyncHost(session, session.commit, session.rollback)
+        await session.remove()
+
+
+ASYNC_KINDS: dict[str, Callable[[str], Any]] = {
+    "psycopg": _psycopg_async,
+    "sqlalchemy connection, psycopg": _async_connection("psycopg"),
+    "sqlalchemy connection, asyncpg": _async_connection("asyncpg"),
+    "sqlalchemy session, psycopg": _async_session("psycopg"),
+    "sqlalchemy session, asyncpg": _async_session("asyncpg"),
+    "sqlalchemy scoped session": _async_scoped,
+}
+
+
+@pytest.mark.parametrize("kind", ASYNC_KINDS)
+def test_jobs_come_and_go_with_an_asynchronous_transaction(
+    kind: str, conn: Any, dsn: str, heard: Callable[[], Any]
+) -> None:
+    one, many = node_queue.enqueue_ingest_job_async, node_queue.enqueue_ingest_jobs_async
+
+    async def put(host: AsyncHost) -> list[JobId]:
+        kept = await one(**JOB, args={"%s": ":a"}, conn=host.conn)
+        keyed = await one(**JOB, idempotency_key="k", conn=host.conn)
+        again = await one(**JOB, idempotency_key="k", conn=host.conn)
+        assert (again, keyed.created, again.created) == (keyed, True, False)
+        return [kept, keyed, *await many(args=[{"n": 1}, {"n": 2}], **JOB, conn=host.conn)]
+
+    async def story() -> list[JobId]:
+        async with ASYNC_KINDS[kind](dsn) as host:
+            await put(host)
+            await host.rollback()
+            assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+            ids = await put(host)
+            with pytest.raises(errors.IdempotencyClash):
+                await one(**JOB, args={"n": 5}, idempotency_key="k", conn=host.conn)
+            assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+            await host.commit()
+            return ids
+
+    ids = asyncio.run(story())
+    assert factories.column(conn, "SELECT id FROM ingest_jobs ORDER BY seq") == ids
+    assert heard() == [READY]
+
+
+def test_without_a_connection_the_loop_goes_on(conn: Any, db: ModuleType) -> None:
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        " AND datname = current_database()"
+    )
+
+    async def story() -> tuple[JobId, JobId, list[JobId]]:
+        with conn.transaction():
+            first = node_queue.enqueue_ingest_job(**JOB, idempotency_key="k", conn=conn)
+            asked = asyncio.ensure_future(
+                node_queue.enqueue_ingest_job_async(**JOB, idempotency_key="k")
+            )
+            with db.connect() as other:
+                while not factories.one(other, waits):
+                    await asyncio.sleep(0.01)
+            assert not asked.done()
+        return first, await asked, await node_queue.enqueue_ingest_jobs_async(args=[{}, {}], **JOB)
+
+    first, second, more = asyncio.run(asyncio.wait_for(story(), 30))
+    assert (second, second.created) == (first, False)
+    assert len({first, *more}) == 3
+
+
+def test_what_cannot_be_is_refused_on_the_loop_as_well(conn: Any, dsn: str) -> None:
+    async def story() -> None:
+        async with ASYNC_KINDS["psycopg"](dsn) as host:
+            for theirs in (None, host.conn):
+                with pytest.raises(errors.InvalidJob, match="'timeout_s'"):
+                    await node_queue.enqueue_ingest_job_async(**JOB, timeout_s=-1, conn=theirs)
+                with pytest.raises(errors.InvalidJob, match="job 1: 'que' is none"):
+                    await node_queue.enqueue_ingest_jobs_async(
+                        [{}, {"que": 1}],
+                        **JOB,
+                        conn=theirs,  # type: ignore[list-item]
+                    )
+                with pytest.raises(TypeError, match="que"):
+                    await node_queue.enqueue_ingest_job_async(**JOB, que=1, conn=theirs)
+            await host.commit()
+
+    asyncio.run(story())
+    assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+
+
+# --- what cannot be joined ---------------------------------------------------------------------
+
+
+def test_what_is_no_connection_that_can_be_joined_is_refused(db: ModuleType, dsn: str) -> None:
+    lite = sqlalchemy.create_engine("sqlite://", poolclass=pool.NullPool)
+
+    async def story() -> None:
+        async with ASYNC_KINDS["sqlalchemy session, asyncpg"](dsn) as host:
+            with pytest.raises(errors.UnknownConnection, match=r"enqueue_ingest_job_async\(\)"):
+                node_queue.enqueue_ingest_job(**JOB, conn=host.conn)
+        refused = pytest.raises(errors.UnknownConnection, match=r"takes enqueue_ingest_job\(\)")
+        with KINDS["sqlalchemy session, psycopg2"](dsn) as host, refused:
+            await node_queue.enqueue_ingest_job_async(**JOB, conn=host.conn)
+        with pytest.raises(errors.UnknownConnection, match=r"not a builtins\.object$"):
+            await node_queue.enqueue_ingest_jobs_async(args=[{}], **JOB, conn=object())
+
+    asyncio.run(story())
+    with lite.connect() as theirs, pytest.raises(errors.UnknownConnection, match="leads to sqlite"):
+        node_queue.enqueue_ingest_job(**JOB, conn=theirs)
+    plain = sqlite3.connect(":memory:")
+    with pytest.raises(TypeError, match=r"Django, not a sqlite3\.Connection$"):
+        node_queue.enqueue_ingest_job(**JOB, conn=plain)
+    plain.close()
