@@ -367,3 +367,19 @@ def test_an_iso_time_with_its_zone_is_a_since(some: None, said: Callable[..., Sa
     past, future = "2020-01-01T00:00Z", "2999-01-01T00:00+01:00"
     assert len(json.loads(said("list", "--since", past, "--json").out)) == 4
     assert json.loads(said("list", "--since", future, "--json").out) == []
+
+
+def test_whose_key_another_job_has_by_now_is_refused_and_the_rest_goes_on(
+    conn: Any, said: Callable[..., Said]
+) -> None:
+    for name in ("a", "b", "c"):
+        failed(conn, name, idempotency_key=f"key of {name}", idempotency_window_s=0)
+    factories.ingest(conn, idempotency_key="key of b")
+    done = said("retry", "--task", "t")
+    assert (done.code, done.out) == (1, "job a: queued\njob c: queued\n")
+    assert "job b: another job has its idempotency key by now" in done.err
+    assert {i: s for i, s in statuses(conn).items() if len(i) == 1} == {
+        "a": "queued", "b": "failed", "c": "queued",
+    }  # fmt: skip
+    assert [kind for kind, _ in history_of(conn, "a")] == ["claimed", "failed", "retried"]
+    assert [kind for kind, _ in history_of(conn, "b")] == ["claimed", "failed"]
