@@ -327,6 +327,18 @@ def test_cancel_and_delete_by_filter(conn: Any, some: None, said: Callable[..., 
     assert said("delete", "waits").out == "job waits: deleted\n"
 
 
+def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
+    conn: Any, said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factories.ingest(conn, id="begun")
+    waiting = jobs.list_jobs()
+    factories.claim_ingest(conn)
+    monkeypatch.setattr(jobs, "list_jobs", lambda **_: waiting)
+    done = said("cancel", "--status", "queued")
+    assert (done.code, "job begun: it is running" in done.err) == (1, True)
+    assert factories.reread(conn, {"id": "begun"})["cancel_requested_at"] is None
+
+
 def test_what_is_refused_is_said_on_stderr_and_in_the_exit_code(
     conn: Any, some: None, said: Callable[..., Said]
 ) -> None:
