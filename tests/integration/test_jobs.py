@@ -269,7 +269,7 @@ def test_a_call_joins_the_transaction_that_it_is_given(conn: Any, some: None) ->
     assert statuses(conn)["dead"] == "failed" and "done" in statuses(conn)
 
 
-def test_many_go_in_batches_and_two_people_do_not_wait_for_each_other_for_ever(
+def test_many_go_in_batches_and_of_two_people_one_retries_each(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "BATCH", 7)
