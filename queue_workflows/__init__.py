@@ -8,7 +8,6 @@ from queue_workflows.config import (
     EngineConfig,
     configure,
     get_config,
-    register_ingest_task,
     register_input_widget,
     register_node,
     set_builtin_model_registrar,
@@ -30,18 +29,20 @@ if TYPE_CHECKING:
         retry_run,
         submit_input,
     )
+    from queue_workflows.tasks import current_job, register_ingest_task
 
 __version__ = "0.4.0"
 
 _OPERATIONS = frozenset({"submit_input", "cancel_run", "cancel_job", "retry_run", "retry_job"})
 _DECLARING = frozenset({"OFFERED", "ask", "node", "pipeline", "workflow"})
+_TASKS = frozenset({"current_job", "register_ingest_task"})
 _MODULES = frozenset(
     {
         "cgroup_attribution", "check", "claim_worker", "config", "db", "declare", "dispatcher",
         "embedded", "errors", "gpu_model_cache", "history", "hw_metrics", "ingest_executor",
-        "input_listener", "migrations", "model_cache", "model_control", "model_registry",
+        "input_listener", "jobs", "migrations", "model_cache", "model_control", "model_registry",
         "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "retention",
-        "run_store", "scheduler", "testing", "types", "waiting", "worker_control",
+        "run_store", "scheduler", "tasks", "testing", "types", "waiting", "worker_control",
     }
 )  # fmt: skip
 
@@ -56,6 +57,7 @@ __all__ = [
     "cancel_job",
     "cancel_run",
     "configure",
+    "current_job",
     "get_config",
     "node",
     "pipeline",
@@ -84,6 +86,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("queue_workflows.dispatcher"), name)
     if name in _DECLARING:
         return getattr(importlib.import_module("queue_workflows.declare"), name)
+    if name in _TASKS:
+        return getattr(importlib.import_module("queue_workflows.tasks"), name)
     if name in _MODULES:
         return importlib.import_module(f"queue_workflows.{name}")
     raise AttributeError(f"module 'queue_workflows' has no attribute {name!r}")

@@ -288,6 +288,8 @@ class EngineConfig:
         self.resolve_ref: RefResolver | None = None
         self.invoke_context: InvokeContext | None = None
         self.ingest_task_map: dict[str, Callable[..., Any]] = {}
+        self.ingest_task_policies: dict[str, dict[str, Any]] = {}
+        self.ingest_task_queues: dict[str, str | None] = {}
         self.ingest_schedule: list[Any] = []
         self.node_map: dict[str, Any] = {}
         self.input_widgets: dict[str, WidgetSpec] = {}
@@ -501,11 +503,19 @@ def set_on_node_completed(hook: NodeHook) -> None:
     _config.on_node_completed = hook
 
 
-def register_ingest_task(name: str, fn: Callable[..., Any]) -> None:
-    """Make `fn(reason)` or `fn(reason, args)` runnable as an ingest job's `task_name`."""
+def register_ingest_task(
+    name: str,
+    fn: Callable[..., Any],
+    *,
+    policy: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+) -> None:
+    """What `tasks.register_ingest_task` does, the policy being checked already."""
     if not callable(fn):
         raise errors.InvalidConfig(f"ingest task {name!r} is not callable")
     _config.ingest_task_map[name] = fn
+    _config.ingest_task_policies[name] = dict(policy or {})
+    _config.ingest_task_queues[name] = queue
 
 
 def set_ingest_schedule(entries: Iterable[Any]) -> None:

@@ -61,6 +61,14 @@ class UnknownJob(QueueWorkflowsError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class ArgsRefused(QueueWorkflowsError, ValueError):
+    """Args that a task does not take; trying again would not help."""
+
+
+class NoCurrentJob(QueueWorkflowsError, LookupError):
+    """`current_job()` where no task runs."""
+
+
 class InvalidPayload(QueueWorkflowsError, ValueError):
     """A value that JSON or the database cannot carry, or that is too deep or too large."""
 

@@ -78,7 +78,8 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     `attempts`: one dict a claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
     it), `error`, `traceback`, `events`, `log` (`text`, `cut_bytes`; None: nothing stored) and
-    `box`: of one that died what its host's last sample before its end showed, or None.
+    `box`: of one that died what its host's last sample before its end showed, or None. An ingest
+    job has `acts` besides: what no worker did, each with `at`, `event_type`, `actor`, `error`.
     """
     with db.transaction(conn) as own:
         job = history.node(own, job_id)
@@ -121,7 +122,15 @@ def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
         return None
     events = history.ingest_events(conn, job_id)
     logs = history.logs(conn, tables.INGEST_JOBS, [job_id])
-    return _with_boxes(conn, [_told({"kind": "ingest job"} | job, events, logs, None)])[0]
+    told = _told({"kind": "ingest job"} | job, events, logs, None)
+    acts = [_act(event) for event in events if event["actor"]]
+    return _with_boxes(conn, [told | {"acts": acts}])[0]
+
+
+def _act(event: Row) -> JsonDict:
+    return {"at": event["created_at"]} | {
+        key: event[key] for key in ("event_type", "actor", "error", "detail")
+    }
 
 
 def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:

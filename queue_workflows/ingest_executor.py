@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
-from collections.abc import Callable
 from typing import Any
 
 from queue_workflows import config, db, errors
 from queue_workflows.store import outcomes, payload, tables
+from queue_workflows.tasks import args, bodies, control
+from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
 
 
@@ -24,57 +23,87 @@ def execute_ingest_job(job: Row) -> str:
         return outcomes.record(conn, tables.lease_of(tables.INGEST_JOBS, job), outcome)
 
 
-def run_task(job: Row) -> outcomes.Outcome:
-    """Run the task of a claimed job, writing nothing; whatever it raises is an outcome."""
-    started = time.monotonic()
-    name = job["task_name"]
+def run_task(
+    job: Row, control_: control.Control | None = None, runner: bodies.Runner | None = None
+) -> outcomes.Outcome:
+    """Run the task of a claimed job, writing nothing; whatever it raises is an outcome.
+
+    `control_`: the worker that listens to it and may interrupt it; None: nobody does. `runner`: as
+    which an async task finds the loop of the last one again. A job that was cancelled meanwhile
+    leaves no result; one that its worker interrupted is `cancelled`, with the reason as its error.
+    """
+    attempt = _Attempt(job, control_ or control.Alone())
+    token, own = jobs.current.set(attempt.job), runner or bodies.Runner()
     try:
-        task = config.get_config().ingest_task_map.get(name)
-        if task is None:
-            raise errors.UnknownTask(
-                f"this worker knows no ingest task {name!r}: register_ingest_task()"
-            )
-        value = outcomes.unless_signal(_call(task, job["reason"], job["args"]))
-        text = payload.encode(
-            value if isinstance(value, dict) else {"result": value}, f"result of task {name!r}"
-        )
+        return attempt.completed(own.run(attempt.begun(), attempt.control))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
-        return outcomes.of_error(error, time.monotonic() - started, f"task {name}")
-    return outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
+        return attempt.failed(error)
+    finally:
+        jobs.current.reset(token)
+        if runner is None:
+            own.close()
 
 
-def _call(task: Callable[..., Any], reason: str, args: dict[str, Any]) -> Any:
-    shape = _shape(task)
-    if shape == "reason":
-        return task(reason)
-    if shape == "args":
-        return task(args)
-    return task(reason, args) if shape == "both" else task()
+async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcome:
+    """`run_task` for an async task on the loop that runs here, beside others."""
+    from queue_workflows.tasks import aio
 
-
-def _shape(task: Callable[..., Any]) -> str:
-    """`reason`, `args`, `both` or `none`: what the task takes, by its positional parameters."""
+    attempt = _Attempt(job, control_)
+    jobs.current.set(attempt.job)  # in the context of this asyncio.Task
     try:
-        return _cached(task)
-    except TypeError:
-        return _looked_at(task)  # it cannot be hashed
+        return attempt.completed(await aio.drive(attempt.begun(), attempt.control))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
+        return attempt.failed(error)
 
 
-def _looked_at(task: Callable[..., Any]) -> str:
-    try:
-        parameters = inspect.signature(task).parameters.values()
-    except (TypeError, ValueError):
-        return "reason"  # a builtin that does not tell
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return "both"
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if not names:
-        return "none"
-    if len(names) > 1:
-        return "both"
-    return "args" if names == ["args"] else "reason"
+class _Attempt:
+    """One claim of a job while its task runs, and the outcome that comes of it."""
 
+    def __init__(self, row: Row, control_: control.Control) -> None:
+        self.control = control_
+        self.job = jobs.Job(row, control_)
+        self._row = row
+        self._name: str = row["task_name"]
+        self._started = time.monotonic()
 
-_cached = functools.lru_cache(maxsize=512)(_looked_at)
+    def begun(self) -> Any:
+        """What calling the task gives: its result, or a body that is still to run."""
+        task = config.get_config().ingest_task_map.get(self._name)
+        if task is None:
+            raise errors.UnknownTask(
+                f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
+            )
+        where = f"args of task {self._name!r}"
+        placed, named = args.taker(task).bound(self._row["reason"], self._row["args"], where)
+        return task(*placed, **named)
+
+    def completed(self, value: Any) -> outcomes.Outcome:
+        """The body has ended by itself; raises `InvalidPayload`, and a signal that it returned."""
+        if self.control.cancel_requested:
+            return self._interrupted("cancelled")
+        found = outcomes.unless_signal(self.job.left if value is None else value)
+        text = payload.encode(
+            found if isinstance(found, dict) else {"result": found},
+            f"result of task {self._name!r}",
+        )
+        return outcomes.Outcome("completed", self._seconds, text, value=found)
+
+    def failed(self, error: BaseException) -> outcomes.Outcome:
+        """The body raised, or was told to end."""
+        if self.control.cancel_requested:
+            return self._interrupted("cancelled")
+        if isinstance(error, control.Interrupted):
+            return self._interrupted(error.reason)
+        outcome = outcomes.of_error(error, self._seconds, f"task {self._name}")
+        return outcome._replace(task=config.get_config().ingest_task_policies.get(self._name))
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _interrupted(self, reason: str) -> outcomes.Outcome:
+        return outcomes.Outcome("cancelled", self._seconds, error=reason)

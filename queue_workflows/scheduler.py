@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from queue_workflows import config, db, errors, types
+from queue_workflows import config, db, errors, tasks, types
 from queue_workflows.runtime import process, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
@@ -33,8 +33,8 @@ def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> li
     """Queue each entry's job for its latest instant; the ids of the jobs queued by this call.
 
     The caller says that the entries are due; an instant that anybody has fired is left out. The
-    instant is the last at or before the database's now. One transaction. Raises `UnknownQueue` or
-    `UnknownTask` (ValueErrors) before any write.
+    instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
+    `UnknownTask` or `ArgsRefused` (ValueErrors) before any write.
     """
     checked = _checked_jobs(plan.check(entries))
     with db.transaction() as conn:
@@ -63,6 +63,7 @@ def _fire(
 ) -> list[str]:
     ids: list[str] = []
     for entry, fire_at in sorted(fires, key=plan.order):
+        task = tasks.row_defaults(entry.task_name)
         job_id = schedules.fire(
             conn,
             name=entry.name + suffix,
@@ -70,6 +71,8 @@ def _fire(
             task_name=entry.task_name,
             queue=entry.queue,
             reason=reason,
+            priority=task.get("priority"),
+            lock_key=task.get("lock_key"),
         )
         if job_id is not None:
             ids.append(job_id)
@@ -89,6 +92,12 @@ def _checked_jobs(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
                 f"schedule entry {entry.name!r}: no ingest task {entry.task_name!r}, registered "
                 f"are {known}; register_ingest_task() in the host app (--app) adds it"
             )
+        try:
+            tasks.check_args(entry.task_name, {})
+        except errors.ArgsRefused as error:
+            raise errors.ArgsRefused(
+                f"schedule entry {entry.name!r}: it sends no args, and {error}"
+            ) from None
     return entries
 
 

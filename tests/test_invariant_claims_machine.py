@@ -64,8 +64,7 @@ class Claims(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        for table in ("workflow_runs", "ingest_jobs", "ingest_job_events"):
-            self.conn.execute(f"DELETE FROM {table}")
+        factories.empty(self.conn, "workflow_runs", "ingest_jobs", "ingest_job_events")
         self.run_ids: list[str] = []
         self.claimed: list[Row] = []
         self.seen: dict[str, Row] = {}

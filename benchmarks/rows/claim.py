@@ -17,7 +17,8 @@ from queue_workflows.store import claims, outbox, tables
 ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
 connection: the median of 300 (`--quick`: 90). Each takes turns with one on a database with 1,000
 queued jobs, and the ratio, per 30, is to the cost there. The other database has more queued jobs,
-or 1,000 queued beside 100,000 that are not due, or 1,000 beside 1,000,000 finished ones. Each is
+or 1,000 queued beside 100,000 that are not due, or behind 100,000 older ones that wait for a lock
+key which a running job has, or 1,000 beside 1,000,000 finished ones. Each is
 measured twice, on new connections whose plans are made anew: with the statistics of the empty
 tables, then after ANALYZE (autovacuum is off for these tables, so that they stay what they are).
 Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per 1,000. Bare is the
@@ -39,6 +40,8 @@ class Case(NamedTuple):
     name: str
     queued: int = 0
     not_due: int = 0
+    locked: int = 0
+    """Those of one lock key, the first of which runs."""
     finished: int = 0
     limit: float = 1.3
 
@@ -50,6 +53,7 @@ def cases(bench: Bench) -> list[Case]:
     return [
         *(Case(f"at {size:,} queued", queued=size - BASE) for size in sizes),
         Case("at 100,000 not due", not_due=100_000),
+        Case("behind 100,000 of a busy lock key", locked=100_000),
         Case(f"beside {many:,} finished", finished=many, limit=1.1),
     ]
 
@@ -59,13 +63,14 @@ class Family(NamedTuple):
 
     name: str
     load: Callable[[Conn, int, str], None]
-    """How many, and `queued`, `not_due` or `finished`."""
+    """How many, and `queued`, `not_due`, `locked` or `finished`."""
     step: Callable[[db.Connection], Step]
 
 
 _STATE = {
     "queued": ("queued", None),
     "not_due": ("queued", "not_due"),
+    "locked": ("queued", "locked"),
     "finished": ("completed", None),
 }
 
@@ -75,13 +80,16 @@ def load_ingest(conn: Conn, count: int, state: str) -> None:
     status, blocked = _STATE[state]
     conn.execute(
         "INSERT INTO ingest_jobs"
-        " (task_name, queue, status, blocked_reason, available_at, finished_at)"
+        " (task_name, queue, status, blocked_reason, available_at, finished_at, lock_key)"
         " SELECT 'noop', 'load', %(status)s::text, %(blocked)s::text,"
-        " CASE WHEN %(blocked)s::text IS NOT NULL THEN now() + interval '1 day' END,"
-        " CASE WHEN %(status)s::text = 'completed' THEN now() END"
+        " CASE WHEN %(blocked)s::text = 'not_due' THEN now() + interval '1 day' END,"
+        " CASE WHEN %(status)s::text = 'completed' THEN now() END,"
+        " CASE WHEN %(blocked)s::text = 'locked' THEN 'busy' END"
         " FROM generate_series(1, %(count)s::int)",
         {"status": status, "blocked": blocked, "count": count},
     )
+    if state == "locked":
+        _run_first(conn, "ingest_jobs")
 
 
 def load_nodes(conn: Conn, count: int, state: str) -> None:
@@ -94,13 +102,16 @@ def load_nodes(conn: Conn, count: int, state: str) -> None:
         " ELSE 'running' END, now()"
         " FROM generate_series(1, greatest(1, %(count)s::int / %(per_run)s::int)) RETURNING id)"
         " INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, ref_heads,"
-        " blocked_reason, available_at, finished_at)"
+        " blocked_reason, available_at, finished_at, lock_key)"
         " SELECT run.id, 'n' || n, 'noop', 'cpu', %(status)s::text, '{}', %(blocked)s::text,"
-        " CASE WHEN %(blocked)s::text IS NOT NULL THEN now() + interval '1 day' END,"
-        " CASE WHEN %(status)s::text = 'completed' THEN now() END"
+        " CASE WHEN %(blocked)s::text = 'not_due' THEN now() + interval '1 day' END,"
+        " CASE WHEN %(status)s::text = 'completed' THEN now() END,"
+        " CASE WHEN %(blocked)s::text = 'locked' THEN 'busy' END"
         " FROM run CROSS JOIN generate_series(1, least(%(count)s::int, %(per_run)s::int)) n",
         values,
     )
+    if state == "locked":
+        _run_first(conn, "workflow_node_jobs")
     if state == "finished":
         conn.execute(
             "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, processed_at)"
@@ -109,9 +120,21 @@ def load_nodes(conn: Conn, count: int, state: str) -> None:
         )
 
 
+def _run_first(conn: Conn, table: str) -> None:
+    """The first of a lock key's line is at work, and will be."""
+    conn.execute(
+        f"UPDATE {table} SET status = 'running', blocked_reason = NULL, claim_no = 1,"
+        " worker_id = 'busy', claimed_by = 'busy', started_at = now(), heartbeat_at = now(),"
+        " lease_expires_at = now() + interval '1 day' WHERE seq ="
+        f" (SELECT min(seq) FROM {table} WHERE lock_key = 'busy')"
+        f" AND NOT EXISTS (SELECT FROM {table} WHERE lock_key = 'busy'"
+        " AND status = 'running')".encode()
+    )
+
+
 def load_bare(conn: Conn, count: int, state: str) -> None:
     """Insert bare jobs; what is not due has its own status, which keeps it out of the index."""
-    status = {"finished": "done", "not_due": "not_due"}.get(state, "queued")
+    status = {"finished": "done", "queued": "queued"}.get(state, "not_due")
     conn.execute(
         "INSERT INTO bare_jobs (queue, status) SELECT 'load', %s FROM generate_series(1, %s)",
         (status, count),
@@ -232,6 +255,7 @@ def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_
             conn.execute(f"ANALYZE {_TABLES}".encode())
         for family in families:
             family.load(pair.loaders[1], case.not_due, "not_due")
+            family.load(pair.loaders[1], case.locked, "locked")
             family.load(pair.loaders[1], case.finished, "finished")
             family.load(pair.loaders[1], case.queued, "queued")
             for conn in pair.loaders:

@@ -20,6 +20,7 @@ from queue_workflows.cli import (
     demo,
     doctor,
     health,
+    jobs,
     migrate,
     models,
     prune,
@@ -54,6 +55,7 @@ app.command("workers")(workers.workers)
 app.command("models")(models.models)
 app.command("samples")(samples.samples)
 app.command("why")(why.why)
+app.add_typer(jobs.app)
 app.command("cancel")(cancel.cancel)
 app.command("retry")(retry.retry)
 app.command("inputs")(answer.waiting)

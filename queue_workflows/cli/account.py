@@ -89,6 +89,8 @@ class Page:
             self._line(f"of run {shown['run_id']}{_after(shown)}")
         model = f", model {shown['required_model']}" if shown.get("required_model") else ""
         self._line(f"queue {shown['queue']}{model}, created {_day(shown['created_at'])}")
+        if keys := keys_text(shown):
+            self._line(keys)
         self._body(shown, detailed=True)
 
     def end(self, shown: dict[str, Any]) -> None:
@@ -108,6 +110,10 @@ class Page:
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
         for attempt in job["attempts"]:
             self._attempt(attempt)
+        for act in job.get("acts", ()):
+            # Of a sweep the attempts tell.
+            if act["event_type"] != "reclaimed":
+                self._line(act_text(act), "  ")
         if not detailed:
             return
         self._value("inputs", job["inputs"])
@@ -139,12 +145,27 @@ class Page:
             self._line(f"... {len(lines) - LINES} lines more: --full", "    ")
 
     def _trace(self, job: dict[str, Any]) -> None:
-        trace: str = job["traceback"] or ""
-        lines = trace.splitlines()
+        """Of the job, or of each attempt that left one where several did; the same one once."""
+        told = [attempt for attempt in job["attempts"] if attempt["traceback"]]
+        if len(told) < 2:
+            self._traceback("traceback", job["traceback"])
+            return
+        seen: dict[str, int] = {}
+        for attempt in told:
+            number = attempt["claim_no"]
+            same = seen.setdefault(attempt["traceback"], number)
+            name = f"traceback of attempt {number}"
+            if same == number:
+                self._traceback(name, attempt["traceback"])
+            else:
+                self._line(f"{name}: as of attempt {same}", "  ")
+
+    def _traceback(self, name: str, trace: str | None) -> None:
+        lines = (trace or "").splitlines()
         if not self._full:
             lines = summary.host_frames(lines)[-summary.TRACE_LINES :]
         if lines:
-            self._line(f"traceback{'' if self._full else ' (all of it: --full)'}:", "  ")
+            self._line(f"{name}{'' if self._full else ' (all of it: --full)'}:", "  ")
             self._block(lines)
 
     def _log(self, attempt: dict[str, Any]) -> None:
@@ -170,6 +191,26 @@ class Page:
 def name_of(job: dict[str, Any]) -> str:
     """Its node id or its task's name."""
     return job.get("node_id") or job["task_name"]
+
+
+def keys_text(job: dict[str, Any]) -> str:
+    """`lock key feed, headers {"by": "ann"}`: what an ingest job was given, or nothing."""
+    given = [("idempotency key", "idempotency_key"), ("lock key", "lock_key")]
+    given += [("partition", "partition_key"), ("headers", "headers"), ("time-out", "timeout_s")]
+    parts: list[str] = []
+    for name, key in given:
+        value = job.get(key)
+        if value not in (None, {}):
+            parts.append(f"{name} {value if isinstance(value, str) else output.compact(value)}")
+    return ", ".join(parts) + (" s" if parts and job.get("timeout_s") is not None else "")
+
+
+def act_text(act: dict[str, Any]) -> str:
+    """`09:12:01.250 cancel requested by ann`."""
+    detail: Row = act["detail"] or {}
+    why = f": {detail['reason']}" if detail.get("reason") else ""
+    what = act["event_type"].replace("_", " ")
+    return output.line(f"{_clock(act['at'])} {what} by {act['actor']}{why}", 500)
 
 
 def place_text(attempt: dict[str, Any]) -> str:

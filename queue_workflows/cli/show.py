@@ -66,7 +66,7 @@ def show(
                     return _follow(kind, any_id, stop, node, as_json=as_json, full=full or debug)
             # Of the nodes that are printed the page reads the logs itself.
             logs = (True if full else None) if as_json else False
-            _print(collect(kind, any_id, node, logs=logs), as_json=as_json, full=full)
+            print_out(collect(kind, any_id, node, logs=logs), as_json=as_json, full=full)
         return 0
 
     command.execute("show", body, debug=debug)
@@ -113,7 +113,8 @@ def collect(
     return shown
 
 
-def _print(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
+def print_out(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
+    """Print what `collect` gave: as JSON, or as a page cut to the terminal, unless `full`."""
     if as_json:
         output.dump(shown)
         return

@@ -23,7 +23,7 @@ class Signature:
         self.names = tuple(p.name for p in named)
         self.defaulted = frozenset(p.name for p in named if p.default is not p.empty)
         self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        scope = _globals(body)
+        scope = scope_of(body)
         self.paths = frozenset(p.name for p in named if _takes_path(p.annotation, scope))
 
     def bind(
@@ -63,7 +63,7 @@ def signature(body: Callable[..., Any]) -> Signature:
     return _cached(body)
 
 
-def _globals(body: Any) -> dict[str, Any]:
+def scope_of(body: Any) -> dict[str, Any]:
     """Where the annotations of a function, method, partial, wrapper or callable object are read."""
     while True:
         if isinstance(body, functools.partial):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
@@ -116,17 +116,49 @@ def names_of(error: BaseException) -> frozenset[str]:
     return frozenset(names)
 
 
+def error_names(
+    raised: str | type[BaseException] | Iterable[str | type[BaseException]],
+) -> list[str]:
+    """Errors by name: a builtin's own, else with its module where the name is one of a module."""
+    listed = [raised] if isinstance(raised, (str, type)) else list(raised)
+    names: list[str] = []
+    for each in listed:
+        if isinstance(each, str):
+            names.append(each)
+        elif each.__module__ == "builtins" or "<locals>" in each.__qualname__:
+            names.append(each.__name__)
+        else:
+            names.append(f"{each.__module__}.{each.__qualname__}")
+    return names
+
+
+def most_attempts(
+    max_attempts: int, own: Mapping[str, Any] | None, task: Mapping[str, Any] | None
+) -> int:
+    """How many attempts a job has: what its row says (`max_attempts`, `own`), else its task.
+
+    1 is the column's default, so that it says something only beside `retries` in `own`.
+    """
+    said = own or {}
+    if max_attempts <= 1 and "retries" not in said:
+        said = task or {}
+    return max(max_attempts, 1 + said.get("retries", 0))
+
+
 def decide(
     policy: Mapping[str, Any] | None,
     attempts: int,
     raised: Raised,
     draw: random.Random | None = None,
+    *,
+    task: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """What follows from a failure after `attempts` earlier ones.
 
-    A policy that a plain SQL writer got wrong raises `InvalidWorkflow`.
+    `task`: what counts for keys that the policy lacks. A policy that a plain SQL writer got wrong
+    raises `InvalidWorkflow`.
     """
-    found = read(policy or {}, {}, "its policy") or {}
+    found = read(policy or {}, task or {}, "its policy") or {}
     after_s = raised.after_s
     if after_s is None:
         after_s = delay_s(found.get("backoff"), attempts + 1, draw)

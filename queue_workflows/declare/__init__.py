@@ -19,6 +19,7 @@ from typing import (
 )
 
 from queue_workflows import config, errors
+from queue_workflows.dag import policy as policies
 from queue_workflows.declare import bodies, building, handles
 
 if TYPE_CHECKING:
@@ -253,23 +254,7 @@ def _policy(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
             )
     named = {"retry_on", "discard_on"} & policy.keys()
-    return {**policy, **{key: _error_names(policy[key]) for key in sorted(named)}}
-
-
-def _error_names(
-    raised: str | type[BaseException] | Iterable[str | type[BaseException]],
-) -> list[str]:
-    """Errors by name: a builtin's own, else with its module where the name is one of a module."""
-    listed = [raised] if isinstance(raised, (str, type)) else list(raised)
-    names: list[str] = []
-    for each in listed:
-        if isinstance(each, str):
-            names.append(each)
-        elif each.__module__ == "builtins" or "<locals>" in each.__qualname__:
-            names.append(each.__name__)
-        else:
-            names.append(f"{each.__module__}.{each.__qualname__}")
-    return names
+    return {**policy, **{key: policies.error_names(policy[key]) for key in sorted(named)}}
 
 
 @overload

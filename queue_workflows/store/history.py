@@ -35,8 +35,8 @@ _EVENTS = (
 )
 _NODE_EVENTS = "SELECT node_id, " + _EVENTS + " FROM workflow_node_events WHERE run_id = %(run)s"
 _INGEST = (
-    "SELECT " + _COMMON + ", task_name, reason, args AS inputs, result AS output FROM ingest_jobs"
-    " WHERE id = %s"
+    "SELECT " + _COMMON + ", task_name, reason, args AS inputs, result AS output, lock_key,"
+    " partition_key, idempotency_key, headers, timeout_s FROM ingest_jobs WHERE id = %s"
 )
 _LOGS = "SELECT job_id, claim_no, head, tail, cut_bytes, updated_at FROM job_attempt_logs l"
 
@@ -74,9 +74,10 @@ def node_events(conn: db.Connection, run_id: str, node_ids: Sequence[str] | None
 
 
 def ingest_events(conn: db.Connection, job_id: str) -> list[Row]:
-    """The events of an ingest job, the oldest first."""
+    """The events of an ingest job, the oldest first, each with its `actor`."""
     return conn.execute(
-        "SELECT " + _EVENTS + " FROM ingest_job_events WHERE job_id = %s ORDER BY created_at, id",
+        "SELECT " + _EVENTS + ", actor FROM ingest_job_events WHERE job_id = %s"
+        " ORDER BY created_at, id",
         (job_id,),
     ).fetchall()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from psycopg import sql
 
@@ -137,11 +137,19 @@ def operate(
     With its event and outbox row; None when the job is terminal already.
     """
     parameters = values | {"job": job_id, "worker": None, "detail": '{"by": "operator"}'}
-    return conn.execute(_OPERATE[table.name, status], parameters).fetchone()
+    if table.in_run:
+        return conn.execute(_OPERATE[table.name, status], parameters).fetchone()
+    # Locked, as a job that is claimed or handed back between the two statements would miss both.
+    conn.execute(_LOCK[table.name], (job_id,))
+    row = conn.execute(_OPERATE[table.name, status], parameters).fetchone()
+    return row or conn.execute(_OPERATE_WAITING[status], parameters).fetchone()
 
 
-_NOT_OVER = "j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled', 'skipped')"
-_FINISHED = sql.SQL(
+_RUNS: Final = " AND j.status = 'running'"
+_NOT_OVER: Final = (
+    "j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled', 'skipped')"
+)
+_FINISHED: Final = (
     "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
     " seconds = %(seconds)s::float8, finished_at = now(), blocked_reason = NULL,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + _NOT_OVER
@@ -151,7 +159,7 @@ _FINISHED_NODE = sql.SQL(
     " seconds = %(seconds)s::float8, vm_rss_mb_peak = %(rss)s::integer, finished_at = now(),"
     " blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL WHERE " + _NOT_OVER
 )
-_FAILED = sql.SQL(
+_FAILED: Final = (
     "UPDATE {jobs} j SET status = 'failed', error = %(error)s, seconds = %(seconds)s::float8,"
     " finished_at = now(), blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL"
     " WHERE " + _NOT_OVER
@@ -165,12 +173,22 @@ _OPERATE = {
     ("workflow_node_jobs", "completed"): tables.transition(
         tables.NODE_JOBS, _FINISHED_NODE, event=_STATUS
     ),
-    ("workflow_node_jobs", "failed"): tables.transition(tables.NODE_JOBS, _FAILED, event=_STATUS),
+    ("workflow_node_jobs", "failed"): tables.transition(
+        tables.NODE_JOBS, sql.SQL(_FAILED), event=_STATUS
+    ),
     ("workflow_node_jobs", "awaiting_input"): tables.transition(
         tables.NODE_JOBS, _WAITING, event=sql.SQL("'parked'")
     ),
-    ("ingest_jobs", "completed"): tables.transition(tables.INGEST_JOBS, _FINISHED, event=_STATUS),
-    ("ingest_jobs", "failed"): tables.transition(tables.INGEST_JOBS, _FAILED, event=_STATUS),
+    ("ingest_jobs", "completed"): tables.transition(
+        tables.INGEST_JOBS, sql.SQL(_FINISHED + _RUNS), event=_STATUS
+    ),
+    ("ingest_jobs", "failed"): tables.transition(
+        tables.INGEST_JOBS, sql.SQL(_FAILED + _RUNS), event=_STATUS
+    ),
+}
+_OPERATE_WAITING = {
+    "completed": tables.unlogged(tables.INGEST_JOBS, sql.SQL(_FINISHED)),
+    "failed": tables.unlogged(tables.INGEST_JOBS, sql.SQL(_FAILED)),
 }
 
 
@@ -356,8 +374,8 @@ _CANCEL_ONE = sql.SQL(
     " WHERE j.id = %(id)s AND j.status IN ('queued', %(waiting)s)"
 )
 _CANCEL = {
-    table.name: tables.transition(table, _CANCEL_ONE, event=_STATUS)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    tables.NODE_JOBS.name: tables.transition(tables.NODE_JOBS, _CANCEL_ONE, event=_STATUS),
+    tables.INGEST_JOBS.name: tables.unlogged(tables.INGEST_JOBS, _CANCEL_ONE),
 }
 _LOCK = {
     table.name: sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from queue_workflows import db, errors
 from queue_workflows.dag import policy
 from queue_workflows.runtime import process
 from queue_workflows.store import claims, payload, tables, transitions
+from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class Outcome(NamedTuple):
     result: str = "{}"
     """The result as checked JSON text."""
     error: str = ""
+    """The error's text; of a snoozed or cancelled one the reason."""
     detail: str | None = None
     """JSON text for the job's history: the traceback."""
     value: Any = None
@@ -35,6 +38,8 @@ class Outcome(NamedTuple):
     vm_rss_mb_peak: int | None = None
     raised: policy.Raised = policy.Raised()
     """What a failure says about the next attempt; `after_s` is a snoozed job's wait."""
+    task: Mapping[str, Any] | None = None
+    """The policy of its task, for what the job's row does not say."""
 
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
@@ -67,11 +72,14 @@ def _leave_out_engine(told: traceback.TracebackException) -> None:
 
     def is_engine(frame: traceback.FrameSummary) -> bool:
         path = Path(frame.filename)
-        return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
+        # An async task is reached through asyncio.
+        between = path.parent.name == "asyncio"
+        own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
+        return own or between
 
-    own = itertools.dropwhile(is_engine, told.stack)
+    rest = itertools.dropwhile(is_engine, told.stack)
     streams = str(_PACKAGE / "worker" / "capture.py")
-    if frames := [frame for frame in own if frame.filename != streams]:
+    if frames := [frame for frame in rest if frame.filename != streams]:
         told.stack = traceback.StackSummary.from_list(frames)
     for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         if other is not None:
@@ -82,7 +90,8 @@ def _raised(error: BaseException) -> policy.Raised:
     names = policy.names_of(error)
     if isinstance(error, errors.Retry):
         return policy.Raised(names, "retry", error.after_s)
-    return policy.Raised(names, "discard" if isinstance(error, errors.Discard) else "")
+    hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused))
+    return policy.Raised(names, "discard" if hopeless else "")
 
 
 def unless_signal(value: Any) -> Any:
@@ -115,35 +124,36 @@ def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
     if outcome.kind == "parked":
         return "completed" if transitions.park(conn, lease) else "skipped"
     if outcome.kind == "cancelled":
-        transitions.hand_back(conn, lease, reason="cancelled")
+        transitions.hand_back(conn, lease, reason=outcome.error or "cancelled")
         return "skipped"
     if outcome.kind == "snoozed":
         after_s = outcome.raised.after_s or 0.0
         row = transitions.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
         return "failed" if row else "skipped"
-    verdict = _verdict(conn, lease, outcome)
-    row = transitions.fail(
+    return "failed" if _fail(conn, lease, outcome) else "skipped"
+
+
+def _fail(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> Row | None:
+    """By the job's policy, which is read only now, as most jobs do not fail."""
+    found = transitions.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
+    own, attempts, task = found["policy"], found["attempts"], outcome.task
+    try:
+        verdict = policy.decide(own, attempts, outcome.raised, task=task)
+    except errors.InvalidWorkflow as error:
+        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
+        own = None
+        verdict = policy.decide(None, attempts, outcome.raised, task=task)
+    return transitions.fail(
         conn,
         lease,
         retry=verdict.retry,
         after_s=verdict.after_s,
+        most=policy.most_attempts(found["max_attempts"], own, task),
         error=outcome.error,
         seconds=outcome.seconds,
         detail=outcome.detail,
         resolved_inputs=outcome.resolved_inputs,
     )
-    return "failed" if row else "skipped"
-
-
-def _verdict(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> policy.Verdict:
-    """What the job's policy makes of its failure; read only now, as most jobs do not fail."""
-    found = transitions.policy_of(conn, lease)
-    attempts: int = found["attempts"] if found else 0
-    try:
-        return policy.decide(found and found["policy"], attempts, outcome.raised)
-    except errors.InvalidWorkflow as error:
-        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
-        return policy.decide(None, attempts, outcome.raised)
 
 
 def _complete(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:

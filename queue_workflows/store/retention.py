@@ -67,11 +67,17 @@ def _within(first: int, days: float) -> dict[str, object]:
     return {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
 
 
+def _of_age(conn: db.Connection) -> None:
+    """Say that what this transaction deletes goes by its age; see migration 0024."""
+    conn.execute("SELECT set_config('queue_workflows.retention', 'on', true)")
+
+
 def delete_jobs(conn: db.Connection, first: int, days: float) -> int:
     """Delete ingest jobs finished that long ago that lie in BLOCKS pages from `first` on.
 
     A queue's own `retention_days` goes before `days`; 0 keeps for ever. How many went.
     """
+    _of_age(conn)
     return conn.execute(_DELETE_JOBS, _within(first, days)).rowcount
 
 
@@ -91,6 +97,7 @@ def delete_outbox(conn: db.Connection, days: float) -> int:
 
 def delete_ingest_events(conn: db.Connection, days: float) -> int:
     """Delete up to ROWS events of ingest jobs of that age; how many."""
+    _of_age(conn)
     return conn.execute(_DELETE_INGEST_EVENTS, (days, ROWS)).rowcount
 
 

@@ -16,8 +16,9 @@ WITH fired AS (
     VALUES (%(name)s, %(fire_at)s, gen_random_uuid()::text)
     ON CONFLICT (name, fire_at) DO NOTHING
     RETURNING job_id)
-INSERT INTO ingest_jobs (id, task_name, queue, reason, args)
-SELECT job_id, %(task_name)s, %(queue)s, %(reason)s, %(args)s::jsonb FROM fired
+INSERT INTO ingest_jobs (id, task_name, queue, reason, args, priority, lock_key)
+SELECT job_id, %(task_name)s, %(queue)s, %(reason)s, %(args)s::jsonb,
+       coalesce(%(priority)s::smallint, 100), %(lock_key)s FROM fired
 RETURNING id
 """
 
@@ -54,6 +55,8 @@ def fire(
     queue: str,
     reason: str,
     args: Mapping[str, Any] | None = None,
+    priority: int | None = None,
+    lock_key: str | None = None,
 ) -> str | None:
     """Claim the instant and queue its job; the job's id, or None when it was claimed before.
 
@@ -69,6 +72,8 @@ def fire(
             "queue": queue,
             "reason": reason,
             "args": payload.encode(dict(args or {}), f"args of {task_name}"),
+            "priority": priority,
+            "lock_key": lock_key,
         },
     ).fetchone()
     return row["id"] if row else None

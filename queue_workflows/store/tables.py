@@ -42,11 +42,12 @@ TERMINAL = ("completed", "failed", "cancelled")
 _STATEMENT = sql.SQL(
     "WITH {chosen}done AS ({change} RETURNING j.*), logged AS ("
     "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
-    " host_label, queue, elapsed_s, error, detail)"
+    " host_label, queue, elapsed_s, error, detail{actor_column})"
     " SELECT {node_values} id, attempts, {event}, claim_no, %(worker)s::text, claimed_by, queue,"
-    " %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}') FROM done){sent}"
+    " %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}'){actor} FROM done){sent}"
     " SELECT * FROM done"
 )
+_ACTOR = sql.SQL(", CASE WHEN %(worker)s::text IS NULL THEN queue_workflows_actor() END")
 _SENT = sql.SQL(
     ", sent AS (INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no,"
     " generation) SELECT run_id, node_id, status, id, claim_no, generation FROM done"
@@ -68,14 +69,10 @@ def transition(
     `change` is an UPDATE of `{jobs} j` without RETURNING; `{result}` is filled in too, and
     `{over}`: its end was asked for, or its run is over; `{received}` sets what a node received.
     `event` is an expression over `done`, the changed rows; `chosen` a CTE, with its comma, that
-    `change` selects from. Parameters besides theirs: worker, seconds, error, detail.
+    `change` selects from. Parameters besides theirs: worker, seconds, error, detail. What becomes
+    of an ingest job that does not run a trigger logs: `unlogged`.
     """
-    parts = {
-        "jobs": sql.Identifier(table.name),
-        "result": sql.Identifier(table.result),
-        "over": _OVER if table.in_run else _ASKED_TO_END,
-        "received": _RECEIVED if table.in_run else sql.SQL(""),
-    }
+    parts = _parts(table)
     return _STATEMENT.format(
         chosen=chosen.format(**parts),
         change=change.format(**parts),
@@ -84,8 +81,24 @@ def transition(
         node_values=sql.SQL("run_id, node_id, required_model," if table.in_run else ""),
         event=event,
         error=sql.SQL("coalesce(%(error)s::text, error)"),
+        actor_column=sql.SQL("" if table.in_run else ", actor"),
+        actor=sql.SQL("") if table.in_run else _ACTOR,
         sent=_SENT if table.in_run else sql.SQL(""),
     ).as_bytes(None)
+
+
+def unlogged(table: JobTable, change: sql.SQL) -> bytes:
+    """`change` as in `transition`, whose event a trigger writes; returns the changed rows."""
+    return (change.format(**_parts(table)) + sql.SQL(" RETURNING j.*")).as_bytes(None)
+
+
+def _parts(table: JobTable) -> dict[str, sql.Composable]:
+    return {
+        "jobs": sql.Identifier(table.name),
+        "result": sql.Identifier(table.result),
+        "over": _OVER if table.in_run else _ASKED_TO_END,
+        "received": _RECEIVED if table.in_run else sql.SQL(""),
+    }
 
 
 HELD: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
@@ -19,11 +19,14 @@ FRONT_PRIORITY = 10
 
 _FAIL = sql.SQL(
     "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean THEN 'queued' ELSE 'failed' END,"
-    " attempts = j.attempts + 1, error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < j.max_attempts"
-    " AND %(retry)s::boolean) THEN now() END,"
-    " available_at = CASE WHEN j.attempts + 1 < j.max_attempts AND %(retry)s::boolean"
+    " WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer) AND %(retry)s::boolean"
+    " THEN 'queued' ELSE 'failed' END,"
+    " attempts = j.attempts + 1, max_attempts = greatest(j.max_attempts, %(most)s::integer),"
+    " error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < greatest(j.max_attempts,"
+    " %(most)s::integer) AND %(retry)s::boolean) THEN now() END,"
+    " available_at = CASE WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer)"
+    " AND %(retry)s::boolean"
     " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
     " * coalesce(%(after)s::float8, (j.attempts + 1) * %(backoff)s::float8) END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
@@ -127,11 +130,12 @@ def fail(
     resolved_inputs: str | None = None,
     retry: bool = True,
     after_s: float | None = None,
+    most: int = 1,
 ) -> Row | None:
     """An ordinary failure: queued again while attempts are left, else failed.
 
-    `retry` false: failed whatever is left. `after_s` None: the default wait. None: the claim is
-    lost.
+    `retry` false: failed whatever is left. `after_s` None: the default wait. `most`: what
+    `max_attempts` becomes if it is less. None: the claim is lost.
     """
     parameters = tables.fence(
         lease,
@@ -141,18 +145,19 @@ def fail(
         received=resolved_inputs,
         retry=retry,
         after=after_s,
+        most=most,
         backoff=policy.BASE_S,
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 
 
 def policy_of(conn: db.Connection, lease: tables.Lease) -> Row | None:
-    """`policy` and `attempts` of a job; None: there is no such job."""
+    """`policy`, `attempts` and `max_attempts` of a job; None: there is no such job."""
     return conn.execute(_POLICY[lease.table.name], (lease.job_id,)).fetchone()
 
 
 _POLICY = {
-    table.name: sql.SQL("SELECT policy, attempts FROM {} WHERE id = %s")
+    table.name: sql.SQL("SELECT policy, attempts, max_attempts FROM {} WHERE id = %s")
     .format(sql.Identifier(table.name))
     .as_bytes(None)
     for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
@@ -305,15 +310,25 @@ _CANCELLED_SINCE = {
 }
 
 
+_ANEW: Final = (
+    "UPDATE {jobs} j SET status = 'queued', generation = j.generation + 1, error = NULL,"
+    " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0,"
+    " watchdog_retries = 0, cancel_requested_at = NULL, blocked_reason = NULL,"
+    " available_at = NULL, progress = NULL,"
+    " {result} = NULL WHERE j.status IN ('failed', 'cancelled')"
+)
+_REOPEN = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = %(job)s"))
+_REOPEN_ALL = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = ANY (%(jobs)s)"))
+
+
 def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
     """A failed or cancelled ingest job → queued in a new generation, counters at zero; or None.
 
     Raises `IdempotencyClash`, with nothing written, when its idempotency key is another job's now.
     """
-    nothing = {"worker": None, "seconds": None, "error": None, "detail": None}
     try:
         with conn.transaction():
-            return conn.execute(_REOPEN, {"job": job_id, **nothing}).fetchone()
+            return conn.execute(_REOPEN, {"job": job_id}).fetchone()
     except psycopg.errors.UniqueViolation as error:
         found = conn.execute(_KEY_OWNER, (job_id,)).fetchone()
         if error.diag.constraint_name != "ingest_jobs_idempotency_idx" or found is None:
@@ -332,17 +347,9 @@ _KEY_OWNER = (
 )
 
 
-_REOPEN = tables.transition(
-    tables.INGEST_JOBS,
-    sql.SQL(
-        "UPDATE {jobs} j SET status = 'queued', generation = j.generation + 1, error = NULL,"
-        " finished_at = NULL, started_at = NULL, attempts = 0, crash_count = 0,"
-        " watchdog_retries = 0, cancel_requested_at = NULL, blocked_reason = NULL,"
-        " available_at = NULL, progress = NULL,"
-        " {result} = NULL WHERE j.id = %(job)s AND j.status IN ('failed', 'cancelled')"
-    ),
-    event=sql.SQL("'retried'"),
-)
+def reopen_ingest_all(conn: db.Connection, job_ids: Sequence[str]) -> list[Row]:
+    """`reopen_ingest` of each; the rows of those that were failed or cancelled."""
+    return conn.execute(_REOPEN_ALL, {"jobs": list(job_ids)}).fetchall()
 
 
 def release_strays(
@@ -360,7 +367,7 @@ def release_strays(
 _STRAYS_SQL = _both(
     sql.SQL(
         "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
-        " finished_at = CASE WHEN {over} THEN now() END"
+        " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL"
         " WHERE j.status = 'running' AND j.worker_id = %(worker)s AND j.id <> ALL (%(keep)s)"
     ),
     _BACK_EVENT,

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-from queue_workflows import config, db, dispatcher, errors, node_pool
-from queue_workflows.store import drill, tables, transitions
+from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_pool
+from queue_workflows.store import drill, outcomes, tables, transitions
+from queue_workflows.tasks import bodies, control
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
 
@@ -71,11 +72,28 @@ def _trip(table: tables.JobTable, job: Row, budget_s: float) -> None:
         transitions.trip(conn, lease, error=text, seconds=budget_s)
 
 
+class _Cancelled(control.Alone):
+    """The job was cancelled already: its body ends at its first yield or await."""
+
+    interrupted = "cancelled"
+    cancel_requested = True
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        if call is not None:
+            call()
+
+
 def _stop_task(table: tables.JobTable, job: Row) -> None:
-    """A task knows no cancel event: its worker ends with it, and gives it back."""
+    """A task that yields or awaits is ended there; any other ends with its worker, unseen."""
     dispatcher.cancel_job(job["id"])
+    task, outcome = config.get_config().ingest_task_map.get(job["task_name"]), _STOPPED
+    if task is not None and bodies.can_be_ended(task):
+        outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
-        transitions.hand_back(conn, tables.lease_of(table, job), reason="cancelled")
+        outcomes.record(conn, tables.lease_of(table, job), outcome)
+
+
+_STOPPED = outcomes.Outcome("cancelled", 0.0)
 
 
 @contextmanager

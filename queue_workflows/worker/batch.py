@@ -9,6 +9,7 @@ from collections.abc import Callable
 from queue_workflows import db, errors, ingest_executor
 from queue_workflows.runtime import clock
 from queue_workflows.store import outcomes
+from queue_workflows.tasks import bodies
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import claimer, current, guards, held, leaving, watch
 
@@ -29,8 +30,10 @@ class Batch:
         watcher: watch.Watch,
         lease_s: float,
         *,
+        runner: bodies.Runner | None = None,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
+        self._runner = runner
         self._size = self._next = size
         self._claimer = claims_
         self._watch = watcher
@@ -72,7 +75,7 @@ class Batch:
     def _run_one(self, work: current.Work, pid: int) -> None:
         self._watch.begin(work)
         try:
-            outcome = ingest_executor.run_task(work.job)
+            outcome = ingest_executor.run_task(work.job, work, self._runner)
             leaving.unless_forked(pid, outcome)
             self._watch.settle(work)
             if outcome.kind == "completed":

@@ -35,6 +35,9 @@ class Work:
         self.lease = lease or tables.lease_of(table, job)
         self._event: threading.Event | None = None
         self._cancelled = False
+        self._interrupt: Callable[[], object] | None = None
+        self.interrupted: str | None = None
+        """Why the body is to end at its next yield or await; None: it goes on."""
         self.started = now_fn()
         self.renewed = self.started
         self.lease_end = lease_end
@@ -50,15 +53,19 @@ class Work:
 
     def status(self, *values: Any, **fields: Any) -> None:
         """The body's `status_callback`: a number 0 to 1 or a dict is progress, all else a beat."""
+        value: Any = fields or (values[0] if values else None)
+        self.said(None if isinstance(value, str) else value)
+
+    def said(self, value: Any) -> None:
+        """What a task yields: progress is a text, too."""
         now = self._now()
         for guard in self.guards:
             if guard is not self.lease_end:
                 guard.beat(now)
         self.heard(now)
-        value: Any = fields or (values[0] if values else None)
-        if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, str, dict)):
             return
-        if not isinstance(value, dict) and not 0 <= value <= 1:
+        if isinstance(value, (int, float)) and not 0 <= value <= 1:
             return
         try:
             text = payload.encode(value, "progress")
@@ -83,6 +90,11 @@ class Work:
         ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
         return min(ends) if ends else None
 
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the job was cancelled."""
+        return self._cancelled
+
     def cancelled_by(self, stop_at: float) -> None:
         """The job was cancelled: tell the body, which has until the first `stop_at` given."""
         if self.stop_at is None:
@@ -91,6 +103,25 @@ class Work:
             self._cancelled = True
             if self._event is not None:
                 self._event.set()
+        self.interrupt("cancelled")
+
+    def interrupt(self, reason: str) -> None:
+        """A body that yields or awaits ends there; the first reason counts."""
+        with _EVENTS:
+            if self.interrupted is None:
+                self.interrupted = reason
+                if self._interrupt is not None:
+                    self._interrupt()
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        """Call this, in whatever thread, on `interrupt`; at once if it came before; None: no more.
+
+        It must not wait for anything.
+        """
+        with _EVENTS:
+            self._interrupt = call
+            if call is not None and self.interrupted is not None:
+                call()
 
     def verdict(self) -> guards.Trip | None:
         """The first guard that trips now; of a body that has ended only its lease is judged."""

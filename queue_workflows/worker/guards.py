@@ -319,12 +319,15 @@ def _interval(window_s: float) -> float:
 
 
 def budget_for(job: Row) -> float:
-    """A job's wall-clock budget in seconds: its own `timeout_s`, else by queue, model and kind."""
+    """A job's wall-clock budget in seconds: its own `timeout_s`, else its task's, else by kind."""
     if job.get("timeout_s"):
         return float(job["timeout_s"])
     cfg = config.get_config()
     queue = job["queue"]
     if "node_module" not in job:
+        task = cfg.ingest_task_policies.get(job.get("task_name", ""), {})
+        if "timeout_s" in task:
+            return float(task["timeout_s"])
         return INGEST_S.get(queue, float(cfg.ingest_default_budget_s))
     if _is_input(job):
         return INPUT_S

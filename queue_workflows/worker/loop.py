@@ -13,6 +13,7 @@ from queue_workflows import config, db, errors, ingest_executor, node_executor, 
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, fleet, outcomes, tables, transitions
+from queue_workflows.tasks import bodies
 from queue_workflows.types import Row
 from queue_workflows.worker import batch, claimer, current, guards, leaving, watch
 
@@ -39,8 +40,9 @@ class WorkLoop:
         self._cache = model_cache
         self._table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
+        self._tasks = bodies.Runner()
         self._batch = (
-            batch.Batch(batch_size, self._claimer, watcher, who().lease_s)
+            batch.Batch(batch_size, self._claimer, watcher, who().lease_s, runner=self._tasks)
             if batch_size > 1
             else None
         )
@@ -65,8 +67,9 @@ class WorkLoop:
         self._stopping = True
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and what async tasks ran on."""
         self._claimer.close()
+        self._tasks.close()
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop`; survives the loss of its database."""
@@ -197,7 +200,7 @@ class WorkLoop:
 
     def _body(self, work: current.Work) -> outcomes.Outcome:
         if not self._table.in_run:
-            return ingest_executor.run_task(work.job)
+            return ingest_executor.run_task(work.job, work, self._tasks)
         cache = self._cache
         if cache is not None:
             cache.mark_busy()

@@ -43,6 +43,8 @@ DOUBTS_S = 0.5
 BATCH_S = 0.5
 PROGRESS_S = 1.0
 """How often progress is stored at most."""
+UNWIND_S = 2.0
+"""A stopping worker ends a task that yields or awaits so long before it would leave without it."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
 CARD_S = 3600.0
@@ -309,6 +311,8 @@ class Watch:
             self._leaving.stop_cancelled(work)
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._leaving.give_back(work)
+        elif self.stop_deadline is not None and self._now() >= self.stop_deadline - UNWIND_S:
+            work.interrupt("shutdown")
 
     def _stop_loading(self) -> None:
         """A stopping worker waits no longer for a load that it was asked for."""

@@ -152,7 +152,7 @@ def test_a_job_that_is_cancelled_before_its_turn_never_runs(
         bodies.release.set()
         until(are(conn, "completed", "completed", "cancelled", "completed"))
     assert bodies.ran == [0, 1, 3]
-    assert events(conn, ids[2]) == ["claimed", "cancelled"]
+    assert events(conn, ids[2]) == ["claimed", "cancel_requested", "cancelled"]
 
 
 def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(

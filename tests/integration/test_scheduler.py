@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, scheduler
+from queue_workflows import config, scheduler, tasks
 from queue_workflows.schedule import plan
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from queue_workflows.store import schedules
@@ -168,6 +168,21 @@ def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
 def test_enqueue_due_refuses_unknown_names_before_any_write(db: ModuleType, bad: ScheduleEntry):
     with pytest.raises(ValueError, match=r"nope|nowhere"):
         scheduler.enqueue_due([entry(), bad])
+    assert (fires(db), jobs(db)) == ([], [])
+
+
+def test_a_fire_takes_the_priority_and_lock_key_of_its_task(db: ModuleType):
+    tasks.register_ingest_task("prices", lambda: None, priority=7, lock_key="one")
+    scheduler.enqueue_due([entry()])
+    assert [(job["priority"], job["lock_key"]) for job in jobs(db)] == [(7, "one")]
+
+
+def test_a_task_that_needs_args_cannot_be_scheduled(db: ModuleType):
+    def task(*, day: str) -> None: ...
+
+    tasks.register_ingest_task("prices", task)
+    with pytest.raises(ValueError, match=r"entry 'n': it sends no args, and .* 'day' missing"):
+        scheduler.enqueue_due([entry("n")])
     assert (fires(db), jobs(db)) == ([], [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ from queue_workflows.db import scratch
 from queue_workflows.runtime import service
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.testing import bench
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, laws, taskhost
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ScheduleEntry("nightly", minute=30, task_name="note", queue="notes", hours={3})
@@ -211,6 +212,31 @@ def test_a_task_meets_the_same_trouble(flows: Flows, fault: str, status: str) ->
     assert flows.run_task("note", {"box": "in"}, queue="notes")["status"] == status
     again = flows.run_task("note", {"box": "in"}, queue="notes")
     assert again["result"] == {"why": "tick", "box": "in"}
+
+
+# --- tasks of every kind
+
+
+@pytest.mark.parametrize("kind", taskhost.KINDS)
+def test_a_task_of_any_kind_runs_and_is_cancelled(flows: Flows, tmp_path: Path, kind: str) -> None:
+    taskhost.setup()
+    args = {"folder": str(tmp_path)}
+    flows.hang(kind)
+    assert flows.run_task(kind, args, queue=taskhost.QUEUE)["status"] == "cancelled"
+    ended = kind in taskhost.ENDS_BY_ITSELF
+    assert taskhost.lines(tmp_path) == ([f"{kind} begins", f"{kind} tidies"] if ended else [])
+    (tmp_path / "go").touch()
+    assert flows.run_task(kind, args, queue=taskhost.QUEUE)["result"] == {"kind": kind}
+
+
+def test_an_async_task_runs_in_an_async_test(flows: Flows, tmp_path: Path) -> None:
+    taskhost.setup()
+    (tmp_path / "go").touch()
+
+    async def a_test_of_a_host() -> dict[str, Any]:
+        return flows.run_task("async", {"folder": str(tmp_path)}, queue=taskhost.QUEUE)
+
+    assert asyncio.run(a_test_of_a_host())["result"] == {"kind": "async"}
 
 
 # --- what is left behind

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
-from tests.support import fleet, flow
+from tests.support import factories, fleet, flow
 from tests.support import fleet_model as model
 
 FAR = "interval '1 hour'"
@@ -91,8 +91,7 @@ class Base(RuleBasedStateMachine):
         self.conn = self.world.conn
         self.slots, self.orchestrators = self.world.slots, self.world.orchestrators
         tables_ = "workflow_runs ingest_jobs ingest_job_events workers worker_heartbeats"
-        for table in (*tables_.split(), "worker_controls"):
-            self.conn.execute(f"DELETE FROM {table}")
+        factories.empty(self.conn, *tables_.split(), "worker_controls")
         for slot in self.slots:
             slot.renew_process()
         self.fleet = model.Fleet()

@@ -1,0 +1,325 @@
+"""`queue-workflows jobs`: ingest jobs listed, shown, queued anew, cancelled and deleted."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import errors, jobs
+from queue_workflows.cli import command, options, output, show, views
+from queue_workflows.runtime import process
+from queue_workflows.types import JsonDict, Row
+
+app = typer.Typer(
+    name="jobs",
+    help="Ingest jobs: look at them, and act on one or on all that a filter finds.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+LINES = 20
+"""Jobs that are named one by one; of more the counts are said."""
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
+_DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
+
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[JOB]...", help="Ids; or a filter below.")
+]
+Queue = Annotated[str | None, typer.Option(metavar="Q", help="Only jobs of this queue.")]
+Task = Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this task.")]
+Status = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STATUS", help=f"Repeatable: {', '.join(jobs.STATUSES)}."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone).",
+    ),
+]
+Key = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Their idempotency, lock or partition key.")
+]
+By = Annotated[
+    str | None, typer.Option(metavar="WHO", help="Who does it, for the history. Default: you.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what it would be done to.")]
+
+
+@app.command("list")
+def list_(
+    queue: Queue = None,
+    task: Task = None,
+    status: Status = None,
+    since: Since = None,
+    key: Key = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, metavar="N")] = 20,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """List jobs, the newest first."""
+
+    def body() -> int:
+        moment = when(since)
+        with command.reading(app):
+            rows = jobs.list_jobs(
+                queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
+            )
+        output.dump(rows) if as_json else _table(rows)
+        return 0
+
+    command.execute("jobs list", body, debug=debug)
+
+
+@app.command("show")
+def show_(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of a job, or its start.")],
+    full: Annotated[bool, typer.Option("--full", help="Values, traces and logs uncut.")] = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show a job: every attempt with its error, traceback and log, and who did what to it."""
+
+    def body() -> int:
+        with command.reading(app):
+            kind, job_id = show.found(job)
+            if kind is None:
+                return 1
+            if kind == "run":
+                raise errors.InvalidConfig(f"{job_id} is a run: `{command.PROG} show` shows it")
+            show.print_out(show.collect(kind, job_id), as_json=as_json, full=full)
+        return 0
+
+    command.execute("jobs show", body, debug=debug)
+
+
+@app.command("retry")
+def retry(
+    ids: Ids = None,
+    queue: Queue = None,
+    task: Task = None,
+    status: Status = None,
+    since: Since = None,
+    key: Key = None,
+    by: By = None,
+    dry_run: DryRun = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Queue failed or cancelled jobs anew, with all their attempts; a filter means the failed."""
+    wanted = _Wanted(ids, queue, task, status, since, key, default=("failed",))
+    _run("retry", wanted, lambda some, who: jobs.retry_jobs(some, by=who), by, dry_run,
+         app=app, as_json=as_json, debug=debug)  # fmt: skip
+
+
+@app.command("cancel")
+def cancel(
+    ids: Ids = None,
+    queue: Queue = None,
+    task: Task = None,
+    status: Status = None,
+    since: Since = None,
+    key: Key = None,
+    by: By = None,
+    dry_run: DryRun = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Cancel jobs: what waits ends at once, what runs is asked to stop."""
+    wanted = _Wanted(ids, queue, task, status, since, key, default=("queued", "running"))
+    running = not status or "running" in status
+    _run("cancel", wanted, lambda some, who: jobs.cancel_jobs(some, running=running, by=who),
+         by, dry_run, app=app, as_json=as_json, debug=debug)  # fmt: skip
+
+
+@app.command("delete")
+def delete(
+    ids: Ids = None,
+    queue: Queue = None,
+    task: Task = None,
+    status: Status = None,
+    since: Since = None,
+    key: Key = None,
+    by: By = None,
+    dry_run: DryRun = False,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Delete jobs that do not run; a filter means those that are over. Their history stays."""
+    over = ("completed", "failed", "cancelled")
+    wanted = _Wanted(ids, queue, task, status, since, key, default=over)
+    _run("delete", wanted, lambda some, who: jobs.delete_jobs(some, by=who), by, dry_run,
+         app=app, as_json=as_json, debug=debug)  # fmt: skip
+
+
+def when(text: str | None) -> datetime | timedelta | None:
+    """`90m`, `24h` or `7d` as a time-span, an ISO time as a moment. Raises `InvalidConfig`."""
+    if text is None:
+        return None
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        moment = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise errors.InvalidConfig(
+            f"--since {text}: it should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
+        )
+    return moment
+
+
+class _Wanted:
+    """Which jobs a command is about: the ids that it names, or what a filter finds."""
+
+    def __init__(
+        self,
+        ids: Sequence[str] | None,
+        queue: str | None,
+        task: str | None,
+        status: Sequence[str] | None,
+        since: str | None,
+        key: str | None,
+        *,
+        default: Sequence[str],
+    ) -> None:
+        self.ids = list(ids or ())
+        self._given = {"queue": queue, "task_name": task, "status": status or None, "key": key}
+        self._since = since
+        self._default = default
+
+    def check(self) -> None:
+        """Raise `InvalidConfig` for neither ids nor a filter, and for both."""
+        filtered = self._since is not None or any(v is not None for v in self._given.values())
+        if bool(self.ids) == filtered:
+            raise errors.InvalidConfig(
+                "name jobs, or say which: --queue, --task, --status, --since, --key"
+                if not filtered
+                else "name jobs or give a filter, not both"
+            )
+        when(self._since)
+
+    def found(self) -> list[str]:
+        """The ids, of a filter's the oldest first."""
+        if self.ids:
+            # Of bytes that are no UTF-8 the shell makes surrogates, which no id has.
+            return [one.encode(errors="replace").decode() for one in self.ids]
+        given: dict[str, Any] = {"status": list(self._default)}
+        given |= {name: value for name, value in self._given.items() if value is not None}
+        rows = jobs.list_jobs(**given, since=when(self._since), limit=None)
+        return [row["id"] for row in reversed(rows)]
+
+
+def _run(
+    name: str,
+    wanted: _Wanted,
+    act: Callable[[list[str], str], list[JsonDict]],
+    by: str | None,
+    dry_run: bool,
+    *,
+    app: str | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    def body() -> int:
+        wanted.check()
+        with command.reading(app):
+            ids = wanted.found()
+            if dry_run:
+                output.dump(ids) if as_json else _say_ids(name, ids)
+                return 0
+            done = act(ids, by or _me())
+        if as_json:
+            output.dump(done)
+        else:
+            _say(done)
+        refused = [one for one in done if one["outcome"] not in _DONE]
+        _refuse(name, refused)
+        return 1 if refused else 0
+
+    command.execute(f"jobs {name}", body, debug=debug)
+
+
+def _me() -> str:
+    """`ann@box`: the login of who runs the command."""
+    try:
+        login = getpass.getuser()
+    except (KeyError, OSError):
+        login = "somebody"  # a container's number without a name
+    return f"{login}@{socket.gethostname()}"
+
+
+def _say(done: Sequence[JsonDict]) -> None:
+    good = [one for one in done if one["outcome"] in _DONE]
+    if len(good) <= LINES:
+        for one in good:
+            output.echo(f"job {one['id']}: {one['outcome']}")
+    else:
+        counts = Counter(one["outcome"] for one in good)
+        output.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if not done:
+        output.echo("no such jobs")
+
+
+def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
+    lines = [f"job {one['id']}: {one['reason']}" for one in refused[:LINES]]
+    if len(refused) > LINES:
+        lines.append(f"and {len(refused) - LINES} more")
+    for text in lines:
+        sys.stderr.write(f"{command.PROG} jobs {name}: {process.mask(output.line(text, 500))}\n")
+
+
+def _say_ids(name: str, ids: Sequence[str]) -> None:
+    output.echo(f"would {name}: {output.counted(len(ids), 'job')}")
+    for one in ids[:LINES]:
+        output.echo(f"  {output.line(one)}")
+    if len(ids) > LINES:
+        output.echo(f"  and {len(ids) - LINES} more")
+
+
+def _table(rows: Sequence[Row]) -> None:
+    output.table(_HEAD, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row["id"],
+        row["task_name"],
+        row["queue"],
+        row["status"],
+        f"{_tries(row)}/{row['max_attempts']}",
+        row["created_at"].strftime("%Y-%m-%d %H:%M:%S"),
+        process.mask(_note(row)),
+    )
+
+
+def _tries(row: Row) -> int:
+    """Which of its attempts it is at: those that failed, and the one that runs or succeeded."""
+    return row["attempts"] + (row["status"] in ("running", "completed"))
+
+
+def _note(row: Row) -> str:
+    if row["status"] == "queued" and row["blocked_reason"]:
+        due = f" until {row['available_at']:%Y-%m-%d %H:%M:%S}" if row["available_at"] else ""
+        return row["blocked_reason"].replace("_", " ") + due
+    if row["status"] == "running":
+        asked = "asked to stop, " if row["cancel_requested_at"] else ""
+        shown = views.progress_text(row["progress"])
+        return f"{asked}on {row['claimed_by']}{f', {shown}' if shown else ''}"
+    return row["error"] or ""

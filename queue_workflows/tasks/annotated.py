@@ -1,0 +1,209 @@
+"""JSON values against annotations: whether one fits, and what a body that is so annotated gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import inspect
+import pathlib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from queue_workflows import errors
+
+_PLAIN: dict[type, tuple[type, ...]] = {
+    str: (str,),
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    dict: (dict,),
+    list: (list, tuple),
+    type(None): (type(None),),
+}
+"""What JSON has words for, and what stands for it in Python; a bool is no number."""
+_SHOWN = 200
+
+
+def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
+    """The annotation itself, of which a text stands in the source; `Any` where it tells nothing."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+        return eval(annotation, dict(scope))  # noqa: S307
+    except Exception:  # noqa: BLE001  a name that only a type checker knows
+        return Any
+
+
+def is_record(kind: Any) -> bool:
+    """Whether it stands for a whole dict: a model (`model_validate`) or a dataclass."""
+    return isinstance(kind, type) and (
+        hasattr(kind, "model_validate") or dataclasses.is_dataclass(kind)
+    )
+
+
+class Keywords:
+    """Parameters that take values by name, false without any.
+
+    `strict`: a name that none of them has is refused, if no `**rest` takes it; else it is dropped.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[inspect.Parameter],
+        scope: Mapping[str, Any],
+        *,
+        strict: bool = True,
+    ) -> None:
+        self._strict = strict
+        named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        self._kinds = {p.name: read(p.annotation, scope) for p in named}
+        self._needed = [p.name for p in named if p.default is p.empty]
+        rest = [read(p.annotation, scope) for p in parameters if p.kind is p.VAR_KEYWORD]
+        self._rest = rest[0] if rest else None
+        self._takes_rest = bool(rest)
+
+    def __bool__(self) -> bool:
+        return bool(self._kinds)
+
+    def bound(self, given: Any, where: str) -> dict[str, Any]:
+        """The keywords; `ArgsRefused` names those that are missing, unknown or of another type."""
+        if not isinstance(given, dict):
+            raise errors.ArgsRefused(f"{where}: a dict, not {type(given).__name__}")
+        given = cast("dict[str, Any]", given)
+        if missing := [name for name in self._needed if name not in given]:
+            raise errors.ArgsRefused(f"{where}: {_listed(missing)} missing")
+        found: dict[str, Any] = {}
+        unknown: list[str] = []
+        for name, value in given.items():
+            if name in self._kinds:
+                found[name] = taken(value, self._kinds[name], f"{where}: {name!r}")
+            elif self._takes_rest:
+                found[name] = taken(value, self._rest, f"{where}: {name!r}")
+            else:
+                unknown.append(name)
+        if unknown and self._strict:
+            known = _listed([*self._kinds])
+            raise errors.ArgsRefused(f"{where}: {_listed(unknown)} unknown; it takes {known}")
+        return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def taken(value: Any, kind: Any, where: str) -> Any:
+    """What a body gets for a JSON value; `ArgsRefused` that starts with `where` if it fits not.
+
+    Paths, dates, enum members, tuples, dataclasses and models are made of it. An annotation that is
+    none of those and not known here takes any value.
+    """
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return taken(value, typing.get_args(kind)[0], where)
+    if origin in (typing.Union, types.UnionType):
+        return _any_of(value, typing.get_args(kind), kind, where)
+    if origin is typing.Literal:
+        if not any(type(value) is type(one) and value == one for one in typing.get_args(kind)):
+            raise _refused(value, kind, where)
+        return value
+    if origin is not None:
+        return _filled(value, origin, typing.get_args(kind), kind, where)
+    kind = type(None) if kind is None else kind
+    if not isinstance(kind, type):
+        return value
+    if kind not in _PLAIN:
+        return _made(value, kind, where)
+    if not isinstance(value, _PLAIN[kind]) or (isinstance(value, bool) and kind is not bool):
+        raise _refused(value, kind, where)
+    return value
+
+
+def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
+    # A text for `Path | str` stays one, and 1 for `float | int` as well.
+    for one in sorted(kinds, key=lambda each: each not in _PLAIN):
+        try:
+            return taken(value, one, where)
+        except errors.ArgsRefused:
+            continue
+    raise _refused(value, kind, where)
+
+
+def _filled(value: Any, origin: Any, inner: Sequence[Any], kind: Any, where: str) -> Any:
+    """A list, tuple or dict whose members are annotated."""
+    if not isinstance(origin, type):
+        return value
+    if issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise _refused(value, kind, where)
+        members = cast("dict[str, Any]", value)
+        return {key: taken(each, inner[-1], f"{where}[{key!r}]") for key, each in members.items()}
+    if not issubclass(origin, Sequence):
+        return value
+    if not isinstance(value, (list, tuple)):
+        raise _refused(value, kind, where)
+    listed = [*cast("Sequence[Any]", value)]
+    if origin is not tuple:
+        return [taken(each, inner[0], f"{where}[{n}]") for n, each in enumerate(listed)]
+    kinds = [inner[0]] * len(listed) if inner[-1:] == (...,) else list(inner)
+    if len(kinds) != len(listed):
+        raise _refused(value, kind, where)
+    pairs = enumerate(zip(listed, kinds, strict=True))
+    return tuple(taken(each, one, f"{where}[{n}]") for n, (each, one) in pairs)
+
+
+def _made(value: Any, kind: type, where: str) -> Any:
+    """A value of a class that JSON has no word for."""
+    if is_record(kind):
+        return _record(value, kind, where)
+    if issubclass(kind, pathlib.PurePath):
+        make: Callable[[Any], Any] = pathlib.Path if kind is pathlib.Path else kind
+    elif issubclass(kind, enum.Enum):
+        return _converted(value, kind, kind, where)
+    elif issubclass(kind, datetime.date):
+        make = kind.fromisoformat
+    else:
+        return value
+    if not isinstance(value, str):
+        raise _refused(value, kind, where)
+    return _converted(value, make, kind, where)
+
+
+def _converted(value: Any, make: Callable[[Any], Any], kind: Any, where: str) -> Any:
+    try:
+        return make(value)
+    except ValueError:
+        raise _refused(value, kind, where) from None
+
+
+def _record(value: Any, kind: Any, where: str) -> Any:
+    if hasattr(kind, "model_validate"):
+        try:
+            return kind.model_validate(value)
+        except (ValueError, TypeError) as error:
+            raise errors.ArgsRefused(f"{where}: {_said(error)}") from error
+    scope = getattr(inspect.getmodule(kind), "__dict__", {})
+    fields = Keywords(list(inspect.signature(kind).parameters.values()), scope)
+    return kind(**fields.bound(value, where))
+
+
+def _said(error: Exception) -> str:
+    """What a model complains of; if it lists it, as pydantic does, without the values: secrets."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return str(error)
+    told: list[str] = []
+    for each in cast("list[dict[str, Any]]", listed()):
+        place = ".".join(map(str, each.get("loc", ())))
+        told.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
+    return "; ".join(told)
+
+
+def _refused(value: Any, kind: Any, where: str) -> errors.ArgsRefused:
+    name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return errors.ArgsRefused(f"{where}: {name}, not {repr(value)[:_SHOWN]}")

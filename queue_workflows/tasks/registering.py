@@ -1,0 +1,102 @@
+"""Ingest tasks by name, with the policy of their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+
+from queue_workflows import config, errors
+from queue_workflows.dag import policy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TaskPolicy(TypedDict, total=False):
+    """What counts for a job of the task whose row does not say otherwise; as a node's policy.
+
+    `max_attempts` is `retries` + 1; `queue` is where its jobs go whose enqueuer names none.
+    `retry_on`, `discard_on`: errors by class or name.
+    """
+
+    queue: str
+    retries: int
+    max_attempts: int
+    backoff: float | Mapping[str, Any]
+    timeout_s: float
+    retry_on: str | type[BaseException] | Iterable[str | type[BaseException]]
+    discard_on: str | type[BaseException] | Iterable[str | type[BaseException]]
+    priority: int
+    lock_key: str
+
+
+_OPTIONS = frozenset(TaskPolicy.__annotations__)
+
+
+@overload
+def register_ingest_task(name: str, fn: F, **said: Unpack[TaskPolicy]) -> F: ...
+@overload
+def register_ingest_task(name: str, **said: Unpack[TaskPolicy]) -> Callable[[F], F]: ...
+def register_ingest_task(
+    name: str, fn: Callable[..., Any] | None = None, **said: Unpack[TaskPolicy]
+) -> Any:
+    """Make `fn` what runs ingest jobs whose `task_name` this is; without `fn` a decorator.
+
+    A function, generator, async function or async generator that takes `reason`, `args`, both or
+    neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) naming what is wrong.
+    """
+    where = f"ingest task {name!r}"
+    found, queue = _checked(said, where), _queue(said.get("queue"), where)
+
+    def register(task: F) -> F:
+        config.register_ingest_task(name, task, policy=found, queue=queue)
+        return task
+
+    return register if fn is None else register(fn)
+
+
+def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for key in said:
+        if key not in _OPTIONS:
+            raise errors.InvalidConfig(
+                f"{where}: unknown option {key!r}; known are {', '.join(sorted(_OPTIONS))}"
+            )
+    entry = {key: value for key, value in said.items() if key in policy.KEYS}
+    if (most := said.get("max_attempts")) is not None:
+        if entry.get("retries") is not None:
+            raise errors.InvalidConfig(f"{where}: max_attempts is retries + 1: give one of them")
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise errors.InvalidConfig(f"{where}: max_attempts must be 1 or more, not {most!r:.40}")
+        entry["retries"] = most - 1
+    for key in ("retry_on", "discard_on"):
+        if entry.get(key) is not None:
+            entry[key] = policy.error_names(entry[key])
+    try:
+        return policy.read(entry, {}, where) or {}
+    except errors.InvalidWorkflow as error:
+        raise errors.InvalidConfig(str(error)) from None
+
+
+def _queue(queue: Any, where: str) -> str | None:
+    if queue is None:
+        return None
+    if not isinstance(queue, str) or not config.QUEUE_NAME.fullmatch(queue):
+        raise errors.InvalidConfig(f"{where}: {queue!r:.80} is no queue name")
+    if queue in config.DAG_QUEUES:
+        raise errors.InvalidConfig(f"{where}: queue {queue} belongs to workflow nodes")
+    return queue
+
+
+def row_defaults(task_name: str) -> dict[str, Any]:
+    """What a new job's row takes from its task: of `queue`, `priority`, `lock_key` what it names.
+
+    The rest of its policy the worker reads when it counts: a row may stay as a plain INSERT has it.
+    """
+    cfg = config.get_config()
+    task = cfg.ingest_task_policies.get(task_name, {})
+    found = {key: task[key] for key in ("priority", "lock_key") if key in task}
+    if (queue := cfg.ingest_task_queues.get(task_name)) is not None:
+        found["queue"] = queue
+    return found

@@ -1,0 +1,279 @@
+"""The history of ingest jobs: a row per change of state, whoever makes it, and nobody edits one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from queue_workflows import dispatcher, node_queue, retention
+from queue_workflows.store import nodes, transitions
+from queue_workflows.worker import guards, leaving
+from tests.support import factories
+
+ENDS = {
+    "claimed": "running",
+    "completed": "completed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "retried": "queued",
+    "requeued": "queued",
+    "reclaimed": "queued",
+}
+"""The events of changes of state, and the state in which each leaves the job."""
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+
+
+@pytest.fixture
+def job(conn: Any) -> Any:
+    return factories.ingest(conn, id="j", max_attempts=3)
+
+
+def events(conn: Any, job_id: str = "j") -> list[Any]:
+    return conn.execute(
+        "SELECT * FROM ingest_job_events WHERE job_id = %s ORDER BY id", (job_id,)
+    ).fetchall()
+
+
+def lease(conn: Any) -> Any:
+    return factories.ingest_lease(factories.reread(conn, {"id": "j"}))
+
+
+def plainly(text: str) -> Callable[[Any], object]:
+    return lambda conn: conn.execute(f"UPDATE ingest_jobs SET {text} WHERE id = 'j'".encode())
+
+
+def claim(conn: Any) -> object:
+    return factories.claims.ingest_step(conn, factories.who("fetch"), claim=2)
+
+
+def complete(conn: Any) -> object:
+    job = factories.reread(conn, {"id": "j"})
+    return factories.complete_ingest(conn, job) if job["worker_id"] else None
+
+
+def trip(conn: Any) -> object:
+    found = guards.Trip(75, "budget_trip", "too long")
+    return leaving.record_trip(conn, lease(conn), found, 1.0)
+
+
+def lapse(conn: Any) -> object:
+    factories.expire(conn, {"id": "j"})
+    return transitions.reclaim_lapsed(conn, factories.tables.INGEST_JOBS)
+
+
+def operate(status: str) -> Callable[[Any], object]:
+    values = {"result": "{}", "seconds": 1.0, "error": "by hand"}
+    table = factories.tables.INGEST_JOBS
+    return lambda conn: nodes.operate(conn, "j", table, status, values)
+
+
+def strays(conn: Any) -> object:
+    return transitions.release_strays(conn, factories.tables.INGEST_JOBS, "w1", [])
+
+
+def requeue(conn: Any) -> object:
+    return nodes.requeue(conn, "ingest_jobs", host="box", queue="fetch")
+
+
+MOVES: dict[str, Callable[[Any], object]] = {
+    "claim": claim,
+    "complete": complete,
+    "fail": lambda conn: transitions.fail(conn, lease(conn), error="e", after_s=0),
+    "fail for good": lambda conn: transitions.fail(conn, lease(conn), error="e", retry=False),
+    "hand back": lambda conn: transitions.hand_back(conn, lease(conn), reason="snoozed"),
+    "hand all back": lambda conn: transitions.hand_back_all(conn, [lease(conn)], reason="drained"),
+    "trip": trip,
+    "lapse": lapse,
+    "strays": strays,
+    "requeue": requeue,
+    "cancel": lambda conn: dispatcher.cancel_job("j", conn=conn),
+    "retry": lambda conn: dispatcher.retry_job("j", conn=conn),
+    "complete by hand": operate("completed"),
+    "fail by hand": operate("failed"),
+    "SQL claims": plainly("status = 'running', claimed_by = 'old'"),
+    "SQL completes": plainly("status = 'completed', finished_at = now()"),
+    "SQL fails": plainly("status = 'failed', error = 'e'"),
+    "SQL cancels": plainly("status = 'cancelled', finished_at = now()"),
+    "SQL asks for the end": plainly("cancel_requested_at = now()"),
+    "SQL queues": plainly("status = 'queued', priority = 1"),
+    "SQL reopens": plainly("status = 'queued', generation = generation + 1"),
+    "SQL touches": plainly("status = status, priority = 5"),
+}
+
+
+STARTS: dict[str, list[str]] = {
+    "queued": [],
+    "running": ["claim"],
+    "asked to end": ["claim", "SQL asks for the end"],
+    "running under 0.3.0": ["SQL claims"],
+    "queued again": ["claim", "fail"],
+    "completed": ["claim", "complete"],
+    "failed": ["claim", "fail for good"],
+    "cancelled": ["cancel"],
+    "cancelled after a claim": ["claim", "SQL cancels"],
+}
+
+
+def made(conn: Any, move: str) -> list[Any]:
+    """The events of a move; one that is refused makes none."""
+    before = len(events(conn))
+    try:
+        with conn.transaction():
+            MOVES[move](conn)
+    except (psycopg.Error, KeyError, ValueError):
+        assert len(events(conn)) == before, move
+    return events(conn)[before:]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_each_change_of_state_leaves_one_row_and_nothing_else_does(conn: Any, start: str) -> None:
+    changed = 0
+    for move in MOVES:
+        factories.empty(conn, "ingest_jobs", "ingest_job_events")
+        factories.ingest(conn, id="j", max_attempts=3)
+        for step in STARTS[start]:
+            MOVES[step](conn)
+        old = factories.reread(conn, {"id": "j"})
+        found = made(conn, move)
+        new = factories.reread(conn, {"id": "j"})
+        said = [event for event in found if event["event_type"] in ENDS]
+        wanted = [new["status"]] if new["status"] != old["status"] else []
+        assert [ENDS[event["event_type"]] for event in said] == wanted, move
+        changed += len(wanted)
+        asked = new["cancel_requested_at"] and not old["cancel_requested_at"]
+        running = old["status"] == new["status"] == "running"
+        cancels = [event for event in found if event["event_type"] == "cancel_requested"]
+        assert len(cancels) == bool(asked and running), move
+        for event in [*said, *cancels]:
+            assert event["worker_id"] or event["actor"], move
+            assert (event["queue"], event["attempt"]) == ("fetch", new["attempts"]), move
+            assert event["claim_no"] == new["claim_no"], move
+    assert changed >= (1 if start == "completed" else 2)
+
+
+def test_who_did_it_is_the_worker_the_login_or_whom_the_session_names(conn: Any, job: Any) -> None:
+    claim(conn)
+    conn.execute("SELECT set_config('queue_workflows.actor', 'ann@example.org', false)")
+    plainly("cancel_requested_at = now()")(conn)
+    conn.execute("SELECT set_config('queue_workflows.actor', '', false)")
+    lapse(conn)
+    login = factories.one(conn, "SELECT session_user::text")
+    assert [(e["event_type"], e["worker_id"], e["actor"]) for e in events(conn)] == [
+        ("claimed", "w1", None),
+        ("cancel_requested", "w1", "ann@example.org"),
+        ("cancelled", None, f"{login} (queue_workflows)"),
+    ]
+
+
+def test_a_plain_end_of_a_claim_of_0_3_0_is_told_with_its_error(conn: Any, job: Any) -> None:
+    plainly("status = 'running', claimed_by = 'old'")(conn)
+    plainly("status = 'failed', error = 'no disk', seconds = 2")(conn)
+    assert [
+        (e["event_type"], e["claim_no"], e["worker_id"], e["error"], e["elapsed_s"])
+        for e in events(conn)
+    ] == [
+        ("claimed", 1, "legacy:old", None, None),
+        ("failed", 1, "legacy:old", "no disk", 2.0),
+    ]
+
+
+# --- deleting ------------------------------------------------------------------------------------
+
+
+def test_a_deleted_job_leaves_what_it_was_and_its_history(conn: Any) -> None:
+    factories.ingest(conn, id="j", lock_key="feed", reason="boot")
+    claim(conn)
+    complete(conn)
+    conn.execute("DELETE FROM ingest_jobs")
+    *_, last = events(conn)
+    assert [event["event_type"] for event in events(conn)] == ["claimed", "completed", "deleted"]
+    assert {
+        "task_name": "t",
+        "status": "completed",
+        "lock_key": "feed",
+        "reason": "boot",
+    }.items() <= (last["detail"].items())
+    assert last["detail"]["created_at"] and last["actor"]
+
+
+def test_what_goes_by_its_age_leaves_no_row(conn: Any, job: Any) -> None:
+    plainly("status = 'failed', finished_at = now() - interval '100 days'")(conn)
+    assert retention.prune()["jobs"] == 1
+    assert [event["event_type"] for event in events(conn)] == ["failed"]
+
+
+# --- append-only ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM ingest_job_events",
+        "UPDATE ingest_job_events SET actor = 'somebody else'",
+        "DELETE FROM ingest_job_events WHERE false",
+    ],
+)
+def test_nobody_edits_the_history(conn: Any, job: Any, statement: str) -> None:
+    claim(conn)
+    with pytest.raises(psycopg.Error, match="append-only") as caught:
+        conn.execute(statement.encode())
+    assert caught.value.sqlstate == "QW004"
+    assert "NODE_EVENT_RETENTION_DAYS" in (caught.value.diag.message_hint or "")
+    with conn.transaction():
+        conn.execute("SELECT set_config('queue_workflows.retention', 'on', true)")
+        with pytest.raises(psycopg.Error, match="UPDATE is refused"), conn.transaction():
+            conn.execute("UPDATE ingest_job_events SET error = 'x'")
+    assert len(events(conn)) == 1
+
+
+def test_retention_deletes_what_is_old_and_only_within_its_transaction(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO ingest_job_events (job_id, event_type, created_at)"
+        " VALUES ('old', 'claimed', now() - interval '31 days'), ('new', 'claimed', now())"
+    )
+    assert retention.prune()["ingest_job_events"] == 1
+    assert factories.column(conn, "SELECT job_id FROM ingest_job_events") == ["new"]
+    with pytest.raises(psycopg.Error, match="append-only"):
+        conn.execute("DELETE FROM ingest_job_events")
+
+
+# --- rights --------------------------------------------------------------------------------------
+
+
+def test_who_may_change_jobs_may_not_write_their_history(conn: Any, job: Any) -> None:
+    with conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE qw_audit_clerk")
+        conn.execute("GRANT USAGE ON SCHEMA public TO qw_audit_clerk")
+        conn.execute("GRANT SELECT, UPDATE, DELETE ON ingest_jobs TO qw_audit_clerk")
+        conn.execute("SET LOCAL ROLE qw_audit_clerk")
+        plainly("status = 'cancelled', finished_at = now()")(conn)
+        conn.execute("DELETE FROM ingest_jobs")
+        for statement in (
+            "INSERT INTO ingest_job_events (job_id, event_type) VALUES ('j', 'failed')",
+            "SELECT queue_workflows_audit(NULL::ingest_jobs, 'failed')",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
+                conn.execute(statement.encode())
+        conn.execute("RESET ROLE")
+        assert [event["event_type"] for event in events(conn)] == ["cancelled", "deleted"]
+
+
+def test_a_claim_of_a_locked_job_by_a_plain_update_is_none_and_leaves_no_row(conn: Any) -> None:
+    factories.ingest(conn, lock_key="k")
+    factories.ingest(conn, id="j", lock_key="k")
+    plainly("status = 'running', claimed_by = 'old'")(conn)
+    assert (factories.reread(conn, {"id": "j"})["status"], events(conn)) == ("queued", [])
+
+
+def test_a_job_ended_by_hand_says_so_once(conn: Any, job: Any) -> None:
+    assert node_queue.mark_ingest_failed("j", error="not needed")
+    assert [(e["event_type"], e["error"]) for e in events(conn)] == [("failed", "not needed")]

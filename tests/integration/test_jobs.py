@@ -1,0 +1,397 @@
+"""`queue_workflows.jobs` and `queue-workflows jobs`: what is found, done, refused and told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from queue_workflows import config, errors, history, jobs
+from queue_workflows import db as engine
+from queue_workflows.__main__ import main
+from queue_workflows.runtime import process
+from queue_workflows.store import outcomes, transitions
+from tests.support import factories, laws
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+        assert laws.broken(conn, slack_s=5) == []
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def said(db: ModuleType, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs `jobs` in this process."""
+
+    def call(*argv: str) -> Said:
+        config.reset_for_tests()
+        code = main(("jobs", *argv))
+        engine.close_pool()
+        return Said(code, *capfd.readouterr())
+
+    return call
+
+
+def failed(conn: Any, job_id: str, **columns: Any) -> str:
+    """A job that a worker took and that failed."""
+    factories.ingest(conn, id=job_id, **columns)
+    fail(conn, job_id)
+    return job_id
+
+
+def fail(conn: Any, job_id: str, error: Exception | None = None) -> None:
+    (job,) = factories.claims.ingest_step(conn, factories.who("fetch"))
+    assert job["id"] == job_id
+    try:
+        raise error or ValueError("no such feed")
+    except Exception as raised:
+        outcome = outcomes.of_error(raised, 0.5, "task t")
+    outcomes.record(conn, factories.ingest_lease(job), outcome)
+
+
+def completed(conn: Any, job_id: str, **columns: Any) -> str:
+    factories.ingest(conn, id=job_id, **columns)
+    factories.complete_ingest(conn, factories.claim_ingest(conn))
+    return job_id
+
+
+def statuses(conn: Any) -> dict[str, str]:
+    rows = conn.execute("SELECT id, status::text FROM ingest_jobs ORDER BY seq").fetchall()
+    return {row["id"]: row["status"] for row in rows}
+
+
+def history_of(conn: Any, job_id: str) -> list[tuple[str, str | None]]:
+    rows = conn.execute(
+        "SELECT event_type, actor FROM ingest_job_events WHERE job_id = %s ORDER BY id", (job_id,)
+    ).fetchall()
+    return [(row["event_type"], row["actor"]) for row in rows]
+
+
+def ids(rows: list[Any]) -> list[str]:
+    return [row["id"] for row in rows]
+
+
+# --- list ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def some(conn: Any) -> None:
+    failed(conn, "dead")
+    completed(conn, "done", lock_key="feed")
+    factories.ingest(conn, id="waits", queue="load", idempotency_key="k-1")
+    factories.ingest(conn, id="later", task_name="other", partition_key="p",
+                     available_at=datetime.now(timezone.utc) + timedelta(days=1))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, ["later", "waits", "done", "dead"]),
+        ({"limit": 2}, ["later", "waits"]),
+        ({"queue": "load"}, ["waits"]),
+        ({"task_name": "other"}, ["later"]),
+        ({"status": "failed"}, ["dead"]),
+        ({"status": ["failed", "completed"], "limit": None}, ["done", "dead"]),
+        ({"key": "k-1"}, ["waits"]),
+        ({"key": "feed"}, ["done"]),
+        ({"key": "p"}, ["later"]),
+        ({"key": "t"}, []),
+        ({"queue": "fetch", "status": "queued"}, ["later"]),
+    ],
+)
+def test_jobs_are_found_by_queue_task_status_and_key(
+    some: None, wanted: dict[str, Any], found: list[str]
+) -> None:
+    assert ids(jobs.list_jobs(**wanted)) == found
+
+
+def test_since_is_the_last_that_happened_to_a_job(conn: Any, some: None) -> None:
+    conn.execute(
+        "UPDATE ingest_jobs SET created_at = now() - interval '3 hours',"
+        " started_at = started_at - interval '3 hours', finished_at = CASE id"
+        " WHEN 'done' THEN now() - interval '2 hours' WHEN 'dead' THEN now() END"
+        " WHERE id IN ('done', 'dead')"
+    )
+    assert ids(jobs.list_jobs(since=timedelta(hours=1))) == ["later", "waits", "dead"]
+    assert ids(jobs.list_jobs(since=timedelta(hours=2.5))) == ["later", "waits", "done", "dead"]
+    moment = datetime.now(timezone.utc) - timedelta(hours=1)
+    assert ids(jobs.list_jobs(since=moment, status="failed")) == ["dead"]
+
+
+def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> None:
+    with pytest.raises(errors.InvalidConfig, match="'lost': it is one of queued, running"):
+        jobs.list_jobs(status="lost")
+    with pytest.raises(errors.InvalidConfig, match="in which time zone"):
+        jobs.list_jobs(since=datetime(2026, 1, 1))
+
+
+def test_the_list_as_a_table_and_as_json(some: None, said: Callable[..., Said]) -> None:
+    done = said("list", "--limit", "4")
+    assert (done.code, done.err) == (0, "")
+    lines = {line.split()[0]: line for line in done.out.splitlines()}
+    assert lines["dead"].endswith("ValueError: no such feed")
+    assert " t  " in lines["dead"] and " 1/1 " in lines["dead"] and " failed " in lines["dead"]
+    assert "not due until 2" in lines["later"] and " 0/1 " in lines["later"]
+    (row,) = json.loads(said("list", "--queue", "load", "--json").out)
+    assert (row["id"], row["idempotency_key"], row["status"]) == ("waits", "k-1", "queued")
+    assert "args" not in row and "result" not in row
+    assert said("list", "--since", "90m", "--status", "failed", "--json").out.count('"id"') == 1
+
+
+# --- show ----------------------------------------------------------------------------------------
+
+
+def test_a_dead_job_shows_each_attempt_with_its_own_traceback(
+    conn: Any, said: Callable[..., Said]
+) -> None:
+    factories.ingest(conn, id="j", max_attempts=3, headers={"by": "billing"}, lock_key="feed")
+    for error in (OSError("no route"), OSError("no route"), ValueError("a bad row")):
+        conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
+        fail(conn, "j", error)
+    shown = history.get_job("j")
+    assert shown is not None
+    assert [a["outcome"] for a in shown["attempts"]] == ["retried", "retried", "failed"]
+    assert [a["error"] for a in shown["attempts"]] == [
+        "OSError: no route", "OSError: no route", "ValueError: a bad row",
+    ]  # fmt: skip
+    assert [str(a["traceback"]).splitlines()[-1] for a in shown["attempts"]] == [
+        "OSError: no route", "OSError: no route", "ValueError: a bad row",
+    ]  # fmt: skip
+    out = said("show", "j").out
+    assert "ingest job j (t): failed: ValueError: a bad row" in out
+    assert 'lock key feed, headers {"by": "billing"}' in out
+    assert out.count("    OSError: no route\n") == 1
+    assert "traceback of attempt 2: as of attempt 1" in out
+    assert "traceback of attempt 3" in out and out.count("    ValueError: a bad row\n") == 1
+
+
+def test_what_people_did_is_shown_with_who(conn: Any, said: Callable[..., Said]) -> None:
+    failed(conn, "j")
+    assert jobs.retry_jobs(["j"], by="ann@box")[0]["outcome"] == "queued"
+    assert jobs.cancel_jobs(["j"], by="bob@box")[0]["outcome"] == "cancelled"
+    shown = history.get_job("j")
+    assert shown is not None
+    acts = [(act["event_type"], act["actor"]) for act in shown["acts"]]
+    assert acts == [("retried", "ann@box"), ("cancelled", "bob@box")]
+    out = said("show", "j").out
+    assert " retried by ann@box\n" in out and " cancelled by bob@box\n" in out
+    assert json.loads(said("show", "j", "--json").out)["acts"][0]["actor"] == "ann@box"
+
+
+def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
+    run_id = factories.run(conn)
+    done = said("show", run_id)
+    assert (done.code, "is a run" in done.err) == (process.USAGE_ERROR, True)
+    assert said("show", "nothing").code == 1
+
+
+# --- retry, cancel, delete -----------------------------------------------------------------------
+
+
+def test_each_is_done_what_can_be_and_told_why_not(conn: Any, some: None) -> None:
+    node = factories.node(conn, id="n")
+    told = jobs.retry_jobs(["done", "dead", "n", "nobody", "dead"], by="ann")
+    assert told == [
+        {"id": "done", "outcome": "refused", "status": "completed",
+         "reason": "it is completed: only a failed or cancelled one is retried"},
+        {"id": "dead", "outcome": "queued", "status": "failed", "reason": None},
+        {"id": "n", "outcome": "unknown", "status": None,
+         "reason": f"it is a node of run {node['run_id']}"},
+        {"id": "nobody", "outcome": "unknown", "status": None, "reason": "there is no such job"},
+    ]  # fmt: skip
+    row = factories.reread(conn, {"id": "dead"})
+    assert (row["status"], row["generation"], row["attempts"], row["error"]) == (
+        "queued",
+        1,
+        0,
+        None,
+    )
+    assert history_of(conn, "dead")[-1] == ("retried", "ann")
+    assert history_of(conn, "done") == [("claimed", None), ("completed", None)]
+
+
+def test_what_waits_is_cancelled_and_what_runs_asked(conn: Any, some: None) -> None:
+    failed(conn, "dead2")
+    factories.ingest(conn, id="runs")
+    job = factories.claim_ingest(conn)
+    told = jobs.cancel_jobs(["waits", "runs", "done"], by="ann")
+    assert [one["outcome"] for one in told] == ["cancelled", "asked to stop", "refused"]
+    assert told[2]["reason"] == "it is completed"
+    assert history_of(conn, "runs")[-1] == ("cancel_requested", "ann")
+    assert history_of(conn, "waits") == [("cancelled", "ann")]
+    again = jobs.cancel_jobs(["runs"])
+    assert again[0]["outcome"] == "asked to stop"
+    assert len(history_of(conn, "runs")) == 2, "asked once"
+    transitions.hand_back(conn, factories.ingest_lease(job), reason="asked")
+    assert statuses(conn)["runs"] == "cancelled"
+
+
+def test_running_jobs_may_be_left_alone(conn: Any) -> None:
+    factories.ingest(conn, id="runs")
+    factories.claim_ingest(conn)
+    (told,) = jobs.cancel_jobs(["runs"], running=False)
+    assert (told["outcome"], told["reason"]) == ("refused", "it is running")
+    assert factories.reread(conn, {"id": "runs"})["cancel_requested_at"] is None
+
+
+def test_deleting_spares_what_runs_and_keeps_the_history(conn: Any, some: None) -> None:
+    conn.execute("UPDATE ingest_jobs SET priority = 1 WHERE id = 'later'")
+    factories.ingest(conn, id="runs")
+    factories.claim_ingest(conn)
+    told = jobs.delete_jobs(["runs", "dead", "waits", "done"], by="ann")
+    assert [one["outcome"] for one in told] == ["refused", "deleted", "deleted", "deleted"]
+    assert told[0]["reason"] == "it is running: cancel it first"
+    assert set(statuses(conn)) == {"runs", "later"}
+    assert history_of(conn, "dead")[-1] == ("deleted", "ann")
+    assert history_of(conn, "waits") == [("deleted", "ann")]
+
+
+def test_a_call_joins_the_transaction_that_it_is_given(conn: Any, some: None) -> None:
+    with conn.transaction(force_rollback=True):
+        assert ids(jobs.list_jobs(status="failed", conn=conn)) == ["dead"]
+        jobs.retry_jobs(["dead"], by="ann", conn=conn)
+        jobs.cancel_jobs(["waits"], by="ann", conn=conn)
+        jobs.delete_jobs(["done"], by="ann", conn=conn)
+        assert statuses(conn) == {"dead": "queued", "waits": "cancelled", "later": "queued"}
+    assert statuses(conn)["dead"] == "failed" and "done" in statuses(conn)
+
+
+def test_many_go_in_batches_and_of_two_people_one_retries_each(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 7)
+    names = [f"j{n:02}" for n in range(60)]
+    for name in names:
+        factories.ingest(conn, id=name, status="failed", finished_at=datetime.now(timezone.utc))
+    told: list[Any] = []
+    people = [
+        threading.Thread(target=lambda line=line: told.extend(jobs.retry_jobs(line)))
+        for line in (names, names[::-1])
+    ]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join(30)
+    assert len(told) == 120
+    assert sum(one["outcome"] == "queued" for one in told) == 60, "each once"
+    assert set(statuses(conn).values()) == {"queued"}
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_a_filter_means_the_dead_and_says_how_many(conn: Any, said: Callable[..., Said]) -> None:
+    for n in range(25):
+        failed(conn, f"d{n}")
+    completed(conn, "fine")
+    factories.ingest(conn, id="c", status="cancelled", finished_at=datetime.now(timezone.utc))
+    done = said("retry", "--queue", "fetch", "--since", "1h", "--dry-run")
+    lines = done.out.splitlines()
+    assert (done.code, lines[0], lines[1]) == (0, "would retry: 25 jobs", "  d0")
+    assert lines[-1] == "  and 5 more" and len(lines) == 22
+    assert statuses(conn)["d0"] == "failed"
+    done = said("retry", "--queue", "fetch", "--since", "1h")
+    assert (done.code, done.out, done.err) == (0, "25 queued\n", "")
+    assert {s for i, s in statuses(conn).items() if i.startswith("d")} == {"queued"}
+    assert (statuses(conn)["c"], statuses(conn)["fine"]) == ("cancelled", "completed")
+    ((_, who),) = history_of(conn, "d0")[-1:]
+    assert who and "@" in who
+    assert said("retry", "--status", "cancelled", "--by", "ann").out == "job c: queued\n"
+    assert history_of(conn, "c") == [("retried", "ann")]
+    done = said("retry", "--queue", "fetch")
+    assert (done.code, done.out) == (0, "no such jobs\n")
+
+
+def test_cancel_and_delete_by_filter(conn: Any, some: None, said: Callable[..., Said]) -> None:
+    factories.ingest(conn, id="runs", priority=1)
+    factories.claim_ingest(conn)
+    assert said("cancel", "--status", "queued", "--task", "other").out == "job later: cancelled\n"
+    done = said("cancel", "--queue", "fetch")
+    assert done.out == "job runs: asked to stop\n"
+    done = said("delete", "--queue", "fetch", "--json")
+    assert sorted(ids(json.loads(done.out))) == ["dead", "done", "later"]
+    assert set(statuses(conn)) == {"waits", "runs"}
+    assert said("delete", "waits").out == "job waits: deleted\n"
+
+
+def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
+    conn: Any, said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factories.ingest(conn, id="begun")
+    waiting = jobs.list_jobs()
+    factories.claim_ingest(conn)
+    monkeypatch.setattr(jobs, "list_jobs", lambda **_: waiting)
+    done = said("cancel", "--status", "queued")
+    assert (done.code, "job begun: it is running" in done.err) == (1, True)
+    assert factories.reread(conn, {"id": "begun"})["cancel_requested_at"] is None
+
+
+def test_what_is_refused_is_said_on_stderr_and_in_the_exit_code(
+    conn: Any, some: None, said: Callable[..., Said]
+) -> None:
+    done = said("retry", "dead", "done", "no\x1b[31mbody\udcff")
+    assert (done.code, done.out) == (1, "job dead: queued\n")
+    assert done.err.splitlines() == [
+        "queue-workflows jobs retry: job done: it is completed: only a failed or cancelled one is"
+        " retried",
+        "queue-workflows jobs retry: job no [31mbody?: there is no such job",
+    ]
+    done = said("retry", "dead", "--json")
+    assert (done.code, json.loads(done.out)[0]["outcome"]) == (1, "refused")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("retry",), "name jobs, or say which: --queue"),
+        (("delete", "--dry-run"), "name jobs, or say which: --queue"),
+        (("cancel", "j", "--queue", "fetch"), "not both"),
+        (("list", "--since", "yesterday"), "--since yesterday: it should look like 90m"),
+        (("retry", "--since", "2026-01-31T09:00"), "it should look like 90m"),
+        (("list", "--status", "dead"), "status 'dead': it is one of queued"),
+        (("list", "--limit", "0"), "--limit"),
+        (("mend",), "mend"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(
+    some: None, said: Callable[..., Said], conn: Any, argv: tuple[str, ...], message: str
+) -> None:
+    before = statuses(conn)
+    done = said(*argv)
+    assert (done.code, message in done.err) == (process.USAGE_ERROR, True), done.err
+    assert statuses(conn) == before
+
+
+def test_an_iso_time_with_its_zone_is_a_since(some: None, said: Callable[..., Said]) -> None:
+    past, future = "2020-01-01T00:00Z", "2999-01-01T00:00+01:00"
+    assert len(json.loads(said("list", "--since", past, "--json").out)) == 4
+    assert json.loads(said("list", "--since", future, "--json").out) == []
+
+
+def test_whose_key_another_job_has_by_now_is_refused_and_the_rest_goes_on(
+    conn: Any, said: Callable[..., Said]
+) -> None:
+    for name in ("a", "b", "c"):
+        failed(conn, name, idempotency_key=f"key of {name}", idempotency_window_s=0)
+    factories.ingest(conn, idempotency_key="key of b")
+    done = said("retry", "--task", "t")
+    assert (done.code, done.out) == (1, "job a: queued\njob c: queued\n")
+    assert "job b: another job has its idempotency key by now" in done.err
+    assert {i: s for i, s in statuses(conn).items() if len(i) == 1} == {
+        "a": "queued", "b": "failed", "c": "queued",
+    }  # fmt: skip
+    assert [kind for kind, _ in history_of(conn, "a")] == ["claimed", "failed", "retried"]
+    assert [kind for kind, _ in history_of(conn, "b")] == ["claimed", "failed"]

@@ -1,0 +1,399 @@
+"""Tasks of every kind in a worker: progress, cancel, stop, what they are told and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import claim_worker, dispatcher, errors, ingest_executor, node_queue
+from queue_workflows import db as engine
+from queue_workflows.tasks import control
+from queue_workflows.worker import guards
+from tests.support import commands, factories, laws, taskhost
+from tests.support.wait import until
+
+Row = dict[str, Any]
+NAMES = pytest.mark.parametrize("kind", taskhost.ENDS_BY_ITSELF)
+BATCHES = pytest.mark.parametrize("batch", [1, 3], ids=["one by one", "in batches"])
+
+
+@pytest.fixture(autouse=True)
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    taskhost.setup()
+    with engine.connect() as conn:
+        yield conn
+        assert laws.broken(conn, slack_s=5) == []
+
+
+def queued(task: str, **args: Any) -> str:
+    return node_queue.enqueue_ingest_job(task_name=task, queue=taskhost.QUEUE, args=args)
+
+
+def row(job_id: str) -> Row:
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def is_now(job_id: str, status: str) -> Callable[[], bool]:
+    return lambda: row(job_id)["status"] == status
+
+
+def events(conn: engine.Connection, job_id: str) -> list[str]:
+    query = "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id"
+    return factories.column(conn, query, job_id)
+
+
+@contextmanager
+def working(folder: Path, **more: Any) -> Generator[claim_worker.ClaimWorker]:
+    """A worker; at the end all bodies may end."""
+    subject = claim_worker.ClaimWorker(queue=taskhost.QUEUE, host="box", **more)
+    thread = threading.Thread(target=subject.run_forever, name="test-worker")
+    thread.start()
+    try:
+        yield subject
+    finally:
+        (folder / "go").touch()
+        subject.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+# --- in a worker ------------------------------------------------------------------------------
+
+
+@BATCHES
+def test_each_kind_leaves_its_result(conn: engine.Connection, tmp_path: Path, batch: int) -> None:
+    (tmp_path / "go").touch()
+    ids = [queued(kind, folder=str(tmp_path)) for kind in taskhost.KINDS]
+    with working(tmp_path, batch=batch):
+        until(lambda: all(row(job_id)["status"] == "completed" for job_id in ids))
+    assert [row(job_id)["result"] for job_id in ids] == [{"kind": kind} for kind in taskhost.KINDS]
+
+
+@NAMES
+@BATCHES
+def test_a_cancel_ends_a_body_that_yields_or_awaits_and_the_worker_goes_on(
+    conn: engine.Connection, tmp_path: Path, batch: int, kind: str
+) -> None:
+    codes: list[int] = []
+    first, after = queued(kind, folder=str(tmp_path)), queued("function", folder=str(tmp_path))
+    with working(tmp_path, batch=batch, on_exit=codes.append):
+        until(lambda: f"{kind} begins" in taskhost.lines(tmp_path))
+        until(lambda: row(first)["progress"] == "at work")
+        dispatcher.cancel_job(first)
+        until(is_now(first, "cancelled"))
+        assert taskhost.lines(tmp_path)[:2] == [f"{kind} begins", f"{kind} tidies"]
+        (tmp_path / "go").touch()
+        until(is_now(after, "completed"))
+    assert (codes, row(first)["result"], row(first)["attempts"]) == ([], None, 0)
+    assert events(conn, first) == ["claimed", "cancelled"]
+
+
+@NAMES
+def test_a_stop_ends_a_body_in_good_order_and_hands_the_job_back(
+    conn: engine.Connection, tmp_path: Path, kind: str
+) -> None:
+    codes: list[int] = []
+    job_id = queued(kind, folder=str(tmp_path))
+    # Far enough away: the body is ended well before it.
+    with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=3) as subject:
+        until(lambda: f"{kind} begins" in taskhost.lines(tmp_path))
+        subject.stop()
+        until(lambda: f"{kind} tidies" in taskhost.lines(tmp_path))
+        until(is_now(job_id, "queued"))
+    found = row(job_id)
+    assert (codes, found["attempts"], found["crash_count"], found["result"]) == ([], 0, 0, None)
+    assert events(conn, job_id) == ["claimed", "requeued"]
+    why = "SELECT detail FROM ingest_job_events WHERE event_type = 'requeued'"
+    assert factories.one(conn, why) == {"reason": "shutdown"}
+
+
+@pytest.mark.parametrize("kind", ["generator", "async"])
+def test_a_body_that_never_comes_to_a_point_is_stopped_after_its_grace(
+    conn: engine.Connection, tmp_path: Path, monkeypatch: Any, kind: str
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
+    begun, release = threading.Event(), threading.Event()
+    codes: list[int] = []
+
+    def generator() -> Generator[None]:
+        begun.set()
+        assert release.wait(60)
+        yield
+
+    async def blocking() -> None:
+        begun.set()
+        assert release.wait(60)
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        release.set()
+
+    task = generator if kind == "generator" else blocking
+    queue_workflows.register_ingest_task("stuck", task)
+    job_id = queued("stuck")
+    try:
+        with working(tmp_path, on_exit=leave):
+            assert begun.wait(30)
+            dispatcher.cancel_job(job_id)
+            until(lambda: codes)
+    finally:
+        release.set()
+    assert (codes[0], row(job_id)["status"]) == (guards.EXIT_CONTROL, "cancelled")
+
+
+def test_a_function_that_sees_its_cancel_leaves_no_result(
+    conn: engine.Connection, tmp_path: Path
+) -> None:
+    begun = threading.Event()
+
+    def task() -> Row:
+        begun.set()
+        until(lambda: queue_workflows.current_job().cancel_requested, timeout_s=30)
+        return {"half": "done"}
+
+    queue_workflows.register_ingest_task("sees", task)
+    job_id = queued("sees")
+    with working(tmp_path):
+        assert begun.wait(30)
+        dispatcher.cancel_job(job_id)
+        until(is_now(job_id, "cancelled"))
+    assert (row(job_id)["result"], row(job_id)["attempts"]) == (None, 0)
+
+
+def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
+    conn: engine.Connection, dsn: str, tmp_path: Path
+) -> None:
+    kinds = taskhost.ENDS_BY_ITSELF
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as cli:
+        subject = cli.start(
+            *("queue-claim-worker", "--queue", taskhost.QUEUE, "--shutdown-timeout", "6"),
+            *("--app", "tests.support.taskhost:setup"),
+        )
+        for kind in kinds:
+            job_id = queued(kind, folder=str(tmp_path))
+            until(lambda kind=kind: f"{kind} begins" in taskhost.lines(tmp_path), timeout_s=30)
+            dispatcher.cancel_job(job_id)
+            until(is_now(job_id, "cancelled"))
+        job_id = queued("async_generator", folder=str(tmp_path))
+        until(lambda: taskhost.lines(tmp_path).count("async_generator begins") == 2)
+        subject.send(signal.SIGTERM)
+        assert subject.wait() == 0, subject.err
+    told = [
+        f"{kind} {does}" for kind in [*kinds, "async_generator"] for does in ("begins", "tidies")
+    ]
+    assert taskhost.lines(tmp_path) == told
+    assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
+
+
+# --- what a body is told ----------------------------------------------------------------------
+
+
+def test_a_body_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    def tell() -> None:
+        job = queue_workflows.current_job()
+        told.append(
+            (job.id, job.task_name, job.queue, job.reason, job.args, job.attempt, job.headers,
+             job.lock_key, job.partition_key, job.cancel_requested)
+        )  # fmt: skip
+
+    def function() -> None:
+        tell()
+
+    def generator() -> Generator[None]:
+        yield
+        tell()
+
+    async def coroutine() -> None:
+        await asyncio.to_thread(tell)
+
+    async def async_generator() -> AsyncGenerator[None, None]:
+        yield
+        await asyncio.create_task(asyncio.to_thread(tell))
+
+    for task in (function, generator, coroutine, async_generator):
+        queue_workflows.register_ingest_task("t", task)
+        made = factories.ingest(
+            conn, queue=taskhost.QUEUE, reason="boot", args={"a": 1}, headers={"trace": "x"},
+            lock_key="lock", partition_key="p", attempts=1, max_attempts=3,
+        )  # fmt: skip
+        assert node_queue.claim_next_ingest_job(taskhost.QUEUE) is not None
+        job = row(made["id"])
+        assert ingest_executor.execute_ingest_job(job) == "completed"
+        assert told.pop() == (
+            made["id"], "t", taskhost.QUEUE, "boot", {"a": 1}, 2, {"trace": "x"},
+            "lock", "p", False,
+        )  # fmt: skip
+    with pytest.raises(errors.NoCurrentJob, match="no job runs here"):
+        queue_workflows.current_job()
+
+
+def test_an_async_task_runs_beside_others_on_a_loop_that_runs(conn: engine.Connection) -> None:
+    """What a pool does: one loop, many jobs, each with its own context."""
+    meet = asyncio.Event()
+
+    async def task(args: Row) -> Row:
+        if args["n"] == 0:
+            await meet.wait()
+        meet.set()
+        return {"job": queue_workflows.current_job().id}
+
+    queue_workflows.register_ingest_task("t", task)
+    ids = [queued("t", n=n) for n in range(3)]
+    jobs = [node_queue.claim_next_ingest_job(taskhost.QUEUE) or {} for _ in ids]
+
+    async def all_of_them() -> list[Any]:
+        runs = [ingest_executor.run_task_async(job, control.Alone()) for job in jobs]
+        return await asyncio.gather(*runs)
+
+    found = asyncio.run(all_of_them())
+    assert [(each.kind, each.value) for each in found] == [
+        ("completed", {"job": job_id}) for job_id in ids
+    ]
+
+
+def test_the_traceback_of_an_async_task_begins_in_it(conn: engine.Connection) -> None:
+    async def task() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    queue_workflows.register_ingest_task("t", task)
+    job_id = queued("t")
+    job = node_queue.claim_next_ingest_job(taskhost.QUEUE)
+    assert job is not None
+    assert ingest_executor.execute_ingest_job(job) == "failed"
+    query = "SELECT detail ->> 'traceback' FROM ingest_job_events WHERE event_type = 'failed'"
+    trace = factories.one(conn, query)
+    assert "in task" in trace.splitlines()[1]
+    assert row(job_id)["error"] == "ValueError: no"
+
+
+# --- policy -----------------------------------------------------------------------------------
+
+
+class Flaky(Exception):
+    """What a task may raise."""
+
+
+def failing(error: BaseException = Flaky("no"), **policy: Any) -> None:
+    def task() -> None:
+        raise error
+
+    queue_workflows.register_ingest_task("t", task, **policy)
+
+
+def attempted(conn: engine.Connection, made: Row) -> Row:
+    """The job after another attempt, which is let have its time."""
+    conn.execute("UPDATE ingest_jobs SET available_at = now() WHERE id = %s", (made["id"],))
+    job = node_queue.claim_next_ingest_job(taskhost.QUEUE)
+    assert job is not None
+    ingest_executor.execute_ingest_job(job)
+    return row(made["id"])
+
+
+def inserted(conn: engine.Connection, **columns: Any) -> Row:
+    return factories.ingest(conn, queue=taskhost.QUEUE, **columns)
+
+
+def waits_s(conn: engine.Connection, made: Row) -> float:
+    query = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs WHERE id = %s"
+    return factories.one(conn, query, made["id"])
+
+
+def test_a_row_that_says_nothing_is_tried_as_its_task_says(conn: engine.Connection) -> None:
+    failing(retries=2, backoff={"kind": "constant", "base_s": 500})
+    made = inserted(conn)
+    found = attempted(conn, made)
+    assert (found["status"], found["attempts"], found["max_attempts"]) == ("queued", 1, 3)
+    assert 400 < waits_s(conn, made) <= 500
+    assert attempted(conn, made)["status"] == "queued"
+    found = attempted(conn, made)
+    assert (found["status"], found["attempts"]) == ("failed", 3)
+    assert events(conn, made["id"]) == ["claimed", "retried"] * 2 + ["claimed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "attempts", "wait_s"),
+    [
+        ({"max_attempts": 2}, 2, 500),
+        ({"policy": {"retries": 0}}, 1, None),
+        ({"policy": {"retries": 1}}, 2, 500),
+        ({"policy": {"backoff": 900}}, 6, 900),
+        ({"policy": {"discard_on": ["Flaky"]}}, 1, None),
+    ],
+    ids=str,
+)
+def test_what_the_row_says_goes_before_its_task(
+    conn: engine.Connection, columns: Row, attempts: int, wait_s: float | None
+) -> None:
+    failing(retries=5, backoff=500)
+    made = inserted(conn, **columns)
+    found = attempted(conn, made)
+    if wait_s is None:
+        assert (found["status"], found["attempts"]) == ("failed", 1)
+        return
+    assert (found["status"], found["max_attempts"]) == ("queued", attempts)
+    assert wait_s - 100 < waits_s(conn, made) <= wait_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "status"),
+    [
+        ({"retry_on": Flaky}, Flaky(), "queued"),
+        ({"retry_on": [OSError]}, Flaky(), "failed"),
+        ({"retry_on": OSError}, ConnectionError(), "queued"),
+        ({"discard_on": [Flaky, "KeyError"]}, Flaky(), "failed"),
+        ({"retry_on": [OSError]}, errors.Retry(), "queued"),
+        ({}, errors.Discard("never"), "failed"),
+    ],
+    ids=str,
+)
+def test_a_task_says_which_errors_are_worth_another_attempt(
+    conn: engine.Connection, policy: Row, error: BaseException, status: str
+) -> None:
+    failing(error, retries=1, **policy)
+    assert attempted(conn, inserted(conn))["status"] == status
+
+
+def test_a_policy_that_plain_sql_got_wrong_leaves_the_tasks(
+    conn: engine.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing(retries=1)
+    found = attempted(conn, inserted(conn, policy={"backoff": "soon"}))
+    assert (found["status"], found["max_attempts"]) == ("queued", 2)
+    assert "default policy" in caplog.text
+
+
+def test_the_budget_of_a_job_is_its_own_or_its_tasks() -> None:
+    queue_workflows.register_ingest_task("t", lambda: None, timeout_s=7)
+    job = {"queue": taskhost.QUEUE, "task_name": "t"}
+    assert claim_worker.budget_for(job) == 7
+    assert claim_worker.budget_for(job | {"timeout_s": 3}) == 3
+    assert claim_worker.budget_for(job | {"task_name": "other"}) == 3600
+
+
+# --- args -------------------------------------------------------------------------------------
+
+
+def test_args_that_a_task_does_not_take_fail_the_job_at_once(conn: engine.Connection) -> None:
+    def task(*, day: str, limit: int = 5) -> Row:
+        return {"day": day, "limit": limit}
+
+    queue_workflows.register_ingest_task("t", task, retries=5)
+    found = attempted(conn, inserted(conn, args={"day": "monday", "limit": "many"}))
+    assert (found["status"], found["attempts"]) == ("failed", 1)
+    assert found["error"] == "ArgsRefused: args of task 't': 'limit': int, not 'many'"
+    found = attempted(conn, inserted(conn, args={"day": "monday"}))
+    assert found["result"] == {"day": "monday", "limit": 5}

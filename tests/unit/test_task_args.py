@@ -1,0 +1,287 @@
+"""What a task takes of its job's args: shapes, models, keywords, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+import pydantic
+import pytest
+
+import queue_workflows
+from queue_workflows import errors, tasks
+from queue_workflows.tasks import annotated
+from queue_workflows.tasks import args as taking
+
+Row = dict[str, Any]
+
+
+class Order(pydantic.BaseModel):
+    day: datetime.date
+    rows: int = 10
+
+
+@dataclasses.dataclass
+class Span:
+    first: datetime.date
+    days: int = 1
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def called(task: Any, args: Any) -> Any:
+    placed, named = taking.taker(task).bound("boot", args, "args")
+    return task(*placed, **named)
+
+
+def model_alone(order: Order) -> Any:
+    return order
+
+
+def model_as_args(reason: str, args: Order) -> Any:
+    return args
+
+
+def record(span: Span) -> Any:
+    return span
+
+
+def keywords(*, day: str, limit: int = 10) -> Any:
+    return {"day": day, "limit": limit}
+
+
+def reason_and_keywords(reason: str, *, day: str) -> Any:
+    return {"reason": reason, "day": day}
+
+
+def rest(*, day: str, **others: int) -> Any:
+    return {"day": day, **others}
+
+
+def injected(reason: str, *, client: Any = "its own") -> Any:
+    return [reason, client]
+
+
+def both_and_keyword(reason: str, args: Row, *, client: Any = "its own") -> Any:
+    return [reason, args, client]
+
+
+DAY = datetime.date(2026, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "got"),
+    [
+        (model_alone, {"day": "2026-03-01"}, Order(day=DAY)),
+        (model_as_args, {"day": "2026-03-01", "rows": 3}, Order(day=DAY, rows=3)),
+        (record, {"first": "2026-03-01"}, Span(DAY)),
+        (keywords, {"day": "x"}, {"day": "x", "limit": 10}),
+        (reason_and_keywords, {"day": "x"}, {"reason": "boot", "day": "x"}),
+        (rest, {"day": "x", "n": 1}, {"day": "x", "n": 1}),
+        (injected, {"unasked": 1}, ["boot", "its own"]),
+        (both_and_keyword, {"client": 1}, ["boot", {"client": 1}, "its own"]),
+    ],
+)
+def test_a_task_gets_the_model_or_the_keywords_that_it_takes(
+    task: Any, args: Row, got: Any
+) -> None:
+    assert called(task, args) == got
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "words"),
+    [
+        (model_alone, {}, "day"),
+        (model_as_args, {"day": "2026-03-01", "rows": "many"}, "rows"),
+        (record, {"first": "yesterday"}, "args: 'first': date, not 'yesterday'"),
+        (record, {}, "args: 'first' missing"),
+        (keywords, {}, "args: 'day' missing"),
+        (keywords, {"day": 1}, "args: 'day': str, not 1"),
+        (keywords, {"day": "x", "limt": 1}, "args: 'limt' unknown; it takes 'day', 'limit'"),
+        (keywords, ["day"], "args: a dict, not list"),
+        (rest, {"day": "x", "n": "one"}, "args: 'n': int, not 'one'"),
+    ],
+)
+def test_what_a_task_does_not_take_is_refused_and_named(task: Any, args: Any, words: str) -> None:
+    with pytest.raises(errors.ArgsRefused) as refused:
+        called(task, args)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "got"),
+    [
+        (int, 3, 3),
+        (float, 3, 3),
+        (bool, True, True),
+        (None, None, None),
+        (list, [1], [1]),
+        (list, (1,), (1,)),
+        (dict, {"a": 1}, {"a": 1}),
+        (Any, object, object),
+        (Optional[int], None, None),  # noqa: UP045
+        (int | None, 3, 3),
+        (Union[Path, str], "a/b", "a/b"),  # noqa: UP007
+        (Path | None, "a/b", Path("a/b")),
+        (Literal["a", 1], 1, 1),
+        (Annotated[int, "rows"], 3, 3),
+        (list[int], [1, 2], [1, 2]),
+        (Sequence[Path], ["a"], [Path("a")]),
+        (tuple[int, str], [1, "a"], (1, "a")),
+        (tuple[int, ...], [1, 2, 3], (1, 2, 3)),
+        (dict[str, datetime.date], {"a": "2026-03-01"}, {"a": DAY}),
+        (Mapping[str, list[int]], {"a": [1]}, {"a": [1]}),
+        (datetime.datetime, "2026-03-01T10:00:00", datetime.datetime(2026, 3, 1, 10)),
+        (Colour, "red", Colour.RED),
+        (list[Span], [{"first": "2026-03-01"}], [Span(DAY)]),
+        (set[int], [1], [1]),
+        (object, 3, 3),
+        ("a text", 3, 3),
+    ],
+    ids=str,
+)
+def test_a_value_that_fits_its_annotation(kind: Any, value: Any, got: Any) -> None:
+    made = annotated.taken(value, kind, "x")
+    assert (type(made), made) == (type(got), got)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (int, 3.5),
+        (int, True),
+        (float, True),
+        (float, "3"),
+        (bool, 1),
+        (str, None),
+        (None, 0),
+        (int | None, "x"),
+        (Literal["a", 1], True),
+        (Literal["a"], "b"),
+        (list[int], [1, "2"]),
+        (list[int], "12"),
+        (tuple[int, str], [1]),
+        (dict[str, int], {"a": "b"}),
+        (dict[str, int], []),
+        (Path, 3),
+        (datetime.date, "2026-13-01"),
+        (datetime.date, 20260301),
+        (Colour, "blue"),
+        (Span, 3),
+        (list[Span], [{"first": "2026-03-01", "more": 1}]),
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not(kind: Any, value: Any) -> None:
+    with pytest.raises(errors.ArgsRefused, match=r"^x"):
+        annotated.taken(value, kind, "x")
+
+
+def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
+    def task(*, day: NotHere, limit: int) -> Any:  # type: ignore[name-defined]  # noqa: F821
+        return [day, limit]
+
+    assert called(task, {"day": object, "limit": 3}) == [object, 3]
+    with pytest.raises(errors.ArgsRefused):
+        called(task, {"day": 1, "limit": "x"})
+
+
+# --- at enqueue -------------------------------------------------------------------------------
+
+
+def test_args_are_checked_and_given_back_as_they_are_stored() -> None:
+    queue_workflows.register_ingest_task("t", model_alone)
+    assert tasks.check_args("t", {"day": "2026-03-01"}) == {"day": "2026-03-01"}
+    assert tasks.check_args("t", Order(day=DAY)) == {"day": "2026-03-01", "rows": 10}
+    with pytest.raises(errors.ArgsRefused, match="args of task 't': day: Field req") as refused:
+        tasks.check_args("t", {"rows": 3})
+    assert isinstance(refused.value, ValueError)
+
+
+def test_args_of_a_task_that_is_not_known_here_are_taken() -> None:
+    assert tasks.check_args("elsewhere", {"a": 1}) == {"a": 1}
+
+
+def test_args_are_a_dict() -> None:
+    with pytest.raises(errors.ArgsRefused, match="a dict, not list"):
+        tasks.check_args("t", [1])
+
+
+def test_a_model_of_any_library_will_do() -> None:
+    class Model:
+        def __init__(self, given: Row) -> None:
+            self.given = given
+
+        @classmethod
+        def model_validate(cls, given: Row) -> Model:
+            if "day" not in given:
+                raise TypeError("no day")
+            return cls(given)
+
+    def task(args: Model) -> Any:
+        return args.given
+
+    task.__annotations__["args"] = Model
+    assert called(task, {"day": 1}) == {"day": 1}
+    with pytest.raises(errors.ArgsRefused, match="args: no day"):
+        called(task, {})
+
+
+# --- registering ------------------------------------------------------------------------------
+
+
+def test_the_decorator_gives_the_function_back() -> None:
+    @queue_workflows.register_ingest_task("t", queue="load", retries=2)
+    def task(reason: str) -> str:
+        return reason
+
+    assert task("boot") == "boot"
+    assert queue_workflows.get_config().ingest_task_map == {"t": task}
+
+
+def test_a_new_row_takes_of_its_task_what_the_enqueuer_does_not_say() -> None:
+    queue_workflows.register_ingest_task(
+        "t", keywords, queue="load", priority=5, lock_key="one", max_attempts=3, timeout_s=9
+    )
+    assert tasks.row_defaults("t") == {"queue": "load", "priority": 5, "lock_key": "one"}
+    assert tasks.row_defaults("other") == {}
+
+
+def test_what_is_registered_again_loses_its_policy() -> None:
+    queue_workflows.register_ingest_task("t", keywords, queue="load", retries=2)
+    queue_workflows.register_ingest_task("t", keywords)
+    assert tasks.row_defaults("t") == {}
+    assert queue_workflows.get_config().ingest_task_policies["t"] == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"retry": 1}, "unknown option 'retry'; known are"),
+        ({"retries": -1}, "'retries' must be 0 to 1000"),
+        ({"retries": 1, "max_attempts": 2}, "max_attempts is retries + 1"),
+        ({"max_attempts": 0}, "max_attempts must be 1 or more"),
+        ({"max_attempts": True}, "max_attempts must be 1 or more"),
+        ({"max_attempts": 5000}, "'retries' must be 0 to 1000"),
+        ({"backoff": {"kind": "slow"}}, "unknown kind 'slow'"),
+        ({"timeout_s": 0}, "'timeout_s'"),
+        ({"retry_on": ["no name"]}, "names of exceptions"),
+        ({"priority": 40000}, "'priority'"),
+        ({"queue": "cpu"}, "queue cpu belongs to workflow nodes"),
+        ({"queue": "no queue"}, "is no queue name"),
+        ({"queue": 3}, "is no queue name"),
+        ({"fn": "text"}, "is not callable"),
+    ],
+    ids=str,
+)
+def test_a_policy_that_cannot_be_is_refused_and_nothing_registered(said: Row, words: str) -> None:
+    with pytest.raises(errors.InvalidConfig, match="ingest task 't'") as refused:
+        queue_workflows.register_ingest_task("t", **{"fn": keywords, **said})
+    assert words in str(refused.value)
+    assert "t" not in queue_workflows.get_config().ingest_task_map

@@ -1,0 +1,434 @@
+"""Bodies of every kind: what they leave, what their yields say, and where they can be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queue_workflows import errors
+from queue_workflows.tasks import bodies, control
+
+Log = list[str]
+
+
+class Script:
+    """A worker's side that interrupts after the n-th yield, or when it is told to."""
+
+    def __init__(self, after: int | None = None) -> None:
+        self.heard: list[Any] = []
+        self.interrupted: str | None = None
+        self.cancel_requested = False
+        self._after = after
+        self._call: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    def said(self, value: Any) -> None:
+        self.heard.append(value)
+        if len(self.heard) - 1 == self._after:
+            self.interrupt()
+
+    def interrupt(self, reason: str = "cancelled") -> None:
+        with self._lock:
+            self.interrupted = reason
+            if self._call is not None:
+                self._call()
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        with self._lock:
+            self._call = call
+            if call is not None and self.interrupted:
+                call()
+
+
+def run(value: Any, script: Script | None = None) -> Any:
+    with contextlib.closing(bodies.Runner()) as runner:
+        return runner.run(value, script or Script())
+
+
+# --- what they leave
+
+
+def _plain() -> Any:
+    return {"n": 1}
+
+
+def _generator() -> Generator[Any, None, Any]:
+    yield 0.5
+    yield "half"
+    return {"n": 1}
+
+
+async def _async() -> Any:
+    await asyncio.sleep(0)
+    return {"n": 1}
+
+
+async def _async_generator() -> AsyncGenerator[Any, None]:
+    yield 0.5
+    await asyncio.sleep(0)
+    yield "half"
+
+
+@pytest.mark.parametrize(
+    ("task", "left", "heard"),
+    [
+        (_plain, {"n": 1}, []),
+        (_generator, {"n": 1}, [0.5, "half"]),
+        (_async, {"n": 1}, []),
+        (_async_generator, None, [0.5, "half"]),
+        (functools.partial(_generator), {"n": 1}, [0.5, "half"]),
+        (lambda: _async(), {"n": 1}, []),
+        (lambda: [1], [1], []),
+    ],
+)
+def test_what_each_kind_leaves_and_says(task: Any, left: Any, heard: list[Any]) -> None:
+    script = Script()
+    assert run(task(), script) == left
+    assert script.heard == heard
+
+
+class _Callable:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("task", "is_async"),
+    [
+        (_plain, False),
+        (_generator, False),
+        (_async, True),
+        (_async_generator, True),
+        (functools.partial(_async), True),
+        (_Callable(), True),
+        (print, False),
+        (dict, False),
+    ],
+)
+def test_a_task_is_async_by_its_definition(task: Any, is_async: bool) -> None:
+    assert bodies.is_async(task) is is_async
+
+
+@pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
+@pytest.mark.parametrize(
+    "raised", [ValueError("no"), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_a_body_raises_passes(kind: str, raised: BaseException) -> None:
+    def generator() -> Generator[None]:
+        yield
+        raise raised
+
+    async def coroutine() -> None:
+        await asyncio.sleep(0)
+        raise raised
+
+    async def async_generator() -> AsyncGenerator[None, None]:
+        yield
+        await asyncio.sleep(0)
+        raise raised
+
+    made = {"generator": generator, "async": coroutine, "async generator": async_generator}[kind]
+    with pytest.raises(type(raised)):
+        run(made())
+
+
+@pytest.mark.parametrize("kind", ["generator", "async generator"])
+def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
+    log: Log = []
+
+    def generator() -> Generator[Any]:
+        try:
+            yield errors.Snooze(5)
+        finally:
+            log.append("tidied")
+
+    async def async_generator() -> AsyncGenerator[Any, None]:
+        try:
+            yield errors.Snooze(5)
+        finally:
+            await asyncio.sleep(0)
+            log.append("tidied")
+
+    with pytest.raises(errors.Snooze):
+        run(generator() if kind == "generator" else async_generator())
+    assert log == ["tidied"]
+
+
+def test_a_task_that_the_body_started_and_that_exits_ends_the_body_too() -> None:
+    log: Log = []
+
+    async def leaves() -> None:
+        raise SystemExit(3)
+
+    async def body() -> None:
+        child = asyncio.create_task(leaves())
+        try:
+            await asyncio.sleep(60)
+        finally:
+            log.append("tidied")
+            assert child.done()
+            child.exception()
+
+    with pytest.raises(SystemExit):
+        run(body())
+    assert log == ["tidied"]
+
+
+def test_the_loop_is_kept_from_body_to_body_and_closed_with_what_is_left_on_it() -> None:
+    loops: list[Any] = []
+    left: Log = []
+
+    async def stays() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            left.append("cancelled")
+
+    async def body() -> None:
+        loops.append(asyncio.get_running_loop())
+        body.kept = asyncio.create_task(stays())  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+
+    with contextlib.closing(bodies.Runner()) as runner:
+        runner.run(body(), Script())
+        runner.run(body(), Script())
+        assert left == []
+    assert loops[0] is loops[1]
+    assert loops[0].is_closed()
+    assert left == ["cancelled"] * 2
+
+
+def test_an_async_body_runs_where_a_loop_runs_already() -> None:
+    """As in an async test of a host."""
+
+    async def outer() -> Any:
+        return run(_async())
+
+    assert asyncio.run(outer()) == {"n": 1}
+
+
+# --- where they are ended
+
+
+def _steps(log: Log, count: int) -> Generator[Any, None, str]:
+    try:
+        for number in range(count):
+            log.append(f"step {number}")
+            yield number / count
+    finally:
+        log.append("tidied")
+    return "all"
+
+
+@settings(deadline=None, max_examples=50)
+@given(count=st.integers(0, 8), after=st.integers(0, 9))
+def test_a_generator_ends_at_any_of_its_yields(count: int, after: int) -> None:
+    log: Log = []
+    script = Script(after)
+    ends = after < count
+    with pytest.raises(control.Interrupted) if ends else contextlib.nullcontext():
+        assert run(_steps(log, count), script) == "all"
+    done = after + 1 if ends else count
+    assert log == [*(f"step {number}" for number in range(done)), "tidied"]
+
+
+class _Gate:
+    """An await point that tells when it is reached; the first one whose turn it is interrupts."""
+
+    def __init__(self, script: Script, at: int) -> None:
+        self._script = script
+        self._at = at
+        self.reached = 0
+
+    async def wait(self) -> None:
+        """Of the point chosen only an interruption leads away; by another thread, as a watch is."""
+        number, self.reached = self.reached, self.reached + 1
+        if number != self._at:
+            await asyncio.sleep(0)
+            return
+        thread = threading.Thread(target=self._script.interrupt)
+        thread.start()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            thread.join()
+
+
+async def _awaiting(gate: _Gate, log: Log, plan: list[str]) -> AsyncGenerator[Any, None]:
+    """By the plan it awaits, yields, or awaits in a nested task or a shielded cleanup."""
+    try:
+        for number, step in enumerate(plan):
+            log.append(f"{step} {number}")
+            if step == "await":
+                await gate.wait()
+            elif step == "task":
+                await asyncio.create_task(gate.wait())
+            elif step == "gather":
+                await asyncio.gather(gate.wait(), asyncio.sleep(0))
+            else:
+                yield number
+    finally:
+        await asyncio.sleep(0)
+        log.append("tidied")
+        await asyncio.sleep(0.001)
+        log.append("tidied up to the end")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    plan=st.lists(st.sampled_from(["await", "task", "gather", "yield"]), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_an_async_generator_ends_at_any_of_its_awaits_and_yields(
+    plan: list[str], data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(plan) - 1))
+    before = plan[:place]
+    yields = plan[place] == "yield"
+    script = Script(before.count("yield") if yields else None)
+    gate = _Gate(script, -1 if yields else place - before.count("yield"))
+    log: Log = []
+    with pytest.raises(control.Interrupted) as raised:
+        run(_awaiting(gate, log, plan), script)
+    assert raised.value.reason == "cancelled"
+    steps = [f"{step} {number}" for number, step in enumerate(plan[: place + 1])]
+    assert log == [*steps, "tidied", "tidied up to the end"]
+
+
+@settings(deadline=None, max_examples=20)
+@given(awaits=st.integers(1, 5), data=st.data())
+def test_a_coroutine_ends_at_any_of_its_awaits(awaits: int, data: st.DataObject) -> None:
+    script, log = Script(), Log()
+    gate = _Gate(script, data.draw(st.integers(0, awaits - 1)))
+
+    async def body() -> None:
+        try:
+            for _ in range(awaits):
+                await gate.wait()
+        finally:
+            await asyncio.sleep(0.001)
+            log.append("tidied")
+
+    with pytest.raises(control.Interrupted):
+        run(body(), script)
+    assert log == ["tidied"]
+
+
+def test_what_was_interrupted_before_it_began_ends_at_its_first_await() -> None:
+    script = Script()
+    script.interrupt("shutdown")
+    with pytest.raises(control.Interrupted, match="shutdown"):
+        run(asyncio.sleep(60), script)
+
+
+@pytest.mark.parametrize("kind", ["generator", "async generator"])
+def test_a_body_that_yields_on_is_told_again_at_each_yield(kind: str) -> None:
+    told: Log = []
+
+    def generator() -> Generator[Any]:
+        while len(told) < 3:
+            try:
+                yield
+            except GeneratorExit:
+                told.append("told")
+
+    async def async_generator() -> AsyncGenerator[Any, None]:
+        while len(told) < 3:
+            try:
+                yield
+            except GeneratorExit:
+                told.append("told")
+
+    script = Script(0)
+    with pytest.raises(control.Interrupted):
+        run(generator() if kind == "generator" else async_generator(), script)
+    assert len(told) == 3
+
+
+def test_a_coroutine_that_swallows_the_cancel_may_tidy_up_and_is_told_once() -> None:
+    script, log = Script(), Log()
+    gate = _Gate(script, 0)
+
+    async def body() -> str:
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            for _ in range(3):
+                await asyncio.sleep(0.001)
+                log.append("tidies")
+        return "anyway"
+
+    with pytest.raises(control.Interrupted):
+        run(body(), script)
+    assert log == ["tidies"] * 3
+
+
+@pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
+@pytest.mark.parametrize("raised", [ValueError("in finally"), SystemExit(1)], ids=repr)
+def test_what_cleaning_up_raises_is_said_and_the_body_has_ended(
+    kind: str, raised: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(0 if kind != "async" else None)
+    gate = _Gate(script, 0)
+
+    def generator() -> Generator[Any]:
+        try:
+            yield
+        finally:
+            raise raised
+
+    async def coroutine() -> None:
+        try:
+            await gate.wait()
+        finally:
+            raise raised
+
+    async def async_generator() -> AsyncGenerator[Any, None]:
+        try:
+            yield
+        finally:
+            raise raised
+
+    made = {"generator": generator, "async": coroutine, "async generator": async_generator}[kind]
+    with caplog.at_level(logging.WARNING), pytest.raises(control.Interrupted):
+        run(made(), script)
+    assert type(raised).__name__ in caplog.text
+
+
+def test_ctrl_c_while_cleaning_up_is_the_operators() -> None:
+    def generator() -> Generator[Any]:
+        try:
+            yield
+        finally:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(generator(), Script(0))
+
+
+def test_a_body_that_yields_without_waiting_lets_others_have_the_loop() -> None:
+    turns: Log = []
+
+    async def other() -> None:
+        for _ in range(3):
+            turns.append("other")
+            await asyncio.sleep(0)
+
+    async def body() -> AsyncGenerator[Any, None]:
+        beside = asyncio.create_task(other())
+        for _ in range(4):
+            turns.append("body")
+            yield
+        await beside
+
+    run(body())
+    assert turns[:4] == ["body", "other", "body", "other"]
