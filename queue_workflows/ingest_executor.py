@@ -63,6 +63,8 @@ async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcom
 class _Attempt:
     """One claim of a job while its task runs, and the outcome that comes of it."""
 
+    __slots__ = ("_name", "_row", "_started", "control", "job")
+
     def __init__(self, row: Row, control_: control.Control) -> None:
         self.control = control_
         self.job = jobs.Job(row, control_)
@@ -77,9 +79,8 @@ class _Attempt:
             raise errors.UnknownTask(
                 f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
             )
-        where = f"args of task {self._name!r}"
-        placed, named = args.taker(task).bound(self._row["reason"], self._row["args"], where)
-        return task(*placed, **named)
+        row = self._row
+        return args.taker(task).call(task, row["reason"], row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
         """The body has ended by itself; raises `InvalidPayload`, and a signal that it returned."""

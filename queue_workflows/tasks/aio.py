@@ -13,6 +13,8 @@ from queue_workflows.runtime import service
 from queue_workflows.tasks import control
 
 T = TypeVar("T")
+TIDY_S = 2.0
+"""What bodies have left on a loop may take to end when it is closed; threads are not waited for."""
 
 
 class Loop:
@@ -45,7 +47,6 @@ class Loop:
     def _close(self) -> None:
         try:
             self._loop.run_until_complete(_tidied())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
 
@@ -78,7 +79,8 @@ async def _tidied() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    if left:
+        await asyncio.wait(left, timeout=TIDY_S)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 

@@ -44,16 +44,25 @@ class Taker:
         # Hosts of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
         strict = not self.reason or any(p.default is p.empty for p in named)
         self._keywords = annotated.Keywords([] if self.args else named, scope, strict=strict)
+        self.checks = self._record is not None or bool(self._keywords)
+        """Whether there are args that it refuses."""
 
-    def bound(
-        self, reason: str, args: Mapping[str, Any], where: str
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """What the task is called with. Raises `ArgsRefused` that starts with `where`."""
-        placed: list[Any] = [reason] if self.reason else []
+    def call(self, task: Callable[..., Any], reason: str, args: dict[str, Any], name: str) -> Any:
+        """What calling the task gives. Raises `ArgsRefused` that names it by `name`."""
+        if self.checks:
+            taken = self.checked(args, f"args of task {name!r}")
+            if self._record is None:
+                return task(reason, **taken) if self.reason else task(**taken)
+            args = taken
         if self.args:
-            given = args if self._record is None else annotated.taken(args, self._record, where)
-            return [*placed, given], {}
-        return placed, self._keywords.bound(args, where) if self._keywords else {}
+            return task(reason, args) if self.reason else task(args)
+        return task(reason) if self.reason else task()
+
+    def checked(self, args: Any, where: str) -> Any:
+        """The model or the keywords that are made of the args, for a taker that `checks`."""
+        if self._record is None:
+            return self._keywords.bound(args, where)
+        return annotated.taken(args, self._record, where)
 
 
 def taker(task: Callable[..., Any]) -> Taker:
@@ -73,13 +82,17 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
     Raises `ArgsRefused` (a ValueError) for args that the task does not take, as far as its
     signature tells; a task that is not registered here takes all.
     """
-    where = f"args of task {task_name!r}"
-    if (dump := getattr(args, "model_dump", None)) is not None:
-        args = dump(mode="json")
-    if not isinstance(args, Mapping):
-        raise errors.ArgsRefused(f"{where}: a dict, not {type(args).__name__}")
-    found = dict(cast("Mapping[str, Any]", args))
     task = config.get_config().ingest_task_map.get(task_name)
-    if task is not None:
-        taker(task).bound("", found, where)
+    takes = None if task is None else taker(task)
+    found: Any = args
+    if type(args) is dict and (takes is None or not takes.checks):
+        return found
+    where = f"args of task {task_name!r}"
+    if (dump := getattr(found, "model_dump", None)) is not None:
+        found = dump(mode="json")
+    if not isinstance(found, Mapping):
+        raise errors.ArgsRefused(f"{where}: a dict, not {type(found).__name__}")
+    found = dict(cast("Mapping[str, Any]", found))
+    if takes is not None and takes.checks:
+        takes.checked(found, where)
     return found

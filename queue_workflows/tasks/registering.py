@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, overload
 
 from queue_workflows import config, errors
-from queue_workflows.dag import policy
+from queue_workflows.dag import policy as policies
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,11 +37,11 @@ _OPTIONS = frozenset(TaskPolicy.__annotations__)
 
 
 @overload
-def register_ingest_task(name: str, fn: F, **said: Unpack[TaskPolicy]) -> F: ...
+def register_ingest_task(name: str, fn: F, **policy: Unpack[TaskPolicy]) -> F: ...
 @overload
-def register_ingest_task(name: str, **said: Unpack[TaskPolicy]) -> Callable[[F], F]: ...
+def register_ingest_task(name: str, **policy: Unpack[TaskPolicy]) -> Callable[[F], F]: ...
 def register_ingest_task(
-    name: str, fn: Callable[..., Any] | None = None, **said: Unpack[TaskPolicy]
+    name: str, fn: Callable[..., Any] | None = None, **policy: Unpack[TaskPolicy]
 ) -> Any:
     """Make `fn` what runs ingest jobs whose `task_name` this is; without `fn` a decorator.
 
@@ -48,13 +49,32 @@ def register_ingest_task(
     neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) naming what is wrong.
     """
     where = f"ingest task {name!r}"
-    found, queue = _checked(said, where), _queue(said.get("queue"), where)
+    found, queue = _checked(policy, where), _queue(policy.get("queue"), where)
 
     def register(task: F) -> F:
         config.register_ingest_task(name, task, policy=found, queue=queue)
+        if fn is None:
+            _decorated[name] = _Decorated(task, found, queue)
         return task
 
     return register if fn is None else register(fn)
+
+
+class _Decorated(NamedTuple):
+    task: Callable[..., Any]
+    policy: dict[str, Any]
+    queue: str | None
+
+
+_decorated: dict[str, _Decorated] = {}
+"""What modules registered when they were imported, which happens once in a process."""
+
+
+def register_decorated() -> None:
+    """Register again what decorators have, after the configuration was reset; a test's business."""
+    for name, (task, found, queue) in _decorated.items():
+        if getattr(task, "__module__", None) in sys.modules:
+            config.register_ingest_task(name, task, policy=found, queue=queue)
 
 
 def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -63,7 +83,7 @@ def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise errors.InvalidConfig(
                 f"{where}: unknown option {key!r}; known are {', '.join(sorted(_OPTIONS))}"
             )
-    entry = {key: value for key, value in said.items() if key in policy.KEYS}
+    entry = {key: value for key, value in said.items() if key in policies.KEYS}
     if (most := said.get("max_attempts")) is not None:
         if entry.get("retries") is not None:
             raise errors.InvalidConfig(f"{where}: max_attempts is retries + 1: give one of them")
@@ -72,9 +92,9 @@ def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
         entry["retries"] = most - 1
     for key in ("retry_on", "discard_on"):
         if entry.get(key) is not None:
-            entry[key] = policy.error_names(entry[key])
+            entry[key] = policies.error_names(entry[key])
     try:
-        return policy.read(entry, {}, where) or {}
+        return policies.read(entry, {}, where) or {}
     except errors.InvalidWorkflow as error:
         raise errors.InvalidConfig(str(error)) from None
 

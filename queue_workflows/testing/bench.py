@@ -31,6 +31,7 @@ from queue_workflows import (
 from queue_workflows.db import scratch
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.store import drill, schedules, tables
+from queue_workflows.tasks import registering
 from queue_workflows.testing import faults, result, servers
 from queue_workflows.types import JsonDict, Row
 
@@ -318,6 +319,7 @@ def _wire(app: App) -> None:
     if app is None:
         return
     config.reset_for_tests()
+    registering.register_decorated()
     if not isinstance(app, str):
         app()
     elif ":" in app:

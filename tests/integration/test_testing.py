@@ -239,6 +239,24 @@ def test_an_async_task_runs_in_an_async_test(flows: Flows, tmp_path: Path) -> No
     assert asyncio.run(a_test_of_a_host())["result"] == {"kind": "async"}
 
 
+def test_tasks_that_a_decorator_registered_at_import_are_there_in_every_test(
+    db: ModuleType, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prices.py").write_text(
+        "import queue_workflows\n"
+        "@queue_workflows.register_ingest_task('load', retries=1)\n"
+        "def load(*, day): return {'day': day}\n"
+        "def setup(): queue_workflows.configure(ingest_queues={'prices'})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(2):
+        with testing.harness(app="prices:setup", dsn=dsn, own=True) as flows:
+            flows.fail("load")
+            row = flows.run_task("load", {"day": 1}, queue="prices")
+            assert (row["result"], row["attempts"]) == ({"day": 1}, 1)
+    sys.modules.pop("prices")
+
+
 # --- what is left behind
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from queue_workflows import config
+from queue_workflows import config, tasks
 from tests.support import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,12 +69,17 @@ def _arguments() -> list[tuple[str, ...]]:
     return rows
 
 
+_MARKS = {inspect.Parameter.KEYWORD_ONLY: "*, ", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
 def _hooks() -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name, function in vars(config).items():
+    # The host's door to it checks the policy, which config cannot.
+    hooks = {**vars(config), "register_ingest_task": tasks.register_ingest_task}
+    for name, function in hooks.items():
         if name.startswith(("set_", "register_")) and inspect.isfunction(function):
             parameters = ", ".join(
-                f"{'*, ' if p.kind is p.KEYWORD_ONLY else ''}{p.name}"
+                f"{_MARKS.get(p.kind, '')}{p.name}"
                 for p in inspect.signature(function).parameters.values()
             )
             text = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")

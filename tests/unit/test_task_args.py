@@ -36,8 +36,7 @@ class Colour(enum.Enum):
 
 
 def called(task: Any, args: Any) -> Any:
-    placed, named = taking.taker(task).bound("boot", args, "args")
-    return task(*placed, **named)
+    return taking.taker(task).call(task, "boot", args, "t")
 
 
 def model_alone(order: Order) -> Any:
@@ -99,13 +98,17 @@ def test_a_task_gets_the_model_or_the_keywords_that_it_takes(
     [
         (model_alone, {}, "day"),
         (model_as_args, {"day": "2026-03-01", "rows": "many"}, "rows"),
-        (record, {"first": "yesterday"}, "args: 'first': date, not 'yesterday'"),
-        (record, {}, "args: 'first' missing"),
-        (keywords, {}, "args: 'day' missing"),
-        (keywords, {"day": 1}, "args: 'day': str, not 1"),
-        (keywords, {"day": "x", "limt": 1}, "args: 'limt' unknown; it takes 'day', 'limit'"),
-        (keywords, ["day"], "args: a dict, not list"),
-        (rest, {"day": "x", "n": "one"}, "args: 'n': int, not 'one'"),
+        (record, {"first": "yesterday"}, "args of task 't': 'first': date, not 'yesterday'"),
+        (record, {}, "args of task 't': 'first' missing"),
+        (keywords, {}, "args of task 't': 'day' missing"),
+        (keywords, {"day": 1}, "args of task 't': 'day': str, not 1"),
+        (
+            keywords,
+            {"day": "x", "limt": 1},
+            "args of task 't': 'limt' unknown; it takes 'day', 'limit'",
+        ),
+        (keywords, ["day"], "args of task 't': a dict, not list"),
+        (rest, {"day": "x", "n": "one"}, "args of task 't': 'n': int, not 'one'"),
     ],
 )
 def test_what_a_task_does_not_take_is_refused_and_named(task: Any, args: Any, words: str) -> None:
@@ -229,7 +232,7 @@ def test_a_model_of_any_library_will_do() -> None:
 
     task.__annotations__["args"] = Model
     assert called(task, {"day": 1}) == {"day": 1}
-    with pytest.raises(errors.ArgsRefused, match="args: no day"):
+    with pytest.raises(errors.ArgsRefused, match="args of task 't': no day"):
         called(task, {})
 
 

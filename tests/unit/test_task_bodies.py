@@ -158,9 +158,10 @@ def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
             await asyncio.sleep(0)
             log.append("tidied")
 
-    with pytest.raises(errors.Snooze):
-        run(generator() if kind == "generator" else async_generator())
-    assert log == ["tidied"]
+    with contextlib.closing(bodies.Runner()) as runner:
+        with pytest.raises(errors.Snooze):
+            runner.run(generator() if kind == "generator" else async_generator(), Script())
+        assert log == ["tidied"]
 
 
 def test_a_task_that_the_body_started_and_that_exits_ends_the_body_too() -> None:
@@ -321,6 +322,38 @@ def test_a_coroutine_ends_at_any_of_its_awaits(awaits: int, data: st.DataObject)
     with pytest.raises(control.Interrupted):
         run(body(), script)
     assert log == ["tidied"]
+
+
+class _AtTheLastMoment(Script):
+    """It is interrupted just when it is asked whether it is."""
+
+    @property
+    def interrupted(self) -> str | None:
+        if self.heard and self._reason is None:
+            self._reason = "cancelled"
+            assert self._call is not None
+            self._call()
+        return self._reason
+
+    @interrupted.setter
+    def interrupted(self, reason: str | None) -> None:
+        self._reason = reason
+
+
+def test_what_was_told_at_a_yield_is_not_cut_off_while_it_tidies_up() -> None:
+    log: Log = []
+
+    async def body() -> AsyncGenerator[Any, None]:
+        try:
+            yield
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0.001)
+                log.append("tidies")
+
+    with pytest.raises(control.Interrupted):
+        run(body(), _AtTheLastMoment())
+    assert log == ["tidies"] * 3
 
 
 def test_what_was_interrupted_before_it_began_ends_at_its_first_await() -> None:

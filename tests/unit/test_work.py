@@ -1,0 +1,65 @@
+"""A job while it runs: what its body reports, and how it is told to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queue_workflows.store import tables
+from queue_workflows.worker import current, guards
+
+
+def work() -> current.Work:
+    job = {"id": "j", "queue": "load", "task_name": "t", "worker_id": "w", "claim_no": 1}
+    return current.Work(tables.INGEST_JOBS, job, guards.LeaseEnd(0.0, 600.0), now_fn=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (0.4, "0.4"),
+        (1, "1"),
+        ("parsing", '"parsing"'),
+        ({"rows": 3}, '{"rows": 3}'),
+        (None, None),
+        (True, None),
+        (40, None),
+        (-0.1, None),
+        ([1], None),
+        ("x" * 9000, None),
+        ({"rows": {1}}, None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_a_task_yields_is_progress_or_a_beat(value: Any, stored: str | None) -> None:
+    subject, beats = work(), list[float]()
+    subject.heard = beats.append
+    subject.said(value)
+    assert (subject.unsaved, beats) == (stored, [0.0])
+
+
+def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
+    subject, beats = work(), list[float]()
+    subject.heard = beats.append
+    subject.status("at work")
+    subject.status(rows=3)
+    assert (subject.unsaved, beats) == ('{"rows": 3}', [0.0, 0.0])
+
+
+def test_a_body_is_told_to_end_once_and_whenever_it_asks_to_be_told() -> None:
+    subject, told = work(), list[str]()
+    subject.when_interrupted(lambda: told.append("told"))
+    subject.interrupt("shutdown")
+    subject.cancelled_by(5.0)
+    assert (subject.interrupted, subject.cancel_requested, told) == ("shutdown", True, ["told"])
+    subject.when_interrupted(lambda: told.append("told late"))
+    assert told == ["told", "told late"]
+
+
+def test_a_body_that_has_ended_is_told_nothing() -> None:
+    subject, told = work(), list[str]()
+    subject.when_interrupted(lambda: told.append("told"))
+    subject.when_interrupted(None)
+    subject.cancelled_by(5.0)
+    assert (subject.interrupted, told) == ("cancelled", [])
