@@ -395,9 +395,9 @@ def flag_stale_workers_holding_running_jobs(
 def enqueue_ingest_job(
     *,
     task_name: str,
-    queue: str,
+    queue: str | None = None,
     reason: str = "tick",
-    priority: int = 100,
+    priority: int | None = None,
     args: Mapping[str, Any] | None = None,
     idempotency_key: str | None = None,
     idempotency_window_s: float | None = None,
@@ -412,15 +412,16 @@ def enqueue_ingest_job(
 ) -> JobId:
     """Queue one ingest job; its id. `types.JobOptions` says what the options mean.
 
-    While a job has the `idempotency_key` no other is queued: that job's id, its `created` False.
-    `conn` (psycopg, SQLAlchemy, Django): join its transaction, and its wake-up with it. Raises
-    before any write: `UnknownQueue`, `UnknownTask`, `InvalidJob`, `InvalidPayload`,
-    `IdempotencyClash` (all ValueErrors), `UnknownConnection` (a TypeError).
+    What is not named the task may name, else the priority is 100. While a job has the
+    `idempotency_key` no other is queued: that job's id, its `created` False. `conn` (psycopg,
+    SQLAlchemy, Django): join its transaction. Raises before any write: `UnknownQueue`,
+    `UnknownTask`, `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all
+    ValueErrors), `UnknownConnection` (a TypeError).
     """
-    job = newjobs.Job(
+    job = newjobs.settled(newjobs.Job(
         task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
         partition_key, available_at, max_attempts, backoff, timeout_s, headers,
-    )  # fmt: skip
+    ))  # fmt: skip
     if newjobs.has_options(job) or not (conn is None or joined.is_own(conn)):
         return _put(newjobs.calls([job]), conn)[0]
     values = newjobs.plain(job)
@@ -442,10 +443,10 @@ def enqueue_ingest_jobs(
     A member of `jobs` has the keywords of `enqueue_ingest_job`; what it lacks is taken from those
     of the call. Raises as `enqueue_ingest_job` does, and says which job.
     """
-    same = jobs is None and options.keys() <= {"reason", "priority"}
-    if args is not None and same and (conn is None or joined.is_own(conn)):
-        job = newjobs.Job(task_name or "", queue or "", **options)
-        return _enqueue_args(newjobs.plain(job), args, conn)
+    if args is not None and jobs is None and (conn is None or joined.is_own(conn)):
+        job = newjobs.settled(newjobs.Job(task_name or "", queue, **options))
+        if not newjobs.has_options(job):
+            return _enqueue_args(newjobs.plain(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
     return _put(newjobs.calls(newjobs.merged(defaults, jobs, args), whole=conn is not None), conn)
 

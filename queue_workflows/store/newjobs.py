@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from queue_workflows import config, errors
+from queue_workflows import config, errors, tasks
 from queue_workflows.dag import policy
 from queue_workflows.store import payload
 from queue_workflows.types import JobId
 
 KEY_BYTES = 1000
 """The longest key, as UTF-8. Keys are indexed, and an entry of an index takes 2,704 bytes."""
+PRIORITY = 100
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -22,9 +23,9 @@ class Job(NamedTuple):
     """The keywords of `enqueue_ingest_job`."""
 
     task_name: str
-    queue: str
+    queue: str | None = None
     reason: str = "tick"
-    priority: int = 100
+    priority: int | None = None
     args: Mapping[str, Any] | None = None
     idempotency_key: str | None = None
     idempotency_window_s: float | None = None
@@ -85,6 +86,15 @@ def drawn_prefix() -> str:
     return f"{drawn[:8]}-{drawn[8:12]}-8{drawn[12:15]}-{variant}{drawn[16:19]}-"
 
 
+def settled(job: Job) -> Job:
+    """The job with the queue, priority and lock key of its task where the caller named none."""
+    named = tasks.row_defaults(job.task_name)
+    found = {name: value for name, value in named.items() if getattr(job, name) is None}
+    if job.priority is None:
+        found.setdefault("priority", PRIORITY)
+    return job._replace(**found)
+
+
 def has_options(job: Job) -> bool:
     """Whether it has more than a task, a queue, a reason, a priority and args."""
     return job[_OPTIONS] != _NONE
@@ -96,7 +106,7 @@ def plain(job: Job) -> dict[str, Any]:
     Raises before any write: `UnknownQueue`, `UnknownTask`, `InvalidJob`, `InvalidPayload`, all of
     them ValueErrors.
     """
-    return {**_base(job.task_name, job.queue, job.reason, job.priority), "args": _args(job)}
+    return {**_base(job), "args": _args(job)}
 
 
 def calls(jobs: Iterable[Job], *, whole: bool = False) -> list[Call]:
@@ -105,7 +115,7 @@ def calls(jobs: Iterable[Job], *, whole: bool = False) -> list[Call]:
     One statement when they must be `whole` by themselves, or any has an idempotency key, for which
     they may have to be undone. Raises as `plain` does, and names the job where there are several.
     """
-    rows = list(jobs)
+    rows = [settled(job) for job in jobs]
     texts = list(_rows(rows))
     keys = [job.idempotency_key for job in rows]
     whole = bool(texts) and (whole or any(key is not None for key in keys))
@@ -130,8 +140,8 @@ def merged(
         found = {**defaults, **given}
         if found.get("idempotency_key") is None and "idempotency_window_s" not in given:
             found.pop("idempotency_window_s", None)
-        if missing := [name for name in ("task_name", "queue") if found.get(name) is None]:
-            raise errors.InvalidJob(f"job {place} has no {missing[0]}, and the call names none")
+        if found.get("task_name") is None:
+            raise errors.InvalidJob(f"job {place} has no task_name, and the call names none")
         yield Job(**found)
 
 
@@ -147,7 +157,7 @@ def _rows(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def _row(job: Job) -> str:
-    columns = _base(job.task_name, job.queue, job.reason, job.priority)
+    columns = _base(job)
     where = f"job of task {job.task_name!r}"
     for name, check in _CHECKS.items():
         if (given := getattr(job, name)) is not None:
@@ -158,13 +168,19 @@ def _row(job: Job) -> str:
     return f'{payload.encode(columns, where)[:-1]}, "args": {_args(job)}}}'
 
 
-def _base(task_name: str, queue: str, reason: str, priority: int) -> dict[str, Any]:
-    config.check_queue(queue, config.get_config().ingest_queues)
+def _base(job: Job) -> dict[str, Any]:
+    task_name, queue, reason, priority = job[:4]
+    if queue is not None:
+        config.check_queue(queue, config.get_config().ingest_queues)
     known = config.get_config().ingest_task_map
     if task_name not in known:
         raise errors.UnknownTask(
             f"unknown ingest task {task_name!r}: registered are "
             f"{', '.join(sorted(known)) or 'none'}; register_ingest_task() adds one"
+        )
+    if queue is None:
+        raise errors.InvalidJob(
+            f"job of task {task_name!r}: no queue is named, neither by the caller nor by the task"
         )
     if not isinstance(reason, str) or _UNSTORABLE.search(reason):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.InvalidJob(f"job of task {task_name!r}: 'reason' {reason!r:.80} is no text")
@@ -181,8 +197,9 @@ def _args(job: Job) -> str:
 
 
 def args_text(task_name: str, args: Mapping[str, Any] | None) -> str:
-    """The args of a job as JSON text; `InvalidPayload` when they cannot be stored."""
-    return payload.encode(args or {}, f"args of task {task_name!r}")
+    """The args of a job as JSON text; `ArgsRefused` and `InvalidPayload` (ValueErrors)."""
+    taken = tasks.check_args(task_name, {} if args is None else args)
+    return payload.encode(taken, f"args of task {task_name!r}")
 
 
 def _policy(job: Job, where: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import pickle
 import threading
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
+import queue_workflows
 from queue_workflows import config, dispatcher, errors, node_queue
 from queue_workflows.store import payload
 from queue_workflows.types import JobId
@@ -143,7 +145,7 @@ WRONG: dict[str, list[Any]] = {
     "timeout_s": [0, -1, True, float("inf"), "1"],
     "headers": [["a"], {"a": 1}, {1: "a"}, {"a": None}, {"a": "\x00"}],
     "reason": [None, 5, "\x00"],
-    "priority": [None, True, 40000, 1.5, "1"],
+    "priority": [True, 40000, 1.5, "1"],
     "args": [{"a": {1}}, {"a": float("nan")}],
 }
 
@@ -424,6 +426,62 @@ def test_a_job_that_runs_again_has_its_key_again(conn: Any) -> None:
 # --- many --------------------------------------------------------------------------------------
 
 
+def test_what_a_caller_does_not_name_its_task_names(conn: Any) -> None:
+    queue_workflows.configure(ingest_queues={"fetch", "maintenance"})
+    queue_workflows.register_ingest_task(
+        "named", lambda: None, queue="fetch", priority=7, lock_key="one"
+    )
+    doors: list[JobId] = [
+        node_queue.enqueue_ingest_job(task_name="named"),
+        *node_queue.enqueue_ingest_jobs(task_name="named", args=[{}]),
+        *node_queue.enqueue_ingest_jobs([{"task_name": "named"}]),
+        asyncio.run(node_queue.enqueue_ingest_job_async(task_name="named")),
+    ]
+    for job_id in doors:
+        row = get(job_id)
+        assert (row["queue"], row["priority"], row["lock_key"]) == ("fetch", 7, "one")
+    other = node_queue.enqueue_ingest_job(
+        task_name="named", queue="maintenance", priority=1, lock_key="two"
+    )
+    row = get(other)
+    assert (row["queue"], row["priority"], row["lock_key"]) == ("maintenance", 1, "two")
+
+
+def test_a_job_of_no_queue_is_refused(conn: Any) -> None:
+    for door in (
+        lambda: node_queue.enqueue_ingest_job(task_name="t"),
+        lambda: node_queue.enqueue_ingest_jobs(task_name="t", args=[{}]),
+        lambda: node_queue.enqueue_ingest_jobs([{"task_name": "t"}]),
+    ):
+        with pytest.raises(errors.InvalidJob, match="no queue is named"):
+            door()
+    with pytest.raises(errors.UnknownTask):
+        node_queue.enqueue_ingest_job(task_name="nobody knows it")
+    assert count(conn) == 0
+
+
+def test_args_that_a_task_does_not_take_are_refused_before_any_write(conn: Any) -> None:
+    def typed(*, day: datetime.date) -> None: ...
+
+    queue_workflows.register_ingest_task("typed", typed, queue="fetch")
+    for door in (
+        lambda: node_queue.enqueue_ingest_job(task_name="typed", args={"day": "soon"}),
+        lambda: node_queue.enqueue_ingest_job(task_name="typed"),
+        lambda: node_queue.enqueue_ingest_jobs(
+            task_name="typed", args=[{"day": "2026-03-01"}, {"day": "soon"}]
+        ),
+        lambda: node_queue.enqueue_ingest_jobs([{"task_name": "typed", "args": {"day": "soon"}}]),
+        lambda: asyncio.run(
+            node_queue.enqueue_ingest_job_async(task_name="typed", args={"day": "soon"})
+        ),
+    ):
+        with pytest.raises(errors.ArgsRefused, match="day"):
+            door()
+    assert count(conn) == 0
+    job_id = node_queue.enqueue_ingest_job(task_name="typed", args={"day": "2026-03-01"})
+    assert get(job_id)["args"] == {"day": "2026-03-01"}
+
+
 def test_many_jobs_of_many_kinds_are_one_statement(conn: Any, heard: Callable[[], Any]) -> None:
     jobs = [
         {"args": {"n": 0}, "priority": 9},
@@ -480,7 +538,7 @@ def test_options_of_a_call_are_those_of_its_args(conn: Any) -> None:
         ({}, "either jobs or args"),
         ({"jobs": [{}], "args": [{}]}, "either jobs or args"),
         ({"jobs": [{}, {"que": 1}]}, "job 1: 'que' is none of task_name, queue"),
-        ({"jobs": [{"queue": None}]}, "job 0 has no queue"),
+        ({"jobs": [{"queue": None}]}, "no queue is named"),
         ({"jobs": [{}, {"timeout_s": -1}]}, "job 1: job of task 't': 'timeout_s'"),
         ({"jobs": [{"conn": None}]}, "'conn' is none of"),
     ],
