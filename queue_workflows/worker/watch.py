@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import config, db, hw_metrics, model_registry, worker_control
+from queue_workflows import config, db, hw_metrics, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import clock, command, service
-from queue_workflows.store import (
-    claims,
-    events,
-    fleet,
-    payload,
-    samples,
-    tables,
-    transitions,
-    workers,
-)
+from queue_workflows.runtime import clock, service
+from queue_workflows.store import claims, fleet, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import (
     board,
     capture,
-    card,
     current,
     fuses,
+    gear,
     guards,
     held,
     leaving,
@@ -43,9 +33,6 @@ DOUBTS_S = 0.5
 BATCH_S = 0.5
 PROGRESS_S = 1.0
 """How often progress is stored at most."""
-REAP_S = 5.0
-SAMPLE_CHECK_S = 1.0
-CARD_S = 3600.0
 
 
 class Watch:
@@ -68,22 +55,9 @@ class Watch:
         metrics: hw_metrics.Sampler | None = None,
     ) -> None:
         self._who = who
-        self._cache = model_cache
-        self._requests = requests.Requests(who, model_cache) if model_cache else None
-        self._known_models = known_models
         self._now = now_fn
         self._fuses = fuses.Fuses(enabled=on_exit is os._exit, now_fn=now_fn)
-        self._probe = gpu_health.Sampler()
-        if sampler is None and who().queue == "gpu":
-            sampler = self._probe.sample
-        self._sampler = sampler
-        self._metrics = metrics
         self._board = board.attach()
-        self._seen: gpu_health.Sample | None = None
-        self._said_blind = False
-        self._vram_mb: int | None = None
-        self._sizes: dict[str, float] = {}
-        """The models' sizes in GB, as the database has heard them."""
         self._lock = threading.Lock()
         self._work: current.Work | None = None
         self._held = held.Held(now_fn=now_fn)
@@ -91,6 +65,17 @@ class Watch:
         self._told = 0.0
         """When it last heard of a cancel or a switch."""
         self._kept = db.Kept()
+        self._gear = gear.Gear(
+            who,
+            kept=self._kept,
+            works=lambda: [work] if (work := self._work) is not None else [],
+            wake=self.wake,
+            model_cache=model_cache,
+            known_models=known_models,
+            sampler=sampler,
+            metrics=metrics,
+            now_fn=now_fn,
+        )
         self._logs = capture.Source(self._printing)
         self._leaving = leaving.Leaving(
             who, self._held_of, kept=self._kept, fuses_=self._fuses, on_exit=on_exit, now_fn=now_fn
@@ -109,19 +94,13 @@ class Watch:
         if not config.DISABLE_WORKER_CONTROL.read():
             control_s = config.WORKER_CONTROL_POLL_S.read
             tasks.append(service.Task("control", control_s, self._obey))
-            if self._requests is not None:
-                tasks.append(service.Task("models", control_s, self._look_for_requests))
-        if model_cache is not None:
-            tasks.append(service.Task("reap", REAP_S, self._reap))
-        if metrics is not None:
-            tasks.append(service.Task("metrics", math.inf, self._store_samples))
-        self._tasks = tasks
+        self._tasks = [*tasks, *self._gear.tasks()]
         self._loop: service.Loop | None = None
 
     @property
     def model_requests(self) -> requests.Requests | None:
         """What the worker is asked to load or unload; None without a model cache."""
-        return self._requests
+        return self._gear.requests
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -137,14 +116,7 @@ class Watch:
                 # Apart: it asks no database, which may keep the others waiting.
                 judging = [service.Task("judge", JUDGE_S, self._judge)]
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
-                if self._sampler is not None:
-                    # Apart: a probe may take seconds, in which leases have to be renewed.
-                    tool = command.Tool("nvidia-smi")
-                    samples = [
-                        service.Task("sample", SAMPLE_CHECK_S, self._sample),
-                        service.Task("card", CARD_S, lambda: self._measure(tool)),
-                    ]
-                    stack.enter_context(service.Loop("worker-samples", samples))
+                stack.enter_context(self._gear.sampling())
                 yield
         finally:
             self._loop = None
@@ -202,7 +174,7 @@ class Watch:
             self._fuses.begin(work.lease_end.ends, work.budget_ends)
             if self._batches:
                 self._board.begin(seq=work.job["seq"])
-            elif self._sampler is None:
+            elif not self._gear.samples:
                 self._board.begin()
             else:
                 work.heard = self._board.heard
@@ -291,7 +263,7 @@ class Watch:
 
     def _account(self) -> Row:
         """What the parent needs to know to judge in our stead."""
-        return board.account(self._who(), self._work, shown=self._probe.shown)
+        return board.account(self._who(), self._work, shown=self._gear.shown)
 
     def _judge(self) -> None:
         self._keep_fuses()
@@ -299,7 +271,9 @@ class Watch:
             self._board.beat(self._now(), self._account())
         work = self._work
         if work is None:
-            self._stop_loading()
+            # A stopping worker waits no longer for a load that it was asked for.
+            if self.stop_deadline is not None and self._gear.loads_too_long(self.stop_deadline):
+                self._leaving.obeyed(0)
             return
         trip = work.verdict()
         if trip is not None:
@@ -310,26 +284,9 @@ class Watch:
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._leaving.give_back(work)
 
-    def _stop_loading(self) -> None:
-        """A stopping worker waits no longer for a load that it was asked for."""
-        deadline, cache = self.stop_deadline, self._cache
-        if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
-            _log.warning("loading %s did not end in time; leaving", cache.loading_model)
-            self._leaving.obeyed(0)
-
-    def _look_for_requests(self) -> None:
-        if self._requests is not None:
-            with self._kept.using() as conn:
-                self._requests.look(conn)
-
-    def _store_samples(self) -> None:
-        for each in self._metrics.take() if self._metrics else ():
-            with self._kept.using() as conn:
-                samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
-
     def _beat(self) -> None:
         who, work = self._who(), self._work
-        known = self._known_models()
+        columns = self._gear.columns()
         values = {
             "worker_id": who.worker_id,
             "host_label": who.host,
@@ -341,31 +298,18 @@ class Watch:
                 {
                     "lease_s": who.lease_s,
                     "lock": self.locked,
-                    "gpu": self._seen._asdict() if self._seen else None,
                     "claim": fleet.claim_detail(who),
-                    **(self._requests.report() if self._requests else {}),
+                    **self._gear.detail(),
                 },
                 "detail",
             ),
             "obey": who.obey,
             "concurrency": 1,
-            "current_model": self._cache.current_model if self._cache else None,
-            "known_models": known or [],
-            "vram_total_mb": self._vram_mb,
+            **columns,
         }
         with self._kept.using() as conn:
             workers.report(conn, values)
-            sizes = {name: model_registry.get(name).est_vram_gb for name in known or ()}
-            if sizes != self._sizes:
-                fleet.publish_sizes(conn, who.host, sizes)
-                self._sizes = sizes
-
-    def _measure(self, tool: command.Tool) -> None:
-        """See how large the card is, which decides what is claimed."""
-        found = card.vram_total_mb(tool)
-        if found != self._vram_mb:
-            self._vram_mb = found
-            self.wake("beat")
+            self._gear.publish_sizes(conn, columns["known_models"])
 
     def _obey(self) -> None:
         """Read the ON/OFF row while a job runs or a model is warm.
@@ -375,7 +319,7 @@ class Watch:
         work, batch = self._work, bool(self._held.ids())
         if work is not None or batch:
             self._renew()  # which also sees a cancel that no notification told of
-        elif self._cache is None or not (self._cache.current_model or self._cache.loading_model):
+        elif not self._gear.holds_model:
             return
         policy = self._policy()
         if policy is None:
@@ -391,52 +335,19 @@ class Watch:
             handler(self, on_exit=self._leaving.obeyed)
         self._mind_batch()
 
-    def _sample(self) -> None:
-        """Look at the GPU and the memory for the guards that want to know."""
-        work = self._work
-        if work is None or self._sampler is None:
-            return
-        now = self._now()
-        wanting = [guard for guard in work.guards if guard.wants_sample(now)]
-        if wanting:
-            self._seen = found = self._sampler()
-            for guard in wanting:
-                guard.sample(now, found)
-
     def _note_doubts(self) -> None:
-        """Store progress, say what a guard suspects, and once that the GPU cannot be seen."""
+        """Store progress, and say what guards suspect."""
         work, now = self._work, self._now()
         if work is None:
             return
         if work.unsaved is not None and now - work.renewed >= PROGRESS_S:
             self._renew()
-        for guard in work.guards:
-            if isinstance(guard, guards.GpuHealth) and guard.is_blind(now) and not self._said_blind:
-                self._said_blind = True
-                _log.warning(
-                    "nothing shows what the GPU does (nvidia-smi, rocm-smi): gpu jobs are judged "
-                    "by their wall-clock budget"
-                )
-            if isinstance(guard, guards.Stall) and (reason := guard.suspicion(now)):
-                _log.warning("job %s: %s", work.job["id"], reason)
-                detail = payload.encode({"reason": reason}, "detail")
-                with contextlib.suppress(db.Error), self._kept.using() as conn:
-                    table = work.lease.table
-                    events.note(conn, table, work.job, "stall_suspected", detail=detail)
+        self._gear.doubt(work)
 
     def _policy(self) -> str | None:
         who = self._who()
         with self._kept.using() as conn:
             return worker_control.stop_policy_for(conn, who.host, who.queue)
-
-    def _reap(self) -> None:
-        """Unload a model that has idled too long, unless the worker is paused with it."""
-        cache, who = self._cache, self._who()
-        if cache is None or cache.current_model is None:
-            return
-        if who.obey and cache.is_idle_too_long() and self._policy() == "pause":
-            return
-        cache.reap_idle_once()
 
     def _is_running(self, work: current.Work | None) -> bool:
         with self._lock:
