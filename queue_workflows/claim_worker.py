@@ -14,7 +14,7 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import guards, loop, parent, watch
+from queue_workflows.worker import guards, lane, loop, parent, watch
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
@@ -72,8 +72,9 @@ class ClaimWorker:
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
         self._metrics = self._sampler(label) if queue == "gpu" else None
+        own = lane.Lane(self._claimant)
         self._watch = watch.Watch(
-            self._claimant,
+            [own],
             metrics=self._metrics,
             model_cache=self._cache,
             known_models=self._known_models,
@@ -82,7 +83,7 @@ class ClaimWorker:
         if self._cache is not None:
             self._cache.set_publisher(lambda _: self._watch.wake("beat"))
         self._loop = loop.WorkLoop(
-            queue, self._claimant, self._watch, model_cache=self._cache, batch_size=batch
+            queue, own, self._watch, model_cache=self._cache, batch_size=batch
         )
 
     def _sampler(self, host: str) -> hw_metrics.Sampler | None:

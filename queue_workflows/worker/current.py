@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from queue_workflows import errors
@@ -14,6 +15,8 @@ from queue_workflows.worker import guards
 
 _EVENTS = threading.Lock()
 """Held while a job's event is made or set."""
+here: ContextVar[Work | None] = ContextVar("queue_workflows_work", default=None)
+"""The job whose body this is, in a worker that runs several at once."""
 
 
 class Work:
@@ -47,6 +50,8 @@ class Work:
         """Progress as JSON text that no renewal has stored yet."""
         self.heard: Callable[[float], object] = lambda _: None
         """Told when the body shows life, besides the guards."""
+        self.on_cancel: Callable[[], object] = lambda: None
+        """Called once, by the thread that learns of it, when the job was cancelled."""
 
     def status(self, *values: Any, **fields: Any) -> None:
         """The body's `status_callback`: a number 0 to 1 or a dict is progress, all else a beat."""
@@ -79,18 +84,26 @@ class Work:
 
     @property
     def budget_ends(self) -> float | None:
-        """When the wall-clock budget is over, if there is one."""
+        """When the wall-clock budget is over, if there is one and the body runs."""
+        if self.settling:
+            return None
         ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
         return min(ends) if ends else None
 
     def cancelled_by(self, stop_at: float) -> None:
         """The job was cancelled: tell the body, which has until the first `stop_at` given."""
-        if self.stop_at is None:
-            self.stop_at = stop_at
+        first, self.stop_at = self.stop_at is None, self.stop_at or stop_at
         with _EVENTS:
             self._cancelled = True
             if self._event is not None:
                 self._event.set()
+        if first:
+            self.on_cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the job was cancelled."""
+        return self._cancelled
 
     def verdict(self) -> guards.Trip | None:
         """The first guard that trips now; of a body that has ended only its lease is judged."""
