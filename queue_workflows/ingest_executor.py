@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import time
@@ -27,21 +28,48 @@ def execute_ingest_job(job: Row) -> str:
 def run_task(job: Row) -> outcomes.Outcome:
     """Run the task of a claimed job, writing nothing; whatever it raises is an outcome."""
     started = time.monotonic()
-    name = job["task_name"]
     try:
-        task = config.get_config().ingest_task_map.get(name)
-        if task is None:
-            raise errors.UnknownTask(
-                f"this worker knows no ingest task {name!r}: register_ingest_task()"
-            )
-        value = outcomes.unless_signal(_call(task, job["reason"], job["args"]))
-        text = payload.encode(
-            value if isinstance(value, dict) else {"result": value}, f"result of task {name!r}"
-        )
+        value = _call(_task_of(job), job["reason"], job["args"])
+        return _completed(job, value, started)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
-        return outcomes.of_error(error, time.monotonic() - started, f"task {name}")
+        return outcomes.of_error(error, time.monotonic() - started, f"task {job['task_name']}")
+
+
+def is_async(job: Row) -> bool:
+    """Whether the job's task is an async function, for which a pool has an event loop."""
+    return inspect.iscoroutinefunction(config.get_config().ingest_task_map.get(job["task_name"]))
+
+
+async def run_async(job: Row) -> outcomes.Outcome:
+    """As `run_task`, of an async task, on the loop that runs; a `CancelledError` passes."""
+    started = time.monotonic()
+    try:
+        value = await _call(_task_of(job), job["reason"], job["args"])
+        return _completed(job, value, started)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
+        return outcomes.of_error(error, time.monotonic() - started, f"task {job['task_name']}")
+
+
+def _task_of(job: Row) -> Callable[..., Any]:
+    task = config.get_config().ingest_task_map.get(job["task_name"])
+    if task is None:
+        raise errors.UnknownTask(
+            f"this worker knows no ingest task {job['task_name']!r}: register_ingest_task()"
+        )
+    return task
+
+
+def _completed(job: Row, value: Any, started: float) -> outcomes.Outcome:
+    """The outcome of a value that a task returned; raises what it is a signal of, or no JSON."""
+    value = outcomes.unless_signal(value)
+    text = payload.encode(
+        value if isinstance(value, dict) else {"result": value},
+        f"result of task {job['task_name']!r}",
+    )
     return outcomes.Outcome("completed", time.monotonic() - started, text, value=value)
 
 
