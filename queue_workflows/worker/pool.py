@@ -150,10 +150,12 @@ class PoolLoop:
         done = seats.held.take_done()
         if not done and free < 1:
             return False
-        jobs = self._step(seats, done, free)
         if free:
-            # What may have killed a worker is claimed alone; others may wait behind it.
-            seats.look = len(jobs) == free or any(job["crash_count"] for job in jobs)
+            seats.look = False  # before the claim: what is notified meanwhile counts
+        jobs = self._step(seats, done, free)
+        # What may have killed a worker is claimed alone; others may wait behind it.
+        if free and (len(jobs) == free or any(job["crash_count"] for job in jobs)):
+            seats.look = True
         self._start(seats, jobs)
         return bool(done or jobs)
 
@@ -177,7 +179,7 @@ class PoolLoop:
             seats.held.put_back(done)
             if not completed:
                 raise
-            one_by_one = [*done]
+            seats.look, one_by_one = True, [*done]
         else:
             seats.held.put_back(one_by_one)
         for _ in one_by_one:

@@ -108,7 +108,7 @@ def enqueue(queue: str, count: int, *, task: str = "stay", first: int = 0) -> li
 
 @contextmanager
 def running(bodies: Bodies, workers: Any = WORKERS, **more: Any) -> Generator[Any]:
-    subject = claim_worker.WorkerPool(workers, host="box", **more)
+    subject = claim_worker.WorkerPool(workers, **{"host": "box", "on_exit": print, **more})
     thread = threading.Thread(target=subject.run_forever, name="test-pool")
     thread.start()
     try:
@@ -187,9 +187,9 @@ def test_a_pool_has_three_connections_however_much_it_runs(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
     )
-    before = factories.one(conn, query)
     enqueue("load.a", 20)
     enqueue("load.b", 20, task="wait", first=20)
+    before = factories.one(conn, query)
     workers = [{"queue": f"load.{each}", "concurrency": 20} for each in "ab"]
     with running(bodies, workers):
         until(lambda: len(bodies.began) == 40)
@@ -210,7 +210,7 @@ def test_one_statement_renews_all_that_runs(
 
     monkeypatch.setattr(claims, "renew", seen)
     ids = enqueue("load.a", 2) + enqueue("load.b", 2, first=10, task="wait")
-    with running(bodies, lease_s=0.9):
+    with running(bodies, lease_s=6):
         until(lambda: len(bodies.began) == 4)
         before = {row["id"]: row["lease_expires_at"] for row in rows(conn)}
         renewed.clear()
@@ -259,12 +259,34 @@ def test_a_hundred_short_jobs_each_run_once(conn: engine.Connection, bodies: Bod
     assert {row["claim_no"] for row in rows(conn)} == {1}
 
 
+def test_a_word_that_comes_while_an_empty_claim_returns_is_not_lost(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+    step, told = claims.ingest_step, threading.Event()
+
+    def late(own: Any, who: Any, **more: Any) -> Any:
+        found = step(own, who, **more)
+        if not told.is_set() and who.queue == "load.b" and more["claim"]:
+            told.set()
+            enqueue("load.b", 1, task="quick")
+            word = frozenset({("ingest_job_ready", "load.b")})
+            subject._loop._heard(engine.Wake("notify", word))
+        return found
+
+    monkeypatch.setattr(claims, "ingest_step", late)
+    with running(bodies) as subject:
+        until(lambda: states(conn) == {"completed": 1})
+
+
 # --- one of many ------------------------------------------------------------------------------
 
 
 def test_an_async_body_that_is_cancelled_ends_at_its_await_and_no_other_notices(
-    conn: engine.Connection, bodies: Bodies
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.2")
     left = Left(conn, bodies)
     ids = enqueue("load.a", 3, task="wait")
     with running(bodies, on_exit=left):
@@ -420,8 +442,9 @@ def state_of(conn: engine.Connection, queue: str) -> str:
 
 
 def test_a_hard_off_of_one_queue_hands_the_others_jobs_back_in_their_place(
-    conn: engine.Connection, bodies: Bodies
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.2")
     left = Left(conn, bodies)
     (mine,) = enqueue("load.a", 1)
     (other,) = enqueue("load.b", 1, first=10)
