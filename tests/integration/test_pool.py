@@ -525,8 +525,8 @@ def test_results_are_recorded_by_the_watch_while_the_pool_is_held_up(
     conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_up, go_on = threading.Event(), threading.Event()
-    (failing, *fine) = enqueue("load.a", 3)
-    bodies.raises, bodies.let = {0: OSError("no")}, {0}
+    failing, other, fine = enqueue("load.a", 3)
+    bodies.raises, bodies.let = {0: OSError("no"), 1: OSError("neither")}, {0}
     finish = claim_worker.pool.claimer.Claimer.finish
 
     def slow(self: Any, *given: Any, **more: Any) -> Any:
@@ -539,7 +539,8 @@ def test_results_are_recorded_by_the_watch_while_the_pool_is_held_up(
         assert held_up.wait(30)
         until(lambda: len(bodies.began) == 3)
         bodies.go.set()
-        until(lambda: {row_of(conn, each)["status"] for each in fine} == {"completed"})
+        until(lambda: row_of(conn, fine)["status"] == "completed")
+        until(lambda: row_of(conn, other)["status"] == "failed")
         go_on.set()
         until(lambda: row_of(conn, failing)["status"] == "failed")
 
