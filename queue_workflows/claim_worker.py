@@ -1,4 +1,4 @@
-"""One process, one worker, one job at a time: claims from one queue until it is told to stop."""
+"""A worker process: one job of one queue at a time, or a pool of several queues and jobs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import guards, loop, parent, watch
+from queue_workflows.worker import guards, lane, loop, parent, pool, roster, watch
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
@@ -44,17 +46,10 @@ class ClaimWorker:
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
-        if not 0 < lease_s <= MAX_LEASE_S:
-            raise errors.InvalidConfig(
-                f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}"
-            )
+        _check_times(lease_s, shutdown_timeout_s)
         if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
             raise errors.InvalidConfig(
                 f"batch of {batch} on queue {queue}: at least 1, and more only on ingest queues"
-            )
-        if shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S:
-            raise errors.InvalidConfig(
-                f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative"
             )
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
@@ -72,8 +67,9 @@ class ClaimWorker:
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
         self._metrics = self._sampler(label) if queue == "gpu" else None
+        own = lane.Lane(self._claimant)
         self._watch = watch.Watch(
-            self._claimant,
+            [own],
             metrics=self._metrics,
             model_cache=self._cache,
             known_models=self._known_models,
@@ -82,7 +78,7 @@ class ClaimWorker:
         if self._cache is not None:
             self._cache.set_publisher(lambda _: self._watch.wake("beat"))
         self._loop = loop.WorkLoop(
-            queue, self._claimant, self._watch, model_cache=self._cache, batch_size=batch
+            queue, own, self._watch, model_cache=self._cache, batch_size=batch
         )
 
     def _sampler(self, host: str) -> hw_metrics.Sampler | None:
@@ -136,10 +132,7 @@ class ClaimWorker:
 
         Safe in a signal handler.
         """
-        timeout_s = self._shutdown_timeout_s
-        if timeout_s is None:
-            timeout_s = config.SHUTDOWN_TIMEOUT_S.read()
-        self._watch.stop_deadline = clock.boot_s() + timeout_s
+        self._watch.stop_deadline = clock.boot_s() + _shutdown_s(self._shutdown_timeout_s)
         self._loop.stop()
 
     def stop_now(self) -> None:
@@ -148,13 +141,114 @@ class ClaimWorker:
         self._loop.stop()
 
 
+class WorkerPool:
+    """Several jobs at once in one process, of several ingest queues: see docs/jobs.md.
+
+    `workers`: `[{"queue": "load", "concurrency": 2}]`, as JSON text too; default WORKERS_JSON. Its
+    queues join `ingest_queues`. The rest as for `ClaimWorker`. Raises `InvalidConfig` (a
+    ValueError) with a line for each entry that is wrong.
+    """
+
+    def __init__(
+        self,
+        workers: str | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        host: str | None = None,
+        host_priority: int | None = None,
+        lease_s: float = 600,
+        shutdown_timeout_s: float | None = None,
+        on_exit: ExitFn = os._exit,
+    ) -> None:
+        _check_times(lease_s, shutdown_timeout_s)
+        if isinstance(workers, str):
+            entries = roster.parse(workers, "workers")
+        elif workers is not None:
+            entries = roster.check([*workers], "workers")
+        else:
+            entries = roster.parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
+        queues = [entry.queue for entry in entries]
+        config.configure(ingest_queues=config.get_config().ingest_queues.union(queues))
+        self._shutdown_timeout_s = shutdown_timeout_s
+        label = host or config.host_label()
+        priority = config.host_priority() if host_priority is None else host_priority
+        obey, writing = not config.DISABLE_WORKER_CONTROL.read(), threading.Lock()
+        lanes: list[lane.Lane] = []
+        for entry in entries:
+            who = claims.Claimant(
+                identity.new_worker_id(label),
+                label,
+                entry.queue,
+                lease_s,
+                newest=priority < 0,
+                obey=obey,
+            )
+            lanes.append(
+                lane.Lane(
+                    lambda who=who: who,
+                    concurrency=entry.concurrency,
+                    writing=writing,
+                    patient=True,
+                )
+            )
+        self._lanes = lanes
+        self._watch = watch.Watch(lanes, on_exit=on_exit)
+        self._loop = pool.PoolLoop(lanes, self._watch)
+
+    @property
+    def worker_ids(self) -> dict[str, str]:
+        """The identity under which each queue is claimed."""
+        return {who.queue: who.worker_id for each in self._lanes for who in [each.who()]}
+
+    def run_forever(self) -> None:
+        """Run jobs as they come until `stop` and the end of what runs then; once."""
+        with self._watch.watching():
+            self._loop.run_forever()
+
+    def stop(self) -> None:
+        """Take no further job; those that run get the shutdown timeout, then they are given back.
+
+        Safe in a signal handler.
+        """
+        self._watch.stop_deadline = clock.boot_s() + _shutdown_s(self._shutdown_timeout_s)
+        self._loop.stop()
+
+    def stop_now(self) -> None:
+        """Give the running jobs back at once and leave."""
+        self._watch.stop_deadline = clock.boot_s()
+        self._loop.stop()
+
+
+def _check_times(lease_s: float, shutdown_timeout_s: float | None) -> None:
+    if not 0 < lease_s <= MAX_LEASE_S:
+        raise errors.InvalidConfig(
+            f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}"
+        )
+    if shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S:
+        raise errors.InvalidConfig(
+            f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative"
+        )
+
+
+def _shutdown_s(timeout_s: float | None) -> float:
+    return config.SHUTDOWN_TIMEOUT_S.read() if timeout_s is None else timeout_s
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-claim-worker",
-        description="One worker of one queue, one job at a time.",
+        description="One worker of one queue, one job at a time; or a pool of several.",
     )
-    parser.add_argument("--queue", required=True, help="cpu, gpu or an ingest queue")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
+    what.add_argument(
+        "--workers",
+        nargs="?",
+        const="",
+        metavar="JSON",
+        help="ingest queues and how many jobs of each at once, as in "
+        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON',
+    )
     parser.add_argument("--lease-seconds", type=float, default=600.0, metavar="N")
     parser.add_argument(
         "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
@@ -172,6 +266,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     process.add_common_arguments(parser)
     return parser
+
+
+def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
+    if options.queue is None:
+        if options.batch != 1:
+            raise errors.InvalidConfig("--batch: with --queue alone; a pool claims what is free")
+        return WorkerPool(
+            options.workers or None,
+            lease_s=options.lease_seconds,
+            shutdown_timeout_s=options.shutdown_timeout,
+        )
+    _check_host(options.queue)
+    if options.queue == "gpu" and (register := config.get_config().builtin_model_registrar):
+        register()
+    return ClaimWorker(
+        queue=options.queue,
+        lease_s=options.lease_seconds,
+        batch=options.batch,
+        shutdown_timeout_s=options.shutdown_timeout,
+    )
 
 
 def _check_host(queue: str) -> None:
@@ -196,17 +310,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.supervise:
             return _supervise(options, arguments)
         config.load_app(options.app)
-        _check_host(options.queue)
-        if options.queue == "gpu" and (register := config.get_config().builtin_model_registrar):
-            register()
-        return _serve(
-            ClaimWorker(
-                queue=options.queue,
-                lease_s=options.lease_seconds,
-                batch=options.batch,
-                shutdown_timeout_s=options.shutdown_timeout,
-            )
-        )
+        return _serve(_worker(options))
 
     return process.run_main("queue-claim-worker", body, debug=options.debug)
 
@@ -216,14 +320,17 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     config.load_app(options.app)
     db.db_url()
     own = [word for word in arguments if word != "--supervise"]
-    return parent.supervise(own, f"{options.queue} worker", options.shutdown_timeout)
+    name = f"{options.queue} worker" if options.queue else "worker pool"
+    return parent.supervise(own, name, options.shutdown_timeout)
 
 
-def _serve(worker: ClaimWorker) -> int:
+def _serve(worker: ClaimWorker | WorkerPool) -> int:
     request = signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now, ear=True)
     with request as stop:
         if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
-            _log.info("worker %s works on %s", worker.worker_id, db.describe())
+            pooled = isinstance(worker, WorkerPool)
+            for name in worker.worker_ids.values() if pooled else [worker.worker_id]:
+                _log.info("worker %s works on %s", name, db.describe())
             worker.run_forever()
     db.close_pool()
     return 0

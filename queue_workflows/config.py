@@ -226,6 +226,13 @@ SUPERVISOR_BACKOFF_MAX_S = Knob(
 SHUTDOWN_TIMEOUT_S = Knob(
     "SHUTDOWN_TIMEOUT_S", 8.0, "s", "time a running job gets to end after SIGTERM"
 )
+WORKERS_JSON = Knob(
+    "WORKERS_JSON",
+    "",
+    "JSON",
+    'queues of `queue-claim-worker --workers`: `[{"queue": "load", "concurrency": 2}]`',
+    prefix="",
+)
 WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "workers", "cpu workers that `up` starts")
 WORKFLOW_GPU_WORKERS = Knob("WORKFLOW_GPU_WORKERS", 1, "workers", "gpu workers that `up` starts")
 MAX_PAYLOAD_KB = Knob(

@@ -7,7 +7,7 @@ import math
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import psycopg
@@ -47,10 +47,10 @@ class Listener:
         *,
         poll_s: float | Callable[[], float] = 1.0,
         url: str | None = None,
-        lock: str | None = None,
+        locks: Sequence[str] = (),
     ) -> None:
         self._channels = channels
-        self._lock = lock
+        self._locks = locks
         self._poll_s = poll_s if callable(poll_s) else lambda: poll_s
         self._url = url
         self._rope: socket.socket | None = None
@@ -135,13 +135,9 @@ class Listener:
             self._conn = pool.connect(url=self._url, limited=False, connect_s=CONNECT_S)
             names = [sql.Identifier(channel) for channel in self._channels]
             todo = [sql.SQL("LISTEN {}").format(name) for name in names]
-            if self._lock is not None:
-                # Shared: a session of ours that the server has not missed yet may hold it still.
-                todo.append(
-                    sql.SQL("SELECT pg_advisory_lock_shared(hashtextextended({}, 0))").format(
-                        sql.Literal(self._lock)
-                    )
-                )
+            # Shared: a session of ours that the server has not missed yet may hold them still.
+            hold = sql.SQL("SELECT pg_advisory_lock_shared(hashtextextended({}, 0))")
+            todo += [hold.format(sql.Literal(name)) for name in self._locks]
             self._ask(self._conn, sql.SQL("; ").join(todo).as_bytes(self._conn))
         except (psycopg.Error, OSError) as error:
             self._lost(error)
@@ -188,10 +184,10 @@ def listen(
     *channels: str,
     poll_s: float | Callable[[], float] = 1.0,
     url: str | None = None,
-    lock: str | None = None,
+    locks: Sequence[str] = (),
 ) -> Listener:
     """A `Listener` on these channels; `url` defaults to `db_url()`.
 
-    `lock`: a name whose advisory lock the connection holds for as long as it lives.
+    `locks`: names whose advisory locks the connection holds for as long as it lives.
     """
-    return Listener(channels, poll_s=poll_s, url=url, lock=lock)
+    return Listener(channels, poll_s=poll_s, url=url, locks=locks)

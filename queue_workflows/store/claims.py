@@ -187,9 +187,10 @@ def _renewing(table: tables.JobTable) -> bytes:
         sql.SQL(
             "UPDATE {jobs} j SET lease_expires_at = now() + %s::float8 * interval '1 second',"
             " heartbeat_at = now(), progress = coalesce(held.progress, j.progress)"
-            " FROM unnest(%s::text[], %s::bigint[], %s::text[]::jsonb[])"
-            " AS held (id, claim_no, progress)"
-            " WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = %s"
+            " FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]::jsonb[])"
+            " AS held (id, claim_no, worker_id, progress)"
+            " WHERE j.id = held.id AND j.claim_no = held.claim_no"
+            " AND j.worker_id = held.worker_id"
             " AND j.status = 'running'"
             " RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR {over} AS cancel"
         )
@@ -208,7 +209,7 @@ def renew(
     lease_s: float,
     progress: Sequence[str | None] = (),
 ) -> list[Renewal]:
-    """Push the leases of one worker and table out by `lease_s`, store progress (JSON texts).
+    """Push the leases of one process and table out by `lease_s`, store progress (JSON texts).
 
     A lease without a `Renewal` is lost.
     """
@@ -220,8 +221,8 @@ def renew(
             lease_s,
             [lease.job_id for lease in leases],
             [lease.claim_no for lease in leases],
+            [lease.worker_id for lease in leases],
             list(progress) or [None] * len(leases),
-            leases[0].worker_id,
         ),
         prepare=True,
     ).fetchall()

@@ -16,6 +16,14 @@ from queue_workflows.store import claims, payload, tables, transitions
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
+RECORDED = {
+    "completed": ("completed",),
+    "failed": ("failed", "retried", "cancelled"),
+    "parked": ("parked", "cancelled"),
+    "cancelled": ("cancelled", "requeued"),
+    "snoozed": ("requeued", "cancelled"),
+}
+"""The events that a recorded outcome leaves, by its kind."""
 
 
 class Outcome(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -263,22 +263,22 @@ def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -
 
 
 def held_by(
-    conn: db.Connection, table: tables.JobTable, prefix: str, *, but_seq: int | None = None
+    conn: db.Connection, table: tables.JobTable, prefix: str, *, but: Collection[int] = ()
 ) -> list[tables.Lease]:
-    """The claims of workers whose id starts with `prefix`, but for the job of `but_seq`."""
-    parameters = {"prefix": prefix, "seq": but_seq}
+    """The claims of workers whose id starts with `prefix`, but for the jobs of these `seq`."""
+    parameters = {"prefix": prefix, "seqs": [*but]}
     rows = conn.execute(_HELD_BY[table.name], parameters).fetchall()
     return [tables.lease_of(table, row) for row in rows]
 
 
 def cancelled_since(
-    conn: db.Connection, table: tables.JobTable, prefix: str, *, seq: int | None = None
+    conn: db.Connection, table: tables.JobTable, prefix: str, *, seqs: Collection[int] | None = None
 ) -> list[float | None]:
     """Of each job that such workers hold: for how many seconds it has been cancelled, or None.
 
-    By the request, or by the end of its run. `seq`: of that job alone.
+    By the request, or by the end of its run. `seqs`: of these jobs alone.
     """
-    parameters = {"prefix": prefix, "seq": seq}
+    parameters = {"prefix": prefix, "seqs": None if seqs is None else [*seqs]}
     rows = conn.execute(_CANCELLED_SINCE[table.name], parameters).fetchall()
     return [row["since_s"] for row in rows]
 
@@ -287,7 +287,7 @@ _HELD_BY = {
     table.name: sql.SQL(
         "SELECT id, worker_id, claim_no FROM {}"
         " WHERE status = 'running' AND starts_with(worker_id, %(prefix)s)"
-        " AND seq IS DISTINCT FROM %(seq)s::bigint ORDER BY seq"
+        " AND seq <> ALL (%(seqs)s::bigint[]) ORDER BY seq"
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
@@ -302,7 +302,7 @@ _CANCELLED_SINCE = {
         "SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, {ended}))::float8"
         " AS since_s FROM {jobs} j WHERE j.status = 'running'"
         " AND starts_with(j.worker_id, %(prefix)s)"
-        " AND (%(seq)s::bigint IS NULL OR j.seq = %(seq)s::bigint)"
+        " AND (%(seqs)s::bigint[] IS NULL OR j.seq = ANY (%(seqs)s::bigint[]))"
     )
     .format(jobs=sql.Identifier(table.name), ended=_RUN_ENDED if table.in_run else sql.SQL("NULL"))
     .as_bytes(None)

@@ -11,7 +11,7 @@ from queue_workflows.runtime import clock
 from queue_workflows.store import outcomes
 from queue_workflows.tasks import bodies
 from queue_workflows.types import NowFn, Row
-from queue_workflows.worker import claimer, current, guards, held, leaving, watch
+from queue_workflows.worker import claimer, current, guards, held, lane, leaving, watch
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Batch:
         size: int,
         claims_: claimer.Claimer,
         watcher: watch.Watch,
-        lease_s: float,
+        lane_: lane.Lane,
         *,
         runner: bodies.Runner | None = None,
         now_fn: NowFn = clock.boot_s,
@@ -37,8 +37,9 @@ class Batch:
         self._size = self._next = size
         self._claimer = claims_
         self._watch = watcher
-        self._held = watcher.batches()
-        self._lease_s = lease_s
+        watcher.batches()
+        self._held = lane_.held
+        self._lease_s = lane_.who().lease_s
         self._now = now_fn
         claims_.also_held = self._held.ids
 
@@ -59,7 +60,7 @@ class Batch:
 
     def _run(self, jobs: list[Row], stopping: Callable[[], bool]) -> None:
         sent_at = self._claimer.sent_at
-        self._watch.hold(jobs, guards.LeaseEnd(sent_at, self._lease_s), sent_at)
+        self._watch.hold(self._held, jobs, guards.LeaseEnd(sent_at, self._lease_s), sent_at)
         begun, ran, pid = self._now(), 0, os.getpid()
         while not stopping() and (work := self._held.next()) is not None:
             self._run_one(work, pid)
@@ -83,7 +84,7 @@ class Batch:
             else:
                 self._record(work, outcome)
         finally:
-            self._watch.end()
+            self._watch.end(work)
 
     def _record(self, work: current.Work, outcome: outcomes.Outcome) -> None:
         try:

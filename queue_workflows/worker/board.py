@@ -10,7 +10,7 @@ import struct
 import sys
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from queue_workflows import __version__
@@ -20,17 +20,18 @@ from queue_workflows.worker import current, guards
 
 VARIABLE = "QUEUE_WORKFLOWS_BOARD_FD"
 """Tells a child the descriptor that it inherits; taken out of its environment when used."""
-SIZE = 16384
+SIZE = 20480
+PLACES = 500
+"""How many bodies a worker runs at once at most."""
 _MAGIC = b"qw-board %-15.15b" % __version__.encode()
 """After an upgrade a child may start below an older parent, which would not understand it."""
 _HEADER = struct.Struct("=24sq")
 _SLOT = struct.Struct("=QII")
-_CELLS = slice(32, 64)
-_SLOTS = (64, 64 + (SIZE - 64) // 2)
-_ROOM = (SIZE - 64) // 2 - _SLOT.size
-_BEAT, _JOB, _HEARD, _SEQ = range(4)
-BETWEEN = -1
-"""Stands for a job's `seq` while a worker of batches runs no body."""
+_CELLS = slice(32, 72)
+_RUNNING = slice(_CELLS.stop, _CELLS.stop + 8 * PLACES)
+_SLOTS = (_RUNNING.stop, _RUNNING.stop + (SIZE - _RUNNING.stop) // 2)
+_ROOM = (SIZE - _RUNNING.stop) // 2 - _SLOT.size
+_BEAT, _JOB, _HEARD, _TELLS, _DUE = range(5)
 
 
 class Seen(NamedTuple):
@@ -39,33 +40,32 @@ class Seen(NamedTuple):
     beat: float
     """When the worker judged last."""
     job: float
-    """The number of the job that runs, counted by its worker; 0: none runs."""
+    """The number of the job that began last, counted by its worker; 0: none runs."""
     heard: float
     """When the body of that job last showed life, if its guards want to know."""
-    seq: float
-    """In a worker of batches the `seq` of the job whose body runs, or BETWEEN; in others 0."""
+    ran: frozenset[int] | None
+    """The `seq` of the jobs whose bodies run; None: this worker runs all that it holds."""
+    due: int
+    """The `seq` of the job for whose budget the kernel timer is armed; 0: it tells none."""
     record: Row
     """What the worker said of itself and of its job last: see `account`. May be empty."""
-
-    @property
-    def ran(self) -> int | None:
-        """`seq` as a number that holds whatever the worker was just writing; None: no batches."""
-        if not self.seq:
-            return None
-        return int(self.seq) if self.job else BETWEEN
 
 
 class Board:
     """One process writes it, its parent reads it.
 
     A reader never waits and a writer makes no system call. The record has two slots in turn, each
-    with a checksum: a writer that is held up in the middle of one leaves the other. `begin` and
-    `beat` must not run side by side.
+    with a checksum: a writer that is held up in the middle of one leaves the other. `begin`, `end`
+    and `beat` must not run side by side.
     """
 
     def __init__(self, memory: mmap.mmap, fd: int | None = None) -> None:
         self._memory = memory
         self._cells = memoryview(memory)[_CELLS].cast("d")
+        self._running = memoryview(memory)[_RUNNING].cast("d")
+        self._places: dict[int, int] = {}
+        """Of each `seq` that runs, where it stands."""
+        self._free = [*range(PLACES)]
         self._count = 0
         self._turn = 0
         self.fd = fd
@@ -74,31 +74,40 @@ class Board:
 
     # The worker.
 
-    def batches(self) -> None:
-        """This worker may hold more jobs than the one that runs."""
-        self._cells[_SEQ] = BETWEEN
+    def tell(self) -> None:
+        """This worker may hold more jobs than those that run: it tells which do."""
+        self._cells[_TELLS] = 1.0
 
     def begin(self, record: Mapping[str, Any] | None = None, *, seq: int = 0) -> None:
         """A job runs from now on; without its record the next `beat` brings that.
 
-        `seq`: that of the job, in a worker of batches.
+        `seq`: that of the job, in a worker that tells.
         """
         self._count += 1
         self._cells[_HEARD] = 0.0
-        self._cells[_SEQ] = seq
+        if seq and self._free:
+            self._places[seq] = place = self._free.pop()
+            self._running[place] = seq
         if record is not None:
             self._write(record)
         self._cells[_JOB] = self._count
+
+    def due(self, seq: int) -> None:
+        """Of the jobs that run this one's budget ends first."""
+        self._cells[_DUE] = seq
 
     def heard(self, now: float) -> None:
         """The body showed life."""
         self._cells[_HEARD] = now
 
-    def end(self) -> None:
-        """No job runs."""
-        self._cells[_JOB] = 0.0
-        if self._cells[_SEQ]:
-            self._cells[_SEQ] = BETWEEN
+    def end(self, *, seq: int = 0) -> None:
+        """A job has ended; `seq` as it was given to `begin`."""
+        place = self._places.pop(seq, None)
+        if place is not None:
+            self._running[place] = 0.0
+            self._free.append(place)
+        if not self._places:
+            self._cells[_JOB] = 0.0
 
     def beat(self, now: float, record: Mapping[str, Any]) -> None:
         """The worker judges, now."""
@@ -118,7 +127,11 @@ class Board:
 
     def read(self) -> Seen:
         """What it shows now."""
-        return Seen(*self._cells.tolist(), record=self._read())
+        beat, job, heard, tells, due = self._cells.tolist()
+        ran = None
+        if tells:
+            ran = frozenset(int(seq) for seq in self._running.tolist() if seq and job)
+        return Seen(beat, job, heard, ran, int(due), self._read())
 
     def _read(self) -> Row:
         """The newest slot that is whole."""
@@ -131,8 +144,9 @@ class Board:
 
     def clear(self) -> None:
         """Nobody judges, and nothing is known."""
-        self.end()
-        for cell in (_BEAT, _HEARD):
+        for seq in [*self._places]:
+            self.end(seq=seq)
+        for cell in (_BEAT, _JOB, _HEARD):
             self._cells[cell] = 0.0
         for at in _SLOTS:
             _SLOT.pack_into(self._memory, at, 0, 0, 0)
@@ -176,12 +190,20 @@ def _inherited(fd: int) -> Board:
     return Board(memory)
 
 
-def account(who: claims.Claimant, work: current.Work | None, *, shown: bool) -> Row:
+def account(
+    who: claims.Claimant,
+    work: current.Work | None,
+    *,
+    shown: bool = False,
+    queues: Sequence[str] = (),
+) -> Row:
     """The record of a worker: pid, host, queue, obey; with a job its lease, started, and guards.
 
-    `shown`: whether the GPU's tools have shown a number yet.
+    `shown`: whether the GPU's tools have shown a number yet. `queues`: those whose bodies run, of
+    a worker of several.
     """
-    record = {"pid": os.getpid(), "host": who.host, "queue": who.queue, "obey": who.obey}
+    record: Row = {"pid": os.getpid(), "host": who.host, "queue": who.queue, "obey": who.obey}
+    record["queues"] = [*queues]
     if work is not None:
         record |= {
             "lease": [work.lease.table.name, *work.lease[1:]],

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,14 +40,14 @@ def bury(
     *,
     host_label: str,
     oom_kills: int | None = None,
-    ran: int | None = None,
+    ran: Collection[int] | None = None,
 ) -> list[Row]:
     """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
 
     Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
     the process ended, and its last progress, beat and GPU sample. One that its parent killed, in a
-    guard's stead or to stop, leaves its jobs as it should have, with no crash; of a worker of
-    batches only the job whose body `ran` (see `board.Seen.ran`) is counted. Nothing for one that
+    guard's stead or to stop, leaves its jobs as it should have, with no crash; where it is known
+    which bodies `ran` (see `board.Seen.ran`) only their jobs are counted. Nothing for one that
     ended in good order, as it holds nothing, nor for another process, whatever its label.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
@@ -70,7 +70,7 @@ def bury(
             holders = {lease.job_id: lease.worker_id for lease in leases}
             if sentence is None:
                 if ran is not None:
-                    idle = transitions.held_by(conn, table, prefix, but_seq=ran)
+                    idle = transitions.held_by(conn, table, prefix, but=ran)
                     rows += transitions.hand_back_all(conn, idle, reason=f"its worker {how}")
                 taken = transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             else:
@@ -154,7 +154,7 @@ class _Grave(NamedTuple):
     """
 
     ended: supervisor.Exit
-    ran: int | None
+    ran: Collection[int] | None
     due: float
     last: bool
     oom_kills: int | None = None
@@ -173,7 +173,7 @@ class Burials:
         self._dead: deque[_Grave] = deque()
         self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_due)])
 
-    def report(self, ended: supervisor.Exit, ran: int | None = None) -> None:
+    def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
         """Bury this one soon: see `bury`."""
         peaceful = ended.code == 0 and ended.verdict is None
         self._dead.append(_Grave(ended, ran, time.monotonic(), last=peaceful))

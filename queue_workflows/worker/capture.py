@@ -118,13 +118,15 @@ def _text(data: bytes) -> str:
 class Source:
     """What the bodies of one worker print, and the thread that stores it.
 
-    `current` gives the claim of the body that runs now, or None.
+    `current` gives the claim of the body that runs now, or None; where several run at once, that of
+    the body that asks.
     """
 
     def __init__(self, current: Callable[[], tables.Lease | None]) -> None:
         self._current = current
         self._lock = threading.Lock()
-        self._now: Recording | None = None
+        self._open: dict[tables.Lease, Recording] = {}
+        """Of the bodies that run, once they have printed."""
         self._ended: list[Recording] = []
         self._thread = threading.get_ident()
         self._before: list[threading.Thread] = []
@@ -142,22 +144,22 @@ class Source:
             return None
         if threading.get_ident() != self._thread and threading.current_thread() in self._before:
             return None
-        now = self._now
-        if now is None or now.lease is not lease:
-            cap_kb = config.LOG_CAPTURE_KB.read()
-            if cap_kb <= 0:
-                return None
-            self._now = now = Recording(lease, cap_kb)
-        return now
+        if (now := self._open.get(lease)) is not None:
+            return now
+        cap_kb = config.LOG_CAPTURE_KB.read()
+        return self._open.setdefault(lease, Recording(lease, cap_kb)) if cap_kb > 0 else None
 
     def begin(self) -> None:
-        """A body begins: a thread that an earlier one left behind does not print for it."""
+        """A body begins: a thread that an earlier one left behind does not print for it.
+
+        Not where several run at once.
+        """
         if self._loop is not None:
             self._before = threading.enumerate()
 
-    def end(self) -> None:
-        """The body that ran has ended; costs nothing when it did not print."""
-        now, self._now = self._now, None
+    def end(self, lease: tables.Lease) -> None:
+        """The body of this claim has ended; costs nothing when it did not print."""
+        now = self._open.pop(lease, None) if self._open else None
         if now is not None:
             with self._lock:
                 self._ended.append(now)
@@ -195,8 +197,7 @@ class Source:
         """What has ended, each once, and all that is to be stored, with what is new of the rest."""
         with self._lock:
             ended, self._ended = self._ended, []
-        now = self._now
-        every = {id(each): each for each in (*ended, *([now] if now else []))}
+        every = {id(each): each for each in (*ended, *[*self._open.values()])}
         return ended, [each for each in every.values() if each.changed]
 
     def _store(self) -> None:

@@ -19,29 +19,28 @@ RETRY_MAX_S = 2.0
 READ_ONLY = "25"
 TOO_LARGE = "54"
 """SQLSTATE classes: a server that takes no writes now, and a write that it will never take."""
-RECORDED = {
-    "completed": ("completed",),
-    "failed": ("failed", "retried", "cancelled"),
-    "parked": ("parked", "cancelled"),
-    "cancelled": ("cancelled", "requeued"),
-    "snoozed": ("requeued", "cancelled"),
-}
-"""The events that a recorded outcome leaves, by its kind."""
 
 
 class Claimer:
     """Takes jobs of one queue and records how they ended, over one connection that it keeps."""
 
-    def __init__(self, table: tables.JobTable, who: Callable[[], claims.Claimant]) -> None:
+    def __init__(
+        self,
+        table: tables.JobTable,
+        who: Callable[[], claims.Claimant],
+        *,
+        kept: db.Kept | None = None,
+    ) -> None:
+        """`kept`: a connection shared with other claimers, whose owner calls `opened`."""
         self._table = table
         self._who = who
-        self._kept = db.Kept(self._opened)
+        self._kept = kept or db.Kept(self.opened)
         self._begin = dispatcher.on_connection(self._kept)
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
         self.also_held: Callable[[], set[str]] = lambda: set()
-        """The jobs of batches that it holds."""
+        """The jobs that it holds besides."""
         self._look_again = False
         self.sent_at = 0.0
         """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
@@ -51,7 +50,8 @@ class Claimer:
         """The connection, opened when there is none."""
         return self._kept.get()
 
-    def _opened(self, conn: db.Connection) -> None:
+    def opened(self, conn: db.Connection) -> None:
+        """The connection is a new one."""
         if self._was_lost:
             self._release_strays(conn)
             self._was_lost, self._look_again = False, True
@@ -207,7 +207,8 @@ class Claimer:
     def _recorded(self, work: current.Work, outcome: outcomes.Outcome) -> bool:
         """Whether a commit whose reply was lost did happen; unknown counts as no."""
         try:
-            return claims.has_recorded(self.connection(), work.lease, RECORDED[outcome.kind])
+            events = outcomes.RECORDED[outcome.kind]
+            return claims.has_recorded(self.connection(), work.lease, events)
         except db.Error:
             self._lose()
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from queue_workflows import errors
@@ -14,6 +15,8 @@ from queue_workflows.worker import guards
 
 _EVENTS = threading.Lock()
 """Held while a job's event is made or set."""
+here: ContextVar[Work | None] = ContextVar("queue_workflows_work", default=None)
+"""The job whose body this is, in a worker that runs several at once."""
 
 
 class Work:
@@ -86,7 +89,9 @@ class Work:
 
     @property
     def budget_ends(self) -> float | None:
-        """When the wall-clock budget is over, if there is one."""
+        """When the wall-clock budget is over, if there is one and the body runs."""
+        if self.settling:
+            return None
         ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
         return min(ends) if ends else None
 

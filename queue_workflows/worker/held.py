@@ -1,4 +1,4 @@
-"""What a worker of batches holds, shared by the thread that runs it and the one that watches."""
+"""What a worker of several jobs holds, shared by those who run it and the one that watches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITING_S = 1.0
 
 
 Done: TypeAlias = tuple[current.Work, outcomes.Outcome]
-"""A job whose body has completed, and what it left."""
+"""A job whose body has ended, and what it left."""
 
 
 class Found(NamedTuple):
@@ -39,24 +39,33 @@ class Found(NamedTuple):
 
 
 class Held:
-    """Jobs that wait, the one that runs, results that are to be recorded, jobs that leave.
+    """Jobs that wait, those that run, outcomes that are to be recorded, jobs that leave.
 
     One lock decides what becomes of each: what has left never begins, and a result is with one
     thread at a time. All is kept in claim order.
     """
 
-    def __init__(self, *, now_fn: NowFn = clock.boot_s) -> None:
+    def __init__(
+        self,
+        *,
+        writing: threading.Lock | None = None,
+        patient: bool = False,
+        now_fn: NowFn = clock.boot_s,
+    ) -> None:
+        self._patient = patient
+        """Whether what waits for its turn does so for as long as it takes."""
         self._now = now_fn
         self._lock = threading.Lock()
         self._claims: dict[str, tuple[tables.Lease, guards.LeaseEnd]] = {}
         """By job id, of which a claim made anew is the last."""
         self._waiting: deque[tuple[tables.Lease, Row, guards.LeaseEnd]] = deque()
         self._added = 0.0
-        self._running: current.Work | None = None
+        self._running: dict[str, current.Work] = {}
+        """By job id, in the order in which they began."""
         self._done: list[Done] = []
         self._done_since = 0.0
         self._leaving: dict[tables.Lease, str] = {}
-        self._writing = threading.Lock()
+        self._writing = writing or threading.Lock()
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
@@ -90,16 +99,20 @@ class Held:
                 return None
             lease, job, end = self._waiting.popleft()
             work = current.Work(lease.table, job, end, now_fn=self._now, lease=lease)
-            self._running = work
+            self._running[lease.job_id] = work
             return work
 
     def keep(self, done: Done) -> None:
-        """The one that ran has completed; its result waits."""
+        """One that ran has ended; its outcome waits."""
         with self._lock:
             if not self._done:
                 self._done_since = self._now()
             self._done.append(done)
-            self._running = None
+            self._running.pop(done[0].lease.job_id, None)
+
+    def waits(self) -> bool:
+        """Whether any waits for its turn."""
+        return bool(self._waiting)
 
     def unrecorded(self) -> int:
         """How many results wait."""
@@ -124,7 +137,9 @@ class Held:
         """These could not be recorded."""
         with self._lock:
             place = {job_id: number for number, job_id in enumerate(self._claims)}
-            self._done = sorted([*done, *self._done], key=lambda each: place[each[0].lease.job_id])
+            self._done = sorted(
+                [*done, *self._done], key=lambda each: place.get(each[0].lease.job_id, -1)
+            )
             self._done_since = self._now()
 
     def settled(self, leases: Iterable[tables.Lease]) -> None:
@@ -137,13 +152,27 @@ class Held:
                     del claims_[lease.job_id]
                 if leaving:
                     leaving.pop(lease, None)
-                if running is not None and running.lease == lease:
-                    self._running = None
+                work = running.get(lease.job_id)
+                if work is not None and work.lease == lease:
+                    del running[lease.job_id]
 
     def give_up(self, reason: str) -> None:
         """Nothing that waits begins any more: it leaves, for this reason."""
         with self._lock:
             self._give_up(reason)
+
+    def abandon(self, reason: str, *, but: tables.Lease | None = None) -> None:
+        """All that waits and runs leaves, `but` for one: the process ends, and does not end it."""
+        with self._lock:
+            self._give_up(reason)
+            for work in self._running.values():
+                if work.lease != but:
+                    self._leaving[work.lease] = reason
+
+    def running(self) -> list[current.Work]:
+        """Those that run."""
+        with self._lock:
+            return [*self._running.values()]
 
     def _give_up(self, reason: str) -> None:
         while self._waiting:
@@ -172,8 +201,9 @@ class Held:
             for lease in self._taken(found.lost):
                 del self._claims[lease.job_id]
             self._end(found.asked)
-            if self._running is not None and self._running.lease in found.asked:
-                self._running.cancelled_by(stop_at)
+            asked = [work for work in self._running.values() if work.lease in found.asked]
+        for work in asked:
+            work.cancelled_by(stop_at)
 
     def _end(self, leases: Sequence[tables.Lease]) -> bool:
         """Whether any of these waited, which now leave."""
@@ -193,9 +223,9 @@ class Held:
     def is_due(self) -> bool:
         """Whether something has to be written now; what has waited for too long leaves."""
         with self._lock:
-            now, running = self._now(), self._running
-            behind = running is not None and now - running.started >= LONG_S
-            if behind or now - self._added >= TURN_S:
+            now = self._now()
+            behind = any(now - work.started >= LONG_S for work in self._running.values())
+            if not self._patient and (behind or now - self._added >= TURN_S):
                 self._give_up("waited too long for its turn")
             late = now - self._done_since >= FLUSH_AFTER_S
             return bool(self._leaving) or (bool(self._done) and late)
@@ -240,10 +270,11 @@ def write_back(conn: db.Connection, held: Held) -> None:
     its errors pass.
     """
     with held.writing():
-        _write_back(conn, held)
+        write(conn, held)
 
 
-def _write_back(conn: db.Connection, held: Held) -> None:
+def write(conn: db.Connection, held: Held) -> None:
+    """The same, for who has `writing` already."""
     done = held.take_done()
     unwritten = [*done]
     try:
@@ -258,20 +289,28 @@ def _write_back(conn: db.Connection, held: Held) -> None:
         held.settled(leases)
 
 
+def results_of(done: Iterable[Done]) -> list[claims.IngestResult]:
+    """Those of the jobs that have completed, as the step takes them."""
+    return [
+        outcomes.ingest_result(work.lease, outcome)
+        for work, outcome in done
+        if outcome.kind == "completed"
+    ]
+
+
 def _record(conn: db.Connection, unwritten: list[Done]) -> None:
     """Record results in one statement, or one by one; those that are settled leave the list."""
-    if not unwritten:
-        return
-    results = [outcomes.ingest_result(work.lease, outcome) for work, outcome in unwritten]
-    who = claims.Claimant(results[0].lease.worker_id, "", "")
-    try:
-        claims.ingest_step(conn, who, done=results, claim=0)
-    except (errors.ClaimLost, db.Error) as error:
-        if conn.closed:
-            raise
-        _log.debug("a batch is recorded job by job: %s", error)
-    else:
-        unwritten.clear()
+    results = results_of(unwritten)
+    if results:
+        who = claims.Claimant(results[0].lease.worker_id, "", "")
+        try:
+            claims.ingest_step(conn, who, done=results, claim=0)
+        except (errors.ClaimLost, db.Error) as error:
+            if conn.closed:
+                raise
+            _log.debug("a batch is recorded job by job: %s", error)
+        else:
+            unwritten[:] = [each for each in unwritten if each[1].kind != "completed"]
     for work, outcome in [*unwritten]:
         try:
             found = outcomes.record(conn, work.lease, outcome)
@@ -281,5 +320,7 @@ def _record(conn: db.Connection, unwritten: list[Done]) -> None:
             _log.warning("the result of job %s waits: %s", work.job["id"], error)
             continue
         unwritten.remove((work, outcome))
-        if found == "skipped" and not claims.has_recorded(conn, work.lease, ("completed",)):
+        if found == "skipped" and not claims.has_recorded(
+            conn, work.lease, outcomes.RECORDED[outcome.kind]
+        ):
             _log.warning("nothing was written: job %s is held no longer", work.job["id"])

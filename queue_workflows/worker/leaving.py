@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import db
 from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
@@ -23,34 +23,43 @@ RENEW_MARGIN_S = 2.5
 
 
 class Leaving:
-    """Carries out what guards, a stop and a cancel have decided about the job that runs.
+    """Carries out what guards, a stop and a cancel have decided about a job that runs.
 
     An exit is armed before anything is asked of the database, and comes only if that job still
-    runs: `held_` gives what else is held, or None once it does not. Asked is over the connection
-    `kept` by the watch; if that is in use or does not answer, over one more.
+    runs: `held_` gives what is held, by lane, or None once it does not. What else runs then goes
+    back first, uncounted. Asked is over the connection `kept` by the watch; if that is in use or
+    does not answer, over one more.
     """
 
     def __init__(
         self,
-        who: Callable[[], claims.Claimant],
-        held_: Callable[[current.Work], held.Held | None],
+        whos: Sequence[Callable[[], claims.Claimant]],
+        held_: Callable[[current.Work | None], Sequence[held.Held] | None],
         *,
         kept: db.Kept,
         fuses_: fuses.Fuses,
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
-        self._who = who
+        self._whos = whos
+        self._who = whos[0]
         self._held = held_
         self._kept = kept
         self._fuses = fuses_
         self._on_exit = on_exit
         self._now = now_fn
+        self.decided = False
+        """Whether the process is about to leave: nothing is claimed any more."""
 
     def give_back(self, work: current.Work) -> None:
         """A stopping worker's job did not end in time: it goes back, uncounted."""
         _log.warning("job %s did not end in time; handing it back", work.job["id"])
-        self._end(work, 0, lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown"))
+        self._end(
+            work,
+            0,
+            lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown"),
+            others="shutdown",
+        )
 
     def stop_cancelled(self, work: current.Work) -> None:
         """A cancelled body that goes on past its grace ends with its process."""
@@ -81,9 +90,10 @@ class Leaving:
         """Nothing runs any more, a stop policy has given it back or a load was all: the exit."""
         self._fuses.leave(code)
         with self._asking() as conn:
+            self._release(conn, None, "its worker was turned off")
             self._take_leave(conn, code)
             self._on_exit(code)
-        self._fuses.stay()
+        self._stay()
 
     def _end(
         self,
@@ -92,14 +102,20 @@ class Leaving:
         write: Callable[[db.Connection], object] | None,
         *,
         only_if_written: bool = False,
+        others: str = "its worker had to leave",
     ) -> None:
         self._fuses.leave(code)
         with self._asking() if write else contextlib.nullcontext() as conn:
             written = write is None or self._record(conn, work, write)
             if self._held(work) is not None and (written or not only_if_written):
+                self._release(conn, work, others)
                 self._take_leave(conn, code)
                 self._on_exit(code)
+        self._stay()
+
+    def _stay(self) -> None:
         self._fuses.stay()
+        self.decided = False
 
     @contextlib.contextmanager
     def _asking(self) -> Generator[db.Connection | None]:
@@ -127,13 +143,16 @@ class Leaving:
         rest = self._held(work)
         if rest is None:
             return False
-        rest.give_up("its batch ended")
+        for each in rest:
+            each.give_up("its batch ended")
         if conn is None:
             return True
         who = self._who()
         try:
             written = write(conn)
-            held.write_back(conn, rest)
+            with rest[0].writing():
+                for each in rest:
+                    held.write(conn, each)
             if who.queue == "gpu":
                 workers.clear_model(conn, who.host, who.queue, mark_stale=True)
             return bool(written)
@@ -141,12 +160,31 @@ class Leaving:
             _log.warning("could not record the end of job %s: %s", work.job["id"], error)
             return True
 
+    def _release(self, conn: db.Connection | None, work: current.Work | None, reason: str) -> None:
+        """Hand back what runs besides this job, as it ends with its process. Best effort."""
+        self.decided = True
+        rest = self._held(work)
+        if not rest:
+            return
+        # What is being claimed right now is held once nobody else writes.
+        with rest[0].writing():
+            for each in rest:
+                each.abandon(reason, but=work and work.lease)
+            if conn is None:
+                return
+            try:
+                for each in rest:
+                    held.write(conn, each)
+            except db.Error as error:
+                _log.warning("could not hand back what else runs: %s", error)
+
     def _take_leave(self, conn: db.Connection | None, code: int) -> None:
         """Say goodbye, so that nobody takes the worker for idle, and then for dead."""
         if conn is None or code not in ORDERLY:
             return
         try:
-            workers.leave(conn, self._who().worker_id)
+            for who in self._whos:
+                workers.leave(conn, who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
 

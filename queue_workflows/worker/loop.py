@@ -7,15 +7,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
 
 from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, fleet, outcomes, tables, transitions
+from queue_workflows.store import fleet, outcomes, tables, transitions
 from queue_workflows.tasks import bodies
 from queue_workflows.types import Row
-from queue_workflows.worker import batch, claimer, current, guards, leaving, watch
+from queue_workflows.worker import batch, claimer, current, guards, lane, leaving, watch
 
 _log = logging.getLogger(__name__)
 READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
@@ -28,21 +27,21 @@ class WorkLoop:
     def __init__(
         self,
         queue: str,
-        who: Callable[[], claims.Claimant],
+        lane_: lane.Lane,
         watcher: watch.Watch,
         *,
         model_cache: ModelCache | None,
         batch_size: int = 1,
     ) -> None:
         self._queue = queue
-        self._who = who
+        self._who = who = lane_.who
         self._watch = watcher
         self._cache = model_cache
         self._table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
         self._tasks = bodies.Runner()
         self._batch = (
-            batch.Batch(batch_size, self._claimer, watcher, who().lease_s, runner=self._tasks)
+            batch.Batch(batch_size, self._claimer, watcher, lane_, runner=self._tasks)
             if batch_size > 1
             else None
         )
@@ -78,7 +77,7 @@ class WorkLoop:
             "worker_control",
             "job_cancel",
             poll_s=3600.0,
-            lock=transitions.LIFE_LOCK + self._who().worker_id,
+            locks=[transitions.LIFE_LOCK + self._who().worker_id],
         )
         delay, said = 0.1, ""
         with service.Follow("worker-listen", listener, self._heard):
@@ -91,7 +90,7 @@ class WorkLoop:
                 except db.Error as error:
                     # Of one outage the words change, from "closed" to "starting up".
                     if said != (said := error.sqlstate or "away"):
-                        _log.warning("claiming waits for the database: %s", _brief(error))
+                        _log.warning("claiming waits for the database: %s", brief(error))
                     self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                     delay = min(BACKOFF_MAX_S, delay * 2)
                     continue
@@ -187,7 +186,7 @@ class WorkLoop:
             _log.warning("nothing was written: %s", error)
             return None
         finally:
-            self._watch.end()
+            self._watch.end(work)
         # Only a completion has asked for the next job.
         look = hooked or outcome.kind != "completed"
         if self._table.in_run:
@@ -216,5 +215,6 @@ class WorkLoop:
                 cache.mark_idle()
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
+    """The first line of what it says."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

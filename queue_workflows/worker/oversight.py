@@ -69,12 +69,12 @@ class Case:
         record = seen.record
         self.pid: int = record["pid"]
         self._host: str = record["host"]
-        self._queue: str = record["queue"]
+        self._queues: list[str] = record["queues"] or [record["queue"]]
         self._obeys: bool = record["obey"]
         self._lease: tables.Lease | None = None
         self._guards: list[guards.Guard] = []
         self._started = 0.0
-        self._seq = seen.ran
+        self._seqs = seen.ran
         # A short job may have begun after what the record tells of.
         if record["number"] == seen.job and "lease" in record:
             self._lease = board.lease_of(record)
@@ -111,15 +111,17 @@ class Case:
 
     def ask(self, conn: db.Connection, grace_s: float) -> None:
         """Look whether it is OFF by policy `hard`, or cancelled for longer than its grace."""
-        if self._obeys:
-            policy = worker_control.stop_policy_for(conn, self._host, self._queue)
+        for queue in self._queues if self._obeys else ():
+            policy = worker_control.stop_policy_for(conn, self._host, queue)
             if policy is not None and worker_control.handler(policy) is worker_control.HARD:
                 self._decide(guards.Trip(guards.EXIT_CONTROL, OFF, "turned off"), self._lease)
                 return
         prefix = identity.process_prefix(self._host, self.pid)
-        table = tables.NODE_JOBS if self._queue in config.DAG_QUEUES else tables.INGEST_JOBS
-        since = transitions.cancelled_since(conn, table, prefix, seq=self._seq)
-        if since and all(asked_s is not None and asked_s >= grace_s for asked_s in since):
+        table = tables.NODE_JOBS if self._queues[0] in config.DAG_QUEUES else tables.INGEST_JOBS
+        since = transitions.cancelled_since(conn, table, prefix, seqs=self._seqs)
+        over = [asked_s is not None and asked_s >= grace_s for asked_s in since]
+        # Of several bodies that run, each is owed its end.
+        if over and (all(over) if self._seqs is None else any(over)):
             reason = f"cancelled, and did not end within {grace_s:g} s"
             self._decide(guards.Trip(guards.EXIT_CONTROL, CANCELLED, reason))
 
@@ -131,7 +133,7 @@ class Case:
     def _decide(
         self, trip: guards.Trip, lease: tables.Lease | None = None, seconds: float = 0.0
     ) -> None:
-        self.sentence = Sentence(trip, self._host, self._queue, lease, seconds)
+        self.sentence = Sentence(trip, self._host, self._queues[0], lease, seconds)
 
 
 class _Ward:
@@ -213,12 +215,18 @@ class Oversight:
             return None
         return supervisor.Verdict(sentence.trip.code, sentence.trip.reason, sentence)
 
-    def ended(self, name: str) -> int | None:
-        """That child was reaped; what its board shows is over. See `board.Seen.ran`."""
+    def ended(self, name: str, code: int | None = None) -> frozenset[int] | None:
+        """That child was reaped with `code`; what its board shows is over. See `board.Seen.ran`.
+
+        Of one that its timer ended for a budget it is the job with that budget alone.
+        """
         ward = self._wards.get(name)
         if ward is None:
             return None
-        ran = ward.board.read().ran
+        seen = ward.board.read()
+        ran = seen.ran
+        if code == guards.EXIT_BUDGET and ran and seen.due in ran:
+            ran = frozenset({seen.due})
         ward.board.clear()
         ward.case = None
         return ran

@@ -36,7 +36,7 @@ class Guardian:
         )
 
     def _ended(self, ended: supervisor.Exit) -> None:
-        self._burials.report(ended, self._oversight.ended(ended.name))
+        self._burials.report(ended, self._oversight.ended(ended.name, ended.code))
 
     def __enter__(self) -> Guardian:
         with ExitStack() as stack:

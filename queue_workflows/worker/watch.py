@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import config, db, hw_metrics, model_registry, worker_control
+from queue_workflows import config, db, hw_metrics, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import clock, command, service
-from queue_workflows.store import (
-    claims,
-    events,
-    fleet,
-    payload,
-    samples,
-    tables,
-    transitions,
-    workers,
-)
+from queue_workflows.runtime import clock, service
+from queue_workflows.store import fleet, payload, tables, transitions, workers
 from queue_workflows.telemetry import gpu_health
-from queue_workflows.types import ExitFn, NowFn, Row
+from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
 from queue_workflows.worker import (
     board,
     capture,
-    card,
     current,
     fuses,
+    gear,
     guards,
     held,
+    lane,
     leaving,
     requests,
 )
@@ -45,22 +36,19 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 UNWIND_S = 2.0
 """A stopping worker ends a task that yields or awaits so long before it would leave without it."""
-REAP_S = 5.0
-SAMPLE_CHECK_S = 1.0
-CARD_S = 3600.0
 
 
 class Watch:
-    """Renews the lease of the job that runs, beats, obeys OFF, and carries out what guards decide.
+    """Renews the leases of the jobs that run, beats, obeys OFF, and carries out what guards decide.
 
-    Holds one connection of its own. `on_exit` leaves the process (a seam for tests, which turns the
-    kernel timers off). `sampler` tells what the GPU and the memory do; by default on the gpu queue.
-    `metrics`: whose samples of the box it stores.
+    Of one worker, or of all `lanes` of a process. Holds one connection of its own. `on_exit` leaves
+    the process (a seam for tests, which turns the kernel timers off). `sampler` tells what the GPU
+    and the memory do; by default on the gpu queue. `metrics`: whose samples of the box it stores.
     """
 
     def __init__(
         self,
-        who: Callable[[], claims.Claimant],
+        lanes: Sequence[lane.Lane],
         *,
         model_cache: ModelCache | None = None,
         known_models: Callable[[], list[str] | None] = lambda: None,
@@ -69,39 +57,48 @@ class Watch:
         sampler: Callable[[], gpu_health.Sample] | None = None,
         metrics: hw_metrics.Sampler | None = None,
     ) -> None:
-        self._who = who
-        self._cache = model_cache
-        self._requests = requests.Requests(who, model_cache) if model_cache else None
-        self._known_models = known_models
+        self._lanes = lanes
+        self._who = who = lanes[0].who
+        self._several = len(lanes) > 1 or lanes[0].concurrency > 1
+        """Whether bodies may run side by side."""
         self._now = now_fn
         self._fuses = fuses.Fuses(enabled=on_exit is os._exit, now_fn=now_fn)
-        self._probe = gpu_health.Sampler()
-        if sampler is None and who().queue == "gpu":
-            sampler = self._probe.sample
-        self._sampler = sampler
-        self._metrics = metrics
         self._board = board.attach()
-        self._seen: gpu_health.Sample | None = None
-        self._said_blind = False
-        self._vram_mb: int | None = None
-        self._sizes: dict[str, float] = {}
-        """The models' sizes in GB, as the database has heard them."""
         self._lock = threading.Lock()
-        self._work: current.Work | None = None
-        self._held = held.Held(now_fn=now_fn)
+        self._works: list[current.Work] = []
+        """The jobs that run, in the order in which they began; never changed in place."""
         self._batches = False
         self._told = 0.0
         """When it last heard of a cancel or a switch."""
         self._kept = db.Kept()
+        self._gear = gear.Gear(
+            who,
+            kept=self._kept,
+            works=lambda: self._works,
+            wake=self.wake,
+            model_cache=model_cache,
+            known_models=known_models,
+            sampler=sampler,
+            metrics=metrics,
+            now_fn=now_fn,
+        )
         self._logs = capture.Source(self._printing)
         self._leaving = leaving.Leaving(
-            who, self._held_of, kept=self._kept, fuses_=self._fuses, on_exit=on_exit, now_fn=now_fn
+            [each.who for each in lanes],
+            self._held_with,
+            kept=self._kept,
+            fuses_=self._fuses,
+            on_exit=on_exit,
+            now_fn=now_fn,
         )
         self.stop_deadline: float | None = None
-        """Instant (`clock.boot_s`) at which a stopping worker gives its job back."""
+        """Instant (`clock.boot_s`) at which a stopping worker gives its jobs back."""
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
-        lease_s = who().lease_s
+        self._tasks = [*self._own_tasks(who().lease_s), *self._gear.tasks()]
+        self._loop: service.Loop | None = None
+
+    def _own_tasks(self, lease_s: float) -> list[service.Task]:
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
             service.Task("doubts", DOUBTS_S, self._note_doubts),
@@ -111,19 +108,12 @@ class Watch:
         if not config.DISABLE_WORKER_CONTROL.read():
             control_s = config.WORKER_CONTROL_POLL_S.read
             tasks.append(service.Task("control", control_s, self._obey))
-            if self._requests is not None:
-                tasks.append(service.Task("models", control_s, self._look_for_requests))
-        if model_cache is not None:
-            tasks.append(service.Task("reap", REAP_S, self._reap))
-        if metrics is not None:
-            tasks.append(service.Task("metrics", math.inf, self._store_samples))
-        self._tasks = tasks
-        self._loop: service.Loop | None = None
+        return tasks
 
     @property
     def model_requests(self) -> requests.Requests | None:
         """What the worker is asked to load or unload; None without a model cache."""
-        return self._requests
+        return self._gear.requests
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -139,14 +129,7 @@ class Watch:
                 # Apart: it asks no database, which may keep the others waiting.
                 judging = [service.Task("judge", JUDGE_S, self._judge)]
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
-                if self._sampler is not None:
-                    # Apart: a probe may take seconds, in which leases have to be renewed.
-                    tool = command.Tool("nvidia-smi")
-                    samples = [
-                        service.Task("sample", SAMPLE_CHECK_S, self._sample),
-                        service.Task("card", CARD_S, lambda: self._measure(tool)),
-                    ]
-                    stack.enter_context(service.Loop("worker-samples", samples))
+                stack.enter_context(self._gear.sampling())
                 yield
         finally:
             self._loop = None
@@ -161,28 +144,35 @@ class Watch:
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
 
-    def batches(self) -> held.Held:
-        """For a worker of batches, before it is watched: what the watch has a hand in."""
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the process is about to leave: nothing is claimed any more."""
+        return self._leaving.decided
+
+    def batches(self) -> None:
+        """For a worker whose lanes hold jobs, before it is watched: the watch has a hand in it."""
         self._batches = True
-        self._board.batches()
+        self._board.tell()
         self._tasks.append(service.Task("batch", BATCH_S, self._mind_batch))
-        return self._held
 
-    def hold(self, jobs: Sequence[Row], lease_end: guards.LeaseEnd, sent_at: float) -> None:
-        """A batch was claimed by a statement that was sent then.
+    def hold(
+        self, own: held.Held, jobs: Sequence[Row], lease_end: guards.LeaseEnd, sent_at: float
+    ) -> None:
+        """Jobs of the lane `own` were claimed by a statement that was sent then.
 
-        From now on its leases are renewed; a job that was cancelled, and all whose turn has not
+        From now on their leases are renewed; a job that was cancelled, and all whose turn has not
         come when the worker stops, is turned off, or is busy with one for LONG_S, are handed back;
         results are recorded after FLUSH_AFTER_S.
         """
-        self._held.add(jobs, lease_end)
+        own.add(jobs, lease_end)
         if self._told >= sent_at:
             # Who was told may have looked before there was anything to see.
             self.wake("renew", "control")
 
     def record(self) -> None:
         """Record the results that wait, while the thread that calls goes on."""
-        self._held.hurry()
+        for each in self._lanes:
+            each.held.hurry()
         if (loop := self._loop) is not None:
             loop.wake("batch")
 
@@ -190,21 +180,24 @@ class Watch:
     def recording(self, work: current.Work) -> Generator[None]:
         """An outcome is written apart from its batch: judged meanwhile as if its job ran."""
         with self._lock:
-            self._work = work
+            self._works = [*self._works, work]
         try:
             yield
         finally:
-            self.end()
+            self.end(work)
 
     def begin(self, work: current.Work) -> None:
         """A job runs from now on."""
-        self._logs.begin()
+        if not self._several:
+            self._logs.begin()
         with self._lock:
-            self._work = work
-            self._fuses.begin(work.lease_end.ends, work.budget_ends)
+            self._works = [*self._works, work]
+            lease_ends, budget_ends = self._ends()
+            assert lease_ends is not None
+            self._fuses.begin(lease_ends, budget_ends)
             if self._batches:
                 self._board.begin(seq=work.job["seq"])
-            elif self._sampler is None:
+            elif not self._gear.samples:
                 self._board.begin()
             else:
                 work.heard = self._board.heard
@@ -213,27 +206,30 @@ class Watch:
     def settle(self, work: current.Work) -> None:
         """The body has ended, and its outcome is about to be written."""
         work.settling = True
-        self._logs.end()
+        self._logs.end(work.lease)
 
     def _printing(self) -> tables.Lease | None:
-        """The claim of the body that runs now."""
-        work = self._work
+        """The claim of the body that runs now, or that asks."""
+        works = self._works
+        work = current.here.get() if self._several else works[0] if works else None
         return None if work is None or work.settling else work.lease
 
-    def end(self) -> None:
-        """The job has ended; nothing is judged any more."""
+    def end(self, work: current.Work) -> None:
+        """The job has ended; it is judged no more."""
         with self._lock:
-            self._board.end()
-            self._work = None
+            self._board.end(seq=work.job["seq"] if self._batches else 0)
+            self._works = [each for each in self._works if each is not work]
 
     def _close(self) -> None:
         """Say that the worker ends in good order, and close the connection."""
         try:
-            self._held.give_up("shutdown")
-            if self._held.ids():
-                held.write_back(self._kept.get(), self._held)
+            for each in self._lanes:
+                each.held.give_up("shutdown")
+                if each.held.ids():
+                    held.write_back(self._kept.get(), each.held)
             if (conn := self._kept.current) is not None:
-                workers.leave(conn, self._who().worker_id)
+                for each in self._lanes:
+                    workers.leave(conn, each.who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
         self._kept.close()
@@ -241,19 +237,24 @@ class Watch:
     def cancelled(self, name: str) -> None:
         """A run or job of this name was cancelled: look at once if it is ours."""
         self._told = self._now()
-        work = self._work
-        if self._held.cancel(name):
+        names = {
+            text[:1000]
+            for work in self._works
+            for text in (work.job["id"], str(work.job.get("run_id")))
+        }
+        if any(each.held.cancel(name) for each in self._lanes):
             self.wake("batch")
-        elif name in self._held.ids() or (
-            work is not None and name in (work.job["id"][:1000], str(work.job.get("run_id"))[:1000])
-        ):
+        elif name in names or any(name in each.held.ids() for each in self._lanes):
             self.wake("renew")
 
     def _renew(self) -> None:
         said = dict[tables.Lease, str | None]()
-        with self._held.writing():
-            work, ends, sent = self._work, self._held.claims(), self._now()
-            if work is not None:
+        ends = dict[tables.Lease, guards.LeaseEnd]()
+        with self._lanes[0].held.writing():
+            works, sent = self._works, self._now()
+            for each in self._lanes:
+                ends |= each.held.claims()
+            for work in works:
                 ends.setdefault(work.lease, work.lease_end)
                 said[work.lease], work.unsaved = work.unsaved, None
             if not ends:
@@ -262,208 +263,195 @@ class Watch:
                 with self._kept.using() as conn:
                     found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
             except db.Error:
-                if work is not None:
+                for work in works:
                     work.unsaved = work.unsaved or said[work.lease]
                 raise
         stop_at = sent + config.CANCEL_GRACE_S.read()
-        self._held.renewed(found, stop_at)
-        if work is not None and work.lease not in found.lost:
-            work.renewed = sent
-            if work.lease in found.asked:
-                work.cancelled_by(stop_at)
-        elif work is not None and not work.settling and self._is_running(work):
-            trip = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
-            self._leaving.trip(work, trip)
+        for each in self._lanes:
+            each.held.renewed(found, stop_at)
+        for work in works:
+            self._renewed(work, found, sent, stop_at)
         self._keep_fuses()
         self._mind_batch()
 
+    def _renewed(self, work: current.Work, found: held.Found, sent: float, stop_at: float) -> None:
+        if work.lease not in found.lost:
+            work.renewed = sent
+            if work.lease in found.asked:
+                work.cancelled_by(stop_at)
+        elif not work.settling and self._is_running(work):
+            trip = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
+            self._leaving.trip(work, trip)
+
     def _mind_batch(self) -> None:
         """Record results and hand back jobs, where either is due."""
-        if self.stop_deadline is not None:
-            self._held.give_up("shutdown")
-        if self._held.is_due():
-            with self._kept.using() as conn:
-                held.write_back(conn, self._held)
+        for each in self._lanes:
+            if self.stop_deadline is not None:
+                each.held.give_up("shutdown")
+            if each.held.is_due():
+                with self._kept.using() as conn:
+                    held.write_back(conn, each.held)
+
+    def _ends(self) -> tuple[float | None, float | None]:
+        """When the first lease ends of the jobs that run, and the first budget."""
+        works = self._works
+        if len(works) == 1 and not self._several:
+            return works[0].lease_end.ends, works[0].budget_ends
+        lease_ends = min((work.lease_end.ends for work in works), default=None)
+        budgets = [(ends, work) for work in works if (ends := work.budget_ends) is not None]
+        if not budgets:
+            return lease_ends, None
+        budget_ends, first = min(budgets, key=lambda each: each[0])
+        self._board.due(first.job["seq"])
+        return lease_ends, budget_ends
 
     def _keep_fuses(self) -> None:
         with self._lock:
-            work = self._work
-            ends = (None, None) if work is None else (work.lease_end.ends, work.budget_ends)
-            self._fuses.keep(*ends)
+            self._fuses.keep(*self._ends())
 
     def _account(self) -> Row:
         """What the parent needs to know to judge in our stead."""
-        return board.account(self._who(), self._work, shown=self._probe.shown)
+        works = self._works
+        if self._several:
+            queues = dict.fromkeys(work.job["queue"] for work in works)
+            return board.account(self._who(), None, queues=[*queues])
+        return board.account(self._who(), works[0] if works else None, shown=self._gear.shown)
 
     def _judge(self) -> None:
         self._keep_fuses()
         with self._lock:
             self._board.beat(self._now(), self._account())
-        work = self._work
-        if work is None:
-            self._stop_loading()
-            return
+        works, deadline = self._works, self.stop_deadline
+        # A stopping worker waits no longer for a load that it was asked for.
+        if not works and deadline is not None and self._gear.loads_too_long(deadline):
+            self._leaving.obeyed(0)
+        for work in works:
+            self._judge_one(work, deadline)
+
+    def _judge_one(self, work: current.Work, deadline: float | None) -> None:
         trip = work.verdict()
         if trip is not None:
             self._logs.hurry()
             self._leaving.trip(work, trip)
         elif work.stop_at is not None and self._now() >= work.stop_at and not work.settling:
             self._leaving.stop_cancelled(work)
-        elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
+        elif deadline is not None and self._now() >= deadline:
             self._leaving.give_back(work)
-        elif self.stop_deadline is not None and self._now() >= self.stop_deadline - UNWIND_S:
+        elif deadline is not None and self._now() >= deadline - UNWIND_S:
             work.interrupt("shutdown")
 
-    def _stop_loading(self) -> None:
-        """A stopping worker waits no longer for a load that it was asked for."""
-        deadline, cache = self.stop_deadline, self._cache
-        if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
-            _log.warning("loading %s did not end in time; leaving", cache.loading_model)
-            self._leaving.obeyed(0)
-
-    def _look_for_requests(self) -> None:
-        if self._requests is not None:
-            with self._kept.using() as conn:
-                self._requests.look(conn)
-
-    def _store_samples(self) -> None:
-        for each in self._metrics.take() if self._metrics else ():
-            with self._kept.using() as conn:
-                samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
-
     def _beat(self) -> None:
-        who, work = self._who(), self._work
-        known = self._known_models()
-        values = {
+        columns = self._gear.columns()
+        with self._kept.using() as conn:
+            for each in self._lanes:
+                workers.report(conn, self._report(each) | columns)
+            self._gear.publish_sizes(conn, columns["known_models"])
+
+    def _report(self, own: lane.Lane) -> JsonDict:
+        who, works = own.who(), self._works_of(own)
+        detail = {
+            "lease_s": who.lease_s,
+            "lock": self.locked,
+            "claim": fleet.claim_detail(who),
+            **self._gear.detail(),
+        }
+        return {
             "worker_id": who.worker_id,
             "host_label": who.host,
             "queue": who.queue,
             "pid": os.getpid(),
-            "state": "busy" if work else "idle",
-            "job_ids": [work.job["id"]] if work else [],
-            "detail": payload.encode(
-                {
-                    "lease_s": who.lease_s,
-                    "lock": self.locked,
-                    "gpu": self._seen._asdict() if self._seen else None,
-                    "claim": fleet.claim_detail(who),
-                    **(self._requests.report() if self._requests else {}),
-                },
-                "detail",
-            ),
+            "state": "busy" if works else "idle",
+            "job_ids": [work.job["id"] for work in works],
+            "detail": payload.encode(detail, "detail"),
             "obey": who.obey,
-            "concurrency": 1,
-            "current_model": self._cache.current_model if self._cache else None,
-            "known_models": known or [],
-            "vram_total_mb": self._vram_mb,
+            "concurrency": own.concurrency,
         }
-        with self._kept.using() as conn:
-            workers.report(conn, values)
-            sizes = {name: model_registry.get(name).est_vram_gb for name in known or ()}
-            if sizes != self._sizes:
-                fleet.publish_sizes(conn, who.host, sizes)
-                self._sizes = sizes
 
-    def _measure(self, tool: command.Tool) -> None:
-        """See how large the card is, which decides what is claimed."""
-        found = card.vram_total_mb(tool)
-        if found != self._vram_mb:
-            self._vram_mb = found
-            self.wake("beat")
+    def _works_of(self, own: lane.Lane) -> list[current.Work]:
+        """The jobs of a lane that run."""
+        if len(self._lanes) == 1:
+            return self._works
+        queue = own.who().queue
+        return [work for work in self._works if work.job["queue"] == queue]
 
     def _obey(self) -> None:
-        """Read the ON/OFF row while a job runs or a model is warm.
+        """Read the ON/OFF rows while a job runs or a model is warm.
 
         Without either there is nothing to stop: the claims refuse by themselves.
         """
-        work, batch = self._work, bool(self._held.ids())
-        if work is not None or batch:
+        if self._works or any(each.held.ids() for each in self._lanes):
             self._renew()  # which also sees a cancel that no notification told of
-        elif self._cache is None or not (self._cache.current_model or self._cache.loading_model):
+        elif not self._gear.holds_model:
             return
-        policy = self._policy()
+        for each in self._lanes:
+            self._obey_in(each)
+        self._mind_batch()
+
+    def _obey_in(self, own: lane.Lane) -> None:
+        works, holds, who = self._works_of(own), bool(own.held.ids()), own.who()
+        if not (works or holds or self._gear.holds_model):
+            return
+        with self._kept.using() as conn:
+            policy = worker_control.stop_policy_for(conn, who.host, who.queue)
         if policy is None:
             return
-        if batch:
+        if holds:
             # Nothing of it begins from now on, and nothing new is claimed.
-            self._held.give_up("turned off")
-            work = self._work
-        if (work is not None or not batch) and self._is_running(work):
+            own.held.give_up("turned off")
+            works = self._works_of(own)
+        if not works and (holds or self._works_of(own)):
+            return
+        if not works or any(self._is_running(work) for work in works):
             handler = worker_control.handler(policy)
             if handler is worker_control.HARD:
                 self._fuses.leave(guards.EXIT_CONTROL)
-            handler(self, on_exit=self._leaving.obeyed)
-        self._mind_batch()
-
-    def _sample(self) -> None:
-        """Look at the GPU and the memory for the guards that want to know."""
-        work = self._work
-        if work is None or self._sampler is None:
-            return
-        now = self._now()
-        wanting = [guard for guard in work.guards if guard.wants_sample(now)]
-        if wanting:
-            self._seen = found = self._sampler()
-            for guard in wanting:
-                guard.sample(now, found)
+            handler(_Stopped(self, own), on_exit=self._leaving.obeyed)
 
     def _note_doubts(self) -> None:
-        """Store progress, say what a guard suspects, and once that the GPU cannot be seen."""
-        work, now = self._work, self._now()
-        if work is None:
-            return
-        if work.unsaved is not None and now - work.renewed >= PROGRESS_S:
+        """Store progress, and say what guards suspect."""
+        works, now = self._works, self._now()
+        if any(work.unsaved is not None and now - work.renewed >= PROGRESS_S for work in works):
             self._renew()
-        for guard in work.guards:
-            if isinstance(guard, guards.GpuHealth) and guard.is_blind(now) and not self._said_blind:
-                self._said_blind = True
-                _log.warning(
-                    "nothing shows what the GPU does (nvidia-smi, rocm-smi): gpu jobs are judged "
-                    "by their wall-clock budget"
-                )
-            if isinstance(guard, guards.Stall) and (reason := guard.suspicion(now)):
-                _log.warning("job %s: %s", work.job["id"], reason)
-                detail = payload.encode({"reason": reason}, "detail")
-                with contextlib.suppress(db.Error), self._kept.using() as conn:
-                    table = work.lease.table
-                    events.note(conn, table, work.job, "stall_suspected", detail=detail)
+        for work in works:
+            self._gear.doubt(work)
 
-    def _policy(self) -> str | None:
-        who = self._who()
+    def _is_running(self, work: current.Work) -> bool:
+        return any(each is work for each in self._works)
+
+    def _held_with(self, work: current.Work | None) -> list[held.Held] | None:
+        """All that is held while this job runs, or in any case; None once it does not."""
+        if work is not None and not self._is_running(work):
+            return None
+        return [each.held for each in self._lanes]
+
+    def requeue(self, own: lane.Lane, reason: str) -> None:
+        """Give back what runs in a lane, at the front, and what waits; record what is done."""
+        own.held.give_up(reason)
+        works = self._works_of(own)
         with self._kept.using() as conn:
-            return worker_control.stop_policy_for(conn, who.host, who.queue)
+            for work in works:
+                transitions.hand_back(conn, work.lease, reason=reason, front=True)
+            own.held.settled(work.lease for work in works)
+            held.write_back(conn, own.held)
 
-    def _reap(self) -> None:
-        """Unload a model that has idled too long, unless the worker is paused with it."""
-        cache, who = self._cache, self._who()
-        if cache is None or cache.current_model is None:
-            return
-        if who.obey and cache.is_idle_too_long() and self._policy() == "pause":
-            return
-        cache.reap_idle_once()
+    def clear_model(self, own: lane.Lane) -> None:
+        """Let the fleet know that this host's model is gone and the host with it."""
+        who = own.who()
+        with self._kept.using() as conn:
+            workers.clear_model(conn, who.host, who.queue, mark_stale=True)
 
-    def _is_running(self, work: current.Work | None) -> bool:
-        with self._lock:
-            return self._work is work
 
-    def _held_of(self, work: current.Work) -> held.Held | None:
-        """What else is held while this job runs; None once it does not."""
-        with self._lock:
-            return self._held if self._work is work else None
+class _Stopped:
+    """What a stop policy may ask of the worker of a lane."""
 
-    # What a stop policy may ask of the worker.
+    def __init__(self, watch: Watch, own: lane.Lane) -> None:
+        self._watch = watch
+        self._own = own
 
     def requeue_in_flight(self, reason: str) -> None:
         """Give what runs back, at the front, and what waits; record what is done; count nothing."""
-        self._held.give_up(reason)
-        work = self._work
-        with self._kept.using() as conn:
-            if work is not None:
-                transitions.hand_back(conn, work.lease, reason=reason, front=True)
-            held.write_back(conn, self._held)
+        self._watch.requeue(self._own, reason)
 
     def clear_model(self) -> None:
         """Let the fleet know that this host's model is gone and the host with it."""
-        who = self._who()
-        with self._kept.using() as conn:
-            workers.clear_model(conn, who.host, who.queue, mark_stale=True)
+        self._watch.clear_model(self._own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -29,6 +30,12 @@ QUICK = {
 }
 WORKER = ("queue-claim-worker", "--queue", "cpu")
 NOTES = ("queue-claim-worker", "--queue", failpoints.QUEUE)
+SIDE_BY_SIDE = 3
+POOL = (
+    "queue-claim-worker",
+    "--workers",
+    json.dumps([{"queue": failpoints.QUEUE, "concurrency": SIDE_BY_SIDE}]),
+)
 ORCHESTRATOR = ("queue-orchestrator",)
 SCHEDULER = ("queue-scheduler", "--boot-kick")
 LOOK_S = 0.004
@@ -123,6 +130,7 @@ SWEEPS = {
         workloads.Batches,
         places=("batch.drain", "batch._flush", "transitions.fail"),
     ),
+    "pool": Sweep(POOL, MAIN, workloads.Notes, places=("pool._step", "transitions.fail")),
     "scheduler": Sweep(
         SCHEDULER, MAIN, workloads.Ticks, NOTES, places=("enqueue_boot_kick", "run_once")
     ),
@@ -152,6 +160,7 @@ def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
         assert roles[-1].stop() in ENDED_WELL, roles[-1].log
     # One batch that runs, and one that is being recorded.
     held = 2 * workloads.BATCH if "--batch" in sweep.role else int("--queue" in sweep.role)
+    held += SIDE_BY_SIDE * ("--workers" in sweep.role)
     crashes = sum(job.crash_count for job in work.judge(world.folder))
     assert crashes <= (held if died else 0)
     return roles

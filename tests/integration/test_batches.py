@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import claim_worker, config, dispatcher, node_queue, worker_control
 from queue_workflows import db as engine
 from queue_workflows.store import claims, transitions
-from queue_workflows.worker import batch, guards, held, watch
+from queue_workflows.worker import batch, guards, held, lane, watch
 from tests.support import commands, factories, laws, stubborn
 from tests.support.commands import Commands
 from tests.support.wait import until
@@ -176,15 +176,16 @@ def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(
 
 
 def test_what_is_told_before_a_batch_is_held_is_looked_at_again(monkeypatch: Any) -> None:
-    subject = watch.Watch(lambda: factories.who(QUEUE), on_exit=lambda _: None)
+    own = lane.Lane(lambda: factories.who(QUEUE))
+    subject = watch.Watch([own], on_exit=lambda _: None)
     woken: list[tuple[str, ...]] = []
     monkeypatch.setattr(subject, "wake", lambda *tasks: woken.append(tasks))
     subject.batches()
     sent_at = guards.LeaseEnd(1.0, 600.0)
-    subject.hold([], sent_at, 1.0)
+    subject.hold(own.held, [], sent_at, 1.0)
     assert woken == []
     subject.cancelled("a-job-of-this-claim")
-    subject.hold([], sent_at, 1.0)
+    subject.hold(own.held, [], sent_at, 1.0)
     assert woken == [("renew", "control")]
 
 
@@ -386,7 +387,7 @@ def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
     with running(first, bodies), running(second, bodies):
         until(lambda: set(states(conn)) == {"completed"}, timeout_s=60)
     assert overlaps == [], "they may lock the same rows, each in its own order"
-    assert first._watch._held.claims() == second._watch._held.claims() == {}
+    assert first._watch._lanes[0].held.claims() == second._watch._lanes[0].held.claims() == {}
     assert Counter(bodies.ran) == Counter(range(count))
     types = Counter(factories.column(conn, "SELECT event_type FROM ingest_job_events"))
     assert types["completed"] == count

@@ -15,7 +15,7 @@ import pytest
 from queue_workflows import config, node_queue, run_store
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.store import claims, tables
-from queue_workflows.worker import board, burial, guards, oversight
+from queue_workflows.worker import burial, guards, oversight
 from tests.support.wait import until
 
 LABEL = "box"
@@ -93,7 +93,7 @@ def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -
     ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
     with db.connect() as conn:
         held = claims.ingest_step(conn, who, claim=3)
-        seq = {"nothing": board.BETWEEN, "one": held[1]["seq"], "unknown": None}[ran]
+        seq = {"nothing": [], "one": [held[1]["seq"]], "unknown": None}[ran]
         changed = burial.bury(conn, ended, host_label=LABEL, ran=seq)
         rows = conn.execute("SELECT * FROM ingest_jobs ORDER BY seq").fetchall()
         events = conn.execute(

@@ -233,8 +233,7 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
     thread = threading.Thread(target=subject.run_once)
     thread.start()
     assert body.started.wait(10)
-    old = watcher._work
-    assert old is not None
+    (old,) = watcher._works
     body.release.set()
     thread.join(15)
     watcher._leaving.trip(old, guards.Trip(75, "budget_trip", "late"))

@@ -224,7 +224,7 @@ class Session:
     """A session that holds a worker's lock of life, as its LISTEN connection does."""
 
     def __init__(self, worker_id: str) -> None:
-        self._listener = engine.listen("a_test", lock=transitions.LIFE_LOCK + worker_id)
+        self._listener = engine.listen("a_test", locks=[transitions.LIFE_LOCK + worker_id])
         self._wakes = iter(self._listener)
         assert next(self._wakes).reason == "connected"
 

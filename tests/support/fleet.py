@@ -14,7 +14,7 @@ from queue_workflows.runtime import clock, identity, supervisor
 from queue_workflows.store import claims, outcomes, tables, transitions
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import Row
-from queue_workflows.worker import burial, claimer, current, guards, watch
+from queue_workflows.worker import burial, claimer, current, guards, lane, watch
 from tests.support import fleet_model as model
 
 _pids = itertools.count(5_000_000)
@@ -93,7 +93,7 @@ class Slot:
         self.claimer = claimer.Claimer(self.table, self.who)
         self.claimer._pause.set()  # it waits for nothing before it tries again
         self.process = self._born()
-        self.watch = watch.Watch(self.who, on_exit=leave, sampler=lambda: NOTHING_SEEN)
+        self.watch = watch.Watch([lane.Lane(self.who)], on_exit=leave, sampler=lambda: NOTHING_SEEN)
 
     def who(self) -> claims.Claimant:
         return claims.Claimant(self.process.worker_id, self.host, self.queue, newest=self.newest)
@@ -114,7 +114,6 @@ class Slot:
         dead = self.process
         dead.alive = False
         self._lock("pg_advisory_unlock", dead.worker_id)
-        self.watch.end()
         self.claimer._held, self.claimer._was_lost, self.claimer._look_again = set(), False, False
         self.process = self._born()
         self.watch.locked = self.locks
@@ -141,7 +140,7 @@ class Slot:
         except Left as left:
             return left.code
         finally:
-            self.watch.end()
+            self.watch.end(work)
         return None
 
 

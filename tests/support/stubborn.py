@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import time
@@ -82,6 +83,22 @@ def silent(folder: Path) -> None:
     deaf("", {"folder": folder})
 
 
+def lingers_once(reason: str, args: dict[str, Any]) -> None:
+    """Runs on, but at its second start returns at once."""
+    again = Path(args["folder"], "started").exists()
+    _started(args)
+    if not again:
+        deaf(reason, args)
+
+
+async def awaits_once(reason: str, args: dict[str, Any]) -> None:
+    """The same, without a thread of its own."""
+    again = Path(args["folder"], "started").exists()
+    _started(args)
+    if not again:
+        await asyncio.sleep(LONG_S)
+
+
 def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues=("work",))
@@ -94,3 +111,5 @@ def setup() -> None:
     queue_workflows.register_ingest_task("stuck", stuck)
     queue_workflows.register_ingest_task("stuck_with_gil", stuck_with_gil)
     queue_workflows.register_ingest_task("hogs_once", hogs_once)
+    queue_workflows.register_ingest_task("lingers_once", lingers_once)
+    queue_workflows.register_ingest_task("awaits_once", awaits_once)

@@ -36,7 +36,7 @@ def given(parents: board.Board, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int) -> None:
-    assert parents.read() == (0, 0, 0, 0, {})
+    assert parents.read() == (0, 0, 0, None, 0, {})
     own = board.attach()
     own.beat(5.0, IDLE)
     own.begin()
@@ -45,27 +45,48 @@ def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int
     assert seen[:3] == (5.0, 1, 6.0)
     assert seen.record == IDLE | {"number": 0}, "the next beat tells of the job"
     own.begin(IDLE)
-    assert parents.read() == (5.0, 2, 0, 0, IDLE | {"number": 2})
+    assert parents.read() == (5.0, 2, 0, None, 0, IDLE | {"number": 2})
     own.end()
     assert parents.read().job == 0
     own.clear()
-    assert parents.read() == (0, 0, 0, 0, {})
+    assert parents.read() == (0, 0, 0, None, 0, {})
 
 
-def test_of_a_batch_the_parent_sees_whose_body_runs(parents: board.Board, given: int) -> None:
+def test_the_parent_sees_whose_bodies_run(parents: board.Board, given: int) -> None:
     own = board.attach()
     own.begin()
     assert parents.read().ran is None, "whatever such a worker holds is what it runs"
     own.end()
-    own.batches()
-    assert parents.read().ran == board.BETWEEN
+    own.tell()
+    assert parents.read().ran == frozenset()
     own.begin(seq=77)
-    assert parents.read().ran == 77
-    own.end()
-    assert parents.read().ran == board.BETWEEN
+    own.begin(seq=2**53)
+    own.due(77)
+    assert parents.read().due == 77
+    assert parents.read().ran == {77, 2**53}
+    own.end(seq=77)
+    assert parents.read().ran == {2**53}
+    assert parents.read().job == 3, "the other runs on"
+    own.end(seq=2**53)
+    assert parents.read().ran == frozenset()
+    assert parents.read().job == 0
     own.begin(seq=78)
     own.clear()
-    assert parents.read().ran == board.BETWEEN, "what it still holds when it ends did not kill it"
+    assert parents.read().ran == frozenset(), "what it still holds when it ends did not kill it"
+
+
+def test_as_many_bodies_are_shown_as_may_run(parents: board.Board, given: int) -> None:
+    own = board.attach()
+    own.tell()
+    every = range(1, board.PLACES + 1)
+    for _ in range(2):
+        for seq in every:
+            own.begin(IDLE, seq=seq)
+        assert parents.read().ran == {*every}
+        assert parents.read().record["host"] == "box", "it lies elsewhere"
+        for seq in every:
+            own.end(seq=seq)
+    assert parents.read().ran == frozenset()
 
 
 def test_what_was_inherited_is_handed_on_to_nobody(parents: board.Board, given: int) -> None:
@@ -103,4 +124,4 @@ def test_a_record_that_breaks_off_leaves_the_one_before(parents: board.Board) ->
 
 def test_a_record_without_room_is_left_out(parents: board.Board) -> None:
     parents.beat(1.0, IDLE | {"host": "x" * board.SIZE})
-    assert parents.read() == (1.0, 0, 0, 0, {})
+    assert parents.read() == (1.0, 0, 0, None, 0, {})

@@ -29,7 +29,8 @@ class Bodies:
         self.lease = tables.Lease(tables.NODE_JOBS, "j", "w", number)
 
     def end(self) -> None:
-        self.source.end()
+        if self.lease is not None:
+            self.source.end(self.lease)
         self.lease = None
 
     def __enter__(self) -> None:
