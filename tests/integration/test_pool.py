@@ -297,7 +297,7 @@ def test_an_async_body_that_is_cancelled_ends_at_its_await_and_no_other_notices(
         bodies.go.set()
         until(lambda: states(conn) == {"completed": 2, "cancelled": 1})
     assert left.codes == []
-    assert events(conn, ids[1]) == ["claimed", "cancelled"]
+    assert events(conn, ids[1]) == ["claimed", "cancel_requested", "cancelled"]
 
 
 def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(

@@ -96,7 +96,7 @@ def test_a_cancel_ends_a_body_that_yields_or_awaits_and_the_worker_goes_on(
         (tmp_path / "go").touch()
         until(is_now(after, "completed"))
     assert (codes, row(first)["result"], row(first)["attempts"]) == ([], None, 0)
-    assert events(conn, first) == ["claimed", "cancelled"]
+    assert events(conn, first) == ["claimed", "cancel_requested", "cancelled"]
 
 
 @NAMES
