@@ -327,6 +327,20 @@ def test_a_partition_starts_no_more_in_a_period_than_its_rate(db: ModuleType) ->
         assert count(conn, LINE) == 2
 
 
+def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as other:
+        say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
+        add(conn, 2)
+        take(conn)
+        with conn.transaction():
+            conn.execute("SELECT now()")
+            age(other, 61)
+            limits.mend_lines(other)
+            assert states(other)[1] == FREE
+            assert claims.ingest_step(conn, factories.who("fetch")) == []
+        assert len(take(conn)) == 1
+
+
 def test_the_sweep_lets_in_what_a_rate_has_room_for_again(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as ear:
         say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)

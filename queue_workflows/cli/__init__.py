@@ -23,6 +23,7 @@ from queue_workflows.cli import (
     migrate,
     models,
     prune,
+    queues,
     retry,
     run,
     runs,
@@ -51,6 +52,7 @@ app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
+app.command("queues")(queues.queues)
 app.command("models")(models.models)
 app.command("samples")(samples.samples)
 app.command("why")(why.why)

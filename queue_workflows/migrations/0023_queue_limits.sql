@@ -105,6 +105,7 @@ RETURNS ingest_jobs LANGUAGE plpgsql AS $$
 DECLARE
     v_waits   boolean;
     v_paused  boolean;
+    v_rated   boolean;
     v_counted boolean;
 BEGIN
     IF p_new.blocked_reason IN ('let_in', 'taken_back') THEN
@@ -132,8 +133,9 @@ BEGIN
         RETURN p_new;
     END IF;
     SELECT p.queue IS NOT NULL OR s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL,
-           coalesce(p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), false)
-      INTO v_waits, v_paused
+           coalesce(p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), false),
+           coalesce(p.rate_limit, s.partition_rate_limit) IS NOT NULL
+      INTO v_waits, v_paused, v_rated
       FROM (SELECT) AS one
       LEFT JOIN queue_settings s ON s.queue = p_new.queue
       LEFT JOIN queue_partitions p ON p.queue = p_new.queue AND p.partition_key = p_new.partition_key;
@@ -163,7 +165,8 @@ BEGIN
     ELSIF p_new.status = 'running' AND p_old.status IS DISTINCT FROM 'running' THEN
         IF v_waits AND p_new.claim_no = p_old.claim_no THEN
             RETURN NULL;  -- a plain UPDATE, which knows no limits
-        ELSIF v_waits AND (p_old.admitted_at IS NULL OR v_paused) THEN
+        ELSIF v_waits AND (p_old.admitted_at IS NULL OR v_paused OR v_rated AND p_old.admitted_at > now()) THEN
+            -- The last: this transaction is older than that which found room, and its start would be too early.
             p_new := p_old;
             p_new.blocked_reason := 'limited';
             p_new.admitted_at := NULL;
@@ -193,6 +196,7 @@ END $$;
 
 -- Let in what the limits of a partition leave room for, and take back what they do not, of those that no
 -- worker has claimed. At commit, with the partition's advisory lock held; no row is waited for.
+-- BETWEEN, and the key in ORDER BY: only the indexes by partition have that order.
 CREATE OR REPLACE FUNCTION queue_workflows_admit(p_queue text, p_key text, p_starts integer) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -240,22 +244,22 @@ BEGIN
     IF v_waits THEN
         WITH stale AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL
-             LIMIT 1000 FOR UPDATE SKIP LOCKED)
+             ORDER BY j.partition_key LIMIT 1000 FOR UPDATE SKIP LOCKED)
         UPDATE ingest_jobs j SET blocked_reason = 'held_back' FROM stale WHERE j.id = stale.id;
         GET DIAGNOSTICS v_stale = ROW_COUNT;
     END IF;
     SELECT count(*) INTO v_ahead FROM (
         SELECT FROM ingest_jobs j
-         WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
+         WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
            AND j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)
-         LIMIT 4 * c_ahead) AS let_in;
+         ORDER BY j.partition_key LIMIT 4 * c_ahead) AS let_in;
     IF v_max IS NOT NULL THEN
         SELECT count(*) INTO v_running FROM (
             SELECT FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
-               AND j.status = 'running' LIMIT v_max) AS running;
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+               AND j.status = 'running' ORDER BY j.partition_key LIMIT v_max) AS running;
         v_room := least(v_room, v_max - v_running);
     END IF;
     IF v_rate IS NOT NULL AND v_room > 0 THEN
@@ -277,18 +281,19 @@ BEGIN
     IF v_room <= 0 AND v_ahead > 0 THEN
         WITH head AS MATERIALIZED (
             SELECT j.priority, j.seq FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.blocked_reason = 'limited'
-             ORDER BY j.queue, j.partition_key, j.priority, j.seq LIMIT 1),
-        last AS MATERIALIZED (
+             ORDER BY j.partition_key, j.priority, j.seq LIMIT 1),
+        let_in AS MATERIALIZED (
             SELECT j.id, j.priority, j.seq FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.admitted_at IS NOT NULL
-             ORDER BY j.priority DESC, j.seq DESC LIMIT greatest(16, -v_room) FOR UPDATE SKIP LOCKED),
+             ORDER BY j.partition_key LIMIT 4 * c_ahead FOR UPDATE SKIP LOCKED),
         back AS MATERIALIZED (
-            SELECT b.id FROM (SELECT l.*, row_number() OVER (ORDER BY l.priority DESC, l.seq DESC) AS place
-                                FROM last l) b
-             WHERE b.place <= -v_room OR (b.priority, b.seq) > (SELECT h.priority, h.seq FROM head h))
+            SELECT l.id FROM (SELECT i.*, row_number() OVER (ORDER BY i.priority DESC, i.seq DESC) AS place
+                                FROM let_in i) l
+             WHERE l.place <= -v_room OR l.place <= 16 AND (l.priority, l.seq) > (
+                   SELECT h.priority, h.seq FROM head h))
         UPDATE ingest_jobs j SET blocked_reason = 'held_back' FROM back WHERE j.id = back.id;
         GET DIAGNOSTICS v_count = ROW_COUNT;
         v_room := v_room + v_count;
@@ -296,18 +301,19 @@ BEGIN
     IF v_room > 0 THEN
         WITH heads AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.blocked_reason = 'limited'
-             ORDER BY j.queue, j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
+             ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
         UPDATE ingest_jobs j SET blocked_reason = 'admitted' FROM heads WHERE j.id = heads.id;
     END IF;
     IF v_stale = 1000 THEN
         v_due := now();
     END IF;
-    IF v_due IS NOT NULL AND EXISTS (
-        SELECT FROM ingest_jobs j
-         WHERE j.queue = p_queue AND j.partition_key = p_key AND j.partition_key IS NOT NULL
-           AND j.status = 'queued' AND j.blocked_reason = 'limited') THEN
+    IF v_due IS NOT NULL AND (
+        SELECT true FROM ingest_jobs j
+         WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+           AND j.status = 'queued' AND j.blocked_reason = 'limited'
+         ORDER BY j.partition_key, j.priority, j.seq LIMIT 1) THEN
         INSERT INTO partition_dues (queue, partition_key, due_at) VALUES (p_queue, p_key, v_due);
     END IF;
 END $$;
@@ -407,7 +413,9 @@ END $$;
 
 -- The safety net under lines: those that are due, and those in which nobody was let in because the first was
 -- locked by somebody. They are looked at when the transaction commits. How many of the latter.
-CREATE OR REPLACE FUNCTION queue_workflows_mend_lines() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION queue_workflows_mend_lines() RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET jit = off AS $$
 DECLARE
     v_count bigint;
 BEGIN

@@ -11,12 +11,7 @@ from queue_workflows.types import Row
 
 RATE_WINDOW_S = 300
 """Rates of jobs that come in and go out are of the last five minutes."""
-COLUMNS = frozenset(
-    {
-        "max_running", "rate_limit", "rate_period_s",
-        "partition_max_running", "partition_rate_limit", "partition_rate_period_s",
-    }
-)  # fmt: skip
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PAUSE = sql.SQL(
     "INSERT INTO {table} AS t ({key}, paused_at, paused_until, paused_by)"
     " VALUES ({values}, now(), coalesce(%(at)s::timestamptz, now() + %(lasts)s::interval), %(by)s)"
@@ -171,3 +166,41 @@ def counts(conn: db.Connection) -> dict[str, Row]:
             for row in conn.execute(query.encode(), {"window": RATE_WINDOW_S}).fetchall():
                 found.setdefault(row["queue"], {}).update(row)
     return found
+
+
+def use(conn: db.Connection, said: Row) -> Row:
+    """`running`: how many of a queue run; `due_s`: when its rate has room for one more start.
+
+    In seconds; None: at once, or it has no rate.
+    """
+    row = conn.execute(
+        "SELECT (SELECT count(*) FROM ingest_jobs j WHERE j.status = 'running'"
+        " AND j.queue = %(queue)s) AS running, (SELECT nullif(greatest(0, %(rate_period_s)s::float8"
+        " - extract(epoch FROM now() - s.started_at)), 0)::float8 FROM queue_starts s"
+        " WHERE s.queue = %(queue)s AND s.n = 1 - %(rate_limit)s::bigint + ("
+        "SELECT max(n) FROM queue_starts l WHERE l.queue = %(queue)s)) AS due_s",
+        said,
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def paused(conn: db.Connection) -> list[Row]:
+    """What is paused now: queue, partition (None: all of it), since, until, by."""
+    return conn.execute(
+        "SELECT s.queue, s.partition, s.paused_at AS since, s.paused_until AS until,"
+        " s.paused_by AS by FROM (SELECT queue, NULL AS partition, paused_at, paused_until,"
+        " paused_by FROM queue_settings UNION ALL SELECT queue, partition_key, paused_at,"
+        " paused_until, paused_by FROM queue_partitions) s WHERE s.paused_at IS NOT NULL"
+        " AND (s.paused_until IS NULL OR s.paused_until > now()) ORDER BY 1, 2 NULLS FIRST"
+    ).fetchall()
+
+
+def rate_text(count: int | None, period_s: float | None) -> str | None:
+    """A rate as `limit` takes it: `100/m`, `5/30s`; None for none."""
+    if count is None or period_s is None:
+        return None
+    for unit, seconds in UNITS_S.items():
+        if period_s == seconds:
+            return f"{count}/{unit}"
+    return f"{count}/{period_s:g}s"
