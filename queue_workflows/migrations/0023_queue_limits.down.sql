@@ -260,6 +260,7 @@ DROP FUNCTION queue_workflows_rate_room(integer, double precision, integer, time
 DROP FUNCTION queue_workflows_limit_gate(ingest_jobs, ingest_jobs);
 DROP FUNCTION queue_workflows_ask_partition(text, text, integer);
 ALTER TABLE ingest_jobs DROP COLUMN admitted_at;
+DROP VIEW queue_partition_limits;
 DROP TABLE partition_turns, partition_dues, partition_starts, queue_starts, queue_partitions;
 ALTER TABLE queue_settings
     DROP CONSTRAINT queue_settings_rates_check,

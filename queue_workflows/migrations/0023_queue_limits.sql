@@ -35,6 +35,13 @@ CREATE TABLE IF NOT EXISTS queue_partitions (
     CONSTRAINT queue_partitions_rate_check CHECK ((rate_limit IS NULL) = (rate_period_s IS NULL))
 );
 
+-- The queues whose partitions have limits, for whoever may insert jobs: no more is in it than a name.
+CREATE OR REPLACE VIEW queue_partition_limits AS
+    SELECT s.queue FROM queue_settings s
+     WHERE s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL
+        OR EXISTS (SELECT FROM queue_partitions p WHERE p.queue = s.queue);
+GRANT SELECT ON queue_partition_limits TO PUBLIC;
+
 -- The last rate_limit starts, numbered: the n-th may follow when the one of rate_limit before it is as old
 -- as the period. Of a queue, and of a partition; no rows without a rate.
 CREATE TABLE IF NOT EXISTS queue_starts (
@@ -543,7 +550,8 @@ BEGIN
     IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
         NEW.blocked_reason := 'not_due';
     END IF;
-    IF NEW.partition_key IS NOT NULL AND NEW.status = 'queued' THEN
+    IF NEW.partition_key IS NOT NULL AND NEW.status = 'queued'
+       AND EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue = NEW.queue) THEN
         NEW := queue_workflows_limit_gate(NULL, NEW);
     END IF;
     IF NEW.lock_key IS NOT NULL AND NEW.status = 'queued' THEN
@@ -566,22 +574,29 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_let_in boolean := false;
-    v_passed ingest_jobs;
 BEGIN
+    IF NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL THEN
+        IF TG_TABLE_NAME = 'ingest_jobs' THEN
+            IF OLD.admitted_at IS NOT NULL OR NEW.blocked_reason IN ('limited', 'admitted', 'held_back')
+               OR EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue IN (OLD.queue, NEW.queue)) THEN
+                DECLARE
+                    v_passed ingest_jobs;  -- here, as each call of its block makes room for a row
+                BEGIN
+                    v_passed := queue_workflows_limit_gate(OLD, NEW);
+                    IF v_passed.id IS NULL THEN
+                        RETURN NULL;
+                    END IF;
+                    NEW := v_passed;
+                END;
+            END IF;
+        END IF;
+    END IF;
     -- What the steps of 0016 write is whole.
     IF NEW.lock_key IS NULL AND OLD.lock_key IS NULL
-       AND NEW.partition_key IS NULL AND OLD.partition_key IS NULL
        AND (OLD.status = 'queued' AND NEW.status = 'running' AND NEW.claim_no > OLD.claim_no
             OR OLD.status = 'running' AND NEW.status = 'completed'
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
         RETURN NEW;
-    END IF;
-    IF (NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL) AND TG_TABLE_NAME = 'ingest_jobs' THEN
-        v_passed := queue_workflows_limit_gate(OLD, NEW);
-        IF v_passed.id IS NULL THEN
-            RETURN NULL;
-        END IF;
-        NEW := v_passed;
     END IF;
     IF OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL THEN
         -- Two words that are never stored: a turn that was given, and one that was taken away.
