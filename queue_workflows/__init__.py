@@ -41,7 +41,7 @@ _MODULES = frozenset(
         "cgroup_attribution", "check", "claim_worker", "config", "db", "declare", "dispatcher",
         "embedded", "errors", "gpu_model_cache", "history", "hw_metrics", "ingest_executor",
         "input_listener", "jobs", "migrations", "model_cache", "model_control", "model_registry",
-        "node_executor", "node_pool", "node_queue", "orchestrator", "refs", "retention",
+        "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs", "retention",
         "run_store", "scheduler", "tasks", "testing", "types", "waiting", "worker_control",
     }
 )  # fmt: skip

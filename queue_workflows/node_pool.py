@@ -19,7 +19,7 @@ from queue_workflows import (
     retention,
 )
 from queue_workflows.runtime import service
-from queue_workflows.store import fleet, nodes, outbox, tables, transitions
+from queue_workflows.store import fleet, limits, nodes, outbox, tables, transitions
 from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
@@ -221,6 +221,11 @@ class Sweeps:
             if count := nodes.mend_turns(conn):
                 _log.warning("%d jobs had missed their turn with a lock key", count)
 
+    def mend_lines(self) -> None:
+        """Look at the lines of limited partitions that are due, or that nobody was let in from."""
+        with self._kept.using() as conn:
+            limits.mend_lines(conn)
+
     def _note(self) -> None:
         if self._broke():
             self._since = self._now()
@@ -300,6 +305,7 @@ def maintenance(sweeps: Sweeps) -> list[service.Task]:
         service.Task("unassignable", UNASSIGNABLE_S, sweeps.flag_unassignable),
         service.Task("input-timeouts", reclaim_s, sweeps.expire_inputs),
         service.Task("lock-keys", reclaim_s, sweeps.mend_turns),
+        service.Task("limits", reclaim_s, sweeps.mend_lines),
     ]
 
 

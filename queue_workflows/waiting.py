@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.store import tables, whys
+from queue_workflows.store import limits, tables, whys
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
@@ -73,9 +73,52 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         turn = whys.turn(conn, table, row)
         has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
+    if reason == "limited":
+        return _of_partition(whys.limits_of(conn, row), row["partition_key"])
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
+    if row["partition_key"] is not None and table == tables.INGEST_JOBS.name:
+        said = whys.limits_of(conn, row)
+        if said["paused"]:
+            return _of_partition(said, row["partition_key"])
+    return _of_queue(conn, row["queue"])
+
+
+def _of_partition(said: Row, key: str) -> tuple[str, str]:
+    """What keeps the line of a partition waiting."""
+    if said["paused"]:
+        return "paused", f"partition {key} is paused{_until(said['paused_until'])}"
+    rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
+    if said["due_at"] is not None and rate:
+        return "limited", f"partition {key} starts {rate}: its line is due{_at(said['due_at'])}"
+    if said["max_running"]:
+        running = f"{said['running']} of {said['max_running']}"
+        return "limited", f"it waits in line of partition {key}, of which {running} run"
+    return "limited", f"it waits in line of partition {key}"
+
+
+def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
+    """What its queue's own pause and limits keep from all workers."""
+    said = whys.queue_limits(conn, queue)
+    if said is None:
+        return None, None
+    if said["paused"]:
+        by = f" by {said['paused_by']}" if said["paused_by"] else ""
+        return "paused", f"queue {queue} is paused{by}{_until(said['paused_until'])}"
+    if said["max_running"] and said["running"] >= said["max_running"]:
+        return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
+    if said["due_s"] is not None:
+        rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
+        return "limited", f"queue {queue} starts {rate}: the next in {said['due_s']:.1f} s"
     return None, None
+
+
+def _until(instant: Any) -> str:
+    return f" until{_at(instant)}" if instant else ""
+
+
+def _at(instant: Any) -> str:
+    return f" {instant:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _of_worker(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db, errors, queues
 from queue_workflows.runtime import process
 from queue_workflows.store import controls
 from queue_workflows.types import ExitFn, Row
@@ -208,16 +208,10 @@ class WorkerControlWatcher:
 
 
 def _until(text: str) -> datetime | timedelta:
-    unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}.get(text[-1:])
     try:
-        if unit is not None:
-            return timedelta(**{unit: float(text[:-1])})
-        # Python 3.10 knows no Z.
-        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a time span such as 45m nor an ISO time"
-        ) from None
+        return queues.when(text)
+    except errors.InvalidConfig as refused:
+        raise argparse.ArgumentTypeError(str(refused)) from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,6 +24,7 @@ from queue_workflows.cli import (
     migrate,
     models,
     prune,
+    queues,
     retry,
     run,
     runs,
@@ -52,6 +53,7 @@ app.command("status")(status.status)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
+app.command("queues")(queues.queues)
 app.command("models")(models.models)
 app.command("samples")(samples.samples)
 app.command("why")(why.why)

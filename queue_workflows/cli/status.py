@@ -10,7 +10,7 @@ from queue_workflows import config, db
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.store import fleet as fleet_rows
-from queue_workflows.store import overview
+from queue_workflows.store import limits, overview
 from queue_workflows.store import workers as workers_rows
 from queue_workflows.types import Row
 
@@ -52,6 +52,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "workers": [],
         "switched_off": [],
         "unassignable": [],
+        "paused": [],
         "runs": {},
         "orchestrator": None,
     }
@@ -63,6 +64,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
+        found["paused"] = limits.paused(conn)
     found["workers"] = workers_command.listing()
     found["queues"] = _queues(known, counts, found["workers"])
     return found
@@ -140,6 +142,11 @@ def _show(found: dict[str, Any], psql: str) -> None:
     _show_orchestrator(found["orchestrator"])
     for row in found["switched_off"]:
         output.echo(fleet.switch_text(row))
+    for row in found["paused"]:
+        key = f", partition {row['partition']}" if row["partition"] is not None else ""
+        until = f" until {row['until']:%Y-%m-%d %H:%M:%S %Z}" if row["until"] else ""
+        by = f" by {row['by']}" if row["by"] else ""
+        output.echo(output.line(f"queue {row['queue']}{key} is paused{until}{by}"))
     for row in found["unassignable"]:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -68,14 +68,16 @@ class IngestResult(NamedTuple):
 
 
 _NODE_STEP = (
-    b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8, %s::boolean,"
+    b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8,"
+    b" %s::boolean AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = %s::text"
+    b" AND s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now())),"
     b" %s::boolean, %s::boolean, %s::boolean, %s::text, %s::text[], %s::smallint, %s::text,"
     b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb, %s::integer, %s::jsonb,"
     b" %s::boolean, %s::text, %s::float8, %s::float8) AS job"
 )
 _INGEST_STEP = (
     b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
-    b" %s::integer, %s::boolean, %s::boolean, %s::jsonb)"
+    b" %s::integer, %s::boolean, %s::boolean, %s::jsonb, %s::boolean)"
 )
 
 
@@ -115,7 +117,7 @@ def node_step(
             _NODE_STEP,
             (
                 *(who.worker_id, who.host, who.queue, who.lease_s),
-                *(claim, who.obey, promote, who.newest, who.model, who.models, who.lane),
+                *(claim, who.queue, who.obey, promote, who.newest, who.model, who.models, who.lane),
                 *finished,
                 *(ahead or (None, None, None)),
                 *(who.policy, who.grace_s, who.bound_s),
@@ -142,11 +144,13 @@ def ingest_step(
     done: Sequence[IngestResult] = (),
     claim: int = 1,
     promote: bool = False,
+    tell: Callable[[float], None] | None = None,
 ) -> list[Row]:
     """Complete all of `done`, then claim up to `claim` ingest jobs, in claim order.
 
     One transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or claimed,
-    when any of `done` is no longer held.
+    when any of `done` is no longer held. `tell`: where nothing was claimed, called with the seconds
+    until a limit of the queue lets the next in, if that is known.
     """
     finished = None
     if done:
@@ -156,12 +160,16 @@ def ingest_step(
             _INGEST_STEP,
             (
                 *(who.worker_id, who.host, who.queue, who.lease_s),
-                *(claim, who.obey, promote, finished),
+                *(claim, who.obey, promote, finished, tell is not None),
             ),
             prepare=True,
         ).fetchall()
     except psycopg.Error as error:
         raise _lost(error) or error from None
+    if rows and rows[0]["id"] is None:
+        if tell is not None and rows[0]["wait_s"] is not None:
+            tell(max(0.0, rows[0]["wait_s"]))
+        return []
     if len(rows) > 1:
         rows.sort(key=lambda row: (row["priority"], row["seq"]))
     return rows

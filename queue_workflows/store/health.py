@@ -16,9 +16,11 @@ TABLES = (
     "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
     "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "job_attempt_logs",
     "workflow_input_timeouts", "queue_settings", "gpu_models", "gpu_unassignable",
-    "model_controls", "hw_samples",
+    "model_controls", "hw_samples", "queue_partitions", "queue_starts", "partition_starts",
+    "partition_dues",
 )  # fmt: skip
-"""The tables that the engine writes; `lock_turns` is its owner's alone, by functions of his."""
+"""The tables that the engine writes; `lock_turns` and `partition_turns` are their owner's alone,
+by functions of his."""
 RENEWED = {
     "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
     "ingest_jobs": ["lease_expires_at", "heartbeat_at", "progress"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.store import limits
 from queue_workflows.types import Row
 
 COUNTED = 10_000
@@ -144,3 +145,17 @@ def turn(conn: db.Connection, table: str, row: Row) -> Row | None:
         " OR (j.status = 'queued' AND j.blocked_reason IS NULL)) LIMIT 1"
     )
     return conn.execute(query.replace("{jobs}", table).encode(), (row["lock_key"],)).fetchone()
+
+
+def limits_of(conn: db.Connection, row: Row) -> Row:
+    """The limits in force for an ingest job's partition, with `paused`, `running` and `due_at`."""
+    return limits.of_partition(conn, row["queue"], row["partition_key"])
+
+
+def queue_limits(conn: db.Connection, queue: str) -> Row | None:
+    """What is said of a queue, with `paused`; `running`, where that is limited, and `due_s`.
+
+    `due_s`: in how many seconds its rate has room for one more start; None: it has.
+    """
+    said = limits.of_queue(conn, queue)
+    return None if said is None else said | limits.use(conn, said)

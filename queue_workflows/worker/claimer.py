@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class Claimer:
         self._look_again = False
         self.sent_at = 0.0
         """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
+        self.wait_s = math.inf
+        """Of the last claim that got no job: in how many seconds a limit lets the next one in."""
         self._pause = threading.Event()
 
     def connection(self) -> db.Connection:
@@ -95,9 +98,14 @@ class Claimer:
         """
         try:
             self._look()
-            self.sent_at = clock.boot_s()
+            self.sent_at, self.wait_s = clock.boot_s(), math.inf
             return claims.ingest_step(
-                self.connection(), self._who(), done=done, claim=size, promote=promote
+                self.connection(),
+                self._who(),
+                done=done,
+                claim=size,
+                promote=promote,
+                tell=self._told,
             )
         except db.Error:
             self._lose()
@@ -187,7 +195,7 @@ class Claimer:
         claim: bool,
         promote: bool = False,
     ) -> Row | None:
-        self.sent_at = clock.boot_s()
+        self.sent_at, self.wait_s = clock.boot_s(), math.inf
         if self._table.in_run:
             result = outcomes.node_result(*done) if done else None
             return claims.node_step(
@@ -200,9 +208,17 @@ class Claimer:
             )
         results = [outcomes.ingest_result(*done)] if done else []
         rows = claims.ingest_step(
-            self.connection(), self._who(), done=results, claim=int(claim), promote=promote
+            self.connection(),
+            self._who(),
+            done=results,
+            claim=int(claim),
+            promote=promote,
+            tell=self._told,
         )
         return rows[0] if rows else None
+
+    def _told(self, wait_s: float) -> None:
+        self.wait_s = wait_s
 
     def _recorded(self, work: current.Work, outcome: outcomes.Outcome) -> bool:
         """Whether a commit whose reply was lost did happen; unknown counts as no."""

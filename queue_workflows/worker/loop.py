@@ -94,7 +94,8 @@ class WorkLoop:
                     self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                     delay = min(BACKOFF_MAX_S, delay * 2)
                     continue
-                self._promote = not self._pause(config.CLAIM_POLL_S.read())
+                pause_s = min(config.CLAIM_POLL_S.read(), self._claimer.wait_s)
+                self._promote = not self._pause(pause_s)
 
     def _pause(self, seconds: float) -> bool:
         """Whether a wake-up came before the time was over; `stop` ends it within a second."""

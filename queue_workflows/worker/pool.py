@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -29,6 +30,8 @@ class _Seats:
         self.look = False
         """Whether there may be something to claim."""
         self.promote = False
+        self.due_at = math.inf
+        """When a limit of the queue lets the next job in."""
 
     def free(self) -> int:
         """How many bodies more may run."""
@@ -82,6 +85,9 @@ class PoolLoop:
             if time.monotonic() >= poll_at:
                 poll_at = time.monotonic() + config.CLAIM_POLL_S.read()
                 self._look(promote=True)
+            for each in self._seats:
+                if time.monotonic() >= each.due_at:
+                    each.look, each.promote, each.due_at = True, True, math.inf
             try:
                 self._turn_all()
                 delay, said = 0.1, ""
@@ -94,7 +100,8 @@ class PoolLoop:
                 delay = min(loop.BACKOFF_MAX_S, delay * 2)
                 continue
             # A signal handler sets no event: `stop` is seen within a second.
-            self._ready.wait(max(0.0, min(1.0, poll_at - time.monotonic())))
+            next_at = min(poll_at, *(each.due_at for each in self._seats))
+            self._ready.wait(max(0.0, min(1.0, next_at - time.monotonic())))
 
     def _is_busy(self) -> bool:
         return any(each.held.running() or each.held.unrecorded() for each in self._seats)
@@ -153,6 +160,8 @@ class PoolLoop:
         if free:
             seats.look = False  # before the claim: what is notified meanwhile counts
         jobs = self._step(seats, done, free)
+        if free:
+            seats.due_at = time.monotonic() + seats.claimer.wait_s
         # What may have killed a worker is claimed alone; others may wait behind it.
         if free and (len(jobs) == free or any(job["crash_count"] for job in jobs)):
             seats.look = True

@@ -1,0 +1,169 @@
+"""`queue-workflows queues`: how queues stand; pausing, resuming and limiting them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from queue_workflows import errors
+from queue_workflows import queues as doors
+from queue_workflows.cli import command, options, output
+from queue_workflows.types import Row
+
+_NONE = "none"
+_LIMITS = ("max_running", "rate", "partition_max_running", "partition_rate")
+
+
+class Action(str, Enum):
+    """What to do."""
+
+    list = "list"
+    pause = "pause"
+    resume = "resume"
+    limit = "limit"
+
+
+_Limit = Annotated[str | None, typer.Option(metavar="N|none", help="How many run at once.")]
+_Rate = Annotated[
+    str | None,
+    typer.Option(metavar="N/PERIOD|none", help="Starts in any period: 100/m, 5/30s, 1/d."),
+]
+
+
+def queues(
+    action: Annotated[Action, typer.Argument(help="list, pause, resume or limit.")] = Action.list,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE")] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only this partition key of the queue.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="When the pause ends: 30s, 45m, 2h, 1d, or an ISO time."),
+    ] = None,
+    max_running: _Limit = None,
+    rate: _Rate = None,
+    partition_max_running: Annotated[
+        str | None, typer.Option(metavar="N|none", help="The same for each partition key.")
+    ] = None,
+    partition_rate: Annotated[
+        str | None, typer.Option(metavar="N/PERIOD|none", help="The same for each partition key.")
+    ] = None,
+    requested_by: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who asks, for the record.")
+    ] = None,
+    app: options.App = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show queues: depth, age, rates, state and limits; pause, resume or limit one.
+
+    Limits are of ingest queues. What runs, runs on. `none` takes a limit off.
+    """
+    given = (max_running, rate, partition_max_running, partition_rate)
+    said = {name: value for name, value in zip(_LIMITS, given, strict=True) if value is not None}
+
+    def body() -> int:
+        _check(action, queue, partition, until, requested_by, said)
+        with command.reading(app):
+            if action is Action.pause:
+                doors.pause(
+                    queue or "",
+                    partition=partition,
+                    until=None if until is None else doors.when(until),
+                    requested_by=requested_by,
+                )
+            elif action is Action.resume:
+                doors.resume(queue or "", partition=partition)
+            elif action is Action.limit:
+                doors.limit(queue or "", partition=partition, **_values(said))
+            rows = [row for row in doors.show() if queue in (None, row["queue"])]
+        if as_json:
+            output.dump(rows)
+        else:
+            _list(rows)
+        return 0
+
+    command.execute("queues", body, debug=debug)
+
+
+def _check(
+    action: Action,
+    queue: str | None,
+    partition: str | None,
+    until: str | None,
+    requested_by: str | None,
+    said: dict[str, str],
+) -> None:
+    if action is not Action.list and queue is None:
+        raise errors.InvalidConfig(f"{action.value} needs the name of a queue")
+    if action is Action.list and partition is not None:
+        raise errors.InvalidConfig("list takes a queue at most; --json shows its partitions")
+    if action is not Action.pause and (until is not None or requested_by is not None):
+        raise errors.InvalidConfig("--until and --requested-by belong to pause")
+    if action is not Action.limit and said:
+        names = ", ".join("--" + name.replace("_", "-") for name in said)
+        raise errors.InvalidConfig(f"{names}: belongs to limit")
+
+
+def _values(said: dict[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in said.items():
+        if text == _NONE:
+            values[name] = None
+        elif name.endswith("max_running"):
+            if not text.isascii() or not text.isdigit() or len(text) > 9:
+                raise errors.InvalidConfig(f"{name} {text[:40]!r}: a whole number from 1, or none")
+            values[name] = int(text)
+        else:
+            values[name] = text
+    return values
+
+
+def _list(rows: list[Row]) -> None:
+    output.table(
+        ("queue", "state", "running", "ready", "limited", "not due", "oldest", "in/min", "out/min",
+         "limits"),
+        [
+            (
+                row["queue"],
+                _state(row),
+                row["running"],
+                row["ready"],
+                row["limited"] + row["locked"],
+                row["not_due"],
+                output.seconds(row["oldest_s"]),
+                f"{row['in_per_min']:g}",
+                f"{row['out_per_min']:g}",
+                _limits(row),
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+    for row in rows:
+        for one in row["partitions"]:
+            text = f"{row['queue']}, partition {one['partition']}: {_state(one)}"
+            output.echo(output.line(", ".join(filter(None, (text, _limits(one))))))
+
+
+def _state(row: Row) -> str:
+    if row["state"] == "open":
+        return "open"
+    until = f" until {row['paused_until']:%Y-%m-%d %H:%M:%S %Z}" if row["paused_until"] else ""
+    by = f" by {row['paused_by']}" if row["paused_by"] else ""
+    return f"paused{until}{by}"
+
+
+def _limits(row: Row) -> str:
+    parts = [
+        f"{row['max_running']} at once" if row["max_running"] else "",
+        row["rate"] or "",
+    ]
+    each = [
+        f"{row['partition_max_running']} at once" if row.get("partition_max_running") else "",
+        row.get("partition_rate") or "",
+    ]
+    if any(each):
+        parts.append("each partition " + ", ".join(filter(None, each)))
+    return ", ".join(filter(None, parts))

@@ -1,0 +1,249 @@
+"""Pausing and limiting queues: the doors, the command, `why` and `status`, and the worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import claim_worker, cli, config, errors, node_queue, queues, waiting
+from queue_workflows.store import claims
+from tests.support import factories
+from tests.support.wait import until
+
+
+def of(queue: str = "fetch") -> dict[str, Any]:
+    (row,) = [row for row in queues.show() if row["queue"] == queue]
+    return row
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["queues", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_queue_that_nobody_spoke_of_is_open(db: ModuleType) -> None:
+    row = of()
+    assert row["state"] == "open"
+    assert (row["ready"], row["rate"], row["max_running"], row["partitions"]) == (0, None, None, [])
+
+
+def test_pause_and_resume(db: ModuleType) -> None:
+    at = datetime.now(timezone.utc) + timedelta(hours=1)
+    queues.pause("fetch", until=at, requested_by="ana")
+    assert (of()["state"], of()["paused_until"], of()["paused_by"]) == ("paused", at, "ana")
+    since = queues.pause("fetch", until=timedelta(minutes=5))["paused_at"]
+    assert queues.pause("fetch")["paused_at"] == since
+    assert of()["paused_until"] is None
+    assert queues.resume("fetch")
+    assert not queues.resume("fetch")
+    assert of()["state"] == "open"
+
+
+def test_a_partition_is_forgotten_once_nothing_is_said_of_it(db: ModuleType) -> None:
+    queues.pause("load", partition="a", requested_by="ana")
+    queues.limit("load", partition="b", max_running=3, rate="5/30s")
+    a, b = of("load")["partitions"]
+    assert (a["partition"], a["state"], a["paused_by"]) == ("a", "paused", "ana")
+    assert (b["max_running"], b["rate"], b["state"]) == (3, "5/30s", "open")
+    queues.resume("load", partition="a")
+    queues.limit("load", partition="b", max_running=None)
+    assert [row["rate"] for row in of("load")["partitions"]] == ["5/30s"]
+    queues.limit("load", partition="b", rate=None)
+    assert of("load")["partitions"] == []
+
+
+def test_limits_are_set_one_by_one_and_taken_off(db: ModuleType) -> None:
+    queues.limit("fetch", max_running=4, partition_rate="100/m")
+    queues.limit("fetch", rate="1/d", partition_max_running=2)
+    row = of()
+    assert (row["max_running"], row["rate"]) == (4, "1/d")
+    assert (row["partition_max_running"], row["partition_rate"]) == (2, "100/m")
+    queues.limit("fetch", max_running=None, rate=None)
+    assert (of()["max_running"], of()["rate"], of()["partition_rate"]) == (None, None, "100/m")
+
+
+def test_a_change_joins_the_callers_transaction(db: ModuleType) -> None:
+    with db.connect() as conn, conn.transaction(force_rollback=True):
+        queues.pause("fetch", conn=conn)
+        queues.limit("fetch", max_running=1, conn=conn)
+        assert queues.resume("fetch", conn=conn)
+    assert of()["max_running"] is None
+
+
+REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
+    "unknown queue": (errors.UnknownQueue, lambda: queues.pause("nobody")),
+    "naive until": (errors.InvalidConfig, lambda: queues.pause("fetch", until=datetime.now())),
+    "no span": (errors.InvalidConfig, lambda: queues.pause("fetch", until=timedelta(0))),
+    "over": (
+        errors.InvalidConfig,
+        lambda: queues.pause("fetch", until=datetime(2020, 1, 1, tzinfo=timezone.utc)),
+    ),
+    "node partition": (errors.InvalidConfig, lambda: queues.pause("cpu", partition="a")),
+    "node limit": (errors.InvalidConfig, lambda: queues.limit("gpu", max_running=1)),
+    "empty key": (errors.InvalidConfig, lambda: queues.pause("fetch", partition="")),
+    "surrogate key": (errors.InvalidConfig, lambda: queues.pause("fetch", partition="\ud800")),
+    "nothing": (errors.InvalidConfig, lambda: queues.limit("fetch")),
+    "zero": (errors.InvalidConfig, lambda: queues.limit("fetch", max_running=0)),
+    "true": (errors.InvalidConfig, lambda: queues.limit("fetch", max_running=True)),
+    "partition of one": (
+        errors.InvalidConfig,
+        lambda: queues.limit("fetch", partition="a", partition_max_running=1),
+    ),
+}
+RATES = ("5", "0/s", "5/0s", "5/y", "-1/s", "5 / s", "1/400d", "1e9/s", "9999999999/s", 5)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_a_rate_that_cannot_be_is_refused(db: ModuleType, rate: Any) -> None:
+    with pytest.raises(errors.InvalidConfig, match="N/PERIOD"):
+        queues.limit("fetch", rate=rate)
+    with pytest.raises(errors.InvalidConfig, match="partition_rate"):
+        queues.limit("fetch", partition_rate=rate)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_before_any_write(db: ModuleType, name: str) -> None:
+    kind, door = REFUSED[name]
+    with pytest.raises(kind) as refused:
+        door()
+    assert isinstance(refused.value, ValueError)
+    with db.connect() as conn:
+        assert factories.one(conn, "SELECT count(*) FROM queue_settings") == 0
+        assert factories.one(conn, "SELECT count(*) FROM queue_partitions") == 0
+
+
+def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
+    with db.connect() as conn:
+        queues.limit("fetch", partition_max_running=1)
+        jobs = [factories.ingest(conn, partition_key="a") for _ in range(3)]
+        factories.ingest(conn, lock_key="k")
+        factories.ingest(conn, lock_key="k")
+        plain = "UPDATE ingest_jobs SET available_at = now() + interval '1 h' WHERE id = %s"
+        conn.execute(plain, (jobs[2]["id"],))
+        factories.complete_ingest(conn, factories.claim_ingest(conn))
+        factories.claim_ingest(conn)
+    row = of()
+    stand = ("running", "ready", "limited", "locked", "not_due")
+    assert [row[name] for name in stand] == [1, 1, 0, 1, 1]
+    assert (row["in_per_min"], row["out_per_min"]) == (1.0, 0.2)
+    assert 0 <= row["oldest_s"] < 60
+
+
+def test_why_names_the_limit(db: ModuleType) -> None:
+    def told(job: dict[str, Any]) -> tuple[str, str]:
+        found = waiting.why(job["id"])
+        assert found is not None
+        return found["clause"], found["detail"]
+
+    with db.connect() as conn:
+        free = factories.ingest(conn)
+        queues.pause("fetch", requested_by="ana")
+        assert told(free) == ("paused", "queue fetch is paused by ana")
+        queues.resume("fetch")
+        queues.limit("fetch", rate="1/h")
+        factories.claim_ingest(conn)
+        job = factories.ingest(conn)
+        assert told(job)[1].startswith("queue fetch starts 1/h: the next in 3")
+        queues.limit("fetch", rate=None, max_running=1)
+        assert told(job) == ("limited", "queue fetch runs 1 at once, and does")
+        queues.limit("fetch", max_running=None)
+        queues.limit("fetch", partition="a", max_running=1)
+        _, second = (factories.ingest(conn, partition_key="a", priority=1) for _ in range(2))
+        for _ in range(2):
+            claims.ingest_step(conn, factories.who("fetch"), tell=lambda _: None)
+        assert told(second)[1] == "it waits in line of partition a, of which 1 of 1 run"
+        queues.limit("fetch", partition="a", max_running=None, rate="1/h")
+        conn.execute("SELECT queue_workflows_mend_lines()")
+        queues.pause("fetch", partition="a", until=timedelta(hours=1))
+        clause, detail = told(second)
+        assert (clause, detail[:30]) == ("paused", "partition a is paused until 20")
+
+
+def test_the_command(db: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(capsys, "pause", "fetch", "--until", "2h", "--requested-by", "ana")[0] == 0
+    code, out, _ = command(capsys, "limit", "fetch", "--rate", "100/m", "--partition-max-running=2")
+    assert code == 0
+    assert "100/m, each partition 2 at once" in out
+    assert "by ana" in out
+    assert command(capsys, "pause", "load", "--partition", "a")[0] == 0
+    _, out, _ = command(capsys, "list")
+    assert "load, partition a: paused" in out
+    assert command(capsys, "resume", "fetch")[0] == 0
+    assert command(capsys, "limit", "fetch", "--rate", "none")[0] == 0
+    (row,) = json.loads(command(capsys, "list", "fetch", "--json")[1])
+    assert (row["state"], row["rate"], row["partition_max_running"]) == ("open", None, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pause",),
+        ("list", "fetch", "--partition", "a"),
+        ("resume", "fetch", "--until", "2h"),
+        ("pause", "fetch", "--rate", "1/s"),
+        ("pause", "fetch", "--until", "soon"),
+        ("limit", "fetch", "--max-running", "many"),
+        ("limit", "fetch", "--rate", "many"),
+        ("limit", "nobody", "--max-running", "1"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    db: ModuleType, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    code, out, err = command(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_status_shows_what_is_paused(db: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    queues.pause("cpu", requested_by="ana")
+    queues.pause("load", partition="a")
+    assert cli.main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "queue cpu is paused by ana\n" in out
+    assert "queue load, partition a is paused\n" in out
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_worker_sleeps_no_longer_than_until_the_next_is_due(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, key: str | None, batch: int
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "600")
+    ran: list[str] = []
+    config.register_ingest_task("t", ran.append)
+    queues.limit("fetch", partition=key, rate="1/0.3s")
+    with db.connect() as conn:
+        for _ in range(4):
+            factories.ingest(conn, partition_key=key)
+    worker = claim_worker.ClaimWorker(queue="fetch", batch=batch)
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    try:
+        until(lambda: len(ran) == 4, timeout_s=60)
+    finally:
+        worker.stop()
+        thread.join()
+    with db.connect() as conn:
+        started = factories.column(
+            conn,
+            "SELECT extract(epoch FROM created_at)::float8 FROM ingest_job_events"
+            " WHERE event_type = 'claimed' ORDER BY created_at",
+        )
+    assert all(later - first >= 0.3 - 1e-6 for first, later in itertools.pairwise(started))
+
+
+def test_the_hosts_door_obeys_too(db: ModuleType) -> None:
+    with db.connect() as conn:
+        factories.ingest(conn)
+    queues.pause("fetch")
+    assert node_queue.claim_next_ingest_job("fetch") is None
+    queues.resume("fetch")
+    assert node_queue.claim_next_ingest_job("fetch") is not None

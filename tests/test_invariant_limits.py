@@ -1,0 +1,519 @@
+"""Pauses and limits of queues and partitions hold at every instant, and nothing waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from queue_workflows.store import claims, limits, tables, transitions
+from tests.support import factories, laws
+
+Row = dict[str, Any]
+FREE, LINE = ("queued", None), ("queued", "limited")
+
+
+@pytest.fixture(autouse=True)
+def lawful(db: ModuleType) -> Iterator[None]:
+    yield
+    with db.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
+        assert factories.one(conn, "SELECT count(*) FROM partition_turns") == 0
+
+
+def say(conn: Any, key: str | None = None, **columns: Any) -> None:
+    """Set limits of the queue `fetch`, or of a partition in it."""
+    limits.limit(conn, "fetch", key, columns)
+
+
+def add(conn: Any, number: int = 1, **columns: Any) -> list[Row]:
+    return [factories.ingest(conn, **{"partition_key": "a"} | columns) for _ in range(number)]
+
+
+def take(conn: Any, size: int = 1, waits: list[float] | None = None, **step: Any) -> list[Row]:
+    """Claim as a worker does: again where it is told to, or notified of what was let in."""
+    who = factories.who("fetch")
+    conn.execute(b"LISTEN ingest_job_ready")
+    while True:
+        told: list[float] = []
+        list(conn.notifies(timeout=0))
+        rows = claims.ingest_step(conn, who, claim=size, tell=told.append, **step)
+        step.pop("done", None)
+        if rows or (told != [0] and not list(conn.notifies(timeout=0))):
+            if waits is not None:
+                waits += told
+            return rows
+
+
+def end(conn: Any, *jobs: Row) -> None:
+    for job in jobs:
+        factories.complete_ingest(conn, job)
+
+
+def states(conn: Any, key: str | None = "a") -> list[tuple[str, str | None]]:
+    rows = conn.execute(
+        "SELECT status::text, blocked_reason FROM ingest_jobs"
+        " WHERE partition_key IS NOT DISTINCT FROM %s ORDER BY seq",
+        (key,),
+    ).fetchall()
+    return [(row["status"], row["blocked_reason"]) for row in rows]
+
+
+def count(conn: Any, state: tuple[str, str | None], key: str | None = "a") -> int:
+    return Counter(states(conn, key))[state]
+
+
+def age(conn: Any, seconds: float) -> None:
+    """Let that much time pass, as far as rates and lines that wait for them know."""
+    for table, column in (
+        ("queue_starts", "started_at"),
+        ("partition_starts", "started_at"),
+        ("partition_dues", "due_at"),
+    ):
+        conn.execute(
+            sql.SQL("UPDATE {} SET {c} = {c} - %s * interval '1 second'").format(
+                sql.Identifier(table), c=sql.Identifier(column)
+            ),
+            (seconds,),
+        )
+
+
+# Queues
+
+
+@pytest.mark.parametrize("until", ["NULL", "now() + interval '1 hour'"])
+def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: str) -> None:
+    with db.connect() as conn, db.connect() as ear:
+        add(conn, 2, partition_key=None)
+        factories.ingest(conn, queue="load")
+        conn.execute(
+            "INSERT INTO queue_settings (queue, paused_at, paused_until)"
+            f" VALUES ('fetch', now(), {until})"
+        )
+        assert take(conn) == take(conn, 7) == []
+        assert len(claims.ingest_step(conn, factories.who("load"))) == 1
+        assert states(conn, None)[:2] == [FREE, FREE]
+        ear.execute(b"LISTEN ingest_job_ready")
+        assert limits.resume(conn, "fetch", None)
+        assert not limits.resume(conn, "fetch", None)
+        (heard,) = ear.notifies(timeout=5, stop_after=1)
+        assert heard.payload == "fetch"
+        assert len(take(conn, 7)) == 2
+
+
+def test_a_pause_ends_by_itself_and_a_worker_is_told_when(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, partition_key=None)
+        limits.pause(conn, "fetch", None, {"at": None, "lasts": "90 seconds", "by": "ana"})
+        waits: list[float] = []
+        assert take(conn, waits=waits) == []
+        assert 80 < waits[0] <= 90
+        conn.execute("UPDATE queue_settings SET paused_until = now() - interval '1 second'")
+        assert len(take(conn)) == 1
+
+
+@pytest.mark.parametrize("queue", ["cpu", "gpu"])
+def test_node_queues_are_paused_too(db: ModuleType, queue: str) -> None:
+    with db.connect() as conn, db.connect() as ear:
+        done = factories.node(conn, queue=queue)
+        job = factories.claim_node(conn, factories.who(queue))
+        factories.node(conn, queue=queue)
+        limits.pause(conn, queue, None, {"at": None, "lasts": None, "by": None})
+        result = factories.node_result(job)
+        assert claims.node_step(conn, factories.who(queue), done=result) is None
+        assert factories.reread(conn, done)["status"] == "completed"
+        ear.execute(b"LISTEN node_job_ready")
+        limits.resume(conn, queue, None)
+        assert list(ear.notifies(timeout=5, stop_after=1))
+        assert claims.node_step(conn, factories.who(queue)) is not None
+
+
+def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, 6, partition_key=None)
+        say(conn, max_running=3)
+        jobs = take(conn, 2)
+        assert [len(take(conn, 7)), len(take(conn))] == [1, 0]
+        end(conn, jobs[0])
+        assert len(take(conn, 7)) == 1
+        following = take(conn, 7, done=[factories.ingest_result(jobs[1])])
+        assert len(following) == 1
+        say(conn, max_running=None)
+        assert len(take(conn, 7)) == 1
+
+
+def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
+    def leave(conn: Any, job: Row) -> object:
+        return getattr(transitions, name)(conn, factories.ingest_lease(job), **more)
+
+    return leave
+
+
+def reclaim(conn: Any, job: Row) -> object:
+    conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (job["id"],))
+    factories.expire(conn, job)
+    return transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+
+
+def plain(change: str) -> Callable[[Any, Row], object]:
+    def leave(conn: Any, job: Row) -> object:
+        return conn.execute(f"UPDATE ingest_jobs SET {change} WHERE id = %s", (job["id"],))
+
+    return leave
+
+
+LEAVING: dict[str, Callable[[Any, Row], object]] = {
+    "finish": end,
+    "fail": fenced("fail", error="no"),
+    "snooze": fenced("hand_back", reason="snoozed", after_s=60),
+    "reclaim": reclaim,
+    "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
+}
+FROM_PARTITION: dict[str, Callable[[Any, Row], object]] = LEAVING | {
+    "delayed by SQL": plain("status = 'queued', available_at = now() + interval '1 hour'"),
+    "key taken off": plain("partition_key = NULL"),
+    "key changed": plain("partition_key = 'b'"),
+    "delete": lambda conn, job: conn.execute("DELETE FROM ingest_jobs WHERE id = %s", (job["id"],)),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
+def test_whoever_leaves_a_full_queue_wakes_a_worker(
+    db: ModuleType, leave: Callable[[Any, Row], object]
+) -> None:
+    with db.connect() as conn, db.connect() as ear:
+        add(conn, 2, partition_key=None)
+        say(conn, max_running=1)
+        (job,) = take(conn)
+        ear.execute(b"LISTEN ingest_job_ready")
+        leave(conn, job)
+        assert list(ear.notifies(timeout=5, stop_after=1))
+        assert len(take(conn, 7)) == 1
+
+
+def test_no_period_has_more_starts_of_a_queue_than_its_rate(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, 9, partition_key=None)
+        say(conn, rate_limit=3, rate_period_s=60.0)
+        waits: list[float] = []
+        assert [len(take(conn)), len(take(conn, 7)), len(take(conn, 7, waits))] == [1, 2, 0]
+        assert 50 < waits[-1] <= 60
+        conn.execute(
+            "UPDATE queue_starts SET started_at = started_at - interval '59 s' WHERE n = 1"
+        )
+        assert take(conn, 7, waits) == []
+        assert 0 < waits[-1] <= 1
+        conn.execute("UPDATE queue_starts SET started_at = started_at - interval '2 s' WHERE n = 1")
+        assert len(take(conn, 7)) == 1
+        age(conn, 61)
+        assert len(take(conn, 7)) == 3
+        assert factories.one(conn, "SELECT count(*) FROM queue_starts") == 3
+
+
+def test_a_rate_counts_starts_and_not_jobs(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, partition_key=None)
+        say(conn, rate_limit=2, rate_period_s=60.0)
+        for _ in range(2):
+            (job,) = take(conn)
+            fenced("hand_back", reason="shutdown")(conn, job)
+        assert take(conn) == []
+
+
+def test_who_knows_no_limits_finds_nothing_where_there_are_some(db: ModuleType) -> None:
+    claim = (
+        "UPDATE ingest_jobs SET status = 'running', claimed_by = 'old' WHERE id = (SELECT id"
+        " FROM ingest_jobs WHERE status = 'queued' ORDER BY priority, created_at"
+        " FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING id"
+    )
+    with db.connect() as conn:
+        add(conn, partition_key=None)
+        for change in ("paused_at = now()", "max_running = 5", "rate_limit = 5, rate_period_s = 1"):
+            conn.execute("DELETE FROM queue_settings")
+            conn.execute("INSERT INTO queue_settings (queue) VALUES ('fetch')")
+            conn.execute(f"UPDATE queue_settings SET {change}")
+            assert conn.execute(claim).fetchall() == []
+        conn.execute("DELETE FROM queue_settings")
+        conn.execute("DELETE FROM ingest_jobs")
+        add(conn)
+        say(conn, partition_max_running=5)
+        assert conn.execute(claim).fetchall() == []
+        say(conn, partition_max_running=None)
+        assert len(conn.execute(claim).fetchall()) == 1
+
+
+# Partitions
+
+
+def test_no_more_of_a_partition_are_let_in_than_its_limit(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=2)
+        add(conn, 4)
+        add(conn, 1, partition_key="b")
+        add(conn, 1, partition_key=None)
+        assert states(conn) == [FREE, FREE, LINE, LINE]
+        assert states(conn, "b") + states(conn, None) == [FREE, FREE]
+        jobs = take(conn, 9)
+        assert len(jobs) == 4
+        end(conn, jobs[0])
+        assert count(conn, FREE) == 1
+        assert count(conn, LINE) == 1
+        assert factories.reread(conn, jobs[1])["admitted_at"] is not None
+
+
+@pytest.mark.parametrize("leave", FROM_PARTITION.values(), ids=FROM_PARTITION)
+def test_whoever_leaves_a_full_partition_lets_the_next_in(
+    db: ModuleType, leave: Callable[[Any, Row], object]
+) -> None:
+    with db.connect() as conn, db.connect() as ear:
+        say(conn, partition_max_running=1)
+        _, second, third = add(conn, 3)
+        (job,) = take(conn)
+        ear.execute(b"LISTEN ingest_job_ready")
+        leave(conn, job)
+        assert factories.reread(conn, second)["blocked_reason"] is None
+        assert factories.reread(conn, third)["blocked_reason"] == "limited"
+        assert [told.payload for told in ear.notifies(timeout=0.2)].count("fetch") >= 1
+        assert [row["id"] for row in take(conn, 9)] == [second["id"]]
+
+
+def test_a_partition_has_limits_of_its_own(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        say(conn, "a", max_running=3)
+        add(conn, 4)
+        add(conn, 4, partition_key="b")
+        assert count(conn, FREE) == 3
+        assert count(conn, FREE, "b") == 1
+
+
+def test_one_that_fails_stands_in_line_again(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        add(conn, max_attempts=2)
+        (job,) = take(conn)
+        add(conn, priority=10)
+        fenced("fail", error="no", after_s=0)(conn, job)
+        assert states(conn) == [LINE, FREE]
+        assert factories.reread(conn, job)["admitted_at"] is None
+
+
+def test_the_better_priority_is_let_in_instead_of_one_that_is_not_claimed(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=2)
+        add(conn, 3)
+        add(conn, priority=10)
+        assert states(conn) == [FREE, LINE, LINE, FREE]
+        assert [job["priority"] for job in take(conn, 9)] == [10, 100]
+
+
+def test_a_partition_starts_no_more_in_a_period_than_its_rate(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_rate_limit=3, partition_rate_period_s=60.0)
+        add(conn, 8)
+        assert count(conn, FREE) == 3
+        (job,) = take(conn)
+        end(conn, job)
+        assert count(conn, FREE) == 2
+        waits: list[float] = []
+        assert [len(take(conn, 9)), len(take(conn, 9, waits))] == [2, 0]
+        assert 50 < waits[-1] <= 60
+        age(conn, 61)
+        assert len(take(conn, 9)) == 3
+        assert count(conn, LINE) == 2
+
+
+def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as other:
+        say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
+        add(conn, 2)
+        take(conn)
+        with conn.transaction():
+            conn.execute("SELECT now()")
+            age(other, 61)
+            limits.mend_lines(other)
+            assert states(other)[1] == FREE
+            assert claims.ingest_step(conn, factories.who("fetch")) == []
+        assert len(take(conn)) == 1
+
+
+def test_the_sweep_lets_in_what_a_rate_has_room_for_again(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as ear:
+        say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
+        add(conn, 2)
+        take(conn)
+        limits.mend_lines(conn)
+        assert states(conn)[1] == LINE
+        age(conn, 61)
+        ear.execute(b"LISTEN ingest_job_ready")
+        limits.mend_lines(conn)
+        assert states(conn)[1] == FREE
+        assert len(list(ear.notifies(timeout=0.2))) == 1
+
+
+def test_a_paused_partition_holds_up_nobody_else(db: ModuleType) -> None:
+    with db.connect() as conn:
+        first = add(conn, 3)
+        add(conn, 1, partition_key="b")
+        say(conn, "a", max_running=5)
+        assert take(conn)[0]["id"] == first[0]["id"]
+        limits.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
+        assert [job["partition_key"] for job in take(conn, 9)] == ["b"]
+        assert count(conn, LINE) == 2
+        assert factories.column(conn, "SELECT due_at = 'infinity' FROM partition_dues") == [True]
+        limits.mend_lines(conn)
+        add(conn)
+        assert take(conn, 9) == []
+        limits.resume(conn, "fetch", "a")
+        assert len(take(conn, 9)) == 3
+
+
+def test_a_partitions_pause_ends_by_itself(db: ModuleType) -> None:
+    with db.connect() as conn:
+        limits.pause(conn, "fetch", "a", {"at": None, "lasts": "60 seconds", "by": None})
+        add(conn)
+        waits: list[float] = []
+        assert take(conn, waits=waits) == []
+        assert 50 < waits[-1] <= 60
+        conn.execute("UPDATE queue_partitions SET paused_until = now() - interval '1 s'")
+        assert len(take(conn)) == 1
+
+
+def test_what_was_free_before_there_was_a_limit_stands_in_line(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, 5)
+        add(conn, 1, partition_key="b")
+        (job,) = take(conn)
+        say(conn, "a", max_running=2)
+        assert sorted(row["partition_key"] for row in take(conn, 9)) == ["a", "b"]
+        assert count(conn, LINE) == 3
+        end(conn, job)
+        assert count(conn, FREE) == 1
+
+
+def test_an_insert_that_did_not_see_the_limit_is_held_by_it(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as host:
+        with host.transaction():
+            add(host, 3)
+            say(conn, "a", max_running=1)
+            assert take(conn, 9) == []
+        assert states(conn) == [FREE] * 3
+        assert len(take(conn, 9)) == 1
+        assert take(conn, 9) == []
+        assert states(conn)[1:] == [LINE, LINE]
+
+
+def test_a_lower_limit_takes_back_who_is_let_in_and_a_higher_one_lets_in(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=4)
+        add(conn, 6)
+        take(conn)
+        say(conn, partition_max_running=2)
+        assert len(take(conn, 9)) == 1
+        assert take(conn, 9) == []
+        assert count(conn, LINE) == 4
+        say(conn, partition_max_running=5)
+        assert len(take(conn, 9)) == 3
+
+
+def test_without_limits_everybody_in_line_is_let_in_however_many(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, partition_key)"
+            " SELECT 't', 'fetch', 'a' FROM generate_series(1, 700)"
+        )
+        assert count(conn, LINE) == 699
+        say(conn, partition_max_running=None)
+        taken = 0
+        while rows := take(conn, 100):
+            taken += len(rows)
+        assert taken == 700
+
+
+def test_a_lock_key_comes_after_the_partition(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=2)
+        add(conn, 3, lock_key="k")
+        assert states(conn) == [FREE, ("queued", "locked"), LINE]
+        add(conn, 1, partition_key="b", lock_key="k")
+        assert states(conn, "b") == [("queued", "locked")]
+        order: list[int] = []
+        while rows := take(conn, 9):
+            assert len(rows) == 1
+            order.append(rows[0]["seq"])
+            end(conn, *rows)
+        assert len(order) == 4
+        assert order[:2] == sorted(order)[:2]
+
+
+def test_a_limit_set_later_and_a_lock_key_leave_nobody_behind(db: ModuleType) -> None:
+    with db.connect() as conn:
+        add(conn, 3, lock_key="k")
+        add(conn, 3, lock_key="l", partition_key="b")
+        say(conn, partition_max_running=1)
+        taken = 0
+        while rows := take(conn, 9):
+            taken += len(rows)
+            end(conn, *rows)
+        assert taken == 6
+
+
+def test_a_job_that_is_not_due_is_not_let_in(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        factories.ingest(conn, partition_key="a")
+        (late,) = add(conn)
+        plain("available_at = now() + interval '1 hour'")(conn, late)
+        assert states(conn) == [FREE, ("queued", "not_due")]
+        end(conn, *take(conn))
+        assert take(conn) == []
+        plain("available_at = NULL, blocked_reason = NULL")(conn, late)
+        assert states(conn)[1] == FREE
+        plain("available_at = now() + interval '1 hour'")(conn, late)
+        assert states(conn)[1] == ("queued", "not_due")
+        plain("available_at = NULL")(conn, late)
+        assert len(take(conn)) == 1
+
+
+def test_a_line_missed_while_its_head_was_locked_is_mended(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect() as other:
+        say(conn, partition_max_running=1)
+        _, second = add(conn, 2)
+        (job,) = take(conn)
+        with other.transaction():
+            other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
+            end(conn, job)
+        assert states(conn)[1] == LINE
+        assert limits.mend_lines(conn) == 1
+        assert states(conn)[1] == FREE
+        assert limits.mend_lines(conn) == 0
+
+
+def test_a_rolled_back_end_lets_nobody_in(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        add(conn, 2)
+        (job,) = take(conn)
+        with conn.transaction(force_rollback=True):
+            end(conn, job)
+        assert states(conn) == [("running", None), LINE]
+
+
+def test_an_older_snapshot_leaves_its_job_to_the_next_who_looks(db: ModuleType) -> None:
+    with db.connect() as conn, db.connect(autocommit=False, limited=False) as old:
+        say(conn, partition_max_running=1)
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT FROM ingest_jobs")
+        add(conn)
+        add(old)
+        old.commit()
+        assert states(conn) == [FREE, LINE]
+        (job,) = take(conn, 9)
+        assert take(conn, 9) == []
+        end(conn, job)
+        assert len(take(conn, 9)) == 1
