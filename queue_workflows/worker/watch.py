@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, model_registry, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import clock, command, service
+from queue_workflows.runtime import clock, service
 from queue_workflows.store import (
     claims,
     events,
@@ -45,7 +45,8 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
-CARD_S = 3600.0
+INTRODUCE_S = 5.0
+"""How long the first claim waits for the card and a beat: `card.TIMEOUT_S`, and some more."""
 
 
 class Watch:
@@ -81,7 +82,7 @@ class Watch:
         self._board = board.attach()
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
-        self._vram_mb: int | None = None
+        self._card = card.Card()
         self._sizes: dict[str, float] = {}
         """The models' sizes in GB, as the database has heard them."""
         self._lock = threading.Lock()
@@ -99,6 +100,9 @@ class Watch:
         """Instant (`clock.boot_s`) at which a stopping worker gives its job back."""
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
+        self._introduced = threading.Event()
+        if sampler is None or config.DISABLE_WORKER_HEARTBEAT.read():
+            self._introduced.set()
         lease_s = who().lease_s
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
@@ -139,10 +143,9 @@ class Watch:
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
                 if self._sampler is not None:
                     # Apart: a probe may take seconds, in which leases have to be renewed.
-                    tool = command.Tool("nvidia-smi")
                     samples = [
+                        service.Task("card", self._card.every_s, self._measure),
                         service.Task("sample", SAMPLE_CHECK_S, self._sample),
-                        service.Task("card", CARD_S, lambda: self._measure(tool)),
                     ]
                     stack.enter_context(service.Loop("worker-samples", samples))
                 yield
@@ -158,6 +161,15 @@ class Watch:
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
+
+    def introduce(self, stopped: Callable[[], bool]) -> None:
+        """Wait until the fleet has heard of this worker's card, for INTRODUCE_S at most.
+
+        A gpu claim before that takes what the card is too small for.
+        """
+        deadline = self._now() + INTRODUCE_S
+        while not stopped() and self._now() < deadline and not self._introduced.wait(0.1):
+            pass
 
     def batches(self) -> held.Held:
         """For a worker of batches, before it is watched: what the watch has a hand in."""
@@ -329,7 +341,7 @@ class Watch:
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
-        known = self._known_models()
+        known, measured = self._known_models(), self._card.asked
         values = {
             "worker_id": who.worker_id,
             "host_label": who.host,
@@ -351,7 +363,7 @@ class Watch:
             "concurrency": 1,
             "current_model": self._cache.current_model if self._cache else None,
             "known_models": known or [],
-            "vram_total_mb": self._vram_mb,
+            "vram_total_mb": self._card.vram_mb,
         }
         with self._kept.using() as conn:
             workers.report(conn, values)
@@ -359,12 +371,12 @@ class Watch:
             if sizes != self._sizes:
                 fleet.publish_sizes(conn, who.host, sizes)
                 self._sizes = sizes
+        if measured:
+            self._introduced.set()
 
-    def _measure(self, tool: command.Tool) -> None:
+    def _measure(self) -> None:
         """See how large the card is, which decides what is claimed."""
-        found = card.vram_total_mb(tool)
-        if found != self._vram_mb:
-            self._vram_mb = found
+        if self._card.measure():
             self.wake("beat")
 
     def _obey(self) -> None:
