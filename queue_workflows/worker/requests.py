@@ -14,6 +14,7 @@ from queue_workflows.types import JsonDict, NowFn, Row
 
 _log = logging.getLogger(__name__)
 ERROR_CHARS = 1000
+NAME_CHARS = 400
 
 
 class Requests:
@@ -111,8 +112,9 @@ class Requests:
         self._answer = {
             "no": request["request_no"],
             "action": request["action"],
-            "model": request["model"],
-            "requested_by": request["requested_by"],
+            # As plain SQL wrote them; what the worker says of itself has a limit.
+            "model": request["model"] and request["model"][:NAME_CHARS],
+            "requested_by": request["requested_by"] and request["requested_by"][:NAME_CHARS],
             "state": state,
             "seconds": None,
             "error": None,

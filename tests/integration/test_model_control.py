@@ -424,6 +424,20 @@ def test_a_plain_write_is_a_request_and_every_write_is_a_new_one(
     wait.until(lambda: models.log == ["load a", "unload a", "load a"])
 
 
+def test_a_plain_write_of_any_size_keeps_no_worker_from_reporting(
+    models: Models, gpu: Any, conn: Any
+) -> None:
+    subject = gpu()
+    conn.execute(
+        "INSERT INTO model_controls (host_label, action, model, requested_by)"
+        " VALUES ('box', 'load', repeat('x', 3000000), repeat('y', 3000000))"
+    )
+    said = subject.answer({"request_no": 1})
+    assert said["state"] == "failed"
+    assert "unknown model 'xxx" in said["error"]
+    assert (len(said["model"]), len(said["requested_by"])) == (400, 400)
+
+
 def test_it_is_seen_without_notifications(
     models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +458,7 @@ def test_it_is_seen_without_notifications(
         ({"model": "a\x00"}, errors.InvalidConfig, "model 'a\\\\x00'"),
         ({"host": ""}, errors.InvalidConfig, "host ''"),
         ({"worker_id": "\udc80"}, errors.InvalidConfig, "worker"),
+        ({"requested_by": "\udc80"}, errors.InvalidConfig, "requested_by"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_write(
@@ -594,6 +609,7 @@ def test_the_command_gives_up_on_a_worker_that_died(
         (("load", "a", "--host", "box", "--worker", "99"), "has no gpu worker '99'"),
         (("load", "--host", "box"), "load needs the id of a model"),
         (("list", "a"), "list takes neither a model nor a worker"),
+        (("list", "--host", "\udcff"), "host '\\udcff'"),
     ],
 )
 def test_what_the_command_cannot_do_is_a_line_and_exit_code_2(
