@@ -115,8 +115,6 @@ class Watch:
             tasks.append(service.Task("control", control_s, self._obey))
             if self._requests is not None:
                 tasks.append(service.Task("models", control_s, self._look_for_requests))
-        if model_cache is not None:
-            tasks.append(service.Task("reap", REAP_S, self._reap))
         if metrics is not None:
             tasks.append(service.Task("metrics", math.inf, self._store_samples))
         self._tasks = tasks
@@ -141,6 +139,10 @@ class Watch:
                 # Apart: it asks no database, which may keep the others waiting.
                 judging = [service.Task("judge", JUDGE_S, self._judge)]
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
+                if self._cache is not None:
+                    # Apart: a host's unloader may take minutes, in which leases have to be renewed.
+                    reaping = [service.Task("reap", REAP_S, self._reap)]
+                    stack.enter_context(service.Loop("worker-reap", reaping))
                 if self._sampler is not None:
                     # Apart: a probe may take seconds, in which leases have to be renewed.
                     samples = [
@@ -311,7 +313,7 @@ class Watch:
             self._board.beat(self._now(), self._account())
         work = self._work
         if work is None:
-            self._stop_loading()
+            self._bound_request()
             return
         trip = work.verdict()
         if trip is not None:
@@ -322,12 +324,15 @@ class Watch:
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._leaving.give_back(work)
 
-    def _stop_loading(self) -> None:
-        """A stopping worker waits no longer for a load that it was asked for."""
+    def _bound_request(self) -> None:
+        """A load that was asked for has the time of a gpu job, and none once the worker stops."""
         deadline, cache = self.stop_deadline, self._cache
         if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
             _log.warning("loading %s did not end in time; leaving", cache.loading_model)
             self._leaving.obeyed(0)
+        elif self._requests and self._requests.takes_s() >= guards.GPU_S:
+            _log.error("a request took longer than %g s; leaving", guards.GPU_S)
+            self._leaving.obeyed(guards.EXIT_BUDGET)
 
     def _look_for_requests(self) -> None:
         if self._requests is not None:

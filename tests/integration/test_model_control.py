@@ -27,7 +27,7 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command
 from queue_workflows.cli import models as models_command
-from queue_workflows.worker import watch
+from queue_workflows.worker import guards, watch
 from tests.support import factories, flow, wait
 
 Row = dict[str, Any]
@@ -235,6 +235,30 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
         wait.until(lambda: advertised(conn) is None)
 
 
+def test_a_slow_idle_unload_holds_up_nothing_of_the_watch(
+    models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "REAP_S", 0.02)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.1")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    unloading, go_on = threading.Event(), threading.Event()
+
+    def unload(_: Any) -> None:
+        unloading.set()
+        assert go_on.wait(20)
+
+    model_registry.register(model_registry.ModelSpec("a", dict, unload))
+    gpu()
+    try:
+        model_control.load_model("box", "a")
+        assert unloading.wait(20)
+        seen = factories.one(conn, "SELECT last_seen FROM workers")
+        wait.until(lambda: factories.one(conn, "SELECT last_seen FROM workers") > seen)
+        assert advertised(conn) is None
+    finally:
+        go_on.set()
+
+
 def test_the_registrar_runs_once_more_where_nothing_is_registered(models: Models, gpu: Any) -> None:
     calls: list[int] = []
 
@@ -370,6 +394,17 @@ def test_off_hard_ends_a_worker_in_the_middle_of_a_load(models: Models, gpu: Any
     wait.until(lambda: subject.cache.loading_model == "a")
     worker_control.disable_worker("box", "gpu")
     wait.until(lambda: worker_control.EXIT_CONTROL_HARD_STOP in subject.exits)
+
+
+def test_a_load_on_request_that_never_ends_ends_its_worker(
+    models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "GPU_S", 0.2)
+    models.add("a", held_up=True)
+    subject = gpu()
+    model_control.load_model("box", "a")
+    wait.until(lambda: subject.exits)
+    assert set(subject.exits) == {guards.EXIT_BUDGET}
 
 
 def test_a_worker_that_stops_gives_a_load_its_shutdown_time_and_leaves(
