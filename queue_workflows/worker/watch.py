@@ -45,8 +45,9 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
-INTRODUCE_S = 5.0
-"""How long the first claim waits for the card and a beat: `card.TIMEOUT_S`, and some more."""
+INTRODUCE_S, INTRODUCED_S = 5.0, 0.1
+"""How long the first claim waits for the card and a beat (`card.TIMEOUT_S`, and some more), and how
+often it looks whether the worker stops."""
 
 
 class Watch:
@@ -169,9 +170,9 @@ class Watch:
 
         A gpu claim before that takes what the card is too small for.
         """
-        deadline = self._now() + INTRODUCE_S
-        while not stopped() and self._now() < deadline and not self._introduced.wait(0.1):
-            pass
+        for _ in range(round(INTRODUCE_S / INTRODUCED_S)):
+            if stopped() or self._introduced.wait(INTRODUCED_S):
+                return
 
     def batches(self) -> held.Held:
         """For a worker of batches, before it is watched: what the watch has a hand in."""

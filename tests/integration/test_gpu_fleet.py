@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from queue_workflows import (
 )
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, fleet, workers
-from queue_workflows.worker import card
+from queue_workflows.worker import card, watch
 from tests.support import factories, wait
 
 
@@ -335,10 +336,14 @@ def nvidia_smi(folder: Path, script: str) -> None:
 
 
 def test_the_first_claim_waits_for_the_size_of_the_card(
-    conn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvidia_smi(tmp_path, "sleep 0.7; echo 0, GPU-aa, 12288")
-    monkeypatch.setenv("PATH", str(tmp_path))
+    def slowly(_: object) -> int:
+        threading.Event().wait(0.5)
+        return 12288
+
+    monkeypatch.setattr(card, "vram_total_mb", slowly)
+    monkeypatch.setattr(watch, "INTRODUCE_S", 60.0)
     queue_workflows.register_node("m", lambda: None)
     for name, gb in (("large", 24.0), ("small", 8.0)):
         model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))
@@ -358,6 +363,7 @@ def test_the_first_claim_waits_for_the_size_of_the_card(
 def test_a_size_that_was_known_stays_so_and_an_unknown_one_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(card, "TIMEOUT_S", 30.0)
     monkeypatch.setenv("PATH", str(tmp_path))
     subject = card.Card()
     assert (subject.measure(), subject.vram_mb) == (True, None)
