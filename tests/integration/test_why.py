@@ -82,7 +82,14 @@ def test_next_is_what_a_gpu_claim_takes(db: ModuleType, policy: str, seed: int) 
         chosen = {job["id"] for job in likely if job}
         others = random.Random(seed).sample(rows, min(4, len(rows)))
         jobs = [row for row in rows if row["id"] in chosen or row in others]
-        agree(conn, who, jobs, lambda: claims.node_step(conn, who))
+
+        def claim() -> Row | None:
+            taken = claims.node_step(conn, who)
+            # What it runs would be warm then, and a claim while it runs is none of a worker's.
+            conn.execute("UPDATE workflow_node_jobs SET worker_id = 'w' WHERE worker_id = 'me'")
+            return taken
+
+        agree(conn, who, jobs, claim)
 
 
 @pytest.mark.parametrize("newest", [False, True])
