@@ -81,7 +81,8 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
 def _of_worker(
     conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
 ) -> tuple[str | None, str | None]:
-    if worker["off"] is not None:
+    claim: Row = worker["claim"] or {}
+    if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
     if gpu:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, model_registry, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import clock, command, service
+from queue_workflows.runtime import clock, service
 from queue_workflows.store import (
     claims,
     events,
@@ -45,7 +45,9 @@ PROGRESS_S = 1.0
 """How often progress is stored at most."""
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
-CARD_S = 3600.0
+INTRODUCE_S, INTRODUCED_S = 5.0, 0.1
+"""How long the first claim waits for the card and a beat (`card.TIMEOUT_S`, and some more), and how
+often it looks whether the worker stops."""
 
 
 class Watch:
@@ -81,7 +83,7 @@ class Watch:
         self._board = board.attach()
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
-        self._vram_mb: int | None = None
+        self._card = card.Card()
         self._sizes: dict[str, float] = {}
         """The models' sizes in GB, as the database has heard them."""
         self._lock = threading.Lock()
@@ -99,6 +101,9 @@ class Watch:
         """Instant (`clock.boot_s`) at which a stopping worker gives its job back."""
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
+        self._introduced = threading.Event()
+        if sampler is None or config.DISABLE_WORKER_HEARTBEAT.read():
+            self._introduced.set()
         lease_s = who().lease_s
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
@@ -111,8 +116,6 @@ class Watch:
             tasks.append(service.Task("control", control_s, self._obey))
             if self._requests is not None:
                 tasks.append(service.Task("models", control_s, self._look_for_requests))
-        if model_cache is not None:
-            tasks.append(service.Task("reap", REAP_S, self._reap))
         if metrics is not None:
             tasks.append(service.Task("metrics", math.inf, self._store_samples))
         self._tasks = tasks
@@ -137,12 +140,15 @@ class Watch:
                 # Apart: it asks no database, which may keep the others waiting.
                 judging = [service.Task("judge", JUDGE_S, self._judge)]
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
+                if self._cache is not None:
+                    # Apart: a host's unloader may take minutes, in which leases have to be renewed.
+                    reaping = [service.Task("reap", REAP_S, self._reap)]
+                    stack.enter_context(service.Loop("worker-reap", reaping))
                 if self._sampler is not None:
                     # Apart: a probe may take seconds, in which leases have to be renewed.
-                    tool = command.Tool("nvidia-smi")
                     samples = [
+                        service.Task("card", self._card.every_s, self._measure),
                         service.Task("sample", SAMPLE_CHECK_S, self._sample),
-                        service.Task("card", CARD_S, lambda: self._measure(tool)),
                     ]
                     stack.enter_context(service.Loop("worker-samples", samples))
                 yield
@@ -158,6 +164,15 @@ class Watch:
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
+
+    def introduce(self, stopped: Callable[[], bool]) -> None:
+        """Wait until the fleet has heard of this worker's card, for INTRODUCE_S at most.
+
+        A gpu claim before that takes what the card is too small for.
+        """
+        for _ in range(round(INTRODUCE_S / INTRODUCED_S)):
+            if stopped() or self._introduced.wait(INTRODUCED_S):
+                return
 
     def batches(self) -> held.Held:
         """For a worker of batches, before it is watched: what the watch has a hand in."""
@@ -299,7 +314,7 @@ class Watch:
             self._board.beat(self._now(), self._account())
         work = self._work
         if work is None:
-            self._stop_loading()
+            self._bound_request()
             return
         trip = work.verdict()
         if trip is not None:
@@ -310,12 +325,15 @@ class Watch:
         elif self.stop_deadline is not None and self._now() >= self.stop_deadline:
             self._leaving.give_back(work)
 
-    def _stop_loading(self) -> None:
-        """A stopping worker waits no longer for a load that it was asked for."""
+    def _bound_request(self) -> None:
+        """A load that was asked for has the time of a gpu job, and none once the worker stops."""
         deadline, cache = self.stop_deadline, self._cache
         if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
             _log.warning("loading %s did not end in time; leaving", cache.loading_model)
             self._leaving.obeyed(0)
+        elif self._requests and self._requests.takes_s() >= guards.GPU_S:
+            _log.error("a request took longer than %g s; leaving", guards.GPU_S)
+            self._leaving.obeyed(guards.EXIT_BUDGET)
 
     def _look_for_requests(self) -> None:
         if self._requests is not None:
@@ -329,7 +347,7 @@ class Watch:
 
     def _beat(self) -> None:
         who, work = self._who(), self._work
-        known = self._known_models()
+        known, measured = self._known_models(), self._card.asked
         values = {
             "worker_id": who.worker_id,
             "host_label": who.host,
@@ -351,7 +369,7 @@ class Watch:
             "concurrency": 1,
             "current_model": self._cache.current_model if self._cache else None,
             "known_models": known or [],
-            "vram_total_mb": self._vram_mb,
+            "vram_total_mb": self._card.vram_mb,
         }
         with self._kept.using() as conn:
             workers.report(conn, values)
@@ -359,12 +377,12 @@ class Watch:
             if sizes != self._sizes:
                 fleet.publish_sizes(conn, who.host, sizes)
                 self._sizes = sizes
+        if measured:
+            self._introduced.set()
 
-    def _measure(self, tool: command.Tool) -> None:
+    def _measure(self) -> None:
         """See how large the card is, which decides what is claimed."""
-        found = card.vram_total_mb(tool)
-        if found != self._vram_mb:
-            self._vram_mb = found
+        if self._card.measure():
             self.wake("beat")
 
     def _obey(self) -> None:
