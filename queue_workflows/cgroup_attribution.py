@@ -49,7 +49,10 @@ class Attribution:
         self._at: float | None = None
 
     def read(self) -> Usage | None:
-        """What ours use now; None when the tree or the socket is not there. Raises nothing."""
+        """What ours use now; None when the tree, the socket or all of theirs is not there.
+
+        Raises nothing.
+        """
         now = self._now()
         if now - self._listed >= LIST_EVERY_S:
             self._listed = now
@@ -80,7 +83,9 @@ class Attribution:
             and any(name.lstrip("/").startswith(prefix) for name in each["Names"] or ())
         ]
         places = [self._cgroups / place.format(each) for each in ours for place in _PLACES]
-        return [place for place in places if place.is_dir()]
+        found = [place for place in places if place.is_dir()]
+        # Cgroups of v1, or in another parent: what they use cannot be told.
+        return found if found or not ours else None
 
     def _spent(self) -> dict[Path, int]:
         found: dict[Path, int] = {}

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from queue_workflows import cgroup_attribution, db
+from queue_workflows import cgroup_attribution, db, errors, types
 from queue_workflows.runtime import service
 from queue_workflows.store import samples
 from queue_workflows.telemetry import cards
@@ -32,8 +32,9 @@ SAMPLE_EVERY_S, FOLD_EVERY_S = float(FINE_S), float(COARSE_S)
 TELL_EVERY_S = 5.0
 TOOL_EVERY_S = 5.0
 """How often cards are read where that takes a process; between, the last reading counts."""
-PAYLOAD_LIMIT = 7500
-"""Bytes of a sample; what PostgreSQL notifies has to be under 8,000, with host and time in it."""
+PAYLOAD_LIMIT = 5500
+"""Bytes of a sample; what PostgreSQL notifies has to be under 8,000, and with it go the time and a
+host of up to 400 bytes, each of which JSON may write as six."""
 MB = 1024 * 1024
 WAITING = 8
 """Samples that wait for a database which is away; older ones go."""
@@ -198,9 +199,7 @@ class Sampler:
         if self._loop is not None:
             self._loop.stop()
             self._loop = None
-        if self._probe is not None:
-            self._probe.close()
-        self._probe = None
+        self._forget()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -220,6 +219,7 @@ class Sampler:
 
     def _sample(self) -> None:
         if not self._is_ours():
+            self._forget()
             return
         if self._probe is None:
             self._probe = self._make_probe()
@@ -227,6 +227,13 @@ class Sampler:
         self._latest = sample = self._probe.sample()
         self._minute.append(sample)
         self._put(FINE_S, sample, tell=False)
+
+    def _forget(self) -> None:
+        """Nothing is known of the box any more: another samples it, or nobody."""
+        if self._probe is not None:
+            self._probe.close()
+        self._probe = self._latest = None
+        self._minute = []
 
     def _is_ours(self) -> bool:
         """Whether the lock is held; what tidies temporary files may have taken it away."""
@@ -275,7 +282,8 @@ def _hold(path: Path) -> int | None:
 
 
 def _opened(path: Path) -> int:
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    # O_NONBLOCK: the name is no secret, and opening a FIFO would wait for ever.
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, os.O_RDONLY | flags)  # another account's will do
     except FileNotFoundError:
@@ -293,8 +301,11 @@ def look_back(
     """What a host's box did, the oldest first: `sampled_at`, `every_s`, and the keys of a sample.
 
     From `since` (None: `past_s` ago) to `until` (None: now). `every_s` is 2 within the last hour of
-    its sampling, and 60, with what a minute came to, before.
+    its sampling, and 60, with what a minute came to, before. `InvalidConfig` for a host that is no
+    name.
     """
+    if not types.is_name(host):
+        raise errors.InvalidConfig(f"host {host[:40]!r}: a name has 1 to 400 bytes of UTF-8")
     with db.transaction(conn) as own:
         rows = samples.between(own, host, since=since, until=until, past_s=past_s)
     found: list[JsonDict] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db, errors, types
 from queue_workflows.store import model_controls
 from queue_workflows.types import Row
 
@@ -47,6 +47,7 @@ def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> l
     are of its host. `request`: the last one and its `state`: waiting, running, done, failed or
     refused, with `seconds` and `error`; None: never asked.
     """
+    _check_names(host=host)
     with db.transaction(conn) as own:
         rows = model_controls.held(own, config.STALE_WORKER_AFTER_S.read(), host)
     return [_holding(row) for row in rows]
@@ -83,9 +84,7 @@ def _ask(
     requested_by: str | None,
     conn: db.Connection | None,
 ) -> Row:
-    for what, text in (("host", host), ("model", model), ("worker", worker_id)):
-        if text is not None and not _is_name(text):
-            raise errors.InvalidConfig(f"{what} {text[:40]!r}: a name has 1 to 400 bytes of UTF-8")
+    _check_names(host=host, model=model, worker=worker_id, requested_by=requested_by)
     values: dict[str, Any] = {
         "host": host,
         "worker": worker_id or "",
@@ -98,11 +97,10 @@ def _ask(
         return model_controls.put(own, values)
 
 
-def _is_name(text: str) -> bool:
-    try:
-        return 1 <= len(text.encode()) <= 400 and "\x00" not in text
-    except UnicodeEncodeError:
-        return False
+def _check_names(**names: str | None) -> None:
+    for what, text in names.items():
+        if text is not None and not types.is_name(text):
+            raise errors.InvalidConfig(f"{what} {text[:40]!r}: a name has 1 to 400 bytes of UTF-8")
 
 
 def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:

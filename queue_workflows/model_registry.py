@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from queue_workflows import errors
+from queue_workflows import errors, types
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class ModelSpec:
     """One model: `loader()` gives its handle, `unloader(handle)` frees what only it can free.
 
     `est_vram_gb` is the memory it needs on the card; 0 means unknown. Raises `InvalidConfig` for an
-    empty id, for functions that cannot be called and for a size that is not a number >= 0.
+    id that is no name, functions that cannot be called and a size that is not a number >= 0.
     """
 
     id: str
@@ -26,12 +26,24 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if not self.id:
             raise errors.InvalidConfig("a model needs a non-empty id")
+        if not types.is_name(self.id):
+            raise errors.InvalidConfig(f"model {self.id!r:.40}: an id has 1 to 400 bytes of UTF-8")
         if not callable(self.loader):
             raise errors.InvalidConfig(f"model {self.id!r}: loader is not callable")
         if self.unloader is not None and not callable(self.unloader):
             raise errors.InvalidConfig(f"model {self.id!r}: unloader is not callable")
-        if not 0 <= self.est_vram_gb < float("inf"):
+        size: Any = self.est_vram_gb
+        if isinstance(size, str) or not _is_size(size):
             raise errors.InvalidConfig(f"model {self.id!r}: est_vram_gb must be a number >= 0")
+        # A number of another library's is no JSON.
+        object.__setattr__(self, "est_vram_gb", float(size))
+
+
+def _is_size(value: Any) -> bool:
+    try:
+        return 0 <= float(value) < float("inf")
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 _lock = threading.Lock()

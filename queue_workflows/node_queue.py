@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db, errors, types
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
@@ -68,7 +68,7 @@ def enqueue_node_job(
     ValueError) for a cpu job with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such
     run.
     """
-    _check_node(node_id, queue, required_model)
+    required_model = _model(node_id, queue, required_model)
     values = {
         "run_id": run_id,
         "node_id": node_id,
@@ -89,10 +89,18 @@ def enqueue_node_job(
     return existing["id"]
 
 
-def _check_node(node_id: str, queue: str, required_model: str | None) -> None:
+def _model(node_id: str, queue: str, required_model: str | None) -> str | None:
+    """The model, None for an empty one, which no worker could be asked for."""
     config.check_queue(queue, config.DAG_QUEUES)
-    if queue == "cpu" and required_model is not None:
+    if not required_model:
+        return None
+    if queue == "cpu":
         raise errors.InvalidConfig(f"node {node_id!r}: a cpu job cannot require a model")
+    if not types.is_name(required_model):
+        raise errors.InvalidConfig(
+            f"node {node_id!r}: model {required_model[:40]!r}: an id has 1 to 400 bytes of UTF-8"
+        )
+    return required_model
 
 
 def insert_skipped_job(
@@ -108,7 +116,7 @@ def insert_skipped_job(
 
     A node that the run has already keeps its row and id. Raises as `enqueue_node_job` does.
     """
-    _check_node(node_id, queue, required_model)
+    required_model = _model(node_id, queue, required_model)
     row: dict[str, Any] = {
         "node_id": node_id,
         "node_module": node_module,

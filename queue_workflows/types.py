@@ -69,6 +69,14 @@ WidgetSpec: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping
 NodeHook: TypeAlias = Callable[[Row, Row, JsonDict], None]
 
 
+def is_name(value: object) -> bool:
+    """Whether the database takes it for a host, worker or model: 1 to 400 bytes, no NUL."""
+    try:
+        return isinstance(value, str) and "\x00" not in value and 1 <= len(value.encode()) <= 400
+    except UnicodeEncodeError:
+        return False
+
+
 class WorkflowDocuments(Protocol):
     """A workflow that brings its own pipelines, each named `<workflow>.<step>`."""
 

@@ -124,7 +124,8 @@ def _at(instant: Any) -> str:
 def _of_worker(
     conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
 ) -> tuple[str | None, str | None]:
-    if worker["off"] is not None:
+    claim: Row = worker["claim"] or {}
+    if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
     if gpu:

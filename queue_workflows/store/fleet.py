@@ -43,7 +43,7 @@ def prune(conn: db.Connection) -> int:
 
 def claim_detail(who: claims.Claimant) -> dict[str, Any]:
     """How a worker chooses, for its row of `workers`."""
-    chosen: dict[str, Any] = {"newest": who.newest}
+    chosen: dict[str, Any] = {"newest": who.newest, "obey": who.obey}
     if who.queue == "gpu":
         chosen |= {"policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}
     return chosen

@@ -17,7 +17,10 @@ _JOB = {
     "ingest_jobs": "SELECT j.*, 'ingest job' AS kind FROM ingest_jobs j WHERE j.id = %s",
 }
 _WORKERS = (
-    "SELECT w.worker_id, w.host_label, w.pid, w.state, w.current_model, w.known_models,"
+    "SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,"
+    " coalesce((SELECT j.required_model FROM workflow_node_jobs j WHERE j.worker_id = w.worker_id"
+    " AND j.status = 'running' LIMIT 1), w.detail -> 'model' ->> 'id', w.current_model)"
+    " AS current_model,"
     " w.vram_total_mb, w.detail -> 'claim' AS claim,"
     " queue_workflows_off_policy(w.host_label, w.queue) AS off,"
     " (SELECT j.id FROM workflow_node_jobs j WHERE j.worker_id = w.worker_id"
@@ -49,7 +52,8 @@ def job(conn: db.Connection, table: str, job_id: str) -> Row | None:
 def workers(conn: db.Connection, queue: str, stale_s: float) -> list[Row]:
     """The live workers of a queue: who and where, what they can load, how they claim.
 
-    `off`: the policy of what switches them off, or None; `node`, `ingest`: the job each runs.
+    `current_model`: what will be warm when they claim next. `off`: the policy of what switches them
+    off, or None; `node`, `ingest`: the job each runs.
     """
     return conn.execute(_WORKERS, {"queue": queue, "stale_s": stale_s}).fetchall()
 

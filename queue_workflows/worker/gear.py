@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, model_registry, worker_control
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import command, service
+from queue_workflows.runtime import service
 from queue_workflows.store import claims, events, fleet, payload, samples
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import JsonDict, NowFn
@@ -18,7 +19,9 @@ from queue_workflows.worker import card, current, guards, requests
 _log = logging.getLogger(__name__)
 REAP_S = 5.0
 SAMPLE_CHECK_S = 1.0
-CARD_S = 3600.0
+INTRODUCE_S, INTRODUCED_S = 5.0, 0.1
+"""How long the first claim waits for the card and a beat (`card.TIMEOUT_S`, and some more), and how
+often it looks whether the worker stops."""
 
 
 class Gear:
@@ -58,7 +61,11 @@ class Gear:
         self._now = now_fn
         self._seen: gpu_health.Sample | None = None
         self._said_blind = False
-        self._vram_mb: int | None = None
+        self._card = card.Card()
+        self.introduced = threading.Event()
+        """The fleet has heard how large this worker's card is, as far as that can be told."""
+        if sampler is None or config.DISABLE_WORKER_HEARTBEAT.read():
+            self.introduced.set()
         self._sizes: dict[str, float] = {}
         """The models' sizes in GB, as the database has heard them."""
 
@@ -84,41 +91,60 @@ class Gear:
         if self.requests is not None and not config.DISABLE_WORKER_CONTROL.read():
             poll_s = config.WORKER_CONTROL_POLL_S.read
             tasks.append(service.Task("models", poll_s, self._look_for_requests))
-        if self._cache is not None:
-            tasks.append(service.Task("reap", REAP_S, self._reap))
         if self._metrics is not None:
             tasks.append(service.Task("metrics", math.inf, self._store_samples))
         return tasks
 
     @contextlib.contextmanager
-    def sampling(self) -> Generator[None]:
-        """Sample while the block runs, where guards may ask for it."""
-        if self._sampler is None:
-            yield
-            return
-        # Apart: a probe may take seconds, in which leases have to be renewed.
-        tool = command.Tool("nvidia-smi")
-        tasks = [
-            service.Task("sample", SAMPLE_CHECK_S, self._sample),
-            service.Task("card", CARD_S, lambda: self._measure(tool)),
-        ]
-        with service.Loop("worker-samples", tasks):
+    def beside(self) -> Generator[None]:
+        """While the block runs, do what may take long, in which leases have to be renewed."""
+        with contextlib.ExitStack() as stack:
+            if self._cache is not None:
+                # A host's unloader may take minutes.
+                reaping = [service.Task("reap", REAP_S, self._reap)]
+                stack.enter_context(service.Loop("worker-reap", reaping))
+            if self._sampler is not None:
+                sampling = [
+                    service.Task("card", self._card.every_s, self._measure),
+                    service.Task("sample", SAMPLE_CHECK_S, self._sample),
+                ]
+                stack.enter_context(service.Loop("worker-samples", sampling))
             yield
 
-    def loads_too_long(self, deadline: float) -> bool:
-        """Whether a load that was asked for goes on past the instant at which the worker ends."""
+    @property
+    def is_measured(self) -> bool:
+        """Whether the card was asked for its size."""
+        return self._card.asked
+
+    def introduce(self, stopped: Callable[[], bool]) -> None:
+        """Wait until the fleet has heard of this worker's card, for INTRODUCE_S at most.
+
+        A gpu claim before that takes what the card is too small for.
+        """
+        for _ in range(round(INTRODUCE_S / INTRODUCED_S)):
+            if stopped() or self.introduced.wait(INTRODUCED_S):
+                return
+
+    def requests_end(self, deadline: float | None) -> int | None:
+        """The code with which a worker leaves that is at a request for too long; None: it stays.
+
+        A request has the time of a gpu job; a load none past the instant at which the worker stops.
+        """
         cache = self._cache
-        if cache is None or not cache.loading_model or self._now() < deadline:
-            return False
-        _log.warning("loading %s did not end in time; leaving", cache.loading_model)
-        return True
+        if deadline is not None and cache and cache.loading_model and self._now() >= deadline:
+            _log.warning("loading %s did not end in time; leaving", cache.loading_model)
+            return 0
+        if self.requests and self.requests.takes_s() >= guards.GPU_S:
+            _log.error("a request took longer than %g s; leaving", guards.GPU_S)
+            return guards.EXIT_BUDGET
+        return None
 
     def columns(self) -> JsonDict:
         """What the worker's row says of it."""
         return {
             "current_model": self._cache.current_model if self._cache else None,
             "known_models": self._known_models() or [],
-            "vram_total_mb": self._vram_mb,
+            "vram_total_mb": self._card.vram_mb,
         }
 
     def detail(self) -> JsonDict:
@@ -160,11 +186,9 @@ class Gear:
             with self._kept.using() as conn:
                 samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
 
-    def _measure(self, tool: command.Tool) -> None:
+    def _measure(self) -> None:
         """See how large the card is, which decides what is claimed."""
-        found = card.vram_total_mb(tool)
-        if found != self._vram_mb:
-            self._vram_mb = found
+        if self._card.measure():
             self._wake("beat")
 
     def _sample(self) -> None:

@@ -55,6 +55,7 @@ class WorkLoop:
 
     def run_once(self) -> bool:
         """Claim one job and see it through to its record; False when there was none."""
+        self._watch.introduce(lambda: self._stopping)
         job = self._claimer.claim(promote=True)
         if job is None:
             return False
@@ -81,6 +82,7 @@ class WorkLoop:
         )
         delay, said = 0.1, ""
         with service.Follow("worker-listen", listener, self._heard):
+            self._watch.introduce(lambda: self._stopping)
             while not self._stopping:
                 self._ready.clear()
                 try:

@@ -14,6 +14,7 @@ from queue_workflows.types import JsonDict, NowFn, Row
 
 _log = logging.getLogger(__name__)
 ERROR_CHARS = 1000
+NAME_CHARS = 400
 
 
 class Requests:
@@ -37,6 +38,7 @@ class Requests:
         self._seen = 0
         self._waiting: Row | None = None
         self._answer: JsonDict | None = None
+        self._began: float | None = None
         self.asked: Callable[[], object] = lambda: None
         self.said: Callable[[], object] = lambda: None
 
@@ -44,6 +46,11 @@ class Requests:
     def waiting(self) -> bool:
         """Whether a request is to be obeyed before the next job."""
         return self._waiting is not None
+
+    def takes_s(self) -> float:
+        """For how long the worker has been at a request; 0 when at none."""
+        began = self._began
+        return 0.0 if began is None else self._now() - began
 
     def look(self, conn: db.Connection) -> None:
         """See whether anything was asked since; a newer request takes the place of one that waits.
@@ -76,8 +83,11 @@ class Requests:
                 self._say(request, "refused", error=f"the worker is OFF by policy {off_policy}")
                 return None
             self._say(request, "running")
-        started = self._now()
-        error = self._carry_out(request)
+        self._began = started = self._now()
+        try:
+            error = self._carry_out(request)
+        finally:
+            self._began = None
         seconds = round(self._now() - started, 3)
         state = "done" if error is None else "failed"
         with self._lock:
@@ -111,8 +121,9 @@ class Requests:
         self._answer = {
             "no": request["request_no"],
             "action": request["action"],
-            "model": request["model"],
-            "requested_by": request["requested_by"],
+            # As plain SQL wrote them; what the worker says of itself has a limit.
+            "model": request["model"] and request["model"][:NAME_CHARS],
+            "requested_by": request["requested_by"] and request["requested_by"][:NAME_CHARS],
             "state": state,
             "seconds": None,
             "error": None,

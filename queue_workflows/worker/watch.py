@@ -129,7 +129,7 @@ class Watch:
                 # Apart: it asks no database, which may keep the others waiting.
                 judging = [service.Task("judge", JUDGE_S, self._judge)]
                 stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
-                stack.enter_context(self._gear.sampling())
+                stack.enter_context(self._gear.beside())
                 yield
         finally:
             self._loop = None
@@ -143,6 +143,10 @@ class Watch:
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
+
+    def introduce(self, stopped: Callable[[], bool]) -> None:
+        """Wait until the fleet has heard of this worker's card; see `gear.Gear.introduce`."""
+        self._gear.introduce(stopped)
 
     @property
     def is_leaving(self) -> bool:
@@ -322,9 +326,8 @@ class Watch:
         with self._lock:
             self._board.beat(self._now(), self._account())
         works, deadline = self._works, self.stop_deadline
-        # A stopping worker waits no longer for a load that it was asked for.
-        if not works and deadline is not None and self._gear.loads_too_long(deadline):
-            self._leaving.obeyed(0)
+        if not works and (code := self._gear.requests_end(deadline)) is not None:
+            self._leaving.obeyed(code)
         for work in works:
             self._judge_one(work, deadline)
 
@@ -341,11 +344,13 @@ class Watch:
             work.interrupt("shutdown")
 
     def _beat(self) -> None:
-        columns = self._gear.columns()
+        columns, is_measured = self._gear.columns(), self._gear.is_measured
         with self._kept.using() as conn:
             for each in self._lanes:
                 workers.report(conn, self._report(each) | columns)
             self._gear.publish_sizes(conn, columns["known_models"])
+        if is_measured:
+            self._gear.introduced.set()
 
     def _report(self, own: lane.Lane) -> JsonDict:
         who, works = own.who(), self._works_of(own)

@@ -29,6 +29,7 @@ pmon)
     echo "${rows:-    0    -     -   -    -    -    -  -}"
     ;;
 --query-gpu=index,utilization.gpu,memory.used,memory.total) echo "0, $use, $sum, @TOTAL@" ;;
+--query-gpu=index,uuid,memory.total) echo "0, GPU-pretended, @TOTAL@" ;;
 --query-gpu=index,utilization.gpu) echo "0, $use %" ;;
 --query-gpu=utilization.gpu) echo "$use %" ;;
 --query-gpu=name) echo "a card that is not there" ;;

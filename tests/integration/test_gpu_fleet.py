@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
+    gpu_model_cache,
     model_registry,
     node_pool,
     node_queue,
@@ -19,6 +23,7 @@ from queue_workflows import (
 )
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, fleet, workers
+from queue_workflows.worker import card, watch
 from tests.support import factories, wait
 
 
@@ -322,6 +327,52 @@ def test_a_worker_tells_its_card_its_models_and_their_sizes(
                 worker.stop()
     finally:
         model_registry.clear_for_tests()
+
+
+def nvidia_smi(folder: Path, script: str) -> None:
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_the_first_claim_waits_for_the_size_of_the_card(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(_: object) -> int:
+        threading.Event().wait(0.5)
+        return 12288
+
+    monkeypatch.setattr(card, "vram_total_mb", slowly)
+    monkeypatch.setattr(watch, "INTRODUCE_S", 60.0)
+    queue_workflows.register_node("m", lambda: None)
+    for name, gb in (("large", 24.0), ("small", 8.0)):
+        model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))
+    large, small = gpu_job(conn, "large"), gpu_job(conn, "small")
+    worker = claim_worker.ClaimWorker(queue="gpu", host="box", on_exit=lambda _: None)
+    try:
+        assert worker.run_once()
+        assert not worker.run_once()
+    finally:
+        model_registry.clear_for_tests()
+        gpu_model_cache.reset_for_tests()
+    assert [(node_queue.get_node_job(job["id"]) or {})["status"] for job in (large, small)] == [
+        "queued", "completed",
+    ]  # fmt: skip
+
+
+def test_a_size_that_was_known_stays_so_and_an_unknown_one_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(card, "TIMEOUT_S", 30.0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    subject = card.Card()
+    assert (subject.measure(), subject.vram_mb) == (True, None)
+    soon_s = subject.every_s()
+    nvidia_smi(tmp_path, "echo 0, GPU-aa, 12288")
+    assert (subject.measure(), subject.vram_mb) == (True, 12288)
+    assert subject.every_s() > soon_s
+    nvidia_smi(tmp_path, "echo 0, GPU-aa, '[Unknown Error]'")
+    assert (subject.measure(), subject.vram_mb) == (False, 12288)
 
 
 def test_a_worker_of_the_version_before_claims_on(conn: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -101,13 +103,13 @@ def test_what_is_told_has_the_keys_of_the_contract_and_the_databases_time(
     assert factories.one(conn, "SELECT count(*) FROM hw_samples") == 0
 
 
-@pytest.mark.parametrize("host", ["box", "ü" * 200])
+@pytest.mark.parametrize("host", ["box", "ü" * 200, '"' * 400, "\x01" * 400])
 def test_what_is_told_stays_under_what_postgresql_takes(conn: Any, heard: Heard, host: str) -> None:
     card = {"id": 1000, "use_pct": 100.0, "vram_used_mb": 10**6, "vram_total_mb": 10**6}
     sample = hw_metrics.fit(SAMPLE | {"gpus": [card] * 500})
     samples.put(conn, host, 2, json.dumps(sample), tell=True)
     payload = heard.next()
-    assert 7000 < len(payload.encode()) < 8000
+    assert 5000 < len(payload.encode()) < 8000
     told = json.loads(payload)
     assert len(told["gpus"]) + told["gpus_cut"] == 500
 
@@ -181,6 +183,28 @@ def test_a_lock_file_that_was_tidied_away_is_made_anew(
         wait.until(lambda: subject.take() and subject.holds)
 
 
+def test_a_sampler_whose_lock_another_has_taken_tells_nothing_more(
+    db: ModuleType, fast: None, tmp_path: Path
+) -> None:
+    probe = Probe()
+    subject = hw_metrics.Sampler("box", probe=lambda: probe, folder=tmp_path)
+    tasks = (subject._sample, subject._sample, subject._tell, subject._fold)
+    for task in tasks:
+        task()
+    assert len(subject.take()) == 3
+    taken = tmp_path / "taken"
+    with taken.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        taken.rename(tmp_path / hw_metrics.lock_name("box"))
+        for task in tasks:
+            task()
+        assert (subject.take(), subject.holds, probe.closed) == ([], False, True)
+    for task in tasks:
+        task()
+    assert len(subject.take()) == 3, "who had it went away"
+    subject.__exit__()
+
+
 def test_where_no_lock_can_be_had_nobody_samples(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
@@ -189,6 +213,14 @@ def test_where_no_lock_can_be_had_nobody_samples(
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
         assert not subject.holds
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_fifo_in_the_place_of_the_lock_holds_nobody_up(
+    db: ModuleType, fast: None, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / hw_metrics.lock_name("box"))
+    with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
+        wait.until(subject.take)
 
 
 def test_samples_that_nobody_takes_do_not_pile_up(
@@ -375,6 +407,7 @@ def test_this_box_as_it_is_now_needs_no_database(
     ("argv", "reason"),
     [
         (("--host", "nowhere"), "host 'nowhere' has no samples from then; there are some of box"),
+        (("--host", "\udcff"), "host '\\udcff'"),
         (("--past", "soon"), "--past soon: a time span"),
         (("--past", "2d"), "--past 2d: a time span"),
         (("--past", "nan"), "--past nan"),

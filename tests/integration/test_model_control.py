@@ -27,7 +27,7 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command
 from queue_workflows.cli import models as models_command
-from queue_workflows.worker import gear
+from queue_workflows.worker import gear, guards
 from tests.support import factories, flow, wait
 
 Row = dict[str, Any]
@@ -235,6 +235,30 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
         wait.until(lambda: advertised(conn) is None)
 
 
+def test_a_slow_idle_unload_holds_up_nothing_of_the_watch(
+    models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gear, "REAP_S", 0.02)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.1")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    unloading, go_on = threading.Event(), threading.Event()
+
+    def unload(_: Any) -> None:
+        unloading.set()
+        assert go_on.wait(20)
+
+    model_registry.register(model_registry.ModelSpec("a", dict, unload))
+    gpu()
+    try:
+        model_control.load_model("box", "a")
+        assert unloading.wait(20)
+        seen = factories.one(conn, "SELECT last_seen FROM workers")
+        wait.until(lambda: factories.one(conn, "SELECT last_seen FROM workers") > seen)
+        assert advertised(conn) is None
+    finally:
+        go_on.set()
+
+
 def test_the_registrar_runs_once_more_where_nothing_is_registered(models: Models, gpu: Any) -> None:
     calls: list[int] = []
 
@@ -372,6 +396,17 @@ def test_off_hard_ends_a_worker_in_the_middle_of_a_load(models: Models, gpu: Any
     wait.until(lambda: worker_control.EXIT_CONTROL_HARD_STOP in subject.exits)
 
 
+def test_a_load_on_request_that_never_ends_ends_its_worker(
+    models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "GPU_S", 0.2)
+    models.add("a", held_up=True)
+    subject = gpu()
+    model_control.load_model("box", "a")
+    wait.until(lambda: subject.exits)
+    assert set(subject.exits) == {guards.EXIT_BUDGET}
+
+
 def test_a_worker_that_stops_gives_a_load_its_shutdown_time_and_leaves(
     models: Models, gpu: Any
 ) -> None:
@@ -424,6 +459,20 @@ def test_a_plain_write_is_a_request_and_every_write_is_a_new_one(
     wait.until(lambda: models.log == ["load a", "unload a", "load a"])
 
 
+def test_a_plain_write_of_any_size_keeps_no_worker_from_reporting(
+    models: Models, gpu: Any, conn: Any
+) -> None:
+    subject = gpu()
+    conn.execute(
+        "INSERT INTO model_controls (host_label, action, model, requested_by)"
+        " VALUES ('box', 'load', repeat('x', 3000000), repeat('y', 3000000))"
+    )
+    said = subject.answer({"request_no": 1})
+    assert said["state"] == "failed"
+    assert "unknown model 'xxx" in said["error"]
+    assert (len(said["model"]), len(said["requested_by"])) == (400, 400)
+
+
 def test_it_is_seen_without_notifications(
     models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +493,7 @@ def test_it_is_seen_without_notifications(
         ({"model": "a\x00"}, errors.InvalidConfig, "model 'a\\\\x00'"),
         ({"host": ""}, errors.InvalidConfig, "host ''"),
         ({"worker_id": "\udc80"}, errors.InvalidConfig, "worker"),
+        ({"requested_by": "\udc80"}, errors.InvalidConfig, "requested_by"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_write(
@@ -594,6 +644,7 @@ def test_the_command_gives_up_on_a_worker_that_died(
         (("load", "a", "--host", "box", "--worker", "99"), "has no gpu worker '99'"),
         (("load", "--host", "box"), "load needs the id of a model"),
         (("list", "a"), "list takes neither a model nor a worker"),
+        (("list", "--host", "\udcff"), "host '\\udcff'"),
     ],
 )
 def test_what_the_command_cannot_do_is_a_line_and_exit_code_2(

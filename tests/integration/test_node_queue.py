@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, node_queue
-from queue_workflows.store import outbox
+from queue_workflows.store import claims, outbox
 from tests.support import factories
 from tests.support.ear import Ear
 
@@ -98,6 +98,8 @@ def test_a_run_has_one_row_a_node(run: str, conn: Any) -> None:
         ({"queue": "fetch"}, errors.UnknownQueue),
         ({"queue": "nope"}, errors.UnknownQueue),
         ({"required_model": "m"}, errors.InvalidConfig),
+        ({"queue": "gpu", "required_model": "m\x00"}, errors.InvalidConfig),
+        ({"queue": "gpu", "required_model": "m" * 401}, errors.InvalidConfig),
         ({"inputs": {"a": "\x00"}}, errors.InvalidPayload),
         ({"inputs": {"a": float("nan")}}, errors.InvalidPayload),
     ],
@@ -109,6 +111,14 @@ def test_a_job_that_cannot_be_is_refused_before_any_write(
         enqueue(run, **given)
     assert isinstance(caught.value, error)
     assert factories.one(conn, "SELECT count(*) FROM workflow_node_jobs") == 0
+
+
+def test_a_job_whose_model_is_empty_needs_none(run: str, conn: Any) -> None:
+    """No worker knows a model of that name: the job would wait for ever."""
+    job_id = enqueue(run, queue="gpu", required_model="")
+    assert (node_queue.get_node_job(job_id) or {})["required_model"] is None
+    job = claims.node_step(conn, factories.who("gpu", models=["m"]))
+    assert job is not None and job["id"] == job_id
 
 
 def test_a_job_of_no_run_is_refused(db: ModuleType) -> None:

@@ -82,7 +82,14 @@ def test_next_is_what_a_gpu_claim_takes(db: ModuleType, policy: str, seed: int) 
         chosen = {job["id"] for job in likely if job}
         others = random.Random(seed).sample(rows, min(4, len(rows)))
         jobs = [row for row in rows if row["id"] in chosen or row in others]
-        agree(conn, who, jobs, lambda: claims.node_step(conn, who))
+
+        def claim() -> Row | None:
+            taken = claims.node_step(conn, who)
+            # What it runs would be warm then, and a claim while it runs is none of a worker's.
+            conn.execute("UPDATE workflow_node_jobs SET worker_id = 'w' WHERE worker_id = 'me'")
+            return taken
+
+        agree(conn, who, jobs, claim)
 
 
 @pytest.mark.parametrize("newest", [False, True])
@@ -138,6 +145,31 @@ def test_what_keeps_a_worker_from_it(conn: Any) -> None:
         "off": "off", "stranger": "model", "small": "vram", "box": "next",
     }  # fmt: skip
     assert "the model needs 24 GB, its card has 12 GB" in details(conn, job)
+
+
+def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:
+    report(conn, factories.who("gpu", "deaf", obey=False), obey=False)
+    worker_control.disable_worker("box", "gpu")
+    job = factories.node(conn, queue="gpu")
+    assert clauses(conn, job) == {"deaf": "next"}
+    assert claims.node_step(conn, factories.who("gpu", "deaf", obey=False)) is not None
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool) -> None:
+    """For the job that it runs, or because it was asked to."""
+    run_id = factories.run(conn)
+    who = factories.who("gpu", "me")
+    if asked:
+        detail = {"claim": fleet.claim_detail(who), "model": {"id": "b", "loading": True}}
+        report(conn, who, detail=json.dumps(detail))
+    else:
+        factories.node(conn, run_id, "running", queue="gpu", required_model="b")
+        assert claims.node_step(conn, who) is not None
+        report(conn, who, state="busy")
+    first = factories.node(conn, run_id, "a", queue="gpu", required_model="a")
+    second = factories.node(conn, run_id, "b", queue="gpu", required_model="b")
+    assert [clauses(conn, job) for job in (first, second)] == [{"me": "warm"}, {"me": "next"}]
 
 
 def test_who_is_before_it(conn: Any) -> None:

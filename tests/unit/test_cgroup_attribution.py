@@ -159,6 +159,17 @@ def test_a_container_whose_files_go_or_tell_rubbish_counts_nothing(
     assert subject.read() == Usage(None, 500)
 
 
+def test_what_containers_without_a_cgroup_in_the_tree_use_is_unknown(
+    docker: Docker, tmp_path: Path
+) -> None:
+    """As where cgroups are of version 1: a folder a controller."""
+    config.configure(container_prefix="mine-")
+    for name in (f"memory/docker/{OURS}", f"cpu,cpuacct/docker/{OURS}"):
+        (tmp_path / "v1" / name).mkdir(parents=True)
+    subject = Attribution(cgroups=tmp_path / "v1", docker=tmp_path / "docker.sock")
+    assert subject.read() is None
+
+
 def test_no_container_of_ours_is_nothing_used_and_known(docker: Docker, tree: Path) -> None:
     docker.containers = []
     now = [50.0]

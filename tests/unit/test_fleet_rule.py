@@ -90,7 +90,7 @@ def test_every_policy_serves_every_job(kind: str) -> None:
     ("text", "visible", "size"),
     [
         ("0, GPU-aa, 24564\n1, GPU-bb, 12288\n", None, 24564),
-        ("0, GPU-aa, 24564\n1, GPU-bb, 12288\n", "1", 12288),
+        ("0, GPU-aa, 24564\n1, GPU-bb, 24564\n", "1", 24564),
         ("0, GPU-aa, 24564\n1, GPU-bb, 12288\n", "GPU-b", 12288),
         ("0, GPU-aa, 24564\n1, GPU-bb, 12288\n", "", None),
         ("0, GPU-aa, [N/A]\n", None, None),
@@ -102,3 +102,11 @@ def test_the_card_is_the_largest_one_visible(
     text: str, visible: str | None, size: int | None
 ) -> None:
     assert card.largest_mb(text, visible) == size
+
+
+@pytest.mark.parametrize("visible", ["0", "1", "1,GPU-aa"])
+def test_an_index_among_unequal_cards_is_only_known_when_counted_by_the_bus(visible: str) -> None:
+    """CUDA counts the fastest first unless it is told otherwise, nvidia-smi by the bus."""
+    text = "0, GPU-aa, 12288\n1, GPU-bb, 24564\n"
+    assert card.largest_mb(text, visible) is None
+    assert card.largest_mb(text, visible, by_bus=True) == (12288 if visible == "0" else 24564)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from decimal import Decimal
 
 import pytest
 
@@ -53,15 +54,28 @@ def test_an_empty_registry_says_none():
     ("kwargs", "said"),
     [
         ({"id": "", "loader": object}, "non-empty id"),
+        ({"id": "m\x00", "loader": object}, "1 to 400 bytes"),
+        ({"id": "\udcff", "loader": object}, "1 to 400 bytes"),
+        ({"id": "m" * 401, "loader": object}, "1 to 400 bytes"),
+        ({"id": 7, "loader": object}, "1 to 400 bytes"),
         ({"id": "m", "loader": None}, "loader"),
         ({"id": "m", "loader": object, "unloader": 3}, "unloader"),
         ({"id": "m", "loader": object, "est_vram_gb": -1}, "est_vram_gb"),
         ({"id": "m", "loader": object, "est_vram_gb": float("nan")}, "est_vram_gb"),
+        ({"id": "m", "loader": object, "est_vram_gb": "24"}, "est_vram_gb"),
+        ({"id": "m", "loader": object, "est_vram_gb": None}, "est_vram_gb"),
+        ({"id": "m", "loader": object, "est_vram_gb": 10**400}, "est_vram_gb"),
     ],
 )
 def test_a_spec_that_cannot_work_is_refused(kwargs: dict[str, object], said: str):
     with pytest.raises(errors.InvalidConfig, match=said):
         ModelSpec(**kwargs)
+
+
+def test_a_size_is_a_float_whatever_kind_of_number_was_given():
+    spec = ModelSpec("m", object, est_vram_gb=Decimal("2.5"))
+    assert type(spec.est_vram_gb) is float
+    assert spec.est_vram_gb == 2.5
 
 
 def test_threads_register_beside_each_other():
