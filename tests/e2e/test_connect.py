@@ -400,7 +400,7 @@ def test_a_submitter_needs_no_more_to_submit(reachable: Server, home: str, role:
 
 def test_what_is_needed_for_a_purpose_names_every_table() -> None:
     """All that the schema page describes, but what hosts or the tables' owner alone write."""
-    others = {"workflow_run_files", "lock_turns"}
+    others = {"workflow_run_files", "lock_turns", "partition_turns"}
     assert set(rights.PURPOSES["work"]) == set(catalog.PURPOSES) - others
 
 

@@ -23,7 +23,7 @@ from queue_workflows import (
 )
 from queue_workflows.runtime import service
 from queue_workflows.store import claims, fleet, workers
-from queue_workflows.worker import card, watch
+from queue_workflows.worker import card, gear
 from tests.support import factories, wait
 
 
@@ -343,7 +343,7 @@ def test_the_first_claim_waits_for_the_size_of_the_card(
         return 12288
 
     monkeypatch.setattr(card, "vram_total_mb", slowly)
-    monkeypatch.setattr(watch, "INTRODUCE_S", 60.0)
+    monkeypatch.setattr(gear, "INTRODUCE_S", 60.0)
     queue_workflows.register_node("m", lambda: None)
     for name, gb in (("large", 24.0), ("small", 8.0)):
         model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))

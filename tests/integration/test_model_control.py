@@ -254,7 +254,7 @@ def test_a_slow_idle_unload_holds_up_nothing_of_the_watch(
         assert unloading.wait(20)
         seen = factories.one(conn, "SELECT last_seen FROM workers")
         wait.until(lambda: factories.one(conn, "SELECT last_seen FROM workers") > seen)
-        assert advertised(conn) is None
+        wait.until(lambda: advertised(conn) is None)
     finally:
         go_on.set()
 
