@@ -18,7 +18,8 @@ ABOUT = """The worker's own statement, which finishes the job it has and claims 
 connection: the median of 300 (`--quick`: 90). Each takes turns with one on a database with 1,000
 queued jobs, and the ratio, per 30, is to the cost there. The other database has more queued jobs,
 or 1,000 queued beside 100,000 that are not due, or behind 100,000 older ones that wait for a lock
-key which a running job has, or 1,000 beside 1,000,000 finished ones. Each is
+key which a running job has, or behind 100,000 older ones of a paused partition (of ingest jobs
+alone), or 1,000 beside 1,000,000 finished ones. Each is
 measured twice, on new connections whose plans are made anew: with the statistics of the empty
 tables, then after ANALYZE (autovacuum is off for these tables, so that they stay what they are).
 Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per 1,000. Bare is the
@@ -42,6 +43,8 @@ class Case(NamedTuple):
     not_due: int = 0
     locked: int = 0
     """Those of one lock key, the first of which runs."""
+    limited: int = 0
+    """Those of a paused partition, of ingest jobs alone."""
     finished: int = 0
     limit: float = 1.3
 
@@ -54,6 +57,7 @@ def cases(bench: Bench) -> list[Case]:
         *(Case(f"at {size:,} queued", queued=size - BASE) for size in sizes),
         Case("at 100,000 not due", not_due=100_000),
         Case("behind 100,000 of a busy lock key", locked=100_000),
+        Case("behind 100,000 of a paused partition", limited=100_000),
         Case(f"beside {many:,} finished", finished=many, limit=1.1),
     ]
 
@@ -63,7 +67,7 @@ class Family(NamedTuple):
 
     name: str
     load: Callable[[Conn, int, str], None]
-    """How many, and `queued`, `not_due`, `locked` or `finished`."""
+    """How many, and `queued`, `not_due`, `locked`, `limited` or `finished`."""
     step: Callable[[db.Connection], Step]
 
 
@@ -71,20 +75,28 @@ _STATE = {
     "queued": ("queued", None),
     "not_due": ("queued", "not_due"),
     "locked": ("queued", "locked"),
+    "limited": ("queued", "limited"),
     "finished": ("completed", None),
 }
 
 
 def load_ingest(conn: Conn, count: int, state: str) -> None:
     """Insert ingest jobs."""
+    if state == "limited" and count:
+        conn.execute(
+            "INSERT INTO queue_partitions (queue, partition_key, paused_at)"
+            " VALUES ('load', 'paused', now())"
+        )
     status, blocked = _STATE[state]
     conn.execute(
         "INSERT INTO ingest_jobs"
-        " (task_name, queue, status, blocked_reason, available_at, finished_at, lock_key)"
+        " (task_name, queue, status, blocked_reason, available_at, finished_at, lock_key,"
+        " partition_key)"
         " SELECT 'noop', 'load', %(status)s::text, %(blocked)s::text,"
         " CASE WHEN %(blocked)s::text = 'not_due' THEN now() + interval '1 day' END,"
         " CASE WHEN %(status)s::text = 'completed' THEN now() END,"
-        " CASE WHEN %(blocked)s::text = 'locked' THEN 'busy' END"
+        " CASE WHEN %(blocked)s::text = 'locked' THEN 'busy' END,"
+        " CASE WHEN %(blocked)s::text = 'limited' THEN 'paused' END"
         " FROM generate_series(1, %(count)s::int)",
         {"status": status, "blocked": blocked, "count": count},
     )
@@ -256,6 +268,8 @@ def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_
         for family in families:
             family.load(pair.loaders[1], case.not_due, "not_due")
             family.load(pair.loaders[1], case.locked, "locked")
+            if family is not NODES:
+                family.load(pair.loaders[1], case.limited, "limited")
             family.load(pair.loaders[1], case.finished, "finished")
             family.load(pair.loaders[1], case.queued, "queued")
             for conn in pair.loaders:
@@ -276,7 +290,7 @@ def run(bench: Bench) -> Iterator[figures.Row]:
                 conn.execute(f"ANALYZE {_TABLES}".encode())
             fresh = {family.name: pair.compare(family) for family in (*families, LOOK)}
         floor = figures.middle(fresh["bare"][1])
-        for family in (INGEST, NODES):
+        for family in (INGEST,) if case.limited else (INGEST, NODES):
             for when, found in (("before", stale), ("after", fresh)):
                 base, costs, ratios = found[family.name]
                 yield figures.Row(
