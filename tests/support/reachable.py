@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import signal
 import socket
@@ -54,6 +55,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
                 **more,
             )
         self.admin = f"postgresql://postgres@/postgres?host={folder}/data&port={self.port}"
@@ -86,6 +88,11 @@ class Server:
         """Stop it, with whoever is connected."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(30)
+
+
+def _end_with_parent() -> None:
+    """prctl(2), PR_SET_PDEATHSIG: a test run that is killed stops nothing by itself."""
+    ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
 def _free_port() -> int:
