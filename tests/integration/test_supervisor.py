@@ -426,8 +426,9 @@ def test_the_childs_size_is_its_own_and_not_that_of_the_largest_before_it(
     """It is never below that of this process, which forks it (getrusage(2))."""
     mark = tmp_path / "mark"
     code = (
-        f"import os, pathlib, signal; mark = pathlib.Path({str(mark)!r}); was = mark.exists();"
-        " mark.touch(); b = b'x' * ((1 if was else 800) << 20); os.kill(os.getpid(), signal.SIGSEGV)"
+        f"import os, signal, pathlib; mark = pathlib.Path({str(mark)!r}); size = 1 << 20\n"
+        "if not mark.exists(): size *= 800; mark.touch()\n"
+        "b = b'x' * size; os.kill(os.getpid(), signal.SIGSEGV)"
     )
     run = bench(one(python(code)))
     run.pool.start()
