@@ -109,10 +109,10 @@ def spoiled(reason: str, args: dict[str, Any]) -> None:
 def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
     """Remember the claimed job around its body, so that the journal can name the claim."""
 
-    def wrapper(job: dict[str, Any], **more: Any) -> Any:
+    def wrapper(job: dict[str, Any], *args: Any, **more: Any) -> Any:
         global _held
         _held = job
-        return run(job, **more)
+        return run(job, *args, **more)
 
     return wrapper
 
