@@ -245,11 +245,17 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         nargs="?",
         const="",
-        metavar="JSON",
+        metavar="FILE|JSON",
         help="ingest queues and how many jobs of each at once, as in "
         '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON',
     )
-    parser.add_argument("--lease-seconds", type=float, default=600.0, metavar="N")
+    parser.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=600.0,
+        metavar="N",
+        help="how long a claim holds without being renewed; default: 600",
+    )
     parser.add_argument(
         "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
     )
@@ -257,7 +263,8 @@ def _parser() -> argparse.ArgumentParser:
         "--shutdown-timeout",
         type=float,
         metavar="N",
-        help="seconds that a job gets to end after SIGTERM before it is handed back; default: 8",
+        help="seconds that a job gets to end after SIGTERM before it is handed back; default: "
+        "SHUTDOWN_TIMEOUT_S (8)",
     )
     parser.add_argument(
         "--supervise",
@@ -273,7 +280,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
         if options.batch != 1:
             raise errors.InvalidConfig("--batch: with --queue alone; a pool claims what is free")
         return WorkerPool(
-            options.workers or None,
+            [entry._asdict() for entry in roster.option(options.workers)],
             lease_s=options.lease_seconds,
             shutdown_timeout_s=options.shutdown_timeout,
         )

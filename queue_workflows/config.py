@@ -230,7 +230,8 @@ WORKERS_JSON = Knob(
     "WORKERS_JSON",
     "",
     "JSON",
-    'queues of `queue-claim-worker --workers`: `[{"queue": "load", "concurrency": 2}]`',
+    "queues of `queue-claim-worker --workers`, and of the pool that `up` starts:"
+    ' `[{"queue": "load", "concurrency": 2}]`',
     prefix="",
 )
 WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "workers", "cpu workers that `up` starts")
@@ -479,7 +480,10 @@ def register_node(name: str, module_or_callable: Any) -> None:
 
 
 def register_input_widget(name: str, build_spec: WidgetSpec) -> None:
-    """Let `build_spec(step, run)` make the `input_spec` of input steps that use this widget."""
+    """Let `build_spec(step, run)` make the `input_spec` of input steps that use this widget.
+
+    What it returns stands beside `step_id`, `widget`, `prompt` and `target`, and before them.
+    """
     _config.input_widgets[name] = build_spec
 
 
@@ -598,9 +602,9 @@ def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:
     """Raise `UnknownQueue` (a ValueError) that names the queue and those that exist."""
     known = queues() if allowed is None else allowed
     if queue not in known:
+        remedy = "" if allowed == DAG_QUEUES else "; configure(ingest_queues=...) names more"
         raise errors.UnknownQueue(
-            f"unknown queue {queue!r}: known are {', '.join(sorted(known)) or 'none'}; "
-            "configure(ingest_queues=...) names more"
+            f"unknown queue {queue!r}: known are {', '.join(sorted(known)) or 'none'}{remedy}"
         )
 
 

@@ -137,13 +137,18 @@ class Retry(JobSignal):
     `after_s`: wait that long; None: as the job's backoff says.
     """
 
+    after_s: float | None = None
+    """Here too, for a class of the host's that does not call ours."""
+
     def __init__(self, after_s: float | None = None, reason: str = "asked for a retry") -> None:
         super().__init__(reason)
         self.after_s = None if after_s is None else _wait(after_s)
 
 
 class Snooze(JobSignal):
-    """Queue the job again in `seconds`; no attempt is counted."""
+    """Queue the job again in `seconds`, one at the least; no attempt is counted."""
+
+    seconds: float = 0.0
 
     def __init__(self, seconds: float, reason: str = "snoozed") -> None:
         super().__init__(reason)
@@ -158,8 +163,10 @@ class Discard(JobSignal):
 
 
 def _wait(seconds: float) -> float:
+    if not isinstance(seconds, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"a wait of {seconds!r:.80}: it must be a number of seconds")
     if not 0 <= seconds <= 366 * 86400.0:
-        raise ValueError(f"a wait of {seconds!r} s: it must be 0 to 366 days")
+        raise ValueError(f"a wait of {seconds!r:.80} s: it must be 0 to 366 days")
     return float(seconds)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import db, errors
-from queue_workflows.store import jobs
+from queue_workflows.store import jobs, limits, payload
 from queue_workflows.types import JsonDict, Row
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
@@ -27,33 +27,49 @@ def list_jobs(
     """Ingest jobs, the newest first, without their args and results (`history.get_job` has them).
 
     `since`: queued, started or ended from then on, or within that time. `key`: an idempotency, lock
-    or partition key. `limit` None: all. Raises `InvalidConfig` (a ValueError) for a status that
-    there is not, and a `since` without a time zone. One transaction, no lock.
+    or partition key. `limit` None: all. Raises `InvalidConfig` (a ValueError) for what is none of
+    these, such as a status that there is not or a `since` without a time zone. One transaction, no
+    lock.
     """
+    texts = {"queue": queue, "task_name": task_name, "key": key}
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidConfig(f"{name} {text!r:.80} is no text")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise errors.InvalidConfig(f"limit {limit!r:.40}: a whole number from 0, or None")
     statuses = None if status is None else [status] if isinstance(status, str) else list(status)
     for one in statuses or ():
         if one not in STATUSES:
             raise errors.InvalidConfig(f"status {one!r}: it is one of {', '.join(STATUSES)}")
+    if since is not None and not isinstance(since, (datetime, timedelta)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidConfig(
+            f"since {since!r:.80}: a datetime with a time zone or a timedelta"
+        )
     if isinstance(since, datetime) and since.tzinfo is None:
         raise errors.InvalidConfig(f"since {since}: say in which time zone")
+    if isinstance(since, timedelta) and abs(since) > limits.FOREVER:
+        raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
+    if not all(payload.is_storable(text) for text in texts.values() if text is not None):
+        return []
     wanted = jobs.Wanted(queue, task_name, statuses, since, key)
     with db.transaction(conn) as own:
         return jobs.listed(own, wanted, limit)
 
 
 def retry_jobs(
-    ids: Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
+    ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
 ) -> list[JsonDict]:
     """Queue failed and cancelled jobs anew, each in a new generation with all its attempts.
 
-    Of each, in order: `id`, `outcome` (`queued`, `refused`, `unknown`), `status` as it was,
-    `reason`. `by`: who, for the history. A transaction per BATCH, or the one of `conn`.
+    `ids`: one or several. Of each, in order: `id`, `outcome` (`queued`, `refused`, `unknown`),
+    `status` as it was, `reason`. `by`: who, for the history. A transaction per BATCH, or the one of
+    `conn`. Raises `InvalidConfig` (a ValueError) for an id that is no text.
     """
     return _each(ids, _retry, by, conn)
 
 
 def cancel_jobs(
-    ids: Iterable[str],
+    ids: str | Iterable[str],
     *,
     running: bool = True,
     by: str | None = None,
@@ -67,7 +83,7 @@ def cancel_jobs(
 
 
 def delete_jobs(
-    ids: Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
+    ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
 ) -> list[JsonDict]:
     """Delete jobs that do not run; their history stays, with what each was, until it is pruned.
 
@@ -83,16 +99,21 @@ _Act = Callable[[db.Connection, Mapping[str, Row]], Mapping[str, _Outcome]]
 
 
 def _each(
-    ids: Iterable[str], act: _Act, by: str | None, conn: db.Connection | None
+    ids: str | Iterable[str], act: _Act, by: str | None, conn: db.Connection | None
 ) -> list[JsonDict]:
     done: list[JsonDict] = []
-    for some in _batches(list(dict.fromkeys(ids))):
+    asked = list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
+    for one in asked:
+        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidConfig(f"job {one!r:.80}: an id is a text")
+    for some in _batches(asked):
         with db.transaction(conn) as own:
             if by is not None:
-                jobs.name_actor(own, by)
-            rows = jobs.locked(own, some)
+                jobs.name_actor(own, payload.error_text(by))
+            known = [one for one in some if payload.is_storable(one)]
+            rows = jobs.locked(own, known)
             told = act(own, rows)
-            nodes = jobs.runs_of(own, [one for one in some if one not in rows])
+            nodes = jobs.runs_of(own, [one for one in known if one not in rows])
             done += [_done(one, rows.get(one), told, nodes) for one in some]
     return done
 

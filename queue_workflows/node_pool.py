@@ -19,7 +19,7 @@ from queue_workflows import (
     retention,
 )
 from queue_workflows.runtime import service
-from queue_workflows.store import fleet, limits, nodes, outbox, tables, transitions
+from queue_workflows.store import fleet, limits, nodes, outbox, sweeps, tables, transitions
 from queue_workflows.types import NowFn, Row
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class NodePool:
         listener = db.listen(CHANNEL, poll_s=self._poll_s)
         self._services = [
             service.Follow("dispatch", listener, self._act),
-            service.Loop("sweeps", maintenance(self._sweeps)),
+            self._sweeps.loop(),
             # Apart: leases must not wait until a year's rows are gone.
             service.Loop("prune", [self._pruning()]),
         ]
@@ -174,12 +174,36 @@ class Sweeps:
         self._since = self._seen = now_fn()
         self._kept = db.Kept()
         """Idle sweeps are single statements, not pool checkouts."""
+        self._wake: Callable[..., None] = lambda *_: None
         self._unserved: dict[str, float] = {}
         """Models whose jobs no worker takes, and since when."""
 
     def close(self) -> None:
         """Close the connection; the next sweep opens another."""
         self._kept.close()
+
+    def loop(self) -> service.Loop:
+        """The service that runs them all; those of `look` run in the round of a look that asks."""
+        made = service.Loop("sweeps", maintenance(self), now_fn=self._now)
+        self._wake = made.wake
+        return made
+
+    def look(self) -> None:
+        """See which frequent sweeps have something to do, and note that the database was there.
+
+        In one statement, where each of them alone would be one or two that find nothing.
+        """
+        with self._kept.using() as conn:
+            found = sweeps.look(conn)
+        self._note()
+        wanted = {
+            "reclaim": found.lapsed,
+            "input-timeouts": found.overdue,
+            "lock-keys": found.turns,
+            "limits": found.lines,
+        }
+        if names := [name for name, there in wanted.items() if there]:
+            self._wake(*names)
 
     def reclaim(self) -> None:
         """Take back what is lapsed, and note that the database was there."""
@@ -196,6 +220,8 @@ class Sweeps:
         if not self._was_there_for(silent_s):
             return
         with self._kept.using() as conn:
+            if not sweeps.any_silent(conn, silent_s):
+                return
             for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
                 for row in transitions.reclaim_gone(conn, table, silent_s):
                     _log.warning(
@@ -212,8 +238,7 @@ class Sweeps:
     def expire_inputs(self) -> None:
         """End the waits of input nodes that are over."""
         with self._kept.using() as conn:
-            if nodes.has_overdue_input(conn):
-                expire_inputs(conn)
+            expire_inputs(conn)
 
     def mend_turns(self) -> None:
         """Let in whose turn with a lock key was missed."""
@@ -288,24 +313,24 @@ def unflag(conn: db.Connection, model: str) -> None:
         _log.info("%s: no job waits any more that no worker can take", what)
 
 
-def maintenance(sweeps: Sweeps) -> list[service.Task]:
-    """Every sweep with its interval; a new one is one line."""
-    reclaim_s = config.LEASE_RECLAIM_INTERVAL_S.read
-    silent_s = config.SILENT_WORKER_AFTER_S
+def maintenance(duties: Sweeps) -> list[service.Task]:
+    """Every sweep with its interval; a new one is one line, and those at `inf` wait for a look."""
+
+    dead_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
 
     def gone_s() -> float:
-        return silent_s.read() / 3
+        return config.SILENT_WORKER_AFTER_S.read() / 3
 
-    flag_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
     return [
-        service.Task("reclaim", reclaim_s, sweeps.reclaim),
-        service.Task("gone", gone_s, sweeps.reclaim_gone),
-        service.Task("orphans", ORPHAN_SWEEP_S, sweeps.sweep_orphans),
-        service.Task("dead-workers", flag_s, sweeps.flag_dead_workers),
-        service.Task("unassignable", UNASSIGNABLE_S, sweeps.flag_unassignable),
-        service.Task("input-timeouts", reclaim_s, sweeps.expire_inputs),
-        service.Task("lock-keys", reclaim_s, sweeps.mend_turns),
-        service.Task("limits", reclaim_s, sweeps.mend_lines),
+        service.Task("look", config.LEASE_RECLAIM_INTERVAL_S.read, duties.look),
+        service.Task("reclaim", math.inf, duties.reclaim),
+        service.Task("gone", gone_s, duties.reclaim_gone),
+        service.Task("orphans", ORPHAN_SWEEP_S, duties.sweep_orphans),
+        service.Task("dead-workers", dead_s, duties.flag_dead_workers),
+        service.Task("unassignable", UNASSIGNABLE_S, duties.flag_unassignable),
+        service.Task("input-timeouts", math.inf, duties.expire_inputs),
+        service.Task("lock-keys", math.inf, duties.mend_turns),
+        service.Task("limits", math.inf, duties.mend_lines),
     ]
 
 

@@ -45,7 +45,9 @@ def _own_worker_id(host: str, _pid: int) -> str:
 
 def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> claims.Claimant:
     label = host or config.host_label()
-    return claims.Claimant(_own_worker_id(label, os.getpid()), label, queue, lease_s, **more)
+    obey = not config.DISABLE_WORKER_CONTROL.read()
+    own_id = _own_worker_id(label, os.getpid())
+    return claims.Claimant(own_id, label, queue, lease_s, obey=obey, **more)
 
 
 # --- node jobs ---------------------------------------------------------------------------------
@@ -451,8 +453,13 @@ def enqueue_ingest_jobs(
     A member of `jobs` has the keywords of `enqueue_ingest_job`; what it lacks is taken from those
     of the call. Raises as `enqueue_ingest_job` does, and says which job.
     """
-    if args is not None and jobs is None and (conn is None or joined.is_own(conn)):
-        job = newjobs.settled(newjobs.Job(task_name or "", queue, **options))
+    if (
+        args is not None
+        and jobs is None
+        and task_name is not None
+        and (conn is None or joined.is_own(conn))
+    ):
+        job = newjobs.settled(newjobs.Job(task_name, queue, **options))
         if not newjobs.has_options(job):
             return _enqueue_args(newjobs.plain(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import controls, limits
+from queue_workflows.store import controls, limits, newjobs, payload
 from queue_workflows.types import Row
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
@@ -39,17 +39,12 @@ def pause(
     from now by the database's clock; None: at `resume`. `conn`: join the caller's transaction.
     Raises before any write `UnknownQueue`, `InvalidConfig` (both ValueErrors).
     """
-    lasts = until if isinstance(until, timedelta) else None
-    at = until if isinstance(until, datetime) else None
-    if (at is not None and at.tzinfo is None) or (lasts is not None and lasts <= timedelta(0)):
-        raise errors.InvalidConfig(
-            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero"
-        )
+    at, lasts = moment(until)
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if at is not None and controls.is_over(own, at):
             raise errors.InvalidConfig(f"until {at}: that is over by the database's clock")
-        by = None if requested_by is None else requested_by.replace("\x00", " ")
+        by = None if requested_by is None else payload.error_text(requested_by)
         return limits.pause(own, queue, partition, {"at": at, "lasts": lasts, "by": by})
 
 
@@ -152,6 +147,24 @@ def _state(row: Row) -> Row:
     }
 
 
+def moment(until: Any) -> tuple[datetime | None, timedelta | None]:
+    """An `until` as a time or as how long from now; both None: none. Raises `InvalidConfig`."""
+    if until is not None and not isinstance(until, (datetime, timedelta)):
+        raise errors.InvalidConfig(
+            f"until {until!r:.40}: a datetime or a timedelta; when() reads text"
+        )
+    lasts = until if isinstance(until, timedelta) else None
+    at = until if isinstance(until, datetime) else None
+    if (at is not None and at.tzinfo is None) or (
+        lasts is not None and not timedelta(0) < lasts <= limits.FOREVER
+    ):
+        raise errors.InvalidConfig(
+            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero and of a "
+            "hundred years at most"
+        )
+    return at, lasts
+
+
 def when(text: str) -> datetime | timedelta:
     """What `until` may be, as text: a time span such as 30s, 45m, 2h, 1d, or an ISO time."""
     seconds = limits.UNITS_S.get(text[-1:])
@@ -190,10 +203,12 @@ def _rate(text: Any, prefix: str) -> tuple[int, float]:
 
 
 def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
+    if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
     known = config.queues() | set(controls.known_queues(conn))
-    if queue not in known and limits.of_queue(conn, queue) is None:
+    if queue not in known and not limits.is_used(conn, queue):
         raise errors.UnknownQueue(
-            f"queue {queue!r}: neither configured nor ever served; known are "
+            f"queue {queue!r}: not configured, never served, and empty; known are "
             f"{', '.join(sorted(known))}, and --app names those of a host app"
         )
     if partition is None:
@@ -201,11 +216,12 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if queue in config.DAG_QUEUES:
         raise errors.InvalidConfig(f"queue {queue!r}: partitions are of ingest queues")
     if not _is_key(partition):
-        raise errors.InvalidConfig(f"partition {partition[:40]!r}: a key has 1 to 400 bytes")
+        raise errors.InvalidConfig(
+            f"partition {partition!r:.80}: a key has 1 to {newjobs.KEY_BYTES:,} bytes of UTF-8"
+        )
 
 
-def _is_key(text: str) -> bool:
-    try:
-        return 1 <= len(text.encode()) <= 400 and "\x00" not in text
-    except UnicodeEncodeError:
+def _is_key(text: Any) -> bool:
+    if not isinstance(text, str) or not payload.is_storable(text):
         return False
+    return 1 <= len(text.encode()) <= newjobs.KEY_BYTES

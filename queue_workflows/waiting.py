@@ -131,6 +131,8 @@ def _of_worker(
     if gpu:
         fit = whys.misfit(conn, worker, row["required_model"])
         if fit["misfit"] == "model":
+            if worker["known_models"] is None:
+                return "model", f"it registers no model, and others know {row['required_model']}"
             return "model", f"it does not know model {row['required_model']}"
         if fit["misfit"] == "vram":
             card_gb = worker["vram_total_mb"] // 1000

@@ -93,14 +93,9 @@ def set_worker_control(
     if stop_policy not in STOP_POLICIES:
         known = ", ".join(sorted(STOP_POLICIES))
         raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
-    lasts = until if isinstance(until, timedelta) else None
-    at = until if isinstance(until, datetime) else None
     if until is not None and desired_state == "on":
         raise errors.InvalidConfig("until: it says when OFF ends, and has no meaning for ON")
-    if (at is not None and at.tzinfo is None) or (lasts is not None and lasts <= timedelta(0)):
-        raise errors.InvalidConfig(
-            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero"
-        )
+    at, lasts = queues.moment(until)
     for what, name, most in (("host", host, 400), ("queue", queue, 200)):
         if not 1 <= len(name.encode()) <= most or "\x00" in name:
             raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
@@ -222,11 +217,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--queue", required=True, help="cpu, gpu, an ingest queue, or all")
     state = parser.add_mutually_exclusive_group(required=True)
-    state.add_argument("--on", dest="state", action="store_const", const="on")
-    state.add_argument("--off", dest="state", action="store_const", const="off")
+    state.add_argument(
+        "--on", dest="state", action="store_const", const="on", help="let them claim"
+    )
+    state.add_argument(
+        "--off", dest="state", action="store_const", const="off", help="let them claim no more"
+    )
     parser.add_argument("--host", help="host label; default: this host's")
     parser.add_argument("--policy", default="hard", help="how to stop: " + ", ".join(STOP_POLICIES))
-    parser.add_argument("--requested-by", help="who asks, for the record")
+    parser.add_argument("--requested-by", metavar="WHO", help="who asks, for the record")
     parser.add_argument("--reason", help="why, for the record")
     parser.add_argument(
         "--until",
@@ -248,6 +247,14 @@ def _refuse_unknown(queue: str) -> None:
         )
 
 
+def _join_embedded() -> None:
+    """Make no server that has no row to write; `EmbeddedUnavailable` where there is none."""
+    if config.database_url() is None and config.embedded_wanted():
+        from queue_workflows import embedded
+
+        embedded.ensure(create=False)
+
+
 def main(argv: list[str] | None = None) -> int:
     """`queue-worker-control`: write the control row; 0, or 2 with one line for what is wrong."""
     options = _parser().parse_args(argv)
@@ -257,6 +264,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.embedded:
             config.configure(embedded=True)
         config.load_app(options.app)
+        _join_embedded()
         db.wait_until_reachable(timeout_s=PATIENCE_S)
         db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
         _refuse_unknown(options.queue)

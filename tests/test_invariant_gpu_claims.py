@@ -23,6 +23,7 @@ class World(NamedTuple):
     view: rule.View
     """Without its lines."""
     jobs: dict[str, list[rule.Job]]
+    """What the worker can take, of runs that are not over."""
     known: list[str] | None
 
 
@@ -56,19 +57,27 @@ def here(conn: Any, host: str, column: str) -> dict[str, float]:
     return found
 
 
-def others(conn: Any, rng: random.Random, run_id: str) -> dict[str, list[rule.Holder]]:
-    """Live workers with a model, idle, at work or loading, and some that do not count."""
+def others(
+    conn: Any, rng: random.Random, run_id: str
+) -> tuple[dict[str, list[rule.Holder]], set[str]]:
+    """Live workers with a model, idle, at work or loading, and some that do not count.
+
+    And what those register that live, of which some are switched off.
+    """
     holders: dict[str, list[rule.Holder]] = {}
+    registered: set[str] = set()
     for number in range(rng.randint(0, 4)):
         host, model = rng.choice([HERE, "den", "attic"]), rng.choice(MODELS)
         state = rng.choice(["idle", "busy", "loading", "parked", "silent"])
         began_s, warm_s = rng.uniform(0, 300), rng.uniform(0, 300)
+        known = rng.choice([None, None, rng.sample(MODELS, 2)])
+        registered |= set(known or ()) if state != "silent" else set()
         conn.execute(
             "INSERT INTO workers (worker_id, host_label, queue, pid, state, current_model,"
-            " model_since, last_seen) VALUES (%s, %s, 'gpu', 1, %s, %s,"
+            " known_models, model_since, last_seen) VALUES (%s, %s, 'gpu', 1, %s, %s, %s,"
             " now() - %s * interval '1 second', now() - %s * interval '1 second')",
             (f"w{number}", host, {"loading": "busy", "silent": "idle"}.get(state, state),
-             None if state == "loading" else model, warm_s, 60 if state == "silent" else 5),
+             None if state == "loading" else model, known, warm_s, 60 if state == "silent" else 5),
         )  # fmt: skip
         load_s, run_s = here(conn, host, "load_s")[model], here(conn, host, "run_s")[model]
         free_s = 0.0
@@ -89,17 +98,21 @@ def others(conn: Any, rng: random.Random, run_id: str) -> dict[str, list[rule.Ho
             free_s = max(0.0, left_s)
         if state in ("idle", "busy", "loading"):
             holders.setdefault(model, []).append(rule.Holder(free_s, run_s))
-    return holders
+    return holders, registered
 
 
 def world(conn: Any, seed: int) -> World:
-    """A random fleet and queue."""
+    """A random fleet and queue, and of the jobs some that their runs left behind."""
     rng = random.Random(seed)
-    run_id = factories.run(conn)
+    run_id, over = factories.run(conn), factories.run(conn, status="cancelled")
     for host in (HERE, "den", "attic"):
         times(conn, rng, host)
     known = rng.choice([None, list(MODELS), rng.sample(MODELS, 2)])
-    holders = others(conn, rng, run_id)
+    holders, registered = others(conn, rng, run_id)
+    can = {*MODELS} - registered if known is None else {*known}
+    factories.insert(
+        conn, "workers", worker_id="me", host_label=HERE, queue="gpu", pid=1, known_models=known
+    )
     waits = sorted((rng.uniform(0, 6000) for _ in range(rng.randint(0, 60))), reverse=True)
     jobs: dict[str, list[rule.Job]] = {}
     for number, waited_s in enumerate(waits):
@@ -109,9 +122,10 @@ def world(conn: Any, seed: int) -> World:
             "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model,"
             " priority, created_at) VALUES (%s, %s, 'm', 'gpu', nullif(%s, ''), %s,"
             " now() - %s * interval '1 second') RETURNING seq",
-            (run_id, f"n{number}", model, priority, waited_s),
-        ).fetchone()
-        if known is None or model in (*known, rule.NO_MODEL):
+            (over if (left := rng.random() < 0.15) else run_id, f"n{number}", model, priority,
+             waited_s),
+        ).fetchone()  # fmt: skip
+        if not left and model in (*can, rule.NO_MODEL):
             jobs.setdefault(model, []).append(rule.Job(priority, row["seq"], waited_s))
     view = rule.View(
         [],

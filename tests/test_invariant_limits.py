@@ -517,3 +517,83 @@ def test_an_older_snapshot_leaves_its_job_to_the_next_who_looks(db: ModuleType) 
         assert take(conn, 9) == []
         end(conn, job)
         assert len(take(conn, 9)) == 1
+
+
+# Limits of queues that are long already
+
+
+def long_queue(conn: Any, *keys: str | None, number: int = 1500) -> None:
+    """That many free jobs of each key, the keys one after the other."""
+    conn.execute("SET session_replication_role = replica")
+    for key in keys:
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, partition_key)"
+            " SELECT 't', 'fetch', %s FROM generate_series(1, %s)",
+            (key, number),
+        )
+    conn.execute("SET session_replication_role = origin")
+
+
+def test_a_limit_on_a_long_queue_holds_nobody_up(db: ModuleType) -> None:
+    with db.connect() as conn:
+        long_queue(conn, "a", "b")
+        add(conn, 1, partition_key=None)
+        say(conn, "a", max_running=1)
+        got: list[Row] = []
+        for calls in range(1, 4):
+            got += claims.ingest_step(conn, factories.who("fetch"))
+            assert count(conn, FREE) >= 1500 - 500 * calls, "a few rows a claim"
+        assert [job["partition_key"] for job in got] == ["b", "a"]
+        assert got[1]["seq"] == factories.one(
+            conn, "SELECT min(seq) FROM ingest_jobs WHERE partition_key = 'a'"
+        )
+
+
+def test_a_limit_on_a_long_queue_keeps_the_order_of_its_partitions(db: ModuleType) -> None:
+    with db.connect() as conn:
+        long_queue(conn, "a", "b", number=700)
+        conn.execute("UPDATE ingest_jobs SET priority = 7 WHERE seq % 3 = 0")
+        say(conn, partition_max_running=1)
+        places: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+        for _ in range(60):
+            for job in take(conn, 3):
+                places[job["partition_key"]].append((job["priority"], job["seq"]))
+                end(conn, job)
+        for found in places.values():
+            assert found == sorted(found)
+            assert len(found) >= 20
+
+
+def test_a_pause_of_a_partition_lets_those_behind_it_pass(db: ModuleType) -> None:
+    with db.connect() as conn:
+        long_queue(conn, "a", number=2500)
+        behind = add(conn, 2, partition_key="b")
+        limits.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
+        got = [
+            job["id"] for _ in range(3) for job in claims.ingest_step(conn, factories.who("fetch"))
+        ]
+        assert got == [job["id"] for job in behind]
+        assert count(conn, FREE) >= 1000
+
+
+def test_more_lines_than_one_claim_looks_at_hold_nobody_up(db: ModuleType) -> None:
+    with db.connect() as conn:
+        long_queue(conn, *(f"p{i:03}" for i in range(250)), number=2)
+        say(conn, partition_max_running=1)
+        got = [job for _ in range(4) for job in claims.ingest_step(conn, factories.who("fetch"))]
+        assert len(got) >= 2
+
+
+def test_the_sweep_sends_to_its_line_what_no_claim_comes_to(db: ModuleType) -> None:
+    with db.connect() as conn:
+        long_queue(conn, "b", "a", number=1200)
+        say(conn, "a", max_running=1)
+        for left in (200, 0):
+            limits.mend_lines(conn)
+            free = "SELECT count(*) FROM ingest_jobs WHERE partition_key = 'a'"
+            assert (
+                factories.one(conn, free + " AND blocked_reason IS NULL AND admitted_at IS NULL")
+                == left
+            )
+        assert count(conn, FREE, "b") == 1200
+        assert len(take(conn)) == 1

@@ -36,7 +36,7 @@ def answer(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Answer an input node; the first answer counts, exit code 1 for a later one."""
+    """Answer an input node. The first answer counts; exit code 1 for a later one."""
 
     def body() -> int:
         given = value_given(value)
@@ -139,20 +139,25 @@ def waiting(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Only those of this run.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10000, metavar="N")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10000, metavar="N", help="How many at most.")
+    ] = 100,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """List what runs wait for a person, the longest wait first, each with its question."""
+    """List what runs ask people, the longest wait first."""
 
     def body() -> int:
         with command.reading(app):
             rows = listing(run, limit=limit)
+            if run is not None and not rows and not _is_run(run):
+                sys.stderr.write(f"{command.PROG} inputs: there is no run {output.line(run)!r}\n")
+                return 1
         if as_json:
             output.dump(rows)
         else:
-            _show(rows)
+            _show(rows, run)
         return 0
 
     command.execute("inputs", body, debug=debug)
@@ -172,9 +177,15 @@ def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, An
     return [{key: row[key] for key in _KEYS} for row in rows]
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _is_run(run_id: str) -> bool:
+    with db.transaction() as conn:
+        found = overview.find(conn, run_id)
+    return found is not None and found["kind"] == "run"
+
+
+def _show(rows: list[dict[str, Any]], run: str | None) -> None:
     if not rows:
-        output.echo("no run waits for a person")
+        output.echo(f"run {run} waits for no person" if run else "no run waits for a person")
     for row in rows:
         about = f"{row['workflow_name']}, waits for {output.seconds(row['waiting_s'])}"
         output.echo(f"{row['run_id']} {row['node_id']} ({output.line(about)})")

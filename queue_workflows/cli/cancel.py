@@ -20,7 +20,7 @@ def cancel(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Cancel a run or a job: what waits ends at once, what runs is asked to stop."""
+    """Cancel a run or a job. What waits ends at once, what runs is asked to stop."""
 
     def body() -> int:
         with command.reading(app):

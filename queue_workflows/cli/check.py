@@ -21,8 +21,9 @@ def check(
     workflow: Annotated[
         str | None,
         typer.Argument(
+            metavar="WORKFLOW",
             help="Its name, or a JSON file with a workflow or an expanded definition; without it "
-            "all that the app declares in Python."
+            "all that the app declares in Python.",
         ),
     ] = None,
     app: options.App = None,
@@ -32,7 +33,10 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Check a workflow against its code; exit code 0: it can run, 1: it cannot, 2: wrong usage."""
+    """Check a workflow against its code.
+
+    Exit code 0: it can run, 1: it cannot, 2: wrong usage.
+    """
 
     def body() -> int:
         if form not in _SHOW:

@@ -35,7 +35,7 @@ def connect(
     dsn: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DSN]",
+            metavar="DSN",
             help="Default: the one in force, which no `ps` shows.",
             show_default=False,
         ),
@@ -53,7 +53,7 @@ def connect(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say whether the database can be reached and used from here, and if not, what to do."""
+    """Say whether the database can be used from here, or what to do."""
 
     def body() -> int:
         if purpose not in rights.PURPOSES:

@@ -25,7 +25,9 @@ DEFAULT_OUT = Path("queue-workflows-demo")
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Python code to report on; default: the standard library."),
+        typer.Argument(
+            metavar="FOLDER", help="Python code to report on; default: the standard library."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
     workers: Annotated[
@@ -36,7 +38,7 @@ def demo(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Bring everything up and run the example workflow over a folder of Python code."""
+    """Run the example workflow over a folder of Python code. It brings up all that it needs."""
 
     def body() -> int:
         if not yes and not sys.stdin.isatty():

@@ -65,7 +65,7 @@ def doctor(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Look for what is wrong here and on the server; exit code 1 for an error."""
+    """Look for what is wrong here and on the server. Exit code 1 for an error."""
 
     def body() -> int:
         process.setup_logging("error")

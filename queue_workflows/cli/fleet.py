@@ -8,6 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import identity, service, signals, supervisor
 from queue_workflows.store import overview, workers
 from queue_workflows.types import Row
-from queue_workflows.worker import parent
+from queue_workflows.worker import parent, roster
 
 _STOP_S = 60.0
 _HURRY_S = 0.2
@@ -31,21 +32,32 @@ class Roles(NamedTuple):
     gpu: int
     ingest: tuple[str, ...]
     scheduler: bool
+    pool: tuple[roster.Entry, ...] = ()
+    """Of one process, if any."""
 
     def describe(self) -> str:
-        """`orchestrator, 2 cpu, 1 gpu, fetch, load, scheduler`."""
+        """`orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
         named = [f"{n} {queue}" for n, queue in ((self.cpu, "cpu"), (self.gpu, "gpu")) if n]
-        return ", ".join(
-            ["orchestrator", *named, *self.ingest, *(["scheduler"] if self.scheduler else [])]
-        )
+        lanes = ", ".join(f"{entry.concurrency} {entry.queue}" for entry in self.pool)
+        pool = [f"a pool ({lanes})"] if lanes else []
+        scheduler = ["scheduler"] if self.scheduler else []
+        return ", ".join(["orchestrator", *named, *self.ingest, *pool, *scheduler])
 
 
-def roles(*, cpu: int | None = None, gpu: int | None = None, ingest: bool = True) -> Roles:
+def roles(
+    *,
+    cpu: int | None = None,
+    gpu: int | None = None,
+    ingest: bool = True,
+    pool: Sequence[roster.Entry] = (),
+    beside: Collection[str] = (),
+) -> Roles:
     """What the app that was loaded can use; None takes the knobs WORKFLOW_CPU_WORKERS and _GPU_.
 
     Node workers need an app that knows nodes, gpu workers besides one that registers models, unless
-    asked for by number; ingest workers (one per queue) need tasks, the scheduler a schedule.
-    Raises `InvalidConfig` for an app with nothing to run, and for workers it has no nodes for.
+    asked for by number; ingest workers (one per queue that is not the pool's, or is among
+    `beside`) need tasks, the scheduler a schedule. Raises `InvalidConfig` for an app with nothing
+    to run, and for workers it has no nodes or tasks for; `UnknownQueue`.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
@@ -59,15 +71,31 @@ def roles(*, cpu: int | None = None, gpu: int | None = None, ingest: bool = True
             "--cpu and --gpu need an app that knows nodes: set_node_module_package(), "
             "set_node_resolver() or register_node()"
         )
+    if pool and not tasks:
+        raise errors.InvalidConfig(
+            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
+            "register_ingest_task()"
+        )
     models = bool(cfg.builtin_model_registrar or model_registry.known_ids())
     cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0
     gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and models else 0
     return Roles(
         cpu=max(0, cpu_default) if cpu is None else cpu,
         gpu=max(0, gpu_default) if gpu is None else gpu,
-        ingest=tuple(sorted(cfg.ingest_queues)) if ingest and tasks else (),
+        ingest=_alone(pool, beside) if ingest and tasks else (),
         scheduler=bool(ingest and tasks and cfg.ingest_schedule),
+        pool=tuple(pool),
     )
+
+
+def _alone(pool: Sequence[roster.Entry], beside: Collection[str]) -> tuple[str, ...]:
+    """The ingest queues that get a worker of their own."""
+    own = config.get_config().ingest_queues
+    if wrong := sorted(set(beside) - own):
+        raise errors.UnknownQueue(
+            f"--ingest {wrong[0]}: no ingest queue of this app; it has {', '.join(sorted(own))}"
+        )
+    return tuple(sorted(own - {entry.queue for entry in pool} | set(beside)))
 
 
 def specs(
@@ -83,6 +111,9 @@ def specs(
             commands[f"{queue}-{number}"] = ["queue_workflows.claim_worker", "--queue", queue]
     for queue in wanted.ingest:
         commands[f"ingest {queue}"] = ["queue_workflows.claim_worker", "--queue", queue]
+    if wanted.pool:
+        workers_json = roster.as_json(wanted.pool)
+        commands["pool"] = ["queue_workflows.claim_worker", "--workers", workers_json]
     if wanted.scheduler:
         commands["scheduler"] = ["queue_workflows.scheduler"]
     common = ["--log-level", log_level, *(["--app", app] if app else [])]
@@ -184,6 +215,18 @@ def switch_text(row: Row) -> str:
     turn_on = f"queue-worker-control --queue={queue} --on --host {host}{ours}"
     what = f"{row['host_label']} {row['queue']} is switched off{by}{reason}{ends}"
     return output.line(f"{what}: `{turn_on}` turns it on", 500)
+
+
+def pause_text(row: Row) -> str:
+    """`queue load, partition a is paused until TIME by ops: COMMAND goes on`; as limits.paused."""
+    key = f", partition {row['partition']}" if row["partition"] is not None else ""
+    until = f" until {row['until']:%Y-%m-%d %H:%M:%S %Z}" if row["until"] else ""
+    by = f" by {row['by']}" if row["by"] else ""
+    resume = f"queue-workflows queues resume {shlex.quote(row['queue'])}"
+    if row["partition"] is not None:
+        resume += f" --partition {shlex.quote(row['partition'])}"
+    what = f"queue {row['queue']}{key} is paused{until}{by}"
+    return output.line(f"{what}: `{resume}` goes on", 500)
 
 
 def strangers() -> str:

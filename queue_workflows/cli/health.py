@@ -16,7 +16,8 @@ _SILENT = "no heartbeat"
 
 def health(
     queue: Annotated[
-        list[str] | None, typer.Option(metavar="Q", help="A queue that must have a worker; again.")
+        list[str] | None,
+        typer.Option(metavar="Q", help="A queue that must have a worker; repeatable."),
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="LABEL", help="Default: this host's.")] = None,
     within: Annotated[
@@ -29,9 +30,10 @@ def health(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Exit code 0 when the workers of this host live, 1 when one is silent.
+    """Tell a probe whether the workers of this host live.
 
-    A database that does not answer proves nothing about a worker: 0, and it is said.
+    Exit code 0: all do, 1: one is silent. A database that does not answer proves nothing
+    about a worker: 0, and it is said.
     """
 
     def body() -> int:

@@ -20,7 +20,7 @@ from queue_workflows.types import JsonDict, Row
 
 app = typer.Typer(
     name="jobs",
-    help="Ingest jobs: look at them, and act on one or on all that a filter finds.",
+    help="Look at ingest jobs, or retry, cancel or delete them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -31,9 +31,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[JOB]...", help="Ids; or a filter below.")
-]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="JOB", help="Ids; or a filter below.")]
 Queue = Annotated[str | None, typer.Option(metavar="Q", help="Only jobs of this queue.")]
 Task = Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this task.")]
 Status = Annotated[
@@ -63,7 +61,9 @@ def list_(
     status: Status = None,
     since: Since = None,
     key: Key = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, metavar="N")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", help="How many at most.")
+    ] = 20,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -90,11 +90,11 @@ def show_(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show a job: every attempt with its error, traceback and log, and who did what to it."""
+    """Show a job: its attempts with their logs, and who did what to it."""
 
     def body() -> int:
         with command.reading(app):
-            kind, job_id = show.found(job)
+            kind, job_id = show.found(job, "jobs show")
             if kind is None:
                 return 1
             if kind == "run":
@@ -119,7 +119,7 @@ def retry(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Queue failed or cancelled jobs anew, with all their attempts; a filter means the failed."""
+    """Queue failed or cancelled jobs anew. They get all attempts; a filter means failed ones."""
     wanted = _Wanted(ids, queue, task, status, since, key, default=("failed",))
     _run("retry", wanted, lambda some, who: jobs.retry_jobs(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
@@ -139,7 +139,7 @@ def cancel(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Cancel jobs: what waits ends at once, what runs is asked to stop."""
+    """Cancel jobs. What waits ends at once, what runs is asked to stop."""
     wanted = _Wanted(ids, queue, task, status, since, key, default=("queued", "running"))
     running = not status or "running" in status
     _run("cancel", wanted, lambda some, who: jobs.cancel_jobs(some, running=running, by=who),
@@ -160,7 +160,7 @@ def delete(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Delete jobs that do not run; a filter means those that are over. Their history stays."""
+    """Delete jobs that do not run. A filter means those that are over; their history stays."""
     over = ("completed", "failed", "cancelled")
     wanted = _Wanted(ids, queue, task, status, since, key, default=over)
     _run("delete", wanted, lambda some, who: jobs.delete_jobs(some, by=who), by, dry_run,

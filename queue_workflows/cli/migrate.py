@@ -25,7 +25,9 @@ def migrate(
         Path | None,
         typer.Option("--dir", metavar="DIR", help="A chain of your own: NNNN_name.sql."),
     ] = None,
-    table: Annotated[str, typer.Option(help="The ledger of that chain.")] = schema.LEDGER,
+    table: Annotated[
+        str, typer.Option(metavar="NAME", help="The ledger of that chain.")
+    ] = schema.LEDGER,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,

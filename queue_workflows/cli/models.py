@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 import typer
@@ -12,20 +11,13 @@ from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import process, signals
 from queue_workflows.types import Row
 
+ACTIONS = ("list", "load", "unload")
 POLL_S = 0.25
 _OVER = frozenset({"done", "failed", "refused"})
 
 
-class Action(str, Enum):
-    """What to do."""
-
-    list = "list"
-    load = "load"
-    unload = "unload"
-
-
 def models(
-    action: Annotated[Action, typer.Argument(help="list, load or unload.")] = Action.list,
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="list, load or unload.")] = "list",
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="Its id; `unload` without one: whatever is held."),
@@ -48,15 +40,16 @@ def models(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what the gpu workers hold, or have one loaded or unloaded between their jobs.
+    """Show what the gpu workers hold, or have it loaded or unloaded.
 
-    The exit code is 0 when all did what was asked, 1 when one failed, refused or died, 130: left.
+    They obey between their jobs. The exit code is 0 when all did what was asked, 1 when one
+    failed, refused or died, 130: left.
     """
 
     def body() -> int:
         _check(action, model, worker)
         with command.reading(app):
-            if action is Action.list:
+            if action == "list":
                 _list(model_control.holdings(host), as_json=as_json)
                 return 0
             label = host or config.host_label()
@@ -75,21 +68,23 @@ def models(
     command.execute("models", body, debug=debug)
 
 
-def _check(action: Action, model: str | None, worker: str | None) -> None:
-    if action is Action.load and not model:
+def _check(action: str, model: str | None, worker: str | None) -> None:
+    if action not in ACTIONS:
+        raise errors.InvalidConfig(f"{action!r} is none of {', '.join(ACTIONS)}")
+    if action == "load" and not model:
         raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
-    if action is Action.list and (model or worker):
+    if action == "list" and (model or worker):
         raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
 
 
 def _ask(
-    action: Action, host: str, model: str | None, worker: str | None, requested_by: str | None
+    action: str, host: str, model: str | None, worker: str | None, requested_by: str | None
 ) -> Row:
     # In one transaction: a worker may answer within milliseconds of the commit.
     with db.transaction() as conn:
         known = {str(row["pid"]): row for row in model_control.holdings(host, conn=conn)}
         worker_id = known[worker]["worker_id"] if worker in known else worker
-        if action is Action.load:
+        if action == "load":
             return model_control.load_model(
                 host, model or "", worker_id=worker_id, requested_by=requested_by, conn=conn
             )

@@ -32,6 +32,6 @@ LogLevel = Annotated[
     typer.Option(
         metavar="LEVEL",
         callback=_level,
-        help=f"Of the processes started: {', '.join(process.LOG_LEVELS)}.",
+        help=f"How much is logged: {', '.join(process.LOG_LEVELS)}.",
     ),
 ]

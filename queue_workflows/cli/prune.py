@@ -18,9 +18,10 @@ def prune(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Delete finished runs and jobs, events and the like past their retention.
+    """Delete what is over and past its retention.
 
-    The orchestrator does it by itself, each NODE_EVENT_PRUNE_INTERVAL_S.
+    Runs, jobs, events and the like. The orchestrator does it by itself, each
+    NODE_EVENT_PRUNE_INTERVAL_S.
     """
 
     def body() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -12,17 +11,9 @@ from queue_workflows import queues as doors
 from queue_workflows.cli import command, options, output
 from queue_workflows.types import Row
 
+ACTIONS = ("list", "pause", "resume", "limit")
 _NONE = "none"
 _LIMITS = ("max_running", "rate", "partition_max_running", "partition_rate")
-
-
-class Action(str, Enum):
-    """What to do."""
-
-    list = "list"
-    pause = "pause"
-    resume = "resume"
-    limit = "limit"
 
 
 _Limit = Annotated[str | None, typer.Option(metavar="N|none", help="How many run at once.")]
@@ -33,8 +24,12 @@ _Rate = Annotated[
 
 
 def queues(
-    action: Annotated[Action, typer.Argument(help="list, pause, resume or limit.")] = Action.list,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE")] = None,
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="list, pause, resume or limit.")
+    ] = "list",
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="One queue; `list` without one: all.")
+    ] = None,
     partition: Annotated[
         str | None, typer.Option(metavar="KEY", help="Only this partition key of the queue.")
     ] = None,
@@ -57,9 +52,10 @@ def queues(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show queues: depth, age, rates, state and limits; pause, resume or limit one.
+    """Show queues, or pause, resume or limit one.
 
-    Limits are of ingest queues. What runs, runs on. `none` takes a limit off.
+    Shown are depth, age, rates, state and limits. Limits are of ingest queues. What runs, runs
+    on. `none` takes a limit off.
     """
     given = (max_running, rate, partition_max_running, partition_rate)
     said = {name: value for name, value in zip(_LIMITS, given, strict=True) if value is not None}
@@ -67,16 +63,16 @@ def queues(
     def body() -> int:
         _check(action, queue, partition, until, requested_by, said)
         with command.reading(app):
-            if action is Action.pause:
+            if action == "pause":
                 doors.pause(
                     queue or "",
                     partition=partition,
                     until=None if until is None else doors.when(until),
                     requested_by=requested_by,
                 )
-            elif action is Action.resume:
+            elif action == "resume":
                 doors.resume(queue or "", partition=partition)
-            elif action is Action.limit:
+            elif action == "limit":
                 doors.limit(queue or "", partition=partition, **_values(said))
             rows = [row for row in doors.show() if queue in (None, row["queue"])]
         if as_json:
@@ -89,20 +85,22 @@ def queues(
 
 
 def _check(
-    action: Action,
+    action: str,
     queue: str | None,
     partition: str | None,
     until: str | None,
     requested_by: str | None,
     said: dict[str, str],
 ) -> None:
-    if action is not Action.list and queue is None:
-        raise errors.InvalidConfig(f"{action.value} needs the name of a queue")
-    if action is Action.list and partition is not None:
+    if action not in ACTIONS:
+        raise errors.InvalidConfig(f"{action!r} is none of {', '.join(ACTIONS)}")
+    if action != "list" and queue is None:
+        raise errors.InvalidConfig(f"{action} needs the name of a queue")
+    if action == "list" and partition is not None:
         raise errors.InvalidConfig("list takes a queue at most; --json shows its partitions")
-    if action is not Action.pause and (until is not None or requested_by is not None):
+    if action != "pause" and (until is not None or requested_by is not None):
         raise errors.InvalidConfig("--until and --requested-by belong to pause")
-    if action is not Action.limit and said:
+    if action != "limit" and said:
         names = ", ".join("--" + name.replace("_", "-") for name in said)
         raise errors.InvalidConfig(f"{names}: belongs to limit")
 

@@ -25,7 +25,7 @@ def retry(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run again what failed or was cancelled; what is completed stays, and keeps its outputs."""
+    """Run again what failed or was cancelled. What is completed stays, and keeps its outputs."""
 
     def body() -> int:
         with command.reading(app):

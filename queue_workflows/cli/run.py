@@ -6,6 +6,7 @@ import contextlib
 import sys
 import uuid
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import signals
-from queue_workflows.store import overview
+from queue_workflows.store import limits, overview
 from queue_workflows.types import JsonDict
 
 DEFAULT_OUT = Path("queue-workflows-out")
@@ -34,7 +35,9 @@ DEFAULT_OUT = Path("queue-workflows-out")
 
 
 def run(
-    workflow: Annotated[str, typer.Argument(help="Its name, as the app's provider knows it.")],
+    workflow: Annotated[
+        str, typer.Argument(metavar="WORKFLOW", help="Its name, as the app's provider knows it.")
+    ],
     app: options.App = None,
     given: Annotated[
         list[str] | None,
@@ -61,7 +64,10 @@ def run(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run a workflow; exit code 0: completed, 1: failed or cancelled, 130: left by Ctrl-C."""
+    """Run a workflow to its end.
+
+    Exit code 0: completed, 1: failed or cancelled, 130: left by Ctrl-C.
+    """
 
     def body() -> int:
         chosen = config.load_app(app)
@@ -112,6 +118,8 @@ def _see_through(
             command.say(f"run {row['id']} is queued")
         if older := _ahead(row["id"]):
             view.say(older)
+        for text in _paused(request.queues):
+            view.say(text)
         follower = follow.Follower(view, stop, None if alone else helper.tick)
         return row["id"], follower.follow(row["id"])
 
@@ -234,6 +242,12 @@ def _ahead(run_id: str) -> str:
     first = f"`{command.PROG} cancel {found['first']}`"
     ends = f"are ahead, {first} ends the first" if found["n"] > 1 else f"is ahead, {first} ends it"
     return output.line(f"{what} {ends}", 500)
+
+
+def _paused(queues: Collection[str]) -> list[str]:
+    """Which of these queues are paused, so that the run waits."""
+    with db.transaction() as conn:
+        return [fleet.pause_text(row) for row in limits.paused(conn) if row["queue"] in queues]
 
 
 def finish(run_id: str, seen: picture.Picture | None, *, as_json: bool, debug: bool = False) -> int:

@@ -23,8 +23,12 @@ _KEYS = (
 
 
 def runs(
-    status: Annotated[str | None, typer.Option(help="Only runs of this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10000, metavar="N")] = 20,
+    status: Annotated[
+        str | None, typer.Option(metavar="STATUS", help="Only runs of this status.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10000, metavar="N", help="How many at most.")
+    ] = 20,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,

@@ -39,9 +39,10 @@ def samples(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what a box did lately: CPU, RAM and cards, every 2 s for an hour, every 60 s for a day.
+    """Show what a box did lately: CPU, RAM and cards.
 
-    Longer stretches are drawn together to 30 lines: the mean of percentages, the most in use.
+    Kept is a sample every 2 s for an hour, and one a minute for a day. Longer stretches
+    are drawn together to 30 lines: the mean of percentages, the most in use.
     """
 
     def body() -> int:
@@ -50,6 +51,8 @@ def samples(
         past_s = _seconds(past)
         with command.reading(app):
             rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
+        if rows is None:
+            return 1
         if as_json:
             output.dump(rows)
         else:
@@ -80,9 +83,12 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
     return rows
 
 
-def _of_job(start: str) -> list[JsonDict]:
-    kind, job_id = show.found(start)
-    shown = history.get_job(job_id) if kind not in (None, "run") else None
+def _of_job(start: str) -> list[JsonDict] | None:
+    """None after saying that nothing has this id."""
+    kind, job_id = show.found(start, "samples")
+    if kind is None:
+        return None
+    shown = history.get_job(job_id) if kind != "run" else None
     if shown is None or not shown["attempts"]:
         raise errors.InvalidConfig(f"--job {start[:80]}: no job of this id that was ever claimed")
     last = shown["attempts"][-1]

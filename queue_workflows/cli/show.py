@@ -49,14 +49,14 @@ def show(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show a run or a job: its attempts, inputs, output, traceback and log.
+    """Show a run or a job: attempts, inputs, output, traceback, log.
 
     With --follow the exit code is that of `run`: 0: completed, 1: failed or cancelled, 130: left.
     """
 
     def body() -> int:
         with command.reading(app):
-            kind, any_id = found(what)
+            kind, any_id = found(what, "show")
             if kind is None:
                 return 1
             if node and kind != "run":
@@ -72,10 +72,10 @@ def show(
     command.execute("show", body, debug=debug)
 
 
-def found(start: str) -> tuple[str | None, str]:
+def found(start: str, name: str) -> tuple[str | None, str]:
     """Kind and whole id of what has this id, or of the only one whose UUID starts so.
 
-    (None, "") after saying on stderr that there is none, or several.
+    (None, "") after saying on stderr that there is none, or several; `name`: the command that asks.
     """
     # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
     usable = bool(start) and start == start.encode(errors="replace").decode()
@@ -90,7 +90,7 @@ def found(start: str) -> tuple[str | None, str]:
     if fitting:
         some = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:CANDIDATES])
         text = f"{start!r} is the start of several ids: {some}, ..."
-    sys.stderr.write(f"{command.PROG} show: {process.mask(output.line(text, 500))}\n")
+    sys.stderr.write(f"{command.PROG} {name}: {process.mask(output.line(text, 500))}\n")
     return None, ""
 
 

@@ -24,7 +24,7 @@ def status(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show queues, workers, runs by state, orchestrator lag and the schema's version."""
+    """Show queues, workers, runs, the orchestrator's lag, the schema."""
 
     def body() -> int:
         chosen = config.load_app(app)
@@ -143,10 +143,7 @@ def _show(found: dict[str, Any], psql: str) -> None:
     for row in found["switched_off"]:
         output.echo(fleet.switch_text(row))
     for row in found["paused"]:
-        key = f", partition {row['partition']}" if row["partition"] is not None else ""
-        until = f" until {row['until']:%Y-%m-%d %H:%M:%S %Z}" if row["until"] else ""
-        by = f" by {row['by']}" if row["by"] else ""
-        output.echo(output.line(f"queue {row['queue']}{key} is paused{until}{by}"))
+        output.echo(fleet.pause_text(row))
     for row in found["unassignable"]:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")

@@ -39,11 +39,15 @@ _log = logging.getLogger("queue_workflows.supervise")
 def supervise(
     bounce: Annotated[
         list[str] | None,
-        typer.Option(metavar="QUEUE=COMMAND", help="What restarts the worker of a queue; again."),
+        typer.Option(
+            metavar="QUEUE=COMMAND", help="What restarts the worker of a queue; repeatable."
+        ),
     ] = None,
     unit: Annotated[
         list[str] | None,
-        typer.Option(metavar="QUEUE=NAME", help="The systemd unit of a queue's worker; again."),
+        typer.Option(
+            metavar="QUEUE=NAME", help="The systemd unit of a queue's worker; repeatable."
+        ),
     ] = None,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = (
         5.0
@@ -53,7 +57,7 @@ def supervise(
     log_level: options.LogLevel = "info",
     debug: options.Debug = False,
 ) -> None:
-    """Restart this host's workers when they are flagged dead, until Ctrl-C."""
+    """Restart this host's workers that are flagged dead. Goes on until Ctrl-C."""
 
     def body() -> int:
         commands = commands_of(bounce or [], unit or [])
@@ -84,12 +88,12 @@ def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
     Raises `InvalidConfig` for an option that names no queue, nothing to run, or what is not here.
     """
     found: dict[str, list[str]] = {}
-    for option, texts in (("--bounce", bounces), ("--unit", units)):
+    for option, takes, texts in (("--bounce", "COMMAND", bounces), ("--unit", "NAME", units)):
         for text in texts:
             queue, _, value = text.partition("=")
             words = _words(option, text, value)
             if not queue.strip() or not words:
-                raise errors.InvalidConfig(f"{option} {text!r}: it should look like cpu=NAME")
+                raise errors.InvalidConfig(f"{option} {text!r}: it should look like cpu={takes}")
             if queue in found:
                 raise errors.InvalidConfig(f"{option} {text!r}: {queue} has a command already")
             if shutil.which(words[0]) is None:

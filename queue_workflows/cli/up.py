@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows import config
+from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
 from queue_workflows.runtime import process
-from queue_workflows.worker import parent
+from queue_workflows.worker import parent, roster
 
 
 def up(
@@ -26,18 +26,34 @@ def up(
             help="gpu workers; default: WORKFLOW_GPU_WORKERS, 0 if the app registers no model.",
         ),
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON.",
+        ),
+    ] = None,
+    ingest: Annotated[
+        list[str] | None,
+        typer.Option(metavar="QUEUE", help="A worker of this queue, beside the pool's; again."),
+    ] = None,
     no_ingest: Annotated[
-        bool, typer.Option("--no-ingest", help="No ingest workers, no scheduler.")
+        bool, typer.Option("--no-ingest", help="No ingest workers, no pool, no scheduler.")
     ] = False,
     log_level: options.LogLevel = "info",
     debug: options.Debug = False,
 ) -> None:
-    """Run orchestrator, workers and scheduler of an app; Ctrl-C stops them, twice at once."""
+    """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
 
     def body() -> int:
         process.setup_logging(log_level)
         chosen = config.load_app(app)
-        wanted = fleet.roles(cpu=cpu, gpu=gpu, ingest=not no_ingest)
+        if no_ingest and (workers is not None or ingest):
+            raise errors.InvalidConfig("--no-ingest: leave it out, or --workers and --ingest")
+        pool = [] if no_ingest else _pool(workers)
+        wanted = fleet.roles(
+            cpu=cpu, gpu=gpu, ingest=not no_ingest, pool=pool, beside=set(ingest or ())
+        )
         with command.until_stopped() as stop, command.database(create=True) as words:
             command.say(words)
             if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
@@ -54,3 +70,12 @@ def up(
                 return guardian.supervisor(children).run(stop)
 
     command.execute("up", body, debug=debug)
+
+
+def _pool(workers: str | None) -> list[roster.Entry]:
+    """What the option says, else WORKERS_JSON; none where neither is given."""
+    if workers is None and not config.WORKERS_JSON.read().strip():
+        return []
+    if workers == "":
+        raise errors.InvalidConfig("--workers is empty: leave it out, or give a file or JSON")
+    return roster.option(workers)

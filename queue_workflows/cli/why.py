@@ -18,7 +18,7 @@ def why(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show why a job waits: per live worker the first thing that keeps it from taking the job.
+    """Show why a job waits: what keeps each live worker from it.
 
     Exit code 0 when the job is not queued, or a worker will take it in its turn; 1 when no live
     worker can, or there is no such job.
@@ -26,7 +26,7 @@ def why(
 
     def body() -> int:
         with command.reading(app):
-            kind, job_id = show.found(what)
+            kind, job_id = show.found(what, "why")
             if kind is None:
                 return 1
             if kind == "run":

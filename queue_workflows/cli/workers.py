@@ -6,14 +6,14 @@ import signal
 
 from queue_workflows import config, db
 from queue_workflows.cli import command, options, output
-from queue_workflows.store import overview
+from queue_workflows.store import limits, overview
 from queue_workflows.store import workers as rows_of
 from queue_workflows.types import Row
 
 _KEYS = (
     "worker_id", "host_label", "queue", "pid", "state", "desired_state", "current_model", "job_ids",
     "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
-    "until_s", "switched_at", "last_flagged_dead_at", "death",
+    "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle",
 )  # fmt: skip
 _OBEYING = frozenset({"parked", "paused", "draining"})
 ABSENT = "absent"
@@ -25,7 +25,7 @@ def workers(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """List the worker processes: their state, what they are doing, who switched them off."""
+    """List worker processes: state, jobs, who switched them off."""
 
     def body() -> int:
         with command.reading(app):
@@ -48,9 +48,13 @@ def listing() -> list[Row]:
     with db.transaction() as conn:
         rows = rows_of.listing(conn, config.STALE_WORKER_AFTER_S.read())
         held = overview.held_jobs(conn)
+        limited = limits.held_back(conn)
     for row in rows:
         row["job_ids"] = held.get(row["worker_id"], [])
         row["state"] = _state(row)
+        row["throttle"] = None
+        if row["state"] == "idle" and row["desired_state"] == "on" and row["queue"] in limited:
+            row["state"], row["throttle"] = "throttled", limited[row["queue"]]
         row["death"] = _death(row["detail"]) if row["state"] == "dead" else None
     return [{key: row[key] for key in _KEYS} for row in rows]
 
@@ -123,6 +127,8 @@ def _why(row: Row) -> str:
     parts: list[str] = []
     if row["death"]:
         parts.append(row["death"] + (", flagged" if row["last_flagged_dead_at"] else ""))
+    if row["throttle"]:
+        parts.append(row["throttle"])
     if row["desired_state"] == "off":
         by = f" by {row['requested_by']}" if row["requested_by"] else ""
         reason = f": {row['reason']}" if row["reason"] else ""

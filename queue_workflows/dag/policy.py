@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
@@ -58,6 +57,8 @@ def read(
 
     A key that is null in the node takes the default back. Raises `InvalidWorkflow` naming `where`.
     """
+    if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidWorkflow(f"{where} must be an object, not {entry!r:.120}")
     found = {**defaults, **{key: entry[key] for key in KEYS if key in entry}}
     checked = {
         key: _CHECKS[key](value, key, where) for key, value in found.items() if value is not None
@@ -237,10 +238,12 @@ def _backoff(raw: Any, key: str, where: str) -> Any:
 
 
 def _number(raw: Any, key: str, where: str, least: float, most: float) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or not math.isfinite(raw):
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or raw != raw:
         raise errors.InvalidWorkflow(f"{where}: {key!r} must be a number, not {raw!r:.120}")
-    if not least <= raw <= most:
-        raise errors.InvalidWorkflow(f"{where}: {key!r} must be {least:g} to {most:g}, not {raw:g}")
+    if not least <= raw <= most:  # what is no finite number, and an int that no float can hold, too
+        raise errors.InvalidWorkflow(
+            f"{where}: {key!r} must be {least:g} to {most:g}, not {raw!r:.40}"
+        )
     return float(raw)
 
 

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 _ENGINE_KEYS = frozenset({"id", "kind", "widget", "prompt", "target", "depends_on", "skip_if"})
 
 
+def head(step: Mapping[str, Any]) -> JsonDict:
+    """What every spec says: `{"step_id", "widget", "prompt", "target"}`."""
+    return {
+        "step_id": step.get("id"),
+        "widget": step.get("widget"),
+        "prompt": step.get("prompt"),
+        "target": step.get("target"),
+    }
+
+
 def build_spec(
     step: Mapping[str, Any],
     *,
@@ -23,18 +33,13 @@ def build_spec(
     out_dir: str | None,
     resolver: RefResolver = refs.resolve_ref,
 ) -> JsonDict:
-    """`{"step_id", "widget", "prompt", "target"}` and what the widget needs.
+    """The `head` and what the widget needs.
 
     The generic ones: choose_one (`options`, `multiple`), file_upload (`accept`), pick_or_upload
     (`library`, `accept`), turnout (`turnout_options`). For any other the step's own keys. Never an
     error: a ref that does not resolve gives an empty list.
     """
-    spec: JsonDict = {
-        "step_id": step.get("id"),
-        "widget": step.get("widget"),
-        "prompt": step.get("prompt"),
-        "target": step.get("target"),
-    }
+    spec = head(step)
 
     def resolve(value: Any) -> Any:
         found, reason = refs.attempt(value, context, resolver)

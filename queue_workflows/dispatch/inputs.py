@@ -46,7 +46,7 @@ def _same_wait(then: Row | None, now: Row) -> bool:
 def _spec(begin: knowledge.Begin, run: Row, step: dict[str, Any]) -> dict[str, Any]:
     made = hooks.widget_spec(step, run)
     if made is not None:
-        return made
+        return widgets.head(step) | made
     wanted = None if hooks.host_resolves() else refs.heads(step)
     with begin() as conn:
         context = nodes.context(conn, run["id"], wanted)

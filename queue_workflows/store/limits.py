@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from psycopg import sql
@@ -11,6 +12,8 @@ from queue_workflows.types import Row
 
 RATE_WINDOW_S = 300
 """Rates of jobs that come in and go out are of the last five minutes."""
+FOREVER = timedelta(days=36_525)
+"""The longest time span; PostgreSQL's times end sooner than Python's spans."""
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PAUSE = sql.SQL(
     "INSERT INTO {table} AS t ({key}, paused_at, paused_until, paused_by)"
@@ -141,6 +144,17 @@ def of_queue(conn: db.Connection, queue: str) -> Row | None:
     return conn.execute(_SETTINGS.encode() + b" WHERE s.queue = %s", (queue,)).fetchone()
 
 
+def is_used(conn: db.Connection, queue: str) -> bool:
+    """Whether something is said of a queue, or an ingest job is ready in it."""
+    row = conn.execute(
+        "SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)"
+        " OR EXISTS (SELECT FROM ingest_jobs WHERE queue = %(queue)s AND status = 'queued'"
+        " AND blocked_reason IS NULL) AS found",
+        {"queue": queue},
+    ).fetchone()
+    return bool(row and row["found"])
+
+
 def of_partition(conn: db.Connection, queue: str, partition: str) -> Row:
     """The limits in force for a partition, `paused`, how many run, when its line is due or None."""
     row = conn.execute(_OF_PARTITION, {"queue": queue, "partition": partition}).fetchone()
@@ -183,6 +197,39 @@ def use(conn: db.Connection, said: Row) -> Row:
     ).fetchone()
     assert row is not None
     return row
+
+
+def held_back(conn: db.Connection) -> dict[str, str]:
+    """The queues of which jobs are due and none may start now, each with what keeps them, in words.
+
+    A pause, a limit of the queue, or those of its partitions.
+    """
+    found: dict[str, str] = {}
+    for row in conn.execute(_HELD_BACK).fetchall():
+        if row["paused"] and (row["ready"] or row["limited"]):
+            found[row["queue"]] = "its queue is paused"
+        elif row["ready"]:
+            now = use(conn, row)
+            if row["max_running"] is not None and now["running"] >= row["max_running"]:
+                found[row["queue"]] = f"{row['max_running']} at once"
+            elif now["due_s"] is not None and (
+                rate := rate_text(row["rate_limit"], row["rate_period_s"])
+            ):
+                found[row["queue"]] = rate
+        elif row["limited"]:
+            found[row["queue"]] = "limits of its partitions"
+    return found
+
+
+_HELD_BACK = (
+    "SELECT s.*, (s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now()))"
+    " AS paused, EXISTS (SELECT FROM ingest_jobs j WHERE j.queue = s.queue"
+    " AND j.status = 'queued' AND j.blocked_reason IS NULL)"
+    " OR EXISTS (SELECT FROM workflow_node_jobs j WHERE j.queue = s.queue"
+    " AND j.status = 'queued' AND j.blocked_reason IS NULL) AS ready,"
+    " EXISTS (SELECT FROM ingest_jobs j WHERE j.queue = s.queue AND j.partition_key IS NOT NULL"
+    " AND j.status = 'queued' AND j.blocked_reason = 'limited') AS limited FROM queue_settings s"
+)
 
 
 def paused(conn: db.Connection) -> list[Row]:

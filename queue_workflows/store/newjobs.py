@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +15,6 @@ from queue_workflows.types import JobId
 KEY_BYTES = 1000
 """The longest key, as UTF-8. Keys are indexed, and an entry of an index takes 2,704 bytes."""
 PRIORITY = 100
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class Job(NamedTuple):
@@ -87,7 +85,14 @@ def drawn_prefix() -> str:
 
 
 def settled(job: Job) -> Job:
-    """The job with the queue, priority and lock key of its task where the caller named none."""
+    """The job with the queue, priority and lock key of its task where the caller named none.
+
+    Raises `InvalidJob` for a task or a queue that is no text.
+    """
+    for name in ("task_name", "queue"):
+        given = getattr(job, name)
+        if given is not None and not isinstance(given, str):
+            raise errors.InvalidJob(f"{name!r} must be a text, not {given!r:.80}")
     named = tasks.row_defaults(job.task_name)
     found = {name: value for name, value in named.items() if getattr(job, name) is None}
     if job.priority is None:
@@ -133,6 +138,8 @@ def merged(
     if (jobs is None) == (args is None):
         raise errors.InvalidJob("name either jobs or args: a mapping a job, or each job's args")
     for place, given in enumerate(({"args": each} for each in args) if jobs is None else jobs):
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidJob(f"job {place} is no mapping of keywords: {given!r:.80}")
         if unknown := [name for name in given if name not in Job._fields]:
             raise errors.InvalidJob(
                 f"job {place}: {unknown[0]!r:.80} is none of {', '.join(Job._fields)}"
@@ -159,13 +166,19 @@ def _rows(jobs: Sequence[Job]) -> Iterator[str]:
 def _row(job: Job) -> str:
     columns = _base(job)
     where = f"job of task {job.task_name!r}"
+    if has_options(job):
+        columns |= _options(job, where)
+    return f'{payload.encode(columns, where)[:-1]}, "args": {_args(job)}}}'
+
+
+def _options(job: Job, where: str) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
     for name, check in _CHECKS.items():
         if (given := getattr(job, name)) is not None:
             columns[name] = check(given, name, where)
     if job.idempotency_window_s is not None and job.idempotency_key is None:
         raise errors.InvalidJob(f"{where}: 'idempotency_window_s' without an 'idempotency_key'")
-    columns |= _policy(job, where)
-    return f'{payload.encode(columns, where)[:-1]}, "args": {_args(job)}}}'
+    return columns | _policy(job, where)
 
 
 def _base(job: Job) -> dict[str, Any]:
@@ -182,9 +195,10 @@ def _base(job: Job) -> dict[str, Any]:
         raise errors.InvalidJob(
             f"job of task {task_name!r}: no queue is named, neither by the caller nor by the task"
         )
-    if not isinstance(reason, str) or _UNSTORABLE.search(reason):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(reason, str) or not payload.is_storable(reason):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.InvalidJob(f"job of task {task_name!r}: 'reason' {reason!r:.80} is no text")
-    if type(priority) is bool or priority not in policy.PRIORITIES:
+    whole = isinstance(priority, int) and type(priority) is not bool
+    if not whole or priority not in policy.PRIORITIES:
         raise errors.InvalidJob(
             f"job of task {task_name!r}: 'priority' must be a whole number from "
             f"{policy.PRIORITIES[0]} to {policy.PRIORITIES[-1]}, not {priority!r:.40}"
@@ -205,6 +219,8 @@ def args_text(task_name: str, args: Mapping[str, Any] | None) -> str:
 def _policy(job: Job, where: str) -> dict[str, Any]:
     """What decides on failures, by the code that reads a node's."""
     asked = {"backoff": job.backoff, "timeout_s": job.timeout_s}
+    if (job.max_attempts, job.backoff, job.timeout_s) == (None, None, None):
+        return {}
     if job.max_attempts is not None:
         most = policy.MAX_RETRIES + 1
         if type(job.max_attempts) is bool or job.max_attempts not in range(1, most + 1):
@@ -225,7 +241,7 @@ def _policy(job: Job, where: str) -> dict[str, Any]:
 
 
 def _key(given: Any, name: str, where: str) -> str:
-    if not isinstance(given, str) or not given or _UNSTORABLE.search(given):
+    if not isinstance(given, str) or not given or not payload.is_storable(given):
         raise errors.InvalidJob(f"{where}: {name!r} must be a text, not {given!r:.80}")
     if len(given.encode()) > KEY_BYTES:
         raise errors.InvalidJob(f"{where}: {name!r} is longer than {KEY_BYTES:,} bytes")

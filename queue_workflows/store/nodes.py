@@ -261,14 +261,6 @@ _OVERDUE = (
 )
 
 
-def has_overdue_input(conn: db.Connection) -> bool:
-    """Whether `overdue_input` may have one."""
-    row = conn.execute(
-        "SELECT FROM workflow_input_timeouts WHERE due_at <= now() LIMIT 1", prepare=True
-    ).fetchone()
-    return row is not None
-
-
 def wait_on(conn: db.Connection, job_id: str, more_s: float | None) -> None:
     """Let an input node's wait end `more_s` from now; None: it is over."""
     if more_s is None:

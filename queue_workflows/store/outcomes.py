@@ -24,6 +24,8 @@ RECORDED = {
     "snoozed": ("requeued", "cancelled"),
 }
 """The events that a recorded outcome leaves, by its kind."""
+SNOOZE_LEAST_S = 1.0
+"""A job that snoozes for less would be claimed again at once, before all that wait behind it."""
 
 
 class Outcome(NamedTuple):
@@ -56,15 +58,14 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     The passwords of DSNs are masked in all that it says: it goes to rows, and from there anywhere.
     """
     if isinstance(error, errors.Snooze):
-        raised = policy.Raised(after_s=error.seconds)
-        return Outcome("snoozed", seconds, error=payload.error_text(error), raised=raised)
+        raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
+        said = process.mask(payload.error_text(error))
+        return Outcome("snoozed", seconds, error=said, raised=raised)
     name, said = type(error).__name__, process.mask(payload.error_text(error))
     text = f"{name}: {said}" if said else name
     if isinstance(error, SystemExit):
         text = f"the body called sys.exit({error.code!r})"
-    told = traceback.TracebackException.from_exception(error)
-    _leave_out_engine(told)
-    trace = process.mask("".join(told.format()))[-payload.ERROR_LIMIT :]
+    trace = process.mask(_told(error))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
     return Outcome(
@@ -75,7 +76,18 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _leave_out_engine(told: traceback.TracebackException) -> None:
+def _told(error: BaseException) -> str:
+    """The traceback of an error and of those behind it; of too many behind it only its own."""
+    try:
+        told = traceback.TracebackException.from_exception(error)
+        _leave_out_engine(told)
+        return "".join(told.format())
+    except Exception as untold:  # noqa: BLE001  the boundary around host code: an error's own code
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return f"{frames}{type(error).__name__}; no more can be told: {type(untold).__name__}"
+
+
+def _leave_out_engine(first: traceback.TracebackException) -> None:
     """Drop the frames by which a body was reached, and those of its streams; not all there are."""
 
     def is_engine(frame: traceback.FrameSummary) -> bool:
@@ -85,13 +97,15 @@ def _leave_out_engine(told: traceback.TracebackException) -> None:
         own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
         return own or between
 
-    rest = itertools.dropwhile(is_engine, told.stack)
     streams = str(_PACKAGE / "worker" / "capture.py")
-    if frames := [frame for frame in rest if frame.filename != streams]:
-        told.stack = traceback.StackSummary.from_list(frames)
-    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
-        if other is not None:
-            _leave_out_engine(other)
+    todo: list[traceback.TracebackException | None] = [first]
+    while todo:
+        if (told := todo.pop()) is None:
+            continue
+        rest = itertools.dropwhile(is_engine, told.stack)
+        if frames := [frame for frame in rest if frame.filename != streams]:
+            told.stack = traceback.StackSummary.from_list(frames)
+        todo += (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ()))
 
 
 def _raised(error: BaseException) -> policy.Raised:

@@ -140,6 +140,11 @@ def _unstorable(value: Any) -> bool:
     return False
 
 
+def is_storable(text: str) -> bool:
+    """Whether the database can store this text: it has no NUL and no lone surrogate."""
+    return _UNSTORABLE.search(text) is None
+
+
 def error_text(error: object) -> str:
     """An error as text that the database stores: no NUL, no lone surrogate, at most ERROR_LIMIT."""
     try:

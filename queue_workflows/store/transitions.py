@@ -101,6 +101,10 @@ _OF_DEAD = sql.SQL(
     "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
     " AND starts_with(worker_id, %(prefix)s::text) FOR UPDATE), "
 )
+_OF_CLAIM = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE id = %(job)s AND status = 'running'"
+    " AND worker_id = %(worker)s AND claim_no = %(claim)s FOR UPDATE), "
+)
 
 
 def _both(change: sql.SQL, event: sql.SQL, chosen: sql.SQL = sql.SQL("")) -> dict[str, bytes]:
@@ -118,6 +122,7 @@ _TRIP_SQL = _both(_TRIP, _BACK_EVENT)
 _RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
 _GONE_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE)
 _DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
+_CHARGE_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_CLAIM)
 
 
 def fail(
@@ -249,6 +254,12 @@ def reclaim_dead(
     """Take back at once what a process held that is known to be dead (`worker_id` starts so)."""
     parameters = _crash_parameters(evidence, prefix=prefix)
     return conn.execute(_DEAD_SQL[table.name], parameters).fetchall()
+
+
+def charge(conn: db.Connection, lease: tables.Lease, *, evidence: str) -> Row | None:
+    """Give the job up and count a crash, as `reclaim_lapsed` does; None: the claim is lost."""
+    parameters = _crash_parameters(evidence) | tables.fence(lease, error=evidence)
+    return conn.execute(_CHARGE_SQL[lease.table.name], parameters).fetchone()
 
 
 def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -> list[Row]:

@@ -100,7 +100,7 @@ def models(conn: db.Connection, worker: Row) -> list[str]:
 
 
 def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
-    """What the worker would claim next: model, how, band, seq, why; see migration 0020."""
+    """What the worker would claim next: model, how, band, seq, why; see migration 0025."""
     claim: Row = worker["claim"] or {}
     values: dict[str, Any] = {
         "models": [*can, ""],
@@ -119,7 +119,7 @@ def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
 
 
 def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
-    """How a cold worker weighs a line; see migration 0020. `holders`: hosts that hold the model."""
+    """How a cold worker weighs a line; see migration 0025. `holders`: hosts that hold the model."""
     row = conn.execute(
         "SELECT g.*, (SELECT array_agg(DISTINCT f.host_label) FROM"
         " queue_workflows_gpu_fleet(%(worker_id)s) f WHERE f.model = %(model)s) AS holders"
@@ -134,7 +134,9 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
 def is_newest(conn: db.Connection, row: Row) -> bool:
     """Whether no gpu job of its model and priority came after it."""
     found = conn.execute(
-        "SELECT FROM workflow_node_jobs j WHERE j.queue = 'gpu' AND j.status = 'queued'"
+        "SELECT FROM workflow_node_jobs j"
+        + _LIVE
+        + " WHERE j.queue = 'gpu' AND j.status = 'queued'"
         " AND j.blocked_reason IS NULL AND j.required_model IS NOT DISTINCT FROM %(required_model)s"
         " AND j.priority = %(priority)s AND j.seq > %(seq)s LIMIT 1",
         {key: row[key] for key in ("required_model", "priority", "seq")},

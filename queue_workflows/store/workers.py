@@ -100,6 +100,25 @@ def clear_model(conn: db.Connection, host_label: str, queue: str, *, mark_stale:
     ).rowcount
 
 
+_LOST = (
+    "UPDATE worker_heartbeats h SET current_model = NULL, last_seen = CASE WHEN EXISTS ("
+    "SELECT FROM workers w WHERE w.host_label = h.host_label AND w.queue = h.queue"
+    " AND NOT starts_with(w.worker_id, %(gone)s) AND w.state NOT IN ('stopped', 'dead')"
+    " AND w.last_seen > now() - %(live)s * interval '1 second')"
+    " THEN h.last_seen ELSE now() - interval '1 hour' END"
+    " WHERE h.host_label = %(host)s AND h.queue = %(queue)s"
+)
+
+
+def lost(conn: db.Connection, host_label: str, queue: str, gone: str, live_s: float) -> None:
+    """A worker (its id starts with `gone`) leaves: forget its host's model, age the heartbeat.
+
+    Not while another of that host and queue lives, seen within `live_s`: it would count as dead.
+    """
+    values = {"host": host_label, "queue": queue, "gone": gone, "live": live_s}
+    conn.execute(_LOST, values)
+
+
 def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
     """Flag, once each, hosts with a stale heartbeat that own running jobs; those flagged."""
     return conn.execute(

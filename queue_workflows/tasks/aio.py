@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from queue_workflows.runtime import service
 from queue_workflows.tasks import control
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 TIDY_S = 2.0
 """What bodies have left on a loop may take to end when it is closed; threads are not waited for."""
 
@@ -22,6 +24,38 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._over = False
+        self._served: set[asyncio.Task[None]] = set()
+        """An event loop itself keeps none of them alive."""
+
+    def serve(self) -> None:
+        """Run what `spawn` is given until `end`, then close the loop.
+
+        A body of many may stop the loop, or have a task that exits, which ends the loop's run, too:
+        the others go on.
+        """
+        try:
+            while not self._over:
+                try:
+                    self._loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    _log.warning("a task that a body had started raised %s", type(error).__name__)
+        finally:
+            self._close()
+
+    def spawn(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin this on the loop that another thread serves, or is about to."""
+        self._loop.call_soon_threadsafe(self._begin, body)
+
+    def _begin(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self._loop.create_task(body())
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
+
+    def end(self) -> None:
+        """Let `serve` come to its end, from any thread; once."""
+        self._over = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def run(self, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What the coroutine that this makes returns or raises."""
@@ -142,6 +176,18 @@ class _Ending:
         return self.told
 
 
+async def _close(body: AsyncGenerator[Any, None], control_: control.Control) -> None:
+    """As `bodies._close`."""
+    try:
+        said = await body.athrow(GeneratorExit())
+        for _ in range(control.LAST_YIELDS):
+            control_.said(said)
+            said = await body.__anext__()
+    except (StopAsyncIteration, GeneratorExit):
+        return
+    await body.aclose()
+
+
 async def _follow(
     body: AsyncGenerator[Any, None], control_: control.Control, ending: _Ending
 ) -> None:
@@ -150,7 +196,7 @@ async def _follow(
         while True:
             control_.said(said)
             if isinstance(said, errors.JobSignal):
-                await body.aclose()
+                await _close(body, control_)
                 raise said
             if await ending.turn():
                 said = await body.athrow(GeneratorExit())

@@ -55,7 +55,7 @@ def _follow(body: Generator[Any, None, Any], control_: control.Control) -> Any:
         while True:
             control_.said(said)
             if isinstance(said, errors.JobSignal):
-                body.close()
+                _close(body, control_)
                 raise said
             if (reason := control_.interrupted) is not None:
                 _end(body, control_)
@@ -63,6 +63,18 @@ def _follow(body: Generator[Any, None, Any], control_: control.Control) -> Any:
             said = next(body)
     except StopIteration as end:
         return end.value
+
+
+def _close(body: Generator[Any, None, Any], control_: control.Control) -> None:
+    """End it as an error at its yield would: what stands in `finally` may yield, and raise."""
+    try:
+        said = body.throw(GeneratorExit())
+        for _ in range(control.LAST_YIELDS):
+            control_.said(said)
+            said = next(body)
+    except (StopIteration, GeneratorExit):
+        return
+    body.close()
 
 
 def _end(body: Generator[Any, None, Any], control_: control.Control) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 _log = logging.getLogger(__name__)
+LAST_YIELDS = 100
+"""How often a body may yield after a signal that it yielded; then it is closed, which raises."""
 
 
 class Control(Protocol):

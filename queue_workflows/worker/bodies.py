@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import os
 import queue
@@ -14,11 +13,10 @@ from typing import TypeAlias
 from queue_workflows import config, ingest_executor, tasks
 from queue_workflows.runtime import service
 from queue_workflows.store import outcomes
+from queue_workflows.tasks import aio
 from queue_workflows.worker import current, leaving
 
 STOP_S = 5.0
-LOOP_S = 10.0
-"""How long a new event loop may take to run."""
 
 Ended: TypeAlias = Callable[[current.Work, outcomes.Outcome], object]
 _Body: TypeAlias = Callable[[], Coroutine[None, None, None]]
@@ -122,32 +120,16 @@ class _EventLoop:
 
     def __init__(self) -> None:
         self._pool: service.Pool | None = None
-        self._runs = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: asyncio.Event | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        """An event loop itself keeps none of them alive."""
+        self._loop: aio.Loop | None = None
 
     def spawn(self, body: _Body) -> None:
-        if self._pool is None:
-            self._pool = service.Pool("worker-async", 1, lambda _: asyncio.run(self._serve()))
+        if self._loop is None:
+            self._loop = loop = aio.Loop()
+            self._pool = service.Pool("worker-async", 1, lambda _: loop.serve())
             self._pool.start()
-            self._runs.wait(LOOP_S)
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._begin, body)
-
-    def _begin(self, body: _Body) -> None:
-        task = asyncio.ensure_future(body())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self) -> None:
-        self._over = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._runs.set()
-        await self._over.wait()
+        self._loop.spawn(body)
 
     def stop(self) -> None:
-        if self._pool is not None and self._loop is not None and self._over is not None:
-            self._loop.call_soon_threadsafe(self._over.set)
+        if self._pool is not None and self._loop is not None:
+            self._loop.end()
             self._pool.stop(STOP_S)

@@ -90,8 +90,11 @@ def bury(
         workers.bury(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
         if sentence is not None:
             queue = sentence.queue or next((row["queue"] for row in rows), "")
-            if queue == "gpu" or sentence.trip.event == oversight.OFF:
+            if sentence.trip.event == oversight.OFF:
                 workers.clear_model(conn, sentence.host, queue, mark_stale=True)
+            else:
+                live_s = config.STALE_WORKER_AFTER_S.read()
+                workers.lost(conn, sentence.host, queue, prefix, live_s)
     return rows
 
 

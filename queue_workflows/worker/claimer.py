@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from queue_workflows import db, dispatcher, errors
 from queue_workflows.runtime import clock
-from queue_workflows.store import claims, outcomes, tables, transitions
+from queue_workflows.store import claims, outcomes, payload, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import current
 
@@ -20,6 +22,17 @@ RETRY_MAX_S = 2.0
 READ_ONLY = "25"
 TOO_LARGE = "54"
 """SQLSTATE classes: a server that takes no writes now, and a write that it will never take."""
+REFUSALS = 4
+"""How often the database may refuse a failure for what it is, before the job is given up."""
+REFUSED_WAIT_S = 60.0
+"""How long a job waits whose end nothing records, not even as poison."""
+
+
+def _passes(error: db.Error) -> bool:
+    """Whether the same write may be taken later."""
+    state = error.sqlstate or ""
+    passing = isinstance(error, (db.OperationalError, db.InterfaceError))
+    return (passing and not state.startswith(TOO_LARGE)) or state.startswith(READ_ONLY)
 
 
 class Claimer:
@@ -136,18 +149,35 @@ class Claimer:
         *,
         claim: bool,
     ) -> Row | None:
-        delay = RETRY_FIRST_S
+        delay, refusals = RETRY_FIRST_S, 0
         while True:
             try:
                 return self._record(work, outcome, ahead, claim=claim)
             except db.Error as error:
                 self._lose()
+                refusals += outcome.kind != "completed" and not _passes(error)
+                if refusals == REFUSALS:
+                    self._give_up(work, error)
                 outcome = self._after(error, work, outcome, ahead)
                 ahead = None
                 self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                 delay = min(RETRY_MAX_S, delay * 2)
                 if self._recorded(work, outcome):
                     return None
+
+    def _give_up(self, work: current.Work, error: db.Error) -> NoReturn:
+        """Count a crash, which bounds how often it runs; where that is refused too, it waits."""
+        why = f"its end cannot be recorded: {error}"
+        _log.error("job %s: %s", work.job["id"], why)
+        try:
+            transitions.charge(self.connection(), work.lease, evidence=payload.error_text(why))
+        except db.Error:
+            self._lose()
+            with contextlib.suppress(db.Error):
+                transitions.hand_back(
+                    self.connection(), work.lease, reason=why, after_s=REFUSED_WAIT_S
+                )
+        raise errors.ClaimLost(f"job {work.job['id']}: {why}") from error
 
     def _after(
         self,
@@ -159,9 +189,7 @@ class Claimer:
         """What to record after the database refused: the same, or a failure that says why."""
         if work.verdict() is not None:
             raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
-        state = error.sqlstate or ""
-        passing = isinstance(error, (db.OperationalError, db.InterfaceError))
-        if (passing and not state.startswith(TOO_LARGE)) or state.startswith(READ_ONLY):
+        if _passes(error):
             _log.warning("the result of job %s waits: %s", work.job["id"], error)
             return outcome
         if ahead is not None or outcome.kind != "completed":

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from queue_workflows import config
+from queue_workflows.dag import policy
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -320,11 +321,11 @@ def _interval(window_s: float) -> float:
 
 def budget_for(job: Row) -> float:
     """A job's wall-clock budget in seconds: its own `timeout_s`, else its task's, else by kind."""
-    if job.get("timeout_s"):
-        return float(job["timeout_s"])
+    if (own_s := _own_s(job)) is not None:
+        return own_s
     cfg = config.get_config()
     queue = job["queue"]
-    if "node_module" not in job:
+    if _is_ingest(job):
         task = cfg.ingest_task_policies.get(job.get("task_name", ""), {})
         if "timeout_s" in task:
             return float(task["timeout_s"])
@@ -336,6 +337,12 @@ def budget_for(job: Row) -> float:
     return CPU_S
 
 
+def _own_s(job: Row) -> float | None:
+    """The `timeout_s` of its row; None for none, and for what is none: SQL may say NaN, or -1."""
+    said = job.get("timeout_s") or 0.0
+    return min(float(said), policy.MAX_WAIT_S) if said > 0 else None
+
+
 def guards_for(job: Row, started: float) -> list[Guard]:
     """The guards of a job claimed now, but for its lease's.
 
@@ -343,18 +350,22 @@ def guards_for(job: Row, started: float) -> list[Guard]:
     they have a `timeout_s` of their own, or for as long as no probe sees what they do.
     """
     budget_s = budget_for(job)
-    if "node_module" not in job or job["queue"] != "gpu" or _is_input(job):
+    if _is_ingest(job) or job["queue"] != "gpu" or _is_input(job):
         return [Budget(started, budget_s)]
     guards: list[Guard] = [GpuHealth(started, budget_s)]
-    if job.get("timeout_s"):
+    if _own_s(job) is not None:
         guards.append(Budget(started, budget_s))
     if not _is_video(job):
         guards.append(Stall(started))
     return guards
 
 
+def _is_ingest(job: Row) -> bool:
+    return "task_name" in job or job["queue"] not in config.DAG_QUEUES
+
+
 def _is_input(job: Row) -> bool:
-    return str(job["node_module"]).startswith("__input__")
+    return str(job.get("node_module")).startswith("__input__")
 
 
 def _is_video(job: Row) -> bool:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import db
+from queue_workflows import config, db
 from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards, held
@@ -42,7 +42,6 @@ class Leaving:
         now_fn: NowFn,
     ) -> None:
         self._whos = whos
-        self._who = whos[0]
         self._held = held_
         self._kept = kept
         self._fuses = fuses_
@@ -106,10 +105,11 @@ class Leaving:
     ) -> None:
         self._fuses.leave(code)
         with self._asking() if write else contextlib.nullcontext() as conn:
-            written = write is None or self._record(conn, work, write)
+            written = write is None or self._record(conn, work, write, code)
             if self._held(work) is not None and (written or not only_if_written):
                 self._release(conn, work, others)
-                self._take_leave(conn, code)
+                if not written:
+                    self._take_leave(conn, code)
                 self._on_exit(code)
         self._stay()
 
@@ -138,8 +138,12 @@ class Leaving:
         conn: db.Connection | None,
         work: current.Work,
         write: Callable[[db.Connection], object],
+        code: int,
     ) -> bool:
-        """Best effort; True too when the database could not be asked."""
+        """Best effort; True too when the database could not be asked.
+
+        The goodbye goes along, as a body goes on between the end of its claim and the exit.
+        """
         rest = self._held(work)
         if rest is None:
             return False
@@ -147,14 +151,15 @@ class Leaving:
             each.give_up("its batch ended")
         if conn is None:
             return True
-        who = self._who()
         try:
-            written = write(conn)
+            with conn.transaction():
+                written = write(conn)
+                if written:
+                    self._take_leave(conn, code)
+                    self._age(conn)
             with rest[0].writing():
                 for each in rest:
                     held.write(conn, each)
-            if who.queue == "gpu":
-                workers.clear_model(conn, who.host, who.queue, mark_stale=True)
             return bool(written)
         except db.Error as error:
             _log.warning("could not record the end of job %s: %s", work.job["id"], error)
@@ -183,10 +188,22 @@ class Leaving:
         if conn is None or code not in ORDERLY:
             return
         try:
-            for who in self._whos:
-                workers.leave(conn, who().worker_id)
+            with conn.transaction():
+                for who in self._whos:
+                    workers.leave(conn, who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
+
+    def _age(self, conn: db.Connection) -> None:
+        """Nobody serves there until this worker is back, unless another does."""
+        live_s = config.STALE_WORKER_AFTER_S.read()
+        try:
+            with conn.transaction():
+                for each in self._whos:
+                    who = each()
+                    workers.lost(conn, who.host, who.queue, who.worker_id, live_s)
+        except db.Error as error:
+            _log.debug("could not age the heartbeat: %s", error)
 
 
 def unless_forked(pid: int, outcome: outcomes.Outcome) -> None:

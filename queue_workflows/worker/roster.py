@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
@@ -21,6 +23,30 @@ class Entry(NamedTuple):
     concurrency: int = 1
 
 
+def option(text: str | None) -> list[Entry]:
+    """The entries that `--workers` gives, as JSON text or the path of a file with it: see `check`.
+
+    None or empty: those of WORKERS_JSON.
+    """
+    if not text:
+        return parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
+    if text.lstrip()[:1] in ("[", "{"):
+        return parse(text, "workers")
+    try:
+        return parse(Path(text).read_text(encoding="utf-8"), text)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise errors.InvalidConfig(
+            f"--workers {text!r} cannot be read ({why}): give a file, or JSON as in "
+            '[{"queue": "load", "concurrency": 2}]'
+        ) from None
+
+
+def as_json(entries: Sequence[Entry]) -> str:
+    """The JSON text of entries."""
+    return json.dumps([entry._asdict() for entry in entries])
+
+
 def parse(text: str, source: str) -> list[Entry]:
     """The entries of a JSON text such as `[{"queue": "load", "concurrency": 2}]`: see `check`."""
     if not text.strip():
@@ -29,11 +55,22 @@ def parse(text: str, source: str) -> list[Entry]:
             '[{"queue": "load", "concurrency": 2}]'
         )
     try:
-        return check(json.loads(text), source)
-    except ValueError as error:
-        if isinstance(error, errors.QueueWorkflowsError):
-            raise
+        return check(json.loads(text, object_pairs_hook=_once), source)
+    except errors.QueueWorkflowsError:
+        raise
+    except json.JSONDecodeError as error:
         raise errors.InvalidConfig(f"{source} is no JSON: {error}") from None
+    except ValueError as error:
+        raise errors.InvalidConfig(f"{source}: {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> JsonDict:
+    found: JsonDict = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} stands twice in one object")
+        found[key] = value
+    return found
 
 
 def check(found: Any, source: str) -> list[Entry]:

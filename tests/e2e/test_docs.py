@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -132,6 +133,24 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{_name(page)}: {link}"
         if anchor:
             assert anchor in markdown.anchors(target), f"{_name(page)}: {link}"
+
+
+def test_pages_show_the_schema_version_of_this_code() -> None:
+    shown = re.compile(
+        r"this code needs (\d+)|version 12 -> (\d+):|version (\d+) -> 12:"
+        r"|\bok +schema +at version (\d+)|migrations 0013 to (\d+)"
+        r"|(?:apply|applied) 13, .*?(\d+)$|reverted (\d+), ",
+        re.MULTILINE,
+    )
+    found = [
+        (_name(page), int(number))
+        for page in PAGES
+        for match in shown.finditer(page.read_text(encoding="utf-8"))
+        for number in match.groups()
+        if number
+    ]
+    assert {page for page, _ in found} >= {"docs/fleet.md", "docs/upgrade.md"}
+    assert not [each for each in found if each[1] != db.REQUIRED_VERSION]
 
 
 def test_a_wrong_block_fails(reader: Reader, tmp_path: Path) -> None:

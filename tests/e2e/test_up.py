@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from queue_workflows import config, node_queue, run_store
-from tests.support import toyhost
+from tests.support import commands, toyhost
 from tests.support.commands import TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -82,6 +83,54 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     os.kill(first, signal.SIGKILL)
     until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed", timeout_s=15)
     stopped(up)
+
+
+STUBBORN = ("queue-workflows", "up", "--app", "tests.support.stubborn:setup", "--cpu", "0")
+POOL = '[{"queue": "work", "concurrency": 3}, {"queue": "more"}]'
+
+
+def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
+    cli: Commands, tmp_path: Path
+) -> None:
+    config.register_ingest_task("lingers_once", print)
+    config.configure(ingest_queues={"work", "more"})
+    ids: list[str] = []
+    for queue in ("work", "work", "more"):
+        folder = tmp_path / str(len(ids))
+        folder.mkdir()
+        args = {"folder": str(folder)}
+        ids.append(node_queue.enqueue_ingest_job(task_name="lingers_once", queue=queue, args=args))
+    up = cli.start(*STUBBORN, WORKERS_JSON=POOL)
+    until(lambda: len([*tmp_path.glob("*/started")]) == 3, timeout_s=30)
+    (pid,) = up.pids("--workers")
+    assert {path.read_text() for path in tmp_path.glob("*/started")} == {str(pid)}
+    assert "starting orchestrator, a pool (3 work, 1 more); Ctrl-C" in up.err
+    assert up.pids("--queue work") == [], "none beside the pool"
+    listed = json.loads(cli.run("queue-workflows", "workers", "--json").out)
+    assert {(row["queue"], row["pid"], row["state"]) for row in listed} == {
+        ("work", pid, "busy"), ("more", pid, "busy"),
+    }  # fmt: skip
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+
+    def column(name: str) -> set[object]:
+        return {(node_queue.get_ingest_job(each) or {})[name] for each in ids}
+
+    until(lambda: column("crash_count") == {1}, timeout_s=10)
+    assert time.monotonic() - killed_at < 10, "not by its lease of ten minutes"
+    until(lambda: column("status") == {"completed"}, timeout_s=30)
+    stopped(up)
+
+
+def test_a_pool_that_cannot_be_is_refused_before_anything_starts(cli: Commands) -> None:
+    refused = [
+        (["--workers", '[{"queue": "work", "concurrency": 0}]'], "workers[0]: concurrency 0"),
+        (["--workers", POOL, "--no-ingest"], "--no-ingest: leave it out"),
+    ]
+    for options, said in refused:
+        assert said in commands.refused(cli.run(*STUBBORN, *options))
+    said = commands.refused(cli.run(*STUBBORN, WORKERS_JSON='[{"queue": "work"}, 5]'))
+    assert "WORKERS_JSON[1]: 5 is no object" in said
 
 
 def test_a_killed_orchestrator_comes_back(cli: Commands, tmp_path: Path) -> None:

@@ -333,9 +333,10 @@ def test_an_orchestrator_of_before_that_starts_by_mistake_costs_repeats_only(wor
 def test_the_way_back_leaves_the_fleet_of_before_at_work(world: World) -> None:
     world.page("queue-workflows migrate")
     ours = [world.orchestrator(), world.worker(), world.worker("fetch", "new-fetch")]
-    world.submit(6)
+    world.submit(4)
     until(lambda: world.count("workflow_runs WHERE status = 'completed'"), timeout_s=60)
     world.hold()
+    world.submit(2)
     until(lambda: "new" in world.running(), timeout_s=60)
     killed = world.worker("cpu", "killed")
     until(lambda: world.begun("killed"), timeout_s=60)

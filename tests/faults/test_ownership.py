@@ -191,8 +191,8 @@ def test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadli
     cli: Commands, conn: engine.Connection, tmp_path: Path
 ) -> None:
     stop = ("--shutdown-timeout", str(DEADLINE_S))
-    # The first two never end within the deadline, and are first in line again.
-    ids = [enqueue("nap", tmp_path, number=number, seconds=3.0) for number in range(2)]
+    # The first two end no sooner than all this is over, and are first in line again.
+    ids = [enqueue("nap", tmp_path, number=number, seconds=0, wait=True) for number in range(2)]
 
     def is_under_load(seat: int) -> bool:
         if waiting(conn) < 12:
@@ -208,6 +208,7 @@ def test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadli
             assert fleet[seat].wait(DEADLINE_S + 10) == 0
             assert time.monotonic() - asked <= DEADLINE_S + 1 + BUSY_S
             fleet[seat] = worker(cli, *NOTES, *stop)
+    (tmp_path / "go").touch()
     until(lambda: all(is_(job_id, "completed") for job_id in ids), timeout_s=60)
     rows = [job(job_id) for job_id in ids]
     assert {(row["attempts"], row["crash_count"]) for row in rows} == {(0, 0)}
@@ -276,7 +277,7 @@ def test_an_outage_longer_than_the_window_makes_nobody_dead(
     The worker then has most of a window to renew, as long as a busy machine takes for that.
     """
     own, theirs = wires
-    window_s = 5.0
+    window_s = 8.0
     env = {"QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": str(window_s)}
     swept = orchestrator(cli, **env, QUEUE_WORKFLOWS_DB_URL=own.dsn)
     living = worker(cli, QUEUE_WORKFLOWS_DB_URL=theirs.dsn)

@@ -222,6 +222,22 @@ def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone
     assert beat["age"].total_seconds() > 3000, "the host of a gpu worker shows no model"
 
 
+def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
+    queued("a")
+    claim = node_queue.claim_next_cpu_job(host=LABEL)
+    assert claim
+    node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
+    with db.connect() as conn:
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'gpu', 1)",
+            (identity.process_prefix(LABEL, 1) + "r", LABEL),
+        )
+        ended = killed_by_its_parent(STALL, tables.lease_of(tables.NODE_JOBS, claim))
+        burial.bury(conn, ended, host_label=LABEL)
+        beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
+    assert beat["age"].total_seconds() < 300
+
+
 def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)

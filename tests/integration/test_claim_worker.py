@@ -22,7 +22,7 @@ from queue_workflows import (
 from queue_workflows import (
     db as database,
 )
-from queue_workflows.store import claims, tables, transitions
+from queue_workflows.store import claims, tables, transitions, workers
 from queue_workflows.worker import claimer, guards
 from tests.support import wait
 
@@ -200,6 +200,24 @@ def test_a_budget_trip_requeues_up_to_the_cap_then_fails_with_its_event(
     assert [(e["job_id"], e["kind"]) for e in events] == [(job_id, "failed")]
 
 
+@pytest.mark.parametrize("state", [None, "dead", "busy"])
+def test_a_trip_ages_the_heartbeat_unless_another_worker_there_lives(
+    body: Body, monkeypatch: Any, state: str | None
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISABLE_WORKER_HEARTBEAT", "1")
+    node_queue.upsert_worker_heartbeat(host_label="box", queue="cpu", concurrency=1)
+    if state:
+        sql(
+            "INSERT INTO workers (worker_id, host_label, queue, pid, state)"
+            " VALUES ('box:1:m:r', 'box', 'cpu', 1, %s)",
+            state,
+        )
+    sql("UPDATE workflow_node_jobs SET timeout_s = 0.05 WHERE id = %s", queued())
+    worker(on_exit=lambda _: body.release.set()).run_once()
+    (beat,) = sql("SELECT last_seen < now() - interval '5 minutes' AS aged FROM worker_heartbeats")
+    assert beat["aged"] is (state != "busy")
+
+
 def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Body) -> None:
     job_id = queued()
     codes: list[int] = []
@@ -241,6 +259,31 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
     watcher._close()
     assert codes == []
     assert job(first)["status"] == "completed"
+
+
+def test_the_goodbye_goes_along_with_the_hand_back(
+    body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body goes on until the exit: its claim is given up with the goodbye, not before it."""
+    job_id = queued()
+    seen: list[str] = []
+    leave = workers.leave
+
+    def says_goodbye(conn: database.Connection, worker_id: str) -> None:
+        seen.append(job(job_id)["status"])
+        leave(conn, worker_id)
+
+    monkeypatch.setattr(workers, "leave", says_goodbye)
+    subject = worker(on_exit=lambda code: seen.append(f"{code}, {job(job_id)['status']}"))
+    thread = threading.Thread(target=subject.run_once)
+    thread.start()
+    assert body.started.wait(10)
+    (held,) = subject._watch._works
+    subject._watch._leaving.give_back(held)
+    assert seen == ["running", "0, queued"]
+    body.release.set()
+    thread.join(15)
+    subject._watch._close()
 
 
 def test_a_connection_that_dies_under_the_body_costs_nothing(body: Body) -> None:
@@ -692,3 +735,44 @@ def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: N
         wait.until(lambda: node_queue.count_unprocessed_dispatch_events() == 0)
         dispatcher.drain_outbox()
         assert states() == {"s/a": "queued", "s/b": "completed"}
+
+
+@pytest.fixture
+def never_failed(db: Any) -> Generator[None]:
+    """A host's trigger refuses every failure."""
+    sql(
+        "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.status = 'failed' THEN RAISE EXCEPTION 'the host refuses'; END IF;"
+        " RETURN NEW; END $$;"
+        " CREATE TRIGGER refuses BEFORE UPDATE ON workflow_node_jobs FOR EACH ROW"
+        " EXECUTE FUNCTION refuses();"
+    )
+    try:
+        yield
+    finally:
+        sql("DROP TRIGGER refuses ON workflow_node_jobs; DROP FUNCTION refuses")
+
+
+@pytest.mark.parametrize(("crashes", "counted", "event"), [(3, 2, "reclaimed"), (1, 0, "requeued")])
+def test_a_failure_that_the_database_never_takes_holds_up_no_worker(
+    body: Body,
+    never_failed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    crashes: int,
+    counted: int,
+    event: str,
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", str(crashes))
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    queue_workflows.register_node("fails", fails)
+    job_id = queued("fails")
+    other = queued("quick", node_id="m")
+    with running(worker()):
+        wait.until(lambda: job(other)["status"] == "completed", timeout_s=30)
+    found = job(job_id)
+    assert (found["status"], found["crash_count"]) == ("queued", counted)
+    assert found["available_at"] is not None
+    assert event_types(job_id)[-1] == event

@@ -14,6 +14,7 @@ from queue_workflows import db as database
 from queue_workflows.cli import crew, fleet, picture
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
+from queue_workflows.worker import parent, roster
 
 
 def with_nodes() -> None:
@@ -50,6 +51,51 @@ def test_an_app_gets_no_workers_that_it_has_no_use_for() -> None:
     assert fleet.roles() == fleet.Roles(0, 0, ("fetch", "load"), scheduler=False)
     with pytest.raises(errors.InvalidConfig, match="--cpu and --gpu need an app that knows nodes"):
         fleet.roles(gpu=1)
+
+
+POOL = (roster.Entry("load", 2), roster.Entry("load.new", 5))
+
+
+def test_a_pools_queues_get_no_worker_of_their_own_but_those_asked_for() -> None:
+    with_nodes()
+    with pytest.raises(errors.InvalidConfig, match="--workers and WORKERS_JSON need an app that"):
+        fleet.roles(pool=POOL)
+    with_tasks()
+    wanted = fleet.roles(cpu=1, pool=POOL)
+    assert wanted == fleet.Roles(1, 0, ("fetch",), scheduler=False, pool=POOL)
+    assert wanted.describe() == "orchestrator, 1 cpu, fetch, a pool (2 load, 5 load.new)"
+    assert fleet.roles(pool=POOL, beside={"load"}).ingest == ("fetch", "load")
+    with pytest.raises(
+        errors.UnknownQueue, match=r"--ingest load\.new: no ingest queue of this app"
+    ):
+        fleet.roles(pool=POOL, beside={"load.new", "fetch"})
+
+
+def test_a_pool_is_one_worker_process_that_gets_its_list() -> None:
+    wanted = fleet.Roles(0, 0, ("load",), scheduler=False, pool=POOL)
+    found = {spec.name: spec.argv for spec in fleet.specs(wanted, app=None, log_level="info")}
+    assert list(found) == ["orchestrator", "ingest load", "pool"]
+    module, option, text = found["pool"][2:5]
+    assert (module, option) == (parent.MODULE, "--workers")
+    assert roster.option(text) == [*POOL]
+
+
+def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "pool.json"
+    file.write_text(roster.as_json(POOL))
+    assert roster.option(str(file)) == [*POOL]
+    monkeypatch.setenv("WORKERS_JSON", '[{"queue": "q"}]')
+    assert roster.option(None) == roster.option("") == [roster.Entry("q")]
+    file.write_text('[{"queue": "q"}, {"queue": "cpu"}]')
+    with pytest.raises(errors.InvalidConfig, match=r"pool\.json\[1\]: queue 'cpu' is of workflow"):
+        roster.option(str(file))
+    with pytest.raises(errors.InvalidConfig, match=r"none\.json' cannot be read \(No such"):
+        roster.option(str(tmp_path / "none.json"))
+    file.write_bytes(b"\xff")
+    with pytest.raises(errors.InvalidConfig, match=r"cannot be read \(it is no text\)"):
+        roster.option(str(file))
 
 
 def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(

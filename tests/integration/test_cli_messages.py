@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, run_store, worker_control
+from queue_workflows import config, queues, run_store, worker_control
 from queue_workflows import db as database
 from queue_workflows.__main__ import main
-from queue_workflows.cli import command, crew, fleet
+from queue_workflows.cli import command, crew, fleet, follow
 from queue_workflows.runtime import process, signals
 from tests.support.commands import TOYHOST
 
@@ -128,3 +128,63 @@ def test_where_there_is_no_server_the_way_to_one_names_the_app(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "pg"))
     assert "`queue-workflows up --app MODULE[:CALLABLE]`" in invoke("status").err
+
+
+@pytest.mark.parametrize(
+    "argv", [("why", "nothing"), ("jobs", "show", "nothing"), ("samples", "--job", "nothing")]
+)
+def test_a_command_that_finds_no_such_id_speaks_in_its_own_name(
+    db: ModuleType, invoke: Invoke, argv: tuple[str, ...]
+) -> None:
+    said = invoke(*argv)
+    name = " ".join(argv[: 1 + (argv[0] == "jobs")])
+    line = f"queue-workflows {name}: there is no run or job 'nothing'\n"
+    assert (said.code, said.out, said.err) == (1, "", line)
+
+
+def test_inputs_of_a_run_that_is_not_there_are_none_of_a_run_that_waits_for_nobody(
+    db: ModuleType, invoke: Invoke
+) -> None:
+    said = invoke("inputs", "nothing")
+    assert (said.code, said.out) == (1, "")
+    assert said.err == "queue-workflows inputs: there is no run 'nothing'\n"
+    theirs = run_store.insert_run(workflow_name="slow")["id"]
+    assert invoke("inputs", theirs)[:2] == (0, f"run {theirs} waits for no person\n")
+    assert invoke("inputs", theirs, "--json")[:2] == (0, "[]\n")
+
+
+def test_status_says_how_a_paused_queue_goes_on(db: ModuleType, invoke: Invoke) -> None:
+    queues.pause("cpu", requested_by="ops")
+    queues.pause("load", partition="a b")
+    lines = invoke("status").out.splitlines()
+    assert "queue cpu is paused by ops: `queue-workflows queues resume cpu` goes on" in lines
+    again = "`queue-workflows queues resume load --partition 'a b'` goes on"
+    assert f"queue load, partition a b is paused: {again}" in lines
+
+
+def test_run_says_that_its_queue_is_paused(
+    db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues.pause("cpu")
+    monkeypatch.setattr(follow.Follower, "follow", lambda *_: None)
+    said = invoke(*RUN, "--no-up")
+    note = "queue cpu is paused: `queue-workflows queues resume cpu` goes on"
+    assert f"queue-workflows: {note}\n" in said.err
+
+
+def test_an_unknown_action_is_told_in_plain_words(db: ModuleType, invoke: Invoke) -> None:
+    said = invoke("queues", "paus", "load")
+    assert said.code == process.USAGE_ERROR
+    assert said.err.splitlines()[-1] == (
+        "queue-workflows queues: 'paus' is none of list, pause, resume, limit"
+    )
+    assert invoke("models", "drop").err.splitlines()[-1] == (
+        "queue-workflows models: 'drop' is none of list, load, unload"
+    )
+
+
+@pytest.mark.parametrize(("option", "example"), [("--bounce", "COMMAND"), ("--unit", "NAME")])
+def test_supervise_shows_what_its_option_takes(invoke: Invoke, option: str, example: str) -> None:
+    said = invoke("supervise", option, "cpu=")
+    assert said.code == process.USAGE_ERROR
+    assert said.err.endswith(f"{option} 'cpu=': it should look like cpu={example}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from queue_workflows import (
     node_pool,
     node_queue,
     retention,
+    waiting,
     worker_control,
 )
 from queue_workflows.runtime import service
@@ -152,6 +154,48 @@ def test_a_worker_says_since_when_it_holds_its_model(conn: Any) -> None:
     assert factories.one(conn, "SELECT known_models IS NULL FROM workers")
 
 
+@pytest.mark.parametrize("policy", ["strict", "balanced"])
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_worker_without_models_leaves_what_others_know(
+    conn: Any, policy: str, newest: bool
+) -> None:
+    run_id = factories.run(conn)
+    for model in ("m", "nobody's", None):
+        gpu_job(conn, model, run_id=run_id, node_id=str(model))
+    who: dict[str, Any] = {"policy": policy, "newest": newest}
+    report(conn, "w1")
+    report(conn, "knows", "den", known_models=["m"])
+    taken = [claim(conn, **who), claim(conn, **who)]
+    assert {job["node_id"] for job in taken if job} == {"nobody's", "None"}
+    assert claim(conn, **who) is None
+    conn.execute("UPDATE workers SET state = 'stopped' WHERE worker_id = 'knows'")
+    assert claim(conn, **who) is not None, "now nobody knows it"
+
+
+def test_a_worker_without_models_leaves_what_a_parked_one_knows(conn: Any) -> None:
+    job = gpu_job(conn, "m")
+    worker_control.disable_worker("den", "gpu")
+    report(conn, "w1")
+    report(conn, "knows", "den", known_models=["m"])
+    assert claim(conn) is None
+    assert unserved(conn) == {"m": "off"}
+    told = waiting.why(job["id"], conn=conn)
+    assert told is not None and not told["can_run"]
+    assert {worker["worker_id"]: worker["detail"] for worker in told["workers"]} == {
+        "w1": "it registers no model, and others know m", "knows": "switched off (hard)",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["strict", "balanced"])
+def test_who_claims_by_itself_and_names_no_models_is_given_any(
+    conn: Any, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_CLAIM_POLICY", policy)
+    gpu_job(conn, "m")
+    report(conn, "knows", "den", known_models=["m"])
+    assert node_queue.claim_next_gpu_job(host="box") is not None
+
+
 # --- what nobody can take ----------------------------------------------------------------------
 
 
@@ -194,9 +238,10 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     assert unserved(conn) == {"m": "model"}
     fleet.publish_sizes(conn, "attic", {"m": 24.0})
     report(conn, "w2", "attic", known_models=["m"], vram_total_mb=12288)
+    report(conn, "w1", "den", known_models=["n"], vram_total_mb=49140)
     (row,) = fleet.unserved(conn)
     assert row["reason"] == "vram"
-    assert row["detail"] == "it needs 24 GB, and the largest card has 12 GB"
+    assert row["detail"] == "it needs 24 GB, and the largest card that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
     worker_control.disable_worker("box", "gpu")
@@ -211,6 +256,30 @@ def test_a_worker_of_an_older_engine_serves_too(conn: Any) -> None:
     node_queue.upsert_worker_heartbeat(**beat, known_models=["n"])
     assert unserved(conn) == {"m": "model"}
     node_queue.upsert_worker_heartbeat(**beat, known_models=["m"])
+    assert unserved(conn) == {}
+
+
+@pytest.mark.parametrize("change", ["last_seen = now() - interval '1 hour'", "state = 'dead'"])
+def test_after_the_way_back_a_hosts_heartbeat_counts(conn: Any, change: str) -> None:
+    """Its row of `workers` is kept for a day."""
+    gpu_job(conn, "m")
+    report(conn, "ours", "box", known_models=["n"])
+    conn.execute(f"UPDATE workers SET {change}".encode())
+    beat = {"host_label": "box", "queue": "gpu", "concurrency": 1}
+    node_queue.upsert_worker_heartbeat(**beat, known_models=["m"])
+    assert unserved(conn) == {}
+
+
+def test_what_a_worker_of_ours_leaves_behind_is_no_heartbeat_of_its_host(conn: Any) -> None:
+    gpu_job(conn, "m")
+    report(conn, "ours", "box", known_models=["m"])
+    assert unserved(conn) == {}
+    conn.execute("UPDATE workers SET state = 'stopped'")
+    assert unserved(conn) == {"m": "no_worker"}
+
+
+def test_a_job_of_a_run_that_is_over_waits_for_nobody(conn: Any) -> None:
+    gpu_job(conn, "m", run_id=factories.run(conn, status="cancelled"))
     assert unserved(conn) == {}
 
 
@@ -282,6 +351,61 @@ def test_nothing_is_left_to_a_worker_that_takes_nothing(conn: Any, state: str) -
     conn.execute(f"UPDATE workers SET {change}".encode())
     gpu_job(conn)
     assert claim(conn, "cold", policy="balanced") is not None
+
+
+@pytest.mark.parametrize("who", [
+    {"models": ["b", "d"]},
+    {"models": ["b", "d"], "newest": True},
+    {"model": "b"},
+    {"models": ["b", "d"], "policy": "balanced", "grace_s": 0.0},
+    {"models": ["b", "d"], "policy": "balanced", "grace_s": 0.0, "newest": True},
+])  # fmt: skip
+def test_what_is_left_of_a_run_that_is_over_is_no_head_of_its_line(
+    conn: Any, who: dict[str, Any]
+) -> None:
+    """Nothing but a sweep ends a job that came in beside the end of its run."""
+    over, live = factories.run(conn, status="cancelled"), factories.run(conn)
+    jobs = (
+        (over, "left", "d", 1), (live, "cold", "d", 50), (live, "other", "b", 10),
+        (over, "newest", "b", 10),
+    )  # fmt: skip
+    for run_id, name, model, priority in jobs:
+        gpu_job(conn, model, run_id=run_id, node_id=name, priority=priority)
+    conn.execute("UPDATE workflow_node_jobs SET created_at = now() - interval '1 minute'")
+    claimant = factories.who("gpu", "w1", **who)
+    detail = json.dumps({"claim": fleet.claim_detail(claimant)})
+    report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
+    rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}
+    for name in ("other", "cold"):
+        told = waiting.why(rows[name]["id"], conn=conn)
+        assert told is not None
+        assert [worker["clause"] for worker in told["workers"]] == ["next"], name
+        job = claims.node_step(conn, claimant)
+        assert job is not None and job["node_id"] == name
+        conn.execute("UPDATE workflow_node_jobs SET worker_id = 'w' WHERE status = 'running'")
+    assert claims.node_step(conn, claimant) is None
+
+
+@pytest.mark.parametrize(("newest", "expected"), [(False, "warm older"), (True, "warm newer")])
+@pytest.mark.parametrize("models", [None, ["b", "d"]])
+def test_the_best_band_is_that_of_runs_that_are_not_over(
+    conn: Any, newest: bool, expected: str, models: list[str] | None
+) -> None:
+    over, live = factories.run(conn, status="cancelled"), factories.run(conn)
+    gpu_job(conn, "d", run_id=over, node_id="left", priority=1)
+    for name, model in (("cold", "d"), ("warm older", "b"), ("warm newer", "b"), ("last", "d")):
+        gpu_job(conn, model, run_id=live, node_id=name)
+    job = claim(conn, model="b", models=models, newest=newest)
+    assert job is not None and job["node_id"] == expected
+
+
+def test_a_line_is_weighed_without_what_is_left_of_runs_that_are_over(conn: Any) -> None:
+    over, live = factories.run(conn, status="cancelled"), factories.run(conn)
+    for number in range(20):
+        gpu_job(conn, "m", run_id=over, node_id=str(number))
+    gpu_job(conn, "m", run_id=live)
+    report(conn, "warm", current_model="m")
+    assert claim(conn, "cold", policy="balanced") is None, "one job: the warm one gets there sooner"
 
 
 def test_a_policy_that_is_none_is_the_default(

@@ -411,7 +411,6 @@ def test_this_box_as_it_is_now_needs_no_database(
         (("--past", "soon"), "--past soon: a time span"),
         (("--past", "2d"), "--past 2d: a time span"),
         (("--past", "nan"), "--past nan"),
-        (("--job", "nothing"), "--job nothing: no job of this id"),
     ],
 )
 def test_what_cannot_be_shown_is_a_line_and_exit_code_2(

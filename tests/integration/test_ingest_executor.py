@@ -220,3 +220,18 @@ def test_a_lost_claim_writes_nothing(value: Any) -> None:
     assert ingest_executor.execute_ingest_job(job) == "skipped"
     row = after(job)
     assert (row["status"], row["result"], row["error"]) == ("queued", None, None)
+
+
+@pytest.mark.parametrize("policy", ["5", "true", '{"backoff": 1%s}' % ("0" * 400)])
+def test_a_policy_that_sql_got_wrong_fails_the_job_by_the_default_one(
+    policy: str, db: ModuleType
+) -> None:
+    def raises() -> None:
+        raise KeyError("x")
+
+    job = claimed(raises)
+    with db.connect() as conn:
+        conn.execute("UPDATE ingest_jobs SET policy = %s, max_attempts = 2", (policy,))
+    ingest_executor.execute_ingest_job(job)
+    row = after(job)
+    assert (row["status"], row["attempts"], row["blocked_reason"]) == ("queued", 1, "not_due")

@@ -165,16 +165,21 @@ def test_a_hosts_widget_is_built_by_the_host(host: flow.Flow) -> None:
 
     def build(step: Any, run: Any) -> dict[str, Any]:
         seen.append((step["id"], step["colour"], run["id"]))
-        return {"whole": "spec"}
+        return {"own": "key", "prompt": "Mine?"}
 
     queue_workflows.register_input_widget("mine", build)
     run_id = asked(host, "mine", colour="red")
-    assert (spec(run_id), seen) == ({"whole": "spec"}, [("q", "red", run_id)])
+    head = {"step_id": "q", "widget": "mine", "target": "answer"}
+    assert (spec(run_id), seen) == (
+        {**head, "prompt": "Mine?", "own": "key"},
+        [("q", "red", run_id)],
+    )
 
 
 def test_a_hosts_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
     queue_workflows.register_input_widget("file_upload", lambda step, run: {"own": True})
-    assert spec(asked(host)) == {"own": True}
+    found = spec(asked(host))
+    assert (found["widget"], found["own"], "accept" in found) == ("file_upload", True, False)
 
 
 def test_a_worker_leaves_the_spec_to_the_orchestrator(host: flow.Flow) -> None:
@@ -186,7 +191,7 @@ def test_a_worker_leaves_the_spec_to_the_orchestrator(host: flow.Flow) -> None:
     assert (flow.job(run_id, "q")["status"], spec(run_id)) == ("awaiting_input", None)
     queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
     host.look()
-    assert spec(run_id) == {"from": "orchestrator"}
+    assert spec(run_id)["from"] == "orchestrator"
 
 
 # --- answers

@@ -267,6 +267,28 @@ def test_who_may_change_jobs_may_not_write_their_history(conn: Any, job: Any) ->
         assert [event["event_type"] for event in events(conn)] == ["cancelled", "deleted"]
 
 
+def test_a_trigger_of_ones_own_writes_no_history(conn: Any, job: Any) -> None:
+    with conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE qw_audit_guest")
+        conn.execute("GRANT USAGE ON SCHEMA public TO qw_audit_guest")
+        conn.execute("SET LOCAL SESSION AUTHORIZATION qw_audit_guest")
+        conn.execute("CREATE TEMP TABLE bait (n integer)")
+        conn.execute(
+            "CREATE FUNCTION pg_temp.forge() RETURNS trigger LANGUAGE plpgsql AS $$"
+            " DECLARE made public.ingest_jobs; BEGIN"
+            " made.id := 'j'; made.queue := 'load'; made.attempts := 1; made.claim_no := 1;"
+            " made.status := 'completed'; made.worker_id := 'another';"
+            " PERFORM public.queue_workflows_audit(made, 'completed'); RETURN NEW; END $$"
+        )
+        conn.execute(
+            "CREATE TRIGGER forged BEFORE INSERT ON bait FOR EACH ROW"
+            " EXECUTE FUNCTION pg_temp.forge()"
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only triggers"):
+            conn.execute("INSERT INTO bait VALUES (1)")
+    assert events(conn) == []
+
+
 def test_a_claim_of_a_locked_job_by_a_plain_update_is_none_and_leaves_no_row(conn: Any) -> None:
     factories.ingest(conn, lock_key="k")
     factories.ingest(conn, id="j", lock_key="k")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import decimal
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -140,12 +141,14 @@ WRONG: dict[str, list[Any]] = {
     "lock_key": ["", ["l"], "\ud800"],
     "partition_key": ["", 1.5],
     "available_at": [NOON.replace(tzinfo=None), "2030-01-01", 5, LATE],
-    "max_attempts": [0, 1.5, True, "3", 1002],
-    "backoff": [-1, "5", {"kind": "no"}, {"base": 1}, {"jitter": 2}],
-    "timeout_s": [0, -1, True, float("inf"), "1"],
+    "max_attempts": [0, 1.5, 2.0, True, "3", 1002],
+    "backoff": [-1, 10**400, "5", {"kind": "no"}, {"base": 1}, {"jitter": 2}],
+    "timeout_s": [0, -1, True, float("inf"), 10**400, "1"],
     "headers": [["a"], {"a": 1}, {1: "a"}, {"a": None}, {"a": "\x00"}],
     "reason": [None, 5, "\x00"],
-    "priority": [True, 40000, 1.5, "1"],
+    "priority": [True, 40000, 1.5, 1.0, decimal.Decimal(1), "1"],
+    "task_name": [["t"], {}, 5],
+    "queue": [["fetch"], {}, 5],
     "args": [{"a": {1}}, {"a": float("nan")}],
 }
 
@@ -445,6 +448,15 @@ def test_what_a_caller_does_not_name_its_task_names(conn: Any) -> None:
     )
     row = get(other)
     assert (row["queue"], row["priority"], row["lock_key"]) == ("maintenance", 1, "two")
+
+
+def test_a_list_of_what_are_no_jobs_is_refused(conn: Any) -> None:
+    for wrong in ([None], [5], [("t", "fetch")]):
+        with pytest.raises(errors.InvalidJob, match="job 0 is no mapping of keywords"):
+            enqueue_many(wrong)
+    with pytest.raises(errors.InvalidJob, match="job 0 has no task_name"):
+        node_queue.enqueue_ingest_jobs(args=[{}], queue="fetch")
+    assert count(conn) == 0
 
 
 def test_a_job_of_no_queue_is_refused(conn: Any) -> None:

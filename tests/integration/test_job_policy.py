@@ -11,7 +11,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
-from queue_workflows.store import nodes
+from queue_workflows.store import nodes, outcomes, sweeps
 from tests.support import factories, flow, laws
 from tests.support.flow import Flow
 
@@ -154,7 +154,10 @@ def test_a_bad_policy_fails_the_run_with_the_node_that_has_it(flows: Flow) -> No
     assert "node 'a': 'retries' must be 0 to 1000, not -2" in flow.run(run_id)["error"]
 
 
-def test_a_snoozed_node_counts_no_attempt(flows: Flow, db: ModuleType) -> None:
+def test_a_snoozed_node_counts_no_attempt(
+    flows: Flow, db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "SNOOZE_LEAST_S", 0.0)
     body = Flaky(*[queue_workflows.Snooze(0)] * 4)
     run_id = one_node(flows, body)
     flows.go()
@@ -243,7 +246,7 @@ def test_an_input_nobody_answers_takes_its_default(flows: Flow, db: ModuleType) 
     assert flow.status(run_id) == "completed"
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "blue"}
     with db.connect() as conn:
-        assert not nodes.has_overdue_input(conn)
+        assert not sweeps.look(conn).overdue
 
 
 def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -> None:
@@ -307,7 +310,6 @@ def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) 
 
 
 def test_the_pool_looks_for_inputs_and_turns() -> None:
-    sweeps = node_pool.Sweeps()
-    tasks = {task.name for task in node_pool.maintenance(sweeps)}
+    tasks = {task.name for task in node_pool.maintenance(node_pool.Sweeps())}
     assert {"input-timeouts", "lock-keys"} <= tasks
     assert config.LEASE_RECLAIM_INTERVAL_S.read() <= 5

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, errors, history, jobs
+from queue_workflows import config, errors, history, jobs, node_queue, queues
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.runtime import process
@@ -136,6 +136,49 @@ def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> N
         jobs.list_jobs(status="lost")
     with pytest.raises(errors.InvalidConfig, match="in which time zone"):
         jobs.list_jobs(since=datetime(2026, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"since": "2h"}, {"since": 3600}, {"since": timedelta.max}, {"limit": -1}, {"limit": "9"},
+        {"queue": 5}, {"key": b"k"},
+    ],
+)  # fmt: skip
+def test_a_filter_that_is_none_is_refused_not_left_out(wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidConfig, match=next(iter(wrong))):
+        jobs.list_jobs(**wrong)
+
+
+def test_one_id_is_an_id_and_not_its_letters(conn: Any, some: None) -> None:
+    (done,) = jobs.retry_jobs("dead", by="ann\x00\ud800")
+    assert (done["id"], done["outcome"]) == ("dead", "queued")
+    assert [each["id"] for each in jobs.delete_jobs("later")] == ["later"]
+
+
+@pytest.mark.parametrize("door", [jobs.retry_jobs, jobs.cancel_jobs, jobs.delete_jobs])
+def test_what_can_be_no_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
+    assert [each["outcome"] for each in door(["a\x00", "\ud800"])] == ["unknown"] * 2
+    assert jobs.list_jobs(queue="a\x00") == jobs.list_jobs(key="\ud800") == []
+    with pytest.raises(errors.InvalidConfig, match="an id is a text"):
+        door([5])
+
+
+@pytest.mark.parametrize("far", ["infinity", "-infinity"])
+def test_a_time_without_an_end_which_sql_may_say_is_shown_as_the_farthest(
+    conn: Any, said: Callable[..., Said], far: str
+) -> None:
+    factories.ingest(conn, id="far", available_at=far)
+    factories.insert(conn, "queue_settings", queue="fetch", paused_at="now", paused_until=far)
+    year = {"infinity": 9999, "-infinity": 1}[far]
+    (row,) = jobs.list_jobs()
+    for found in (row, history.get_job("far"), node_queue.get_ingest_job("far")):
+        assert found is not None
+        assert (found["available_at"].year, found["available_at"].tzinfo) == (year, timezone.utc)
+    assert said("list").code == 0
+    config.configure(ingest_queues={"fetch"})
+    (queue,) = [each for each in queues.show() if each["queue"] == "fetch"]
+    assert queue["state"] == ("paused" if year == 9999 else "open")
 
 
 def test_the_list_as_a_table_and_as_json(some: None, said: Callable[..., Said]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import nodes, tables, transitions
+from queue_workflows.store import nodes, sweeps, tables, transitions
 from tests.support import factories, flow, statements, wait
 
 
@@ -211,13 +211,134 @@ def test_the_list_of_sweeps_and_their_knobs(
         task.name: task.every_s() if callable(task.every_s) else task.every_s
         for task in node_pool.maintenance(sweeps)
     }
-    assert found["reclaim"] == 7
+    assert found["look"] == 7
     assert found["dead-workers"] == 8
     assert found["gone"] == 10
     assert {*found} >= {"orphans", "input-timeouts", "lock-keys"}
     for task in node_pool.maintenance(sweeps):
         task.run()
     sweeps.close()
+
+
+class Rounds:
+    """The loop of the sweeps by a clock of its own, past its first round; it counts statements."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.duties = node_pool.Sweeps(lambda: self.now)
+        self._loop = self.duties.loop()
+        self._due_at = self.now + self._loop.run_due()
+        self.asked = statements.Counter(self.duties._kept.get())
+
+    def go_on(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._due_at <= end:
+            self.now = self._due_at
+            self._due_at = self.now + self._loop.run_due()
+        self.now = end
+
+
+@pytest.fixture
+def rounds(db: ModuleType) -> Iterator[Rounds]:
+    made = Rounds()
+    yield made
+    made.duties.close()
+
+
+def test_idle_sweeps_ask_little(rounds: Rounds) -> None:
+    rounds.go_on(60)  # dead workers are not looked for at once
+    before = rounds.asked.statements
+    rounds.go_on(60)
+    assert 12 < rounds.asked.statements - before <= 40
+
+
+def lapsed_node(conn: Any) -> str:
+    factories.node(conn, factories.run(conn))
+    factories.expire(conn, factories.claim_node(conn))
+    return "SELECT status = 'queued' FROM workflow_node_jobs"
+
+
+def lapsed_ingest(conn: Any) -> str:
+    factories.ingest(conn)
+    factories.expire(conn, factories.claim_ingest(conn))
+    return "SELECT status = 'queued' FROM ingest_jobs"
+
+
+def nobody_answers(conn: Any) -> str:
+    job = factories.node(conn, factories.run(conn))
+    conn.execute("UPDATE workflow_node_jobs SET status = 'awaiting_input'")
+    conn.execute(
+        "INSERT INTO workflow_input_timeouts VALUES (%s, %s, now())", (job["id"], job["claim_no"])
+    )
+    return "SELECT status = 'failed' FROM workflow_node_jobs"
+
+
+def missed_turn(conn: Any) -> str:
+    factories.ingest(conn, lock_key="k")
+    passed_over(conn, "blocked_reason = 'locked'")
+    return "SELECT blocked_reason IS NULL FROM ingest_jobs"
+
+
+def missed_in_line(conn: Any) -> str:
+    conn.execute("INSERT INTO queue_settings (queue, partition_max_running) VALUES ('fetch', 1)")
+    factories.ingest(conn, partition_key="p")
+    passed_over(conn, "blocked_reason = 'limited', admitted_at = NULL")
+    return "SELECT blocked_reason IS NULL FROM ingest_jobs"
+
+
+def line_that_is_due(conn: Any) -> str:
+    conn.execute(
+        "INSERT INTO partition_dues (queue, partition_key, due_at) VALUES ('fetch', 'p', now())"
+    )
+    return "SELECT count(*) = 0 FROM partition_dues"
+
+
+def passed_over(conn: Any, waiting: str) -> None:
+    """As when the row was locked by somebody while its turn came."""
+    conn.execute("SET session_replication_role = replica")
+    conn.execute(f"UPDATE ingest_jobs SET {waiting}")
+    conn.execute("SET session_replication_role = origin")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lapsed_node, lapsed_ingest, nobody_answers, missed_turn, missed_in_line, line_that_is_due],
+)
+def test_what_a_look_finds_is_done_in_its_round(
+    conn: Any, rounds: Rounds, make: Callable[[Any], str]
+) -> None:
+    done = make(conn)
+    rounds.go_on(4.9)
+    assert not factories.one(conn, done)
+    rounds.go_on(0.2)
+    assert factories.one(conn, done)
+
+
+ALL_RAN_OR_WAITED = """
+SET session_replication_role = replica;
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, worker_id,
+       lease_expires_at, heartbeat_at, blocked_reason, lock_key)
+SELECT 'r', i::text, 'm', 'cpu', CASE WHEN i <= 5000 THEN 'running' ELSE 'queued' END, 'w', now(),
+       now(), CASE WHEN i > 5000 THEN 'locked' END, 'k' || i FROM generate_series(1, 10000) i;
+INSERT INTO ingest_jobs (task_name, queue, status, worker_id, lease_expires_at, heartbeat_at,
+       blocked_reason, lock_key, partition_key)
+SELECT 't', 'q', CASE WHEN i <= 5000 THEN 'running' ELSE 'queued' END, 'w', now(), now(),
+       CASE WHEN i > 7500 THEN 'limited' WHEN i > 5000 THEN 'locked' END, 'k' || i, 'p'
+  FROM generate_series(1, 10000) i;
+ANALYZE workflow_node_jobs, ingest_jobs;
+UPDATE workflow_node_jobs SET status = 'completed', worker_id = NULL, blocked_reason = NULL;
+UPDATE ingest_jobs SET status = 'completed', worker_id = NULL, blocked_reason = NULL;
+SET session_replication_role = origin;
+"""
+
+
+def test_a_look_reads_no_finished_job_whatever_the_statistics_say(conn: Any) -> None:
+    conn.execute(ALL_RAN_OR_WAITED)
+    silent = sweeps._SILENT.replace("%(silent)s", "30")
+    for statement in (sweeps._LOOK, silent):
+        plan = "\n".join(row["QUERY PLAN"] for row in conn.execute("EXPLAIN " + statement))
+        assert "Seq Scan on workflow_node_jobs" not in plan
+        assert "Seq Scan on ingest_jobs" not in plan
 
 
 class Session:
@@ -278,7 +399,10 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
         assert factories.reread(conn, other)["status"] == "running"
 
 
-LOCKS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+LOCKS = (
+    "SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 
 
 def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(conn: Any) -> None:

@@ -252,6 +252,15 @@ def test_a_host_that_is_off_claims_nothing(run: str, conn: Any) -> None:
     assert claim_all(cpu()) == ["n"]
 
 
+def test_with_the_switches_disabled_an_off_row_stops_no_claim(
+    run: str, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(run)
+    factories.insert(conn, "worker_controls", host_label="box", queue="cpu", desired_state="off")
+    monkeypatch.setenv("AI_LEADS_DISABLE_WORKER_CONTROL", "1")
+    assert claim_all(cpu()) == ["n"]
+
+
 # --- claim, gpu --------------------------------------------------------------------------------
 
 
@@ -289,6 +298,23 @@ def test_a_gpu_overflow_host_takes_the_newest_of_the_best_band(
 ) -> None:
     found = claim_all(gpu(known_models=known, host_priority=-1))
     assert found == ["a0", "b2", "a2", "x1", "b1", "a1"]
+
+
+@pytest.mark.parametrize("known", [None, ["a", "b"]])
+def test_a_warm_gpu_overflow_host_takes_the_newest_of_its_model_first(
+    models: str, known: list[str] | None
+) -> None:
+    found = claim_all(gpu("b", known_models=known, host_priority=-1))
+    assert found == ["a0", "b2", "b1", "a2", "x1", "a1"]
+
+
+def test_an_empty_model_is_none_for_plain_sql_too(run: str, conn: Any) -> None:
+    factories.node(conn, run, "inserted", queue="gpu", required_model="")
+    factories.node(conn, run, "updated", queue="gpu", required_model="m")
+    factories.node(conn, run, "cpu", required_model="")
+    conn.execute("UPDATE workflow_node_jobs SET required_model = '' WHERE node_id = 'updated'")
+    assert {job["required_model"] for job in node_queue.list_jobs_for_run(run)} == {None}
+    assert claim_all(gpu(known_models=["n"])) == ["inserted", "updated"]
 
 
 def test_two_claimants_share_no_model_line_twice(models: str, db: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import Counter
@@ -212,10 +213,10 @@ def test_one_statement_renews_all_that_runs(
     ids = enqueue("load.a", 2) + enqueue("load.b", 2, first=10, task="wait")
     with running(bodies, lease_s=6):
         until(lambda: len(bodies.began) == 4)
-        before = {row["id"]: row["lease_expires_at"] for row in rows(conn)}
         renewed.clear()
+        before = {row["id"]: row["lease_expires_at"] for row in rows(conn)}
         until(lambda: all(row["lease_expires_at"] > before[row["id"]] for row in rows(conn)))
-        assert {*ids} in renewed
+        until(lambda: {*ids} in renewed)
     assert {row["crash_count"] for row in rows(conn)} == {0}
 
 
@@ -310,6 +311,53 @@ def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(
     (job_id,) = enqueue("load.a", 1, task="gives_up")
     with running(bodies):
         until(lambda: row_of(conn, job_id)["status"] == "failed")
+
+
+async def exits_in_a_task() -> dict[str, Any]:
+    async def exits() -> None:
+        sys.exit(3)
+
+    child = asyncio.create_task(exits())
+    await asyncio.wait([child])
+    return {"saw": type(child.exception()).__name__}
+
+
+async def stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("ends", [exits_in_a_task, stops_the_loop])
+def test_a_body_that_ends_the_run_of_the_loop_ends_no_other(
+    conn: engine.Connection, bodies: Bodies, ends: Callable[[], object]
+) -> None:
+    config.register_ingest_task("ends", ends)
+    enqueue("load.a", 2, task="wait")
+    with running(bodies):
+        until(lambda: len(bodies.began) == 2)
+        enqueue("load.b", 2, task="ends")
+        until(lambda: states(conn, "load.b") == {"completed": 2})
+        assert bodies.ended == []
+        bodies.go.set()
+        until(lambda: states(conn) == {"completed": 4})
+
+
+def test_a_body_that_cancels_all_tasks_of_the_loop_leaves_a_pool_that_works(
+    conn: engine.Connection, bodies: Bodies
+) -> None:
+    async def cancels_all() -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    config.register_ingest_task("cancels_all", cancels_all)
+    enqueue("load.a", 1, task="wait")
+    with running(bodies):
+        until(lambda: len(bodies.began) == 1)
+        enqueue("load.b", 1, task="cancels_all")
+        until(lambda: states(conn) == {"completed": 1, "failed": 1})
+        bodies.go.set()
+        enqueue("load.b", 1, task="wait", first=1)
+        until(lambda: states(conn) == {"completed": 2, "failed": 1})
 
 
 def interrupts() -> None:

@@ -35,6 +35,14 @@ def test_a_queue_that_nobody_spoke_of_is_open(db: ModuleType) -> None:
     assert (row["ready"], row["rate"], row["max_running"], row["partitions"]) == (0, None, None, [])
 
 
+def test_what_waits_in_a_queue_that_nobody_serves_can_be_paused(db: ModuleType) -> None:
+    with db.transaction() as conn:
+        factories.ingest(conn, task_name="fetch", queue="rails")
+    assert queues.pause("rails")["queue"] == "rails"
+    assert of("rails")["state"] == "paused"
+    assert queues.resume("rails")
+
+
 def test_pause_and_resume(db: ModuleType) -> None:
     at = datetime.now(timezone.utc) + timedelta(hours=1)
     queues.pause("fetch", until=at, requested_by="ana")
@@ -60,6 +68,12 @@ def test_a_partition_is_forgotten_once_nothing_is_said_of_it(db: ModuleType) -> 
     assert of("load")["partitions"] == []
 
 
+def test_a_partition_key_may_be_as_long_as_that_of_a_job(db: ModuleType) -> None:
+    queues.limit("fetch", partition="é" * 500, max_running=1)
+    assert queues.pause("fetch", partition="é" * 500, requested_by="a\x00\ud800")["paused_by"]
+    assert queues.resume("fetch", partition="é" * 500)
+
+
 def test_limits_are_set_one_by_one_and_taken_off(db: ModuleType) -> None:
     queues.limit("fetch", max_running=4, partition_rate="100/m")
     queues.limit("fetch", rate="1/d", partition_max_running=2)
@@ -80,8 +94,15 @@ def test_a_change_joins_the_callers_transaction(db: ModuleType) -> None:
 
 REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     "unknown queue": (errors.UnknownQueue, lambda: queues.pause("nobody")),
+    "a queue that is no text": (errors.UnknownQueue, lambda: queues.pause(5)),  # type: ignore[arg-type]
+    "a queue with a NUL": (errors.UnknownQueue, lambda: queues.resume("a\x00")),
+    "a text as until": (errors.InvalidConfig, lambda: queues.pause("fetch", until="2h")),  # type: ignore[arg-type]
+    "a number as until": (errors.InvalidConfig, lambda: queues.pause("fetch", until=3600)),  # type: ignore[arg-type]
+    "key that is no text": (errors.InvalidConfig, lambda: queues.pause("fetch", partition=5)),  # type: ignore[arg-type]
+    "long key": (errors.InvalidConfig, lambda: queues.pause("fetch", partition="é" * 501)),
     "naive until": (errors.InvalidConfig, lambda: queues.pause("fetch", until=datetime.now())),
     "no span": (errors.InvalidConfig, lambda: queues.pause("fetch", until=timedelta(0))),
+    "endless": (errors.InvalidConfig, lambda: queues.pause("fetch", until=timedelta.max)),
     "over": (
         errors.InvalidConfig,
         lambda: queues.pause("fetch", until=datetime(2020, 1, 1, tzinfo=timezone.utc)),
@@ -207,8 +228,11 @@ def test_status_shows_what_is_paused(db: ModuleType, capsys: pytest.CaptureFixtu
     queues.pause("load", partition="a")
     assert cli.main(["status"]) == 0
     out = capsys.readouterr().out
-    assert "queue cpu is paused by ana\n" in out
-    assert "queue load, partition a is paused\n" in out
+    assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` goes on\n" in out
+    assert (
+        "queue load, partition a is paused: `queue-workflows queues resume load --partition a`"
+        in out
+    )
 
 
 @pytest.mark.parametrize("key", [None, "a"])

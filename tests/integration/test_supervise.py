@@ -309,7 +309,7 @@ def test_each_queue_has_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("bounces", "units", "said"),
     [
         ([], [], "nothing to restart: name a command per queue by --bounce"),
-        (["cpu"], [], "--bounce 'cpu': it should look like cpu=NAME"),
+        (["cpu"], [], "--bounce 'cpu': it should look like cpu=COMMAND"),
         (["cpu="], [], "should look like"),
         (["=true"], [], "should look like"),
         (["cpu='true"], [], "No closing quotation"),

@@ -184,6 +184,14 @@ def test_the_schema_taken_over_is_the_schema_made_anew(old: ModuleType, conn: An
     assert schemas.catalogue(conn) == taken
 
 
+def test_an_empty_model_becomes_none(old: ModuleType, conn: Any) -> None:
+    run_row(conn, "r", "w")
+    node(conn, "r", "empty", "queued", queue="gpu", required_model="")
+    old.bootstrap()
+    assert factories.one(conn, "SELECT required_model IS NULL FROM workflow_node_jobs")
+    assert factories.claim_node(conn, factories.who("gpu", models=["m"]))["node_id"] == "empty"
+
+
 def test_everything_in_flight_goes_on_to_its_end(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     old.bootstrap()

@@ -53,7 +53,7 @@ def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], 
     while True:
         with conn.transaction(force_rollback=True):
             taken = claim()
-        told = {job["id"]: clauses(conn, job)[who.worker_id] for job in jobs}
+        told = {job["id"]: clauses(conn, job).get(who.worker_id) for job in jobs}
         expected = [taken["id"]] if taken and taken["id"] in told else []
         assert [job_id for job_id, clause in told.items() if clause == waiting.NEXT] == expected
         if claim() is None or count == 5:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -140,6 +141,12 @@ def test_who_asked_why_and_until_when_is_kept(conn: Any, until: Any) -> None:
     assert (row["reason"], row["until_at"]) == ("in", None)
 
 
+def test_an_off_for_longer_than_times_reach_is_refused_before_any_write(conn: Any) -> None:
+    with pytest.raises(errors.InvalidConfig, match="a hundred years at most"):
+        worker_control.disable_worker("box", "gpu", until=timedelta.max)
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+
+
 def test_an_off_that_would_be_over_is_refused_before_any_write(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +167,37 @@ def test_a_plain_off_that_is_over_is_on(conn: Any) -> None:
         " VALUES ('box', 'gpu', 'off', now() - interval '1 second')"
     )
     assert worker_control.desired_state_for("box", "gpu") == "on"
+
+
+PUBLISHED = (
+    "INSERT INTO worker_controls (host_label, queue, desired_state, stop_policy, requested_by)"
+    " VALUES ('box', 'gpu', %s, 'hard', 'ops') ON CONFLICT (host_label, queue) DO UPDATE"
+    " SET desired_state = EXCLUDED.desired_state, updated_at = now()"
+)
+"""As the README of 0.3.0 has it."""
+
+
+def test_an_off_of_a_host_that_knows_no_end_is_not_ended_by_an_earlier_one(conn: Any) -> None:
+    worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
+    conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")
+    conn.execute(PUBLISHED, ["off"])
+    assert worker_control.desired_state_for("box", "gpu") == "off"
+    assert factories.one(conn, "SELECT until_at FROM worker_controls") is None
+
+
+def test_on_takes_the_end_with_it(conn: Any) -> None:
+    worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
+    conn.execute(PUBLISHED, ["off"])
+    assert factories.one(conn, "SELECT until_at > now() FROM worker_controls") is True
+    conn.execute(PUBLISHED, ["on"])
+    conn.execute(PUBLISHED, ["off"])
+    assert factories.one(conn, "SELECT until_at FROM worker_controls") is None
+
+
+def test_the_same_end_said_again_stays(conn: Any) -> None:
+    for _ in range(2):
+        worker_control.disable_worker("box", "gpu", until=SOON)
+    assert factories.one(conn, "SELECT until_at FROM worker_controls") == SOON
 
 
 def test_off_ends_by_itself(conn: Any) -> None:
@@ -398,6 +436,15 @@ def test_the_command_says_in_one_line_that_the_database_is_away(
     assert line.startswith("queue-worker-control: database x at")
     assert "does not answer" in line
     assert "secret" not in line
+
+
+def test_the_command_makes_no_embedded_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "none"))
+    assert worker_control.main(["--queue", "gpu", "--off", "--embedded"]) == 2
+    assert "there is no embedded server in" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_command_refuses_a_queue_that_nobody_knows(

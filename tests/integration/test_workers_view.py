@@ -108,6 +108,51 @@ def test_what_no_switch_explains_stays(conn: Any, state: str) -> None:
     assert only()["state"] == state
 
 
+LIMITS: list[tuple[Row, str]] = [
+    ({"paused_at": "2020-01-01"}, "its queue is paused"),
+    ({"max_running": 1}, "1 at once"),
+    ({"rate_limit": 1, "rate_period_s": 60}, "1/m"),
+    ({"partition_max_running": 1}, "limits of its partitions"),
+]
+
+
+@pytest.mark.parametrize(("limit", "words"), LIMITS)
+def test_an_idle_worker_whose_queue_is_held_back_is_throttled(
+    conn: Any, capsys: pytest.CaptureFixture[str], limit: Row, words: str
+) -> None:
+    worker(conn, queue="fetch")
+    worker(conn, queue="load", worker_id="w2")
+    pausing = "paused_at" in limit
+    factories.insert(conn, "queue_settings", queue="fetch", **({} if pausing else limit))
+    for _ in range(2):
+        factories.ingest(conn, partition_key="p")
+    assert {row["state"] for row in workers.listing()} == {"idle"}, "one may start"
+    factories.claim_ingest(conn, factories.who("fetch", worker_id="other"))
+    if pausing:
+        conn.execute("UPDATE queue_settings SET paused_at = now()")
+    rows = workers.listing()
+    assert {row["queue"]: row["state"] for row in rows} == {"fetch": "throttled", "load": "idle"}
+    assert {row["throttle"] for row in rows} == {words, None}
+    workers.show(rows)
+    assert words in capsys.readouterr().out
+    conn.execute("DELETE FROM ingest_jobs WHERE status = 'queued'")
+    assert {row["state"] for row in workers.listing()} == {"idle"}, "nothing is due"
+
+
+def test_a_throttled_worker_with_a_job_is_busy_and_one_that_is_off_parked(conn: Any) -> None:
+    job = busy(conn)
+    worker(conn)
+    worker(conn, worker_id="w2", host_label="attic")
+    off(conn, host_label="attic")
+    factories.insert(conn, "queue_settings", queue="cpu", paused_at="2020-01-01")
+    factories.node(conn, node_id="late")
+    rows = workers.listing()
+    assert [(row["state"], row["throttle"]) for row in rows] == [("parked", None), ("busy", None)]
+    conn.execute("UPDATE worker_controls SET desired_state = 'on'")
+    conn.execute("DELETE FROM workflow_node_jobs WHERE id = %s", (job,))
+    assert {row["state"] for row in workers.listing()} == {"throttled"}
+
+
 def test_a_worker_that_stopped_is_not_listed(conn: Any) -> None:
     worker(conn, "stopped")
     assert workers.listing() == []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from queue_workflows import config, tasks
+from queue_workflows.testing import servers
 from tests.support import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,10 @@ VARIABLES = (
     (
         "this host's claim direction, a whole number; default: 0",
         lambda: ("QUEUE_WORKFLOWS_GPU_CONSUMER_PRIORITY", config.EngineConfig().host_priority_env),
+    ),
+    (
+        "the server for a host's tests (`queue_workflows.testing`), by a database named `*_test`",
+        lambda: (servers.VARIABLE,),
     ),
 )
 

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,12 @@ def end(reason: str, args: dict[str, Any]) -> None:
 
 
 def nap(reason: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Sleeps on, whoever wants it to stop; notes start and end."""
+    """Sleeps on, whoever wants it to stop, with `wait` until `go`; notes start and end."""
     folder = Path(args["folder"])
     toyhost.journal(folder, f"start-{args['number']}")
     time.sleep(args["seconds"])
+    if args.get("wait"):
+        toyhost.await_go(folder, threading.Event())
     toyhost.journal(folder, f"end-{args['number']}")
     return {}
 

@@ -55,7 +55,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
                 **more,
             )
         self.admin = f"postgresql://postgres@/postgres?host={folder}/data&port={self.port}"
@@ -90,7 +90,7 @@ class Server:
         self._process.wait(30)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """prctl(2), PR_SET_PDEATHSIG: a test run that is killed stops nothing by itself."""
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 

@@ -38,7 +38,8 @@ def pids(folder: Path, word: str) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.split()[0] == word]
 
 
-def _await_go(folder: Path, cancel: threading.Event) -> None:
+def await_go(folder: Path, cancel: threading.Event) -> None:
+    """Wait until somebody made the file `go`, or for `cancel`."""
     deadline = time.monotonic() + PATIENCE_S
     while not (folder / "go").exists() and not cancel.is_set():
         if time.monotonic() > deadline:
@@ -55,7 +56,7 @@ def hold(folder: Path, cancel_event: threading.Event) -> dict[str, Any]:
     """The first start waits for `go`; a later one, after the first was taken away, does not."""
     starts = journal(folder, "hold")
     if starts == 1:
-        _await_go(folder, cancel_event)
+        await_go(folder, cancel_event)
     return {"starts": starts}
 
 
@@ -64,7 +65,7 @@ def report_progress(
 ) -> None:
     journal(folder, "progress")
     status_callback(0.4)
-    _await_go(folder, cancel_event)
+    await_go(folder, cancel_event)
 
 
 def fail(folder: Path) -> None:
@@ -84,7 +85,7 @@ def note(reason: str, args: dict[str, Any]) -> dict[str, Any]:
     folder = Path(args["folder"])
     journal(folder, "note")
     if args.get("wait"):
-        _await_go(folder, threading.Event())
+        await_go(folder, threading.Event())
     return {"reason": reason}
 
 

@@ -407,6 +407,13 @@ def test_what_an_app_raises_is_named_with_its_option_and_place(
     }
 
 
+def test_an_unknown_queue_is_refused_with_a_remedy_where_there_is_one() -> None:
+    with pytest.raises(errors.UnknownQueue, match=r"known are cpu, fetch, gpu, load; configure"):
+        config.check_queue("nope")
+    with pytest.raises(errors.UnknownQueue, match=r"^unknown queue 'fetch': known are cpu, gpu$"):
+        config.check_queue("fetch", config.DAG_QUEUES)
+
+
 def test_an_app_that_the_environment_named_is_refused_under_that_name(
     app_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

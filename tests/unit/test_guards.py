@@ -557,6 +557,15 @@ def test_guards_of_a_job(claimed: Row, kinds: list[type]) -> None:
         ({"queue": "fetch"}, 7200),
         ({"queue": "load"}, 3600),
         ({"queue": "mail"}, 500),
+        ({"queue": "cpu"}, 2100),
+        ({"queue": "gpu"}, 8100),
+        ({"queue": "gpu", "required_model": "film-1"}, 1800),
+        # What plain SQL may say, and what no clock could keep.
+        ({"queue": "load", "timeout_s": float("nan")}, 3600),
+        ({"queue": "load", "timeout_s": -1.0}, 3600),
+        ({"queue": "load", "timeout_s": 0.0}, 3600),
+        ({"queue": "load", "timeout_s": float("inf")}, 366 * 86400),
+        ({"queue": "load", "timeout_s": 1e300}, 366 * 86400),
     ],
 )
 def test_without_a_probe_every_job_ends_by_the_clock(claimed: Row, budget_s: float) -> None:

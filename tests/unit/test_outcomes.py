@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from queue_workflows import errors
 from queue_workflows.store import outcomes
 from queue_workflows.worker import capture
 
@@ -63,3 +64,56 @@ def test_an_error_of_the_engines_own_keeps_its_frames() -> None:
     assert "node_executor.py" in str(
         outcomes.of_error(caught.value.with_traceback(trace.tb_next), 0.1, "n").detail
     )
+
+
+def _chained(error: Exception) -> Exception:
+    for number in range(3000):
+        behind, error = error, ValueError(number)
+        error.__cause__ = behind
+    return error
+
+
+def test_an_error_with_thousands_behind_it_is_told_as_far_as_can_be() -> None:
+    made = failed(_chained(KeyError("first")))
+    assert (made.kind, made.error) == ("failed", "ValueError: 2999")
+    assert "raise error" in (made.detail or "")
+
+
+def test_an_error_whose_traceback_cannot_be_told_is_a_failure_all_the_same() -> None:
+    class Hostile(Exception):
+        @property
+        def __notes__(self) -> list[str]:
+            raise MemoryError
+
+        @property  # before Python 3.11 nobody asks for notes
+        def __suppress_context__(self) -> bool:
+            raise MemoryError
+
+    made = failed(Hostile("no"))
+    assert (made.kind, made.error) == ("failed", "Hostile: no")
+    assert "in failed" in (made.detail or "") and "Hostile; no more can be told" in str(made.detail)
+
+
+class _Later(errors.Snooze):
+    def __init__(self) -> None:
+        """As hosts forget to: ours is not called."""
+
+
+class _Again(errors.Retry):
+    def __init__(self) -> None:
+        """As hosts forget to: ours is not called."""
+
+
+def test_a_signal_of_a_class_of_the_hosts_counts_as_ours() -> None:
+    assert failed(_Later()).kind == "snoozed"
+    made = failed(_Again())
+    assert (made.kind, made.raised.wish, made.raised.after_s) == ("failed", "retry", None)
+
+
+@pytest.mark.parametrize(("asked_s", "waits_s"), [(0, 1), (0.25, 1), (1.5, 1.5)])
+def test_a_snooze_lasts_a_second_at_the_least(asked_s: float, waits_s: float) -> None:
+    assert failed(errors.Snooze(asked_s)).raised.after_s == waits_s
+
+
+def test_the_reason_of_a_snooze_is_masked() -> None:
+    assert "canary" not in failed(errors.Snooze(1, f"no answer of {DSN}")).error

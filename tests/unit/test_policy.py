@@ -51,6 +51,12 @@ def test_jitter_takes_from_the_wait_and_can_be_seeded() -> None:
     assert 95 < max(drawn) <= 100
 
 
+@pytest.mark.parametrize("raw", [5, True, "retries", [1], 1.5])
+def test_a_policy_that_is_no_object_is_refused(raw: Any) -> None:
+    with pytest.raises(errors.InvalidWorkflow, match="its policy must be an object"):
+        policy.decide(raw, 0, policy.Raised())
+
+
 @pytest.mark.parametrize(
     "name", ["Flaky", f"{__name__}.Flaky", "ConnectionError", "builtins.OSError", "Exception"]
 )
@@ -110,6 +116,9 @@ def test_a_node_without_a_policy_leaves_the_definition_as_it_was() -> None:
         ({"retries": "3"}, "'retries' must be a whole number"),
         ({"timeout_s": 0}, "'timeout_s' must be 0.001"),
         ({"timeout_s": float("nan")}, "'timeout_s' must be a number"),
+        ({"timeout_s": 10**400}, "'timeout_s' must be 0.001"),
+        ({"backoff": -(10**400)}, "'backoff' must be 0"),
+        ({"backoff": float("inf")}, "'backoff' must be 0"),
         ({"backoff": -1}, "'backoff' must be 0"),
         ({"backoff": "fast"}, "'backoff' must be a number"),
         ({"backoff": {"kind": "cubic"}}, "unknown kind 'cubic'"),

@@ -27,6 +27,7 @@ def test_a_list_is_read() -> None:
         ("{}", "W: it must be a list of at least one entry"),
         ("[]", "W: it must be a list of at least one entry"),
         ("null", "W: it must be a list of at least one entry"),
+        ('[{"queue": "a", "queue": "b"}]', "W: key 'queue' stands twice in one object"),
     ],
 )
 def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:

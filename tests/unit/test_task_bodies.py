@@ -149,6 +149,7 @@ def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
         try:
             yield errors.Snooze(5)
         finally:
+            yield "tidying"
             log.append("tidied")
 
     async def async_generator() -> AsyncGenerator[Any, None]:
@@ -156,6 +157,7 @@ def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
             yield errors.Snooze(5)
         finally:
             await asyncio.sleep(0)
+            yield "tidying"
             log.append("tidied")
 
     with contextlib.closing(bodies.Runner()) as runner:

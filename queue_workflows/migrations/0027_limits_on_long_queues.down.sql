@@ -1,0 +1,322 @@
+-- What is free of a limited partition goes to its line as lines are looked at, again.
+INSERT INTO partition_dues (queue, partition_key, due_at)
+SELECT DISTINCT j.queue, j.partition_key, now() FROM ingest_jobs j
+ WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL
+   AND EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue = j.queue);
+CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
+    p_worker text, p_host text, p_queue text, p_lease_s double precision,
+    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_tell boolean DEFAULT false)
+RETURNS TABLE (
+    id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb,
+    claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer,
+    crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text,
+    wait_s double precision)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_count   bigint;
+    v_row     ingest_jobs;
+    v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
+    v_room    integer := p_claim;
+    v_wait_s  double precision;
+BEGIN
+    IF p_done IS NOT NULL THEN
+        WITH done AS (
+            UPDATE ingest_jobs j
+               SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+              FROM jsonb_to_recordset(p_done) AS f (id text, claim_no bigint, result jsonb, seconds float8)
+             WHERE j.id = f.id AND j.worker_id IS NOT DISTINCT FROM p_worker
+               AND j.claim_no = f.claim_no AND j.status = 'running'
+            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by)
+        INSERT INTO ingest_job_events
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
+        SELECT id, attempts, 'completed', claim_no, p_worker, claimed_by, queue, seconds FROM done;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        IF v_count <> jsonb_array_length(p_done) THEN
+            RAISE EXCEPTION '% of % claims are no longer held', jsonb_array_length(p_done) - v_count,
+                jsonb_array_length(p_done) USING ERRCODE = 'QW001';
+        END IF;
+        IF v_limited AND p_claim < 1 THEN
+            PERFORM pg_notify('ingest_job_ready', p_queue) FROM queue_settings s
+              WHERE s.queue = p_queue AND s.max_running IS NOT NULL;
+        END IF;
+    END IF;
+    IF p_claim < 1 OR (p_obey AND EXISTS (
+        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
+        RETURN;
+    END IF;
+    IF p_promote THEN
+        WITH due AS MATERIALIZED (
+            SELECT j.id FROM ingest_jobs j
+             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+        UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
+          FROM due WHERE j.id = due.id;
+    END IF;
+    IF v_limited THEN
+        SELECT r.room, r.wait_s INTO v_room, v_wait_s FROM queue_workflows_queue_room(p_queue, p_claim) r;
+    END IF;
+    v_count := 0;
+    -- What may have killed its worker is claimed alone, so that it takes no neighbours with it.
+    IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
+        UPDATE ingest_jobs j
+           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+               started_at = now(), available_at = NULL, error = NULL, progress = NULL
+         WHERE j.id = (SELECT q.id FROM ingest_jobs q
+                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED)
+        RETURNING * INTO v_row;
+        IF v_row.status = 'running' THEN
+            v_count := 1;
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
+            VALUES (v_row.id, v_row.attempts, 'claimed', v_row.claim_no, p_worker, p_host, v_row.queue);
+            RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue::text, v_row.reason, v_row.priority,
+                v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
+                v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
+                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8;
+        ELSIF v_row.id IS NOT NULL THEN
+            v_wait_s := 0;  -- its partition has limits since: it went to its line
+        END IF;
+    ELSIF v_room > 1 THEN
+        RETURN QUERY
+        WITH picked AS MATERIALIZED (
+            SELECT j.id FROM ingest_jobs j
+             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.crash_count = 0
+             ORDER BY j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED),
+        changed AS (
+            UPDATE ingest_jobs j
+               SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+                   lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
+                   started_at = now(), available_at = NULL, error = NULL, progress = NULL
+              FROM picked WHERE j.id = picked.id
+            RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
+                      j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
+                      j.timeout_s, j.headers, j.partition_key, j.lock_key, j.status),
+        claimed AS (SELECT * FROM changed c WHERE c.status = 'running'),
+        logged AS (
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
+            SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
+        SELECT d.id, d.task_name, d.queue, d.reason, d.priority, d.seq, d.args, d.claim_no, d.worker_id,
+               d.claimed_by, d.attempts, d.max_attempts, d.crash_count, d.timeout_s, d.headers,
+               d.partition_key, d.lock_key, NULL::float8 FROM claimed d;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    END IF;
+    IF v_limited AND v_count > 0 THEN
+        PERFORM queue_workflows_note_starts(p_queue, v_count::integer);
+    ELSIF v_limited AND p_tell THEN
+        IF v_room > 0 AND v_wait_s IS NULL THEN
+            SELECT extract(epoch FROM d.due_at - now()) INTO v_wait_s FROM partition_dues d
+             WHERE d.queue = p_queue AND d.due_at < 'infinity' ORDER BY d.queue, d.due_at LIMIT 1;
+        END IF;
+        RETURN QUERY SELECT NULL, NULL, NULL, NULL, NULL::smallint, NULL::bigint, NULL::jsonb, NULL::bigint,
+            NULL, NULL, NULL::integer, NULL::integer, NULL::integer, NULL::float8, NULL::jsonb, NULL, NULL,
+            v_wait_s;
+    END IF;
+END $$;
+CREATE OR REPLACE FUNCTION queue_workflows_queue_room(
+    p_queue text, p_wanted integer, OUT room integer, OUT wait_s double precision)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    v_set   queue_settings;
+    v_last  bigint;
+    v_due   timestamptz;
+    v_lines integer;
+BEGIN
+    SELECT * INTO v_set FROM queue_settings WHERE queue = p_queue;
+    room := p_wanted;
+    IF v_set.paused_at IS NOT NULL AND (v_set.paused_until IS NULL OR v_set.paused_until > now()) THEN
+        room := 0;
+        wait_s := extract(epoch FROM v_set.paused_until - now());
+        RETURN;
+    END IF;
+    SELECT count(queue_workflows_ask_partition(p_queue, d.partition_key) IS NULL) INTO v_lines
+      FROM (SELECT DISTINCT o.partition_key FROM (
+                SELECT partition_key FROM partition_dues WHERE queue = p_queue AND due_at <= now()
+                 ORDER BY queue, due_at LIMIT 100) o) d;
+    IF v_lines > 0 THEN
+        room := 0;
+        wait_s := 0;
+        RETURN;
+    END IF;
+    IF v_set.max_running IS NULL AND v_set.rate_limit IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('queue_workflows.queue'), hashtext(p_queue));
+    IF v_set.max_running IS NOT NULL THEN
+        room := least(room, v_set.max_running - (
+            SELECT count(*) FROM (SELECT FROM ingest_jobs j WHERE j.status = 'running' AND j.queue = p_queue
+                                   LIMIT v_set.max_running) AS running));
+    END IF;
+    IF v_set.rate_limit IS NOT NULL AND room > 0 THEN
+        SELECT coalesce((SELECT n FROM queue_starts WHERE queue = p_queue
+                          ORDER BY queue DESC, n DESC LIMIT 1), 0) INTO v_last;
+        SELECT r.room, r.due_at INTO room, v_due
+          FROM queue_workflows_rate_room(v_set.rate_limit, v_set.rate_period_s, room, ARRAY(
+                   SELECT s.started_at
+                     FROM generate_series(v_last - v_set.rate_limit + 1,
+                                          v_last - v_set.rate_limit + room) AS place (n)
+                     LEFT JOIN queue_starts s ON s.queue = p_queue AND s.n = place.n
+                    ORDER BY place.n)) r;
+        wait_s := extract(epoch FROM v_due - now());
+    END IF;
+    room := greatest(room, 0);
+END $$;
+CREATE OR REPLACE FUNCTION queue_workflows_mend_lines() RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET jit = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    PERFORM queue_workflows_ask_partition(d.queue, d.partition_key)
+       FROM (SELECT DISTINCT o.queue, o.partition_key FROM (
+                 SELECT queue, partition_key FROM partition_dues WHERE due_at <= now() LIMIT 1000) o) d;
+    SELECT count(queue_workflows_ask_partition(l.queue, l.partition_key) IS NULL) INTO v_count
+      FROM (SELECT p.queue, p.partition_key FROM queue_workflows_partitions(NULL, true) p
+             WHERE NOT EXISTS (SELECT FROM partition_dues d
+                                WHERE d.queue = p.queue AND d.partition_key = p.partition_key)
+               AND NOT EXISTS (
+                   SELECT FROM ingest_jobs j
+                    WHERE j.queue = p.queue AND j.partition_key = p.partition_key
+                      AND j.partition_key IS NOT NULL AND (j.status = 'running' OR (
+                          j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL))))
+             LIMIT 1000) l;
+    RETURN v_count;
+END $$;
+CREATE OR REPLACE FUNCTION queue_workflows_admit(p_queue text, p_key text, p_starts integer) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    c_ahead   CONSTANT integer := 256;  -- let in and not claimed: what a batch of a worker may need
+    v_paused  boolean;
+    v_until   timestamptz;
+    v_max     integer;
+    v_rate    integer;
+    v_period  double precision;
+    v_waits   boolean;
+    v_last    bigint := 0;
+    v_running integer := 0;
+    v_ahead   integer;
+    v_room    integer := c_ahead;
+    v_due     timestamptz;
+    v_stale   integer := 0;
+    v_count   integer;
+BEGIN
+    SELECT p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), p.paused_until,
+           coalesce(p.max_running, s.partition_max_running),
+           coalesce(p.rate_limit, s.partition_rate_limit),
+           CASE WHEN p.rate_limit IS NULL THEN s.partition_rate_period_s ELSE p.rate_period_s END,
+           p.queue IS NOT NULL OR s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL
+      INTO v_paused, v_until, v_max, v_rate, v_period, v_waits
+      FROM (SELECT) AS one
+      LEFT JOIN queue_settings s ON s.queue = p_queue
+      LEFT JOIN queue_partitions p ON p.queue = p_queue AND p.partition_key = p_key;
+    IF v_rate IS NOT NULL THEN
+        SELECT coalesce((SELECT n FROM partition_starts WHERE queue = p_queue AND partition_key = p_key
+                          ORDER BY queue DESC, partition_key DESC, n DESC LIMIT 1), 0) INTO v_last;
+        IF p_starts > 0 THEN
+            INSERT INTO partition_starts (queue, partition_key, n, started_at)
+            SELECT p_queue, p_key, v_last + i, clock_timestamp() FROM generate_series(1, p_starts) i;
+            v_last := v_last + p_starts;
+            DELETE FROM partition_starts
+             WHERE queue = p_queue AND partition_key = p_key AND n <= v_last - v_rate;
+        END IF;
+    END IF;
+    DELETE FROM partition_dues WHERE queue = p_queue AND partition_key = p_key;
+
+    -- What was free before there were limits is none of those that are let in.
+    IF v_waits THEN
+        WITH stale AS MATERIALIZED (
+            SELECT j.id FROM ingest_jobs j
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+               AND j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL
+             ORDER BY j.partition_key LIMIT 1000 FOR UPDATE SKIP LOCKED)
+        UPDATE ingest_jobs j SET blocked_reason = 'held_back' FROM stale WHERE j.id = stale.id;
+        GET DIAGNOSTICS v_stale = ROW_COUNT;
+    END IF;
+    SELECT count(*) INTO v_ahead FROM (
+        SELECT FROM ingest_jobs j
+         WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+           AND j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)
+         ORDER BY j.partition_key LIMIT 4 * c_ahead) AS let_in;
+    IF v_max IS NOT NULL THEN
+        SELECT count(*) INTO v_running FROM (
+            SELECT FROM ingest_jobs j
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+               AND j.status = 'running' ORDER BY j.partition_key LIMIT v_max) AS running;
+        v_room := least(v_room, v_max - v_running);
+    END IF;
+    IF v_rate IS NOT NULL AND v_room > 0 THEN
+        SELECT r.room, r.due_at INTO v_room, v_due
+          FROM queue_workflows_rate_room(v_rate, v_period, v_room, ARRAY(
+                   SELECT s.started_at
+                     FROM generate_series(v_last - v_rate + 1, v_last - v_rate + v_room) AS place (n)
+                     LEFT JOIN partition_starts s
+                       ON s.queue = p_queue AND s.partition_key = p_key AND s.n = place.n
+                    ORDER BY place.n)) r;
+    END IF;
+    IF v_paused THEN
+        v_room := 0;
+        v_due := coalesce(v_until, 'infinity');
+    END IF;
+    v_room := v_room - v_ahead;
+
+    -- Taken back: those past the room, and those that others in line now come before.
+    IF v_room <= 0 AND v_ahead > 0 THEN
+        WITH head AS MATERIALIZED (
+            SELECT j.priority, j.seq FROM ingest_jobs j
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+               AND j.status = 'queued' AND j.blocked_reason = 'limited'
+             ORDER BY j.partition_key, j.priority, j.seq LIMIT 1),
+        let_in AS MATERIALIZED (
+            SELECT j.id, j.priority, j.seq FROM ingest_jobs j
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+               AND j.status = 'queued' AND j.admitted_at IS NOT NULL
+             ORDER BY j.partition_key LIMIT 4 * c_ahead FOR UPDATE SKIP LOCKED),
+        back AS MATERIALIZED (
+            SELECT l.id FROM (SELECT i.*, row_number() OVER (ORDER BY i.priority DESC, i.seq DESC) AS place
+                                FROM let_in i) l
+             WHERE l.place <= -v_room OR l.place <= 16 AND (l.priority, l.seq) > (
+                   SELECT h.priority, h.seq FROM head h))
+        UPDATE ingest_jobs j SET blocked_reason = 'held_back' FROM back WHERE j.id = back.id;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        v_room := v_room + v_count;
+    END IF;
+    IF v_room > 0 THEN
+        WITH heads AS MATERIALIZED (
+            SELECT j.id FROM ingest_jobs j
+             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+               AND j.status = 'queued' AND j.blocked_reason = 'limited'
+             ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
+        UPDATE ingest_jobs j SET blocked_reason = 'admitted' FROM heads WHERE j.id = heads.id;
+    END IF;
+    IF v_stale = 1000 THEN
+        v_due := now();
+    END IF;
+    IF v_due IS NOT NULL AND (
+        SELECT true FROM ingest_jobs j
+         WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+           AND j.status = 'queued' AND j.blocked_reason = 'limited'
+         ORDER BY j.partition_key, j.priority, j.seq LIMIT 1) THEN
+        INSERT INTO partition_dues (queue, partition_key, due_at) VALUES (p_queue, p_key, v_due);
+    END IF;
+END $$;
+DROP FUNCTION queue_workflows_hold_back(text, integer, integer);
+DROP FUNCTION queue_workflows_past_lines(text);
+DROP INDEX IF EXISTS ingest_jobs_admitted_idx;
