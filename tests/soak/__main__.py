@@ -38,6 +38,7 @@ def _soak(options: argparse.Namespace) -> int:
             gap_s=options.gap,
             runs_s=options.rate,
             jobs_s=options.rate,
+            orders_s=options.rate * 0.6,
             mutant=options.mutant,
             twice=options.twice,
         )
@@ -63,8 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--markdown", type=_page, metavar="FILE", help="page with the markers")
     parser.add_argument(
         "--mutant",
-        choices=sorted(mutants.MUTANTS),
-        help=f"switch one defence of the engine off; {proof.MUTANT_S:g} s unless said otherwise",
+        type=_mutants,
+        metavar="NAME[,NAME]",
+        help=f"switch a defence of the engine off, or several; {proof.MUTANT_S:g} s unless said "
+        f"otherwise: {', '.join(sorted(mutants.MUTANTS))}",
     )
     parser.add_argument(
         "--mutants", action="store_true", help="every mutant once, one after the other"
@@ -77,6 +80,13 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def _mutants(text: str) -> str:
+    try:
+        return ",".join(mutants.names(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _page(text: str) -> Path:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.soak import evidence, judge_claims, judge_fires, judge_recovery, judge_results
+from tests.soak import (
+    evidence,
+    judge_claims,
+    judge_fires,
+    judge_jobs,
+    judge_recovery,
+    judge_results,
+)
 
 CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "lost": judge_results.lost,
@@ -22,6 +29,13 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "doubled or missed fires": judge_fires.fires,
     "answers": judge_results.answers,
     "claimed after a cancel or while OFF": judge_results.forbidden,
+    "one key, more than one job": judge_jobs.keyed,
+    "lock keys held twice or out of order": judge_jobs.locked,
+    "more at once than a limit allows": judge_jobs.crowded,
+    "more starts than a rate allows": judge_jobs.hurried,
+    "claimed while paused": judge_jobs.paused,
+    "attempts miscounted or beyond the last": judge_jobs.attempts,
+    "innocents charged below a parent": judge_jobs.innocents,
     "terminal rows moved": judge_results.moved,
     "laws": judge_results.broken,
     "transactions open too long": judge_results.slow,

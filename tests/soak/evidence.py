@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from tests.soak import clock, faults, fleet, journal, load, observer
+from tests.soak import books, clock, faults, fleet, journal, observer
 
 _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
        j.claim_no, j.crash_count, j.watchdog_retries, j.attempts, j.max_attempts, j.error,
-       j.context_delta AS result, NULL AS reason
+       j.context_delta AS result, NULL AS reason, j.queue, j.seq, NULL AS key, NULL AS lock_key,
+       NULL AS partition
   FROM workflow_node_jobs j
 UNION ALL
 SELECT 'ingest', id, NULL, NULL, task_name, status::text, claim_no, crash_count,
-       watchdog_retries, attempts, max_attempts, error, result, reason
+       watchdog_retries, attempts, max_attempts, error, result, reason, queue, seq,
+       idempotency_key, lock_key, partition_key
   FROM ingest_jobs
 """
 _EVENTS = """
@@ -61,7 +63,7 @@ class Evidence:
     events: dict[str, list[Event]]
     fires: list[dict[str, Any]]
     lines: list[journal.Line]
-    books: load.Books
+    books: books.Books
     faults: list[faults.Fault]
     off: list[tuple[str, str, float, float]]
     ended: list[fleet.Ended]
@@ -88,11 +90,24 @@ class Evidence:
             (f.is_kill or f.kind in kinds) and f.hits(pid, since, until) for f in self.faults
         )
 
+    def paused(self, queue: str, since: float, until: float) -> bool:
+        """Whether the queue may have been paused somewhere between the two instants."""
+        return any(
+            pause.queue == queue
+            and self.time.at(pause.since) <= until
+            and self.time.at(pause.until) >= since
+            for pause in self.books.pauses
+        )
+
     def seat(self, event: Event) -> fleet.Seat | None:
         """Where the process of an event's worker had its place."""
-        names = {ended.seat for ended in self.ended if ended.pid == event.pid}
-        where = [s for s in fleet.SEATS if (s.label, s.queue) == (event.host, event.queue)]
-        return where[0] if len(where) == 1 else next((s for s in where if s.name in names), None)
+        where = [s for s in fleet.SEATS if s.label == event.host and event.queue in s.queues]
+        if len(where) == 1:
+            return where[0]
+        # A pid comes back for another process; its own is the one that ended next.
+        its = [e for e in self.ended if e.pid == event.pid and e.at >= event.at]
+        name = min(its).seat if its else None
+        return next((s for s in where if s.name == name), None)
 
 
 def gather(live_laws: list[str], **known: Any) -> Evidence:

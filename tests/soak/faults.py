@@ -126,8 +126,11 @@ class Faults(beside.Beside):
         pids = self._fleet.pids()
         if seat is None or seat.name not in pids:
             return chosen.focused
+        queue = _drawn(seat, chosen.size)
         # Several processes may go by one label.
-        mates = [s for s in fleet.SEATS if s == seat or (kind == "off" and _together(s, seat))]
+        mates = [
+            s for s in fleet.SEATS if s == seat or (kind == "off" and _together(s, seat, queue))
+        ]
         hit = tuple(pids[mate.name] for mate in mates if mate.name in pids)
         fault = Fault(kind, seat.name, time.monotonic(), time.monotonic(), hit, self._held(hit))
         self._acts[kind](fault, seat, pids[seat.name], chosen.size)
@@ -232,7 +235,7 @@ class Faults(beside.Beside):
             )
 
     def _act_off(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
-        where = (seat.label, seat.queue)
+        where = (seat.label, _drawn(seat, size))
         worker_control.set_worker_control(*where, desired_state="off", requested_by="soak")
         since = _database_now()
 
@@ -276,8 +279,13 @@ def _signal(pid: int, signum: signal.Signals) -> None:
         os.kill(pid, signum)
 
 
-def _together(one: fleet.Seat, other: fleet.Seat) -> bool:
-    return (one.label, one.queue) == (other.label, other.queue) and one.role == "worker"
+def _drawn(seat: fleet.Seat, size: float) -> str:
+    """One of its queues: each can be switched OFF by itself."""
+    return seat.queues[int(size * 1e6) % len(seat.queues)]
+
+
+def _together(one: fleet.Seat, other: fleet.Seat, queue: str) -> bool:
+    return one.label == other.label and queue in one.queues and one.role == "worker"
 
 
 def _pair(one: fleet.Seat, busy: str) -> bool:

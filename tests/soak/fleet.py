@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ from psycopg import conninfo
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
 from queue_workflows.worker import burial
-from tests.soak import app, journal
+from tests.soak import app, journal, tasks
 from tests.support import database, proxy, wait
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,10 @@ in `up`, nobody, and nobody with every knob and the lease (600 s) at their defau
 
 
 class Seat(NamedTuple):
-    """A place in the fleet; `care`: who learns that its worker died."""
+    """A place in the fleet; `care`: who learns that its worker died.
+
+    `pool`: the queues of a pool, and how many jobs of each run at once.
+    """
 
     name: str
     role: str
@@ -58,6 +62,12 @@ class Seat(NamedTuple):
     label: str = ""
     care: str = ""
     options: tuple[str, ...] = ()
+    pool: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that it serves."""
+        return tuple(queue for queue, _ in self.pool) or (self.queue,)
 
 
 SEATS = (
@@ -69,11 +79,16 @@ SEATS = (
     Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
     Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN),
     Seat("gpu-1", "worker", "gpu", "box-g", REAPED),
-    Seat("notes-1", "worker", app.QUEUE, "box-b", SUPERVISED),
-    Seat("notes-2", "worker", app.QUEUE, "box-c", UNSEEN, ("--batch", "4")),
+    Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
+    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4")),
+    Seat("pool-1", "worker", "", "box-p", SUPERVISED, (), ((tasks.FEEDS, 4), (tasks.CALLS, 4))),
+    Seat(
+        "pool-2", "worker", "", "box-q", UNSEEN, (),
+        ((tasks.FEEDS, 3), (tasks.CALLS, 3), (tasks.NOTES, 1)),
+    ),
     Seat("scheduler-1", "scheduler"),
     Seat("scheduler-2", "scheduler"),
-)
+)  # fmt: skip
 
 
 class Ended(NamedTuple):
@@ -100,7 +115,7 @@ class Fleet:
         self._env = {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             journal.PATH_ENV: str(self.journal),
-            app.LONG_ENV: str(LONG_S),
+            tasks.LONG_ENV: str(LONG_S),
             app.MUTANT_ENV: mutant or "",
         }
         self._stop = signals.StopRequest()
@@ -183,7 +198,10 @@ class Fleet:
         log = self.base / f"{seat.name}.log"
         module = "claim_worker" if seat.role == "worker" else seat.role
         options = [f"--app={app.__name__}:setup", "--log-level=warning", *seat.options]
-        if seat.role == "worker":
+        if seat.pool:
+            entries = [{"queue": queue, "concurrency": most} for queue, most in seat.pool]
+            options.append(f"--workers={json.dumps(entries)}")
+        elif seat.role == "worker":
             options.append(f"--queue={seat.queue}")
         if seat.care == SUPERVISED:
             options.append("--supervise")

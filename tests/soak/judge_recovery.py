@@ -25,8 +25,8 @@ BURIAL_S = 1.0
 """A parent that died so soon after its child buried nobody."""
 Found = Iterator[str]
 Seen = evidence.Evidence
-Holdings = dict[tuple[int, str | None], list[tuple[float, float]]]
-"""(Process, queue) → from when to when it held each of its claims."""
+Holdings = dict[str, list[tuple[evidence.Event, float]]]
+"""Worker → each of its claims, and until when it held it. Not by process: a pid comes back."""
 
 
 class Death(NamedTuple):
@@ -108,20 +108,29 @@ def _again(seen: Seen, held: Holdings, claim: evidence.Event, taken: float) -> f
     following = seen.claims(claim.job).get((claim.claim or 0) + 1)
     if following is None or (crashes and crashes[0].claim != claim.claim):
         return None
-    free = _is_free(seen, held, claim, taken, following.at)
-    return following.at if free else None
+    at = (taken, following.at)
+    if _may_wait(seen, claim.job, *at):
+        return None
+    return following.at if _is_free(seen, held, claim, *at) else None
+
+
+def _may_wait(seen: Seen, job_id: str, at: float, until: float) -> bool:
+    """Whether it is not for the workers alone to decide when a job is claimed again."""
+    job = seen.jobs[job_id]
+    return bool(job["lock_key"] or job["partition"]) or seen.paused(job["queue"], at, until)
 
 
 def _is_free(seen: Seen, held: Holdings, claim: evidence.Event, at: float, until: float) -> bool:
-    """Whether a process that served this queue before and after had nothing to do all the while."""
-    for (pid, queue), spans in held.items():
-        if queue != claim.queue or pid == claim.pid:
+    """Whether a worker that served this queue before and after had nothing to do all the while."""
+    for worker, claims in held.items():
+        served = [mine.at for mine, _ in claims if mine.queue == claim.queue]
+        if not served or worker == claim.worker:
             continue
-        before = any(since < at for since, _ in spans)
-        after = any(since >= until for since, _ in spans)
-        busy = any(since < until and end > at for since, end in spans)
+        before, after = min(served) < at, max(served) >= until
+        busy = any(mine.at < until and end > at for mine, end in claims)
         if not before or not after or busy:
             continue
+        pid = claims[0][0].pid
         if not any(f.hits(pid, at - LAPSE_S, until) for f in seen.faults):
             return True
     return False
@@ -133,8 +142,7 @@ def _holdings(seen: Seen) -> Holdings:
         ends = {e.claim: e.at for e in reversed(events) if e.kind in judge_claims.LEFT}
         for event in events:
             if event.kind == "claimed":
-                span = (event.at, ends.get(event.claim, float("inf")))
-                found[event.pid, event.queue].append(span)
+                found[event.worker or ""].append((event, ends.get(event.claim, float("inf"))))
     return found
 
 

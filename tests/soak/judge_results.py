@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.soak import evidence, fleet, workflows
+from tests.soak import evidence, fleet, tasks, workflows
 
 OVER = ("completed", "failed", "cancelled", "skipped")
 Found = Iterator[str]
@@ -74,7 +74,7 @@ def outcome(seen: Seen) -> Found:
             yield f"run {run_id} ({name}): {run['status']}, not {allowed}: {run['error']}"
     for job_id, task in seen.books.jobs.items():
         job = seen.jobs.get(job_id, {"status": "gone"})
-        wanted = "failed" if task == "spoiled" else "completed"
+        wanted = "failed" if task in tasks.FAIL else "completed"
         if job["status"] in OVER and job["status"] != wanted and not _is_worn(job):
             yield f"ingest job {job_id} ({task}): {job['status']}, not {wanted}: {job['error']}"
     yield from _values(seen)

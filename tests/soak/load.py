@@ -9,10 +9,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from queue_workflows import db, dispatcher, errors, node_queue, run_store
-from tests.soak import app, beside, workflows
+from tests.soak import beside, books, orders, tasks, workflows
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
@@ -34,28 +33,6 @@ _CANCEL = (
 )
 
 
-@dataclass
-class Books:
-    """What was acknowledged: the engine is held to it."""
-
-    runs: dict[str, str] = field(default_factory=dict[str, str])
-    """Run → workflow."""
-    jobs: dict[str, str] = field(default_factory=dict[str, str])
-    """Ingest job → task."""
-    cancelled: dict[str, float] = field(default_factory=dict[str, float])
-    """Run → the database's epoch seconds just after the cancel was acknowledged."""
-    perhaps_cancelled: set[str] = field(default_factory=set[str])
-    answers: dict[tuple[str, str], list[str]] = field(
-        default_factory=dict[tuple[str, str], list[str]]
-    )
-    """(run, node) → the answers that were accepted; a second one must be refused."""
-    perhaps_answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    never_answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    refused: int = 0
-    moved: list[str] = field(default_factory=list[str])
-    late_writes: int = 0
-
-
 class Load(beside.Beside):
     """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
 
@@ -65,22 +42,26 @@ class Load(beside.Beside):
         *,
         runs_s: float,
         jobs_s: float,
+        orders_s: float,
         twice: float = 0.5,
         weights: Mapping[str, int] | None = None,
+        kinds: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__("load")
-        self.books = Books()
+        self.books = books.Books()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
         self._twice = twice
         self._weights = workflows.WEIGHTS | dict(weights or {})
-        self._rates: list[tuple[float, Callable[[], None]]] = [
-            (runs_s, self._submit_run),
-            (jobs_s, self._submit_job),
-        ]
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._open = True
+        self._orders = orders.Orders(seed, self.books, self._plan, lambda: self._open, kinds or {})
+        self._rates: list[tuple[float, Callable[[], None]]] = [
+            (runs_s, self._submit_run),
+            (jobs_s, self._submit_job),
+            (orders_s, self._orders.place),
+        ]
 
     def go(self, stop: threading.Event) -> None:
         now = time.monotonic()
@@ -88,6 +69,7 @@ class Load(beside.Beside):
             self._plan(now, lambda rate=rate, submit=submit: self._again(rate, submit))
         self._plan(now, self._answer)
         self._plan(now, self._write_late)
+        self._plan(now + orders.PAUSE_GAP_S, self._orders.pause)
         while not stop.is_set():
             at, _, act = self._agenda[0]
             if stop.wait(max(0.0, at - time.monotonic())):
@@ -135,7 +117,7 @@ class Load(beside.Beside):
         if self._rng.random() < POISON:
             task = "spoiled"
         job_id = node_queue.enqueue_ingest_job(
-            task_name=task, queue=app.QUEUE, reason="load", args=args
+            task_name=task, queue=tasks.NOTES, reason="load", args=args
         )
         self.books.jobs[job_id] = task
 

@@ -4,55 +4,50 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from queue_workflows import db
 from queue_workflows.dag import readiness
 from queue_workflows.runtime import fuse
 from queue_workflows.store import claims, schedules, transitions
 from queue_workflows.worker import guards
+from tests.soak import mutants_jobs
+from tests.soak.mutant import Conn, Mutant, edit
 
-Conn = db.Connection
 _RUN_IS_LIVE = r"AND \w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
 
 
-class Mutant(NamedTuple):
-    """What is off, the check that has to find it, and what it does to a process and the schema."""
-
-    off: str
-    caught_by: str
-    process: Callable[[], None] | None = None
-    schema: Callable[[Conn], None] | None = None
-    focus: str | None = None
-    """The kind of fault that shows it, which most of them then are."""
-    load: Mapping[str, int] = {}
-    """Weights of workflows that show it."""
-    gap_s: float | None = None
-    """Mean seconds between faults: those that last need others at work meanwhile."""
+def names(text: str) -> list[str]:
+    """The mutants of `a,b`; ValueError for one that there is not."""
+    found = text.split(",")
+    if unknown := [name for name in found if name not in MUTANTS]:
+        raise ValueError(f"{unknown[0]} is none of {', '.join(sorted(MUTANTS))}")
+    return found
 
 
-def switch_off(name: str) -> None:
+def together(text: str | None) -> Mutant:
+    """What shows these mutants, if any."""
+    chosen = [MUTANTS[name] for name in names(text)] if text else []
+    return Mutant(
+        "", "",
+        focus=next((each.focus for each in chosen if each.focus), None),
+        load={name: n for each in chosen for name, n in each.load.items()},
+        gap_s=next((each.gap_s for each in chosen if each.gap_s), None),
+        jobs={name: n for each in chosen for name, n in each.jobs.items()},
+    )  # fmt: skip
+
+
+def switch_off(text: str) -> None:
     """Patch this process."""
-    if (patch := MUTANTS[name].process) is not None:
-        patch()
+    for name in names(text):
+        if (patch := MUTANTS[name].process) is not None:
+            patch()
 
 
-def alter(conn: Conn, name: str) -> None:
+def alter(conn: Conn, text: str) -> None:
     """Alter the soak's own schema."""
-    if (change := MUTANTS[name].schema) is not None:
-        change(conn)
-
-
-def _edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:
-    """Replace what in an SQL function matches; AssertionError when nothing does."""
-    row = conn.execute("SELECT pg_get_functiondef(%s::regproc) AS text", (function,)).fetchone()
-    assert row is not None
-    text: str = row["text"]
-    for pattern, new in changes:
-        text, count = re.subn(pattern, lambda _, new=new: new, text)
-        assert count, f"{function} does not say {pattern!r} any more"
-    conn.execute(text.encode())
+    for name in names(text):
+        if (change := MUTANTS[name].schema) is not None:
+            change(conn)
 
 
 def _no_self_fence() -> None:
@@ -71,14 +66,14 @@ def _no_self_fence() -> None:
 
 def _no_fence(conn: Conn) -> None:
     held = "AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no"
-    _edit(conn, "queue_workflows_node_step", (re.escape(held), ""))
+    edit(conn, "queue_workflows_node_step", (re.escape(held), ""))
 
 
 def _drop_events(conn: Conn, condition: str) -> None:
     """Node completions leave their event only where the condition holds."""
     old = "VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,"
     end = "CASE WHEN v_ahead THEN now() END);"
-    _edit(
+    edit(
         conn,
         "queue_workflows_node_step",
         (re.escape(old), old.replace("VALUES (", "SELECT ")),
@@ -117,7 +112,7 @@ def _send_later() -> None:
 def _no_guards(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_guard ON workflow_runs")
     over = "IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')"
-    _edit(conn, "queue_workflows_job_changed", (re.escape(over), "IF false"))
+    edit(conn, "queue_workflows_job_changed", (re.escape(over), "IF false"))
 
 
 def _no_renewal() -> None:
@@ -189,8 +184,8 @@ def _accept_all() -> None:
 
 def _claim_cancelled(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
-    for function in ("node_step", "pick_gpu", "gpu_take"):
-        _edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
+    for function in ("node_step", "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
+        edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
 
 
 def _fire_unclaimed() -> None:
@@ -261,4 +256,5 @@ MUTANTS = {
     "fires": Mutant(
         "schedulers do not agree on who fires", "doubled or missed fires", _fire_unclaimed
     ),
+    **mutants_jobs.MUTANTS,
 }  # fmt: skip

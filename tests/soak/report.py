@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.soak import checker, evidence, fleet, judge_claims, judge_recovery
+from tests.soak import checker, evidence, fleet, judge_claims, judge_jobs, judge_recovery
 
 MARKS = "<!-- {}:{} -->"
 SHOWN = 12
+STORIES, STORY_LINES = 6, 60
+_JOB = re.compile(r"\bjob ([0-9a-f-]{36})")
 RECOVERY = (
     "who sees the worker die",
     "promised",
@@ -35,6 +39,8 @@ class Report(NamedTuple):
     recovery: list[tuple[str, ...]]
     """Who cares for the worker that died, what is promised, and how soon: see `RECOVERY`."""
     found: dict[str, list[str]]
+    stories: Sequence[str] = ()
+    """What is known of the jobs that the findings name."""
 
     @property
     def clean(self) -> bool:
@@ -55,6 +61,7 @@ class Report(NamedTuple):
             lines += [f"    {line}" for line in found[:SHOWN]]
             if len(found) > SHOWN:
                 lines.append(f"    and {len(found) - SHOWN} more")
+        lines += ["", *self.stories] * bool(self.stories)
         verdict = "clean" if self.clean else "VIOLATIONS: " + ", ".join(self.caught())
         return "\n".join([*lines, "", verdict])
 
@@ -100,11 +107,30 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("overlapping bodies, the older one fenced off", str(judge_claims.overlaps(seen))),
         ("schedule fires", str(len(seen.fires))),
         ("answers refused as the second", str(seen.books.refused)),
+        *judge_jobs.figures(seen),
         ("late writes refused", str(seen.books.late_writes - len(seen.books.moved))),
         ("settled after the last fault", f"{settled_s:.1f} s"),
     ]
     kinds = Counter(fault.kind for fault in seen.faults)
-    return Report(head, figures, sorted(kinds.items()), _recovery(seen), checker.check(seen))
+    found = checker.check(seen)
+    told = [*stories(seen, found)]
+    return Report(head, figures, sorted(kinds.items()), _recovery(seen), found, told)
+
+
+def stories(seen: evidence.Evidence, found: Mapping[str, list[str]]) -> Iterator[str]:
+    """Of each of the first jobs that findings name: what happened to it, second by second."""
+    named = dict.fromkeys(_JOB.findall("\n".join(line for each in found.values() for line in each)))
+    for job in list(named)[:STORIES]:
+        told = [
+            (e.at, f"{e.kind}, claim {e.claim} of {e.worker}") for e in seen.events.get(job, [])
+        ]
+        told += [
+            (line.at, f"body: {line.word} {line.what}, claim {line.claim}, pid {line.pid}")
+            for line in seen.by_job.get(job, [])
+        ]
+        yield f"job {job}:"
+        for at, what in sorted(told)[:STORY_LINES]:
+            yield f"  {at - seen.began:8.2f} s  {what}"
 
 
 def _mean_and_most(counts: list[int]) -> str:

@@ -31,6 +31,7 @@ from tests.soak import (
     plans,
     report,
     server,
+    tasks,
 )
 from tests.support import database
 
@@ -43,6 +44,7 @@ MUTANT_SETTLE_S = 60.0
 class Options(NamedTuple):
     """What to run: seconds of load, seed, mean seconds between faults, runs and jobs a second.
 
+    `orders_s`: requests for jobs with keys, limits and retries a second; about two jobs each.
     `twice`: the share of questions that are answered a second time at once.
     """
 
@@ -51,6 +53,7 @@ class Options(NamedTuple):
     gap_s: float = 2.0
     runs_s: float = 2.0
     jobs_s: float = 2.0
+    orders_s: float = 1.2
     mutant: str | None = None
     quiet: bool = False
     twice: float = 0.5
@@ -97,6 +100,7 @@ def engine(dsn: str) -> Generator[None]:
 
 def _prepare(mutant: str | None) -> None:
     db.bootstrap()
+    tasks.limit()
     if mutant is not None:
         mutants.switch_off(mutant)
         with db.connection() as conn:
@@ -113,18 +117,19 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         stalls = stack.enter_context(clock.Stalls())
         running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant))
         running.wait_until_up()
-        mutant = mutants.MUTANTS[options.mutant] if options.mutant else None
+        mutant = mutants.together(options.mutant)
         busy = stack.enter_context(
             load.Load(
                 options.seed,
                 runs_s=options.runs_s,
                 jobs_s=options.jobs_s,
+                orders_s=options.orders_s,
                 twice=options.twice,
-                weights=mutant.load if mutant else {},
+                weights=mutant.load,
+                kinds=mutant.jobs,
             )
         )
-        gap_s = (mutant and mutant.gap_s) or options.gap_s
-        following = plans.plan(options.seed, gap_s, mutant.focus if mutant else None)
+        following = plans.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
         struck = faults.Faults(running, pg, following, say)

@@ -7,10 +7,13 @@ import inspect
 import pytest
 
 from queue_workflows import ingest_executor, node_executor
-from tests.soak import app
+from tests.soak import work
 
 
-@pytest.mark.parametrize("run", [ingest_executor.run_task, node_executor.run_body])
+@pytest.mark.parametrize(
+    "run",
+    [ingest_executor.run_task, ingest_executor.run_task_async, node_executor.run_body],
+)
 def test_whatever_a_body_is_run_with_is_passed_on(run: object) -> None:
     given: list[object] = []
 
@@ -22,5 +25,5 @@ def test_whatever_a_body_is_run_with_is_passed_on(run: object) -> None:
     count = len(inspect.signature(run).parameters)
     assert count > 1
     values = [{"id": "job"}, *range(1, count)]
-    assert app._noting(stand_in)(*values) == "ran"  # pyright: ignore[reportPrivateUsage]
+    assert work.noting(stand_in)(*values) == "ran"
     assert given == values

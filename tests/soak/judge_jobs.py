@@ -1,0 +1,215 @@
+"""Checks of the job family: keys, lock keys, limits, pauses, attempts, and a pool's innocents."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tests.soak import evidence, faults, fleet, journal, judge_claims, tasks
+
+SLACK_S = 0.005
+"""How exactly the database's time is known on the journal's clock."""
+BURIAL_S = 5.0
+"""A parent buries sooner; a claim that is taken back later was not taken back by it."""
+BEGUN_S = 0.6
+"""On a busy machine a body has begun a while before its first line, and its end is known later."""
+Found = Iterator[str]
+Seen = evidence.Evidence
+
+
+class Span(NamedTuple):
+    """A body while it held its claim: by the journal, and no longer than the claim."""
+
+    since: float
+    until: float
+    job: str
+    claim: int
+
+
+def keyed(seen: Seen) -> Found:
+    """One job a key, whoever asks and however often; who asked first is told that it is new."""
+    there: dict[str, list[str]] = defaultdict(list)
+    for job_id, job in seen.jobs.items():
+        if job["key"] is not None:
+            there[job["key"]].append(job_id)
+    for key, ids in there.items():
+        if len(ids) > 1:
+            yield f"key {key}: {len(ids)} jobs: {', '.join(ids)}"
+    for key, answers in seen.books.keys.items():
+        said = {job_id for job_id, _ in answers}
+        if said != set(there[key]):
+            yield f"key {key}: said to be {', '.join(said)}, found {', '.join(there[key])}"
+        new = sum(created for _, created in answers)
+        if new > 1 or (new == 0 and key not in seen.books.unheard):
+            yield f"key {key}: {new} of {len(answers)} answers said that it is new"
+    for key in seen.books.taken:
+        yield f"key {key}: accepted for another payload"
+    for job_id in seen.books.undone & seen.jobs.keys():
+        yield f"ingest job {job_id}: its transaction was rolled back, and it is there"
+
+
+def locked(seen: Seen) -> Found:
+    """Of a lock key one body at a time, and whoever was queued first is claimed first."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    for job_id, job in seen.jobs.items():
+        if job["lock_key"] is not None:
+            lines[job["lock_key"]].append(job_id)
+    for key, ids in lines.items():
+        for span, beside in _crowds(seen, ids, 1):
+            yield f"lock key {key}: {_named(span)} beside {', '.join(map(_named, beside))}"
+        firsts = [(claims[1].place, i) for i in ids if 1 in (claims := seen.claims(i))]
+        latest = 0
+        for _, job_id in sorted(firsts):
+            seq = seen.jobs[job_id]["seq"]
+            if seq < latest:
+                yield f"lock key {key}: job {job_id} (seq {seq}) was claimed after seq {latest}"
+            latest = max(latest, seq)
+
+
+def crowded(seen: Seen) -> Found:
+    """Of a partition no more bodies at once than its limit says."""
+    for partition, ids in _partitions(seen).items():
+        for span, beside in _crowds(seen, ids, tasks.MOST):
+            others = ", ".join(map(_named, beside))
+            yield f"partition {partition}: {_named(span)} beside {others}"
+
+
+def hurried(seen: Seen) -> Found:
+    """In no period of a rate more starts than it says, by the database's times."""
+    ids = _partitions(seen).get(tasks.METERED, [])
+    starts = sorted((e.epoch, e.job) for i in ids for e in seen.claims(i).values())
+    for (first, _), (last, job_id) in zip(starts, starts[tasks.METER :], strict=False):
+        if last - first < tasks.PERIOD_S - 1e-4:
+            took = last - first
+            yield f"job {job_id}: start {tasks.METER + 1} within {took:.3f} s"
+
+
+def paused(seen: Seen) -> Found:
+    """Nothing is claimed from a queue, or of a partition, while it is paused."""
+    for job_id, job in seen.jobs.items():
+        claims = seen.claims(job_id).values() if job["queue"] in tasks.QUEUES else ()
+        for pause in seen.books.pauses if claims else ():
+            if not pause.sure or pause.queue != job["queue"]:
+                continue
+            if pause.partition not in (None, job["partition"]):
+                continue
+            for claim in claims:
+                if pause.since < claim.epoch < pause.until:
+                    late = claim.epoch - pause.since
+                    yield f"job {job_id}: claimed {late:.2f} s after {pause.queue} was paused"
+
+
+def attempts(seen: Seen) -> Found:
+    """Every attempt that failed counts, and nothing else; the next one waits; there is a last."""
+    for job_id, job in seen.jobs.items():
+        if job["family"] != "ingest":
+            continue
+        again = [e for e in seen.events.get(job_id, []) if e.kind == "retried"]
+        most, worn = max(job["max_attempts"], 1), job["crash_count"] >= fleet.MAX_CRASHES
+        failed = len(again) + (job["status"] == "failed" and not worn)
+        if job["attempts"] != failed:
+            yield f"job {job_id}: {job['attempts']} attempts counted, {failed} failed"
+        if failed > most:
+            yield f"job {job_id}: {failed} of {most} attempts failed"
+        if job["what"] == "hopeless" and job["status"] == "failed" and not worn and failed < most:
+            yield f"job {job_id}: given up after {failed} of {most} attempts"
+        yield from _impatient(seen, job_id, job, again)
+
+
+def _impatient(seen: Seen, job_id: str, job: dict[str, Any], again: list[evidence.Event]) -> Found:
+    starts = [line for line in seen.by_job.get(job_id, []) if line.word == "start"]
+    for event in again:
+        for start in starts:
+            waited = start.at - event.at
+            if start.claim == (event.claim or 0) + 1 and waited < tasks.AGAIN_S - SLACK_S:
+                yield f"job {job_id}: claim {start.claim} of {job['what']} ran after {waited:.2f} s"
+
+
+def innocents(seen: Seen) -> Found:
+    """Below a parent a death is charged to those alone whose bodies ran."""
+    killed = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
+    kills = [f for f in seen.faults if f.is_kill and f.kind != faults.KILL_PARENT]
+    for job_id in seen.jobs:
+        claims = seen.claims(job_id)
+        for event in seen.events.get(job_id, []):
+            claim = claims.get(event.claim or 0)
+            if event.kind not in ("reclaimed", "failed") or claim is None:
+                continue
+            seat = seen.seat(claim)
+            if seat is None or seat.care != fleet.SUPERVISED:
+                continue
+            died = [f.at for f in kills if claim.pid in f.pids]
+            died += [line.at for line in killed if line.pid == claim.pid]
+            died = [at for at in died if event.at - BURIAL_S < at <= event.at + SLACK_S]
+            if not died or (event.kind == "failed" and event.worker == claim.worker):
+                continue
+            if not _ran(seen, claim, min(died)):
+                yield f"job {job_id}: claim {event.claim} was charged, and its body did not run"
+
+
+def _ran(seen: Seen, claim: evidence.Event, died: float) -> bool:
+    """Whether the body of a claim may have run when its process died."""
+    lines = [line for line in seen.by_job.get(claim.job, []) if line.claim == claim.claim]
+    if not lines:
+        return claim.at > died - BEGUN_S
+    return all(line.word != "end" or line.at > died - BEGUN_S for line in lines)
+
+
+def figures(seen: Seen) -> list[tuple[str, str]]:
+    """What there was to judge, for the report."""
+    pools = {seat.label for seat in fleet.SEATS if seat.pool}
+    claimed = Counter(e.host in pools for i in seen.jobs for e in seen.claims(i).values())
+    locked_, parts = [j for j in seen.jobs.values() if j["lock_key"]], _partitions(seen)
+    answers = [len(answers) for answers in seen.books.keys.values()]
+    again = Counter(e.kind for events in seen.events.values() for e in events)["retried"]
+    snoozed = sum(line.word == "snooze" for line in seen.lines)
+    limited, metered = sum(map(len, parts.values())), len(parts.get(tasks.METERED, ()))
+    return [
+        ("claims by pools", str(claimed[True])),
+        ("keys, and answers to who asked for them", f"{len(answers)}, {sum(answers)}"),
+        ("keys refused for another payload", str(seen.books.clashes)),
+        ("jobs with a lock key", str(len(locked_))),
+        ("jobs of limited partitions, of these under a rate", f"{limited}, {metered}"),
+        ("pauses of a queue or partition", str(len(seen.books.pauses))),
+        ("attempts that failed with one left, snoozes", f"{again}, {snoozed}"),
+    ]
+
+
+def _partitions(seen: Seen) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for job_id, job in seen.jobs.items():
+        if job["partition"] is not None and job["queue"] == tasks.CALLS:
+            found[job["partition"]].append(job_id)
+    return found
+
+
+def _spans(seen: Seen, job_id: str) -> Iterator[Span]:
+    """What goes on after its claim was taken is judged with the claims: see `outlived`."""
+    last: dict[int, journal.Line] = {}
+    first: dict[int, float] = {}
+    for line in seen.by_job.get(job_id, []):
+        last[line.claim] = line
+        first.setdefault(line.claim, line.at)
+    taken = {
+        event.claim: event.at - SLACK_S
+        for event in reversed(seen.events.get(job_id, []))
+        if event.kind in judge_claims.LEFT
+    }
+    for claim, since in first.items():
+        until = min(last[claim].at, taken.get(claim, float("inf")))
+        yield Span(since, max(since, until), job_id, claim)
+
+
+def _crowds(seen: Seen, ids: list[str], most: int) -> Iterator[tuple[Span, list[Span]]]:
+    """Each body that starts beside `most` others or more, and these."""
+    running: list[Span] = []
+    for span in sorted(span for job_id in ids for span in _spans(seen, job_id)):
+        running = [other for other in running if other.until > span.since]
+        if len(running) >= most:
+            yield span, running
+        running.append(span)
+
+
+def _named(span: Span) -> str:
+    return f"job {span.job} (claim {span.claim})"

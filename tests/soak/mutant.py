@@ -1,0 +1,39 @@
+"""What a mutant is: an engine with one defence switched off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from queue_workflows import db
+
+Conn = db.Connection
+
+
+class Mutant(NamedTuple):
+    """What is off, the check that has to find it, and what it does to a process and the schema."""
+
+    off: str
+    caught_by: str
+    process: Callable[[], None] | None = None
+    schema: Callable[[Conn], None] | None = None
+    focus: str | None = None
+    """The kind of fault that shows it, which most of them then are."""
+    load: Mapping[str, int] = {}
+    """Weights of workflows that show it."""
+    gap_s: float | None = None
+    """Mean seconds between faults: those that last need others at work meanwhile."""
+    jobs: Mapping[str, int] = {}
+    """Weights of orders of jobs that show it."""
+
+
+def edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:
+    """Replace what in an SQL function matches; AssertionError when nothing does."""
+    row = conn.execute("SELECT pg_get_functiondef(%s::regproc) AS text", (function,)).fetchone()
+    assert row is not None
+    text: str = row["text"]
+    for pattern, new in changes:
+        text, count = re.subn(pattern, lambda _, new=new: new, text)
+        assert count, f"{function} does not say {pattern!r} any more"
+    conn.execute(text.encode())

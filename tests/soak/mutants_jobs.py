@@ -1,0 +1,101 @@
+"""Mutants of the job family: keys, lock keys, limits, pauses, attempts and burials."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from queue_workflows.store import transitions
+from queue_workflows.worker import burial
+from tests.soak.mutant import Conn, Mutant, edit
+
+
+def _two_of_a_key(conn: Conn) -> None:
+    """Two requests with one key are two jobs."""
+    conn.execute("DROP INDEX ingest_jobs_idempotency_idx")
+    known = r"ON CONFLICT \(idempotency_key\)[^;]*DO NOTHING"
+    edit(conn, "queue_workflows_put_jobs", (known, ""))
+
+
+def _let_everybody_in(conn: Conn) -> None:
+    """A job with a lock key waits for nobody."""
+    conn.execute("DROP INDEX ingest_jobs_lock_idx")
+    held = "AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))"
+    edit(conn, "queue_workflows_give_turns", (re.escape(held), "AND false"))
+
+
+def _no_limit(conn: Conn) -> None:
+    edit(conn, "queue_workflows_admit", (r"IF v_max IS NOT NULL THEN", "IF false THEN"))
+
+
+def _no_rate(conn: Conn) -> None:
+    asked = r"IF v_rate IS NOT NULL AND v_room > 0 THEN"
+    edit(conn, "queue_workflows_admit", (asked, "IF false THEN"))
+
+
+def _no_pause(conn: Conn) -> None:
+    edit(
+        conn, "queue_workflows_queue_room", (r"IF v_set.paused_at IS NOT NULL AND", "IF false AND")
+    )
+
+
+def _two_attempts_more() -> None:
+    for name, text in transitions._FAIL_SQL.items():
+        old = b"j.attempts + 1 < greatest("
+        assert old in text
+        transitions._FAIL_SQL[name] = text.replace(old, b"j.attempts - 1 < greatest(")
+
+
+def _count_snoozes() -> None:
+    """A hand-back, and so a snooze, counts as an attempt."""
+    for table, text in transitions._HAND_BACK_SQL.items():
+        old = b"worker_id = NULL,"
+        assert old in text
+        new = b"attempts = j.attempts + 1, " + old
+        transitions._HAND_BACK_SQL[table] = text.replace(old, new, 1)
+
+
+def _charge_everybody() -> None:
+    """A death counts against all that its process held."""
+    bury = burial.bury
+
+    def charged(conn: Conn, ended: Any, **more: Any) -> Any:
+        return bury(conn, ended, **{**more, "ran": None})
+
+    burial.bury = charged
+
+
+MUTANTS = {
+    "keys": Mutant(
+        "two jobs may have one idempotency key", "one key, more than one job",
+        None, _two_of_a_key, jobs={"keyed": 24},
+    ),
+    "lock-keys": Mutant(
+        "a job waits for nobody with its lock key", "lock keys held twice or out of order",
+        None, _let_everybody_in, jobs={"locked": 24},
+    ),
+    "limits": Mutant(
+        "of a partition any number runs", "more at once than a limit allows",
+        None, _no_limit, jobs={"limited": 12},
+    ),
+    "rates": Mutant(
+        "of a partition any number starts", "more starts than a rate allows",
+        None, _no_rate, jobs={"metered": 6},
+    ),
+    "pauses": Mutant(
+        "claims do not look whether their queue is paused", "claimed while paused",
+        None, _no_pause, jobs={"pooled": 36},
+    ),
+    "attempts": Mutant(
+        "a job has two attempts more than it is given",
+        "attempts miscounted or beyond the last", _two_attempts_more, jobs={"retried": 24},
+    ),
+    "snoozes": Mutant(
+        "a snooze counts as an attempt that failed",
+        "attempts miscounted or beyond the last", _count_snoozes, jobs={"retried": 24},
+    ),
+    "innocents": Mutant(
+        "a parent counts a death against all that was held, whether its body ran or not",
+        "innocents charged below a parent", _charge_everybody, jobs={"mixed": 24},
+    ),
+}  # fmt: skip

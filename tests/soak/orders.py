@@ -1,0 +1,261 @@
+"""The load of the job family: jobs with keys, limits, retries and pauses, and who asks twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, cast
+
+import psycopg
+
+from queue_workflows import db, errors, node_queue, queues
+from queue_workflows.types import JobId, NewIngestJob
+from tests.soak import books, tasks, workflows
+
+LOCK_KEYS, PARTITIONS = 4, ("red", "green", "blue")
+BURST, BULK = 6, 8
+POISON, NAPS = 0.03, 0.05
+PAUSE_GAP_S = 6.0
+UNHEARD_S = 10.0
+"""How much later than was asked for a pause may end whose answer was lost."""
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
+_SQL = (
+    "INSERT INTO ingest_jobs (task_name, queue, reason, idempotency_key)"
+    " VALUES (%(task_name)s, %(queue)s, 'load', %(idempotency_key)s)"
+    " ON CONFLICT DO NOTHING RETURNING id"
+)
+Order = dict[str, Any]
+"""Keywords of `enqueue_ingest_job`."""
+
+
+class _Undone(Exception):
+    """Takes a transaction of the load back."""
+
+
+class Orders:
+    """`place` makes one order, of one job or several; `pause` pauses a queue for a moment."""
+
+    def __init__(
+        self,
+        seed: int,
+        known: books.Books,
+        plan: Callable[[float, Callable[[], None]], None],
+        is_open: Callable[[], bool],
+        weights: Mapping[str, int],
+    ) -> None:
+        self._rng = random.Random(seed * 7919 + 1)
+        self._is_open = is_open
+        self._books = known
+        self._plan = plan
+        self._number = 0
+        self._last_keyed: Order | None = None
+        self._kinds: dict[Callable[[], None], int] = {
+            self._keyed: 8, self._locked: 8, self._limited: 4, self._metered: 2, self._bulk: 2,
+            self._retried: 6, self._pooled: 12, self._undone: 2, self._mixed: 1,
+        }  # fmt: skip
+        for kind in self._kinds:
+            self._kinds[kind] = weights.get(kind.__name__.strip("_"), self._kinds[kind])
+
+    def place(self) -> None:
+        """One order of a kind drawn by weight."""
+        self._rng.choices([*self._kinds], [*self._kinds.values()])[0]()
+
+    def _order(self, task: str, queue: str, **more: Any) -> Order:
+        self._number += 1
+        args = {"number": self._number, **more.pop("args", {})}
+        return {"task_name": task, "queue": queue, "reason": "load", "args": args, **more}
+
+    def _send(self, order: Order) -> None:
+        self._enter(order, node_queue.enqueue_ingest_job(**order))
+
+    def _enter(self, order: Order, job_id: JobId) -> None:
+        self._books.jobs[job_id] = order["task_name"]
+        if key := order.get("idempotency_key"):
+            self._books.keys[key].append((str(job_id), job_id.created))
+
+    def _pooled(self) -> None:
+        rng = self._rng
+        for _ in range(rng.randint(1, 4)):
+            task = rng.choice(["fetch", "fetch", "crawl", "parse", "note"])
+            args = {"kind": rng.choice(workflows.POISON)}
+            drawn = rng.random()
+            if drawn < POISON:
+                task = "spoiled"
+            elif drawn < POISON + NAPS:
+                task = "nap"
+            self._send(self._order(task, tasks.FEEDS, args=args))
+
+    def _retried(self) -> None:
+        rng = self._rng
+        how = rng.choice(["raise", "retry", "snooze", "snooze"])
+        args = {"how": how, "fails": rng.randint(1, 3)}
+        task, most = rng.choice([("flaky", 4), ("shaky", 4), ("shaky", 4), ("hopeless", 3)])
+        queue = rng.choice([tasks.NOTES, tasks.FEEDS, tasks.CALLS])
+        self._send(self._order(task, queue, args=args, max_attempts=most, backoff=tasks.AGAIN_S))
+
+    def _locked(self) -> None:
+        rng = self._rng
+        key = f"lock-{rng.randrange(LOCK_KEYS)}"
+        for _ in range(rng.randint(1, 3)):
+            queue = rng.choice(tasks.QUEUES)
+            if rng.random() < 0.2:
+                more = {"args": {"how": "retry", "fails": 1}, "max_attempts": 4}
+                self._send(self._order("shaky", queue, lock_key=key, **more))
+            else:
+                task = rng.choice(["note", "fetch", "parse"])
+                self._send(self._order(task, queue, lock_key=key))
+
+    def _limited(self) -> None:
+        partition = self._rng.choice(PARTITIONS)
+        for _ in range(BURST):
+            task = self._rng.choice(["fetch", "crawl", "note"])
+            self._send(self._order(task, tasks.CALLS, partition_key=partition))
+
+    def _metered(self) -> None:
+        sent = [self._order("note", tasks.CALLS, partition_key=tasks.METERED) for _ in range(BURST)]
+        for order, job_id in zip(sent, _enqueue_all(sent), strict=True):
+            self._enter(order, job_id)
+
+    def _bulk(self) -> None:
+        """The last is the first once more, and one may be an order of before."""
+        sent = [self._order("note", self._rng.choice(tasks.QUEUES)) for _ in range(BULK)]
+        sent[0]["idempotency_key"] = f"bulk-{self._number}"
+        sent += [sent[0], *([self._last_keyed] if self._last_keyed else ())]
+        keys = {order["idempotency_key"] for order in sent if "idempotency_key" in order}
+        try:
+            ids = _enqueue_all(sent)
+        except db.Error:
+            self._books.unheard |= keys
+            raise
+        for order, job_id in zip(sent, ids, strict=True):
+            self._enter(order, job_id)
+
+    def _mixed(self) -> None:
+        """One that kills its worker, among others that are claimed with it and wait a while."""
+        queue = self._rng.choice([tasks.NOTES, tasks.NOTES, tasks.FEEDS])
+        sent = [self._order("note", queue, args={"lasts_s": 0.5}) for _ in range(BURST)]
+        sent[2] = self._order("spoiled", queue, args={"kind": "killed"})
+        for order, job_id in zip(sent, _enqueue_all(sent), strict=True):
+            self._enter(order, job_id)
+
+    def _undone(self) -> None:
+        order = self._order("note", tasks.NOTES)
+        with suppress(_Undone), db.transaction() as conn:
+            self._books.undone.add(str(node_queue.enqueue_ingest_job(**order, conn=conn)))
+            raise _Undone
+
+    def _keyed(self) -> None:
+        """Ask twice: at once on two connections, one after the other, or in plain SQL."""
+        queue = self._rng.choice(tasks.QUEUES)
+        order = self._order("note", queue, idempotency_key=f"key-{self._number}")
+        how = self._rng.choice(["at once", "at once", "threads", "later", "sql"])
+        if how == "sql":
+            order["args"] = {}
+        self._last_keyed = order
+        if how in ("at once", "threads"):
+            asyncio.run(self._ask_at_once(order, own=how == "at once"))
+        elif how == "sql":
+            self._ask_in_sql(order)
+        again_s = self._rng.uniform(0.0, 3.0)
+        self._plan(time.monotonic() + again_s, lambda: self._ask(order))
+        if how == "later":
+            self._plan(time.monotonic(), lambda: self._ask(order))
+            self._plan(time.monotonic() + again_s, lambda: self._ask_for_another(order))
+
+    def _ask(self, order: Order) -> None:
+        """Until an answer is heard."""
+        try:
+            self._send(order)
+        except db.Error:
+            self._books.unheard.add(order["idempotency_key"])
+            self._plan(time.monotonic() + 0.5, lambda: self._ask(order))
+
+    async def _ask_at_once(self, order: Order, *, own: bool) -> None:
+        ask = self._ask_on_own if own else node_queue.enqueue_ingest_job_async
+        answers = await asyncio.gather(ask(**order), ask(**order), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, JobId):
+                self._enter(order, answer)
+            elif isinstance(answer, db.Error):
+                self._books.unheard.add(order["idempotency_key"])
+            else:
+                assert isinstance(answer, BaseException)
+                raise answer
+
+    @staticmethod
+    async def _ask_on_own(**order: Any) -> JobId:
+        async with await psycopg.AsyncConnection.connect(db.db_url()) as conn:
+            return await node_queue.enqueue_ingest_job_async(**order, conn=conn)
+
+    def _ask_in_sql(self, order: Order) -> None:
+        key = order["idempotency_key"]
+        self._books.unheard.add(key)  # until the commit is heard
+        with db.connection() as conn:
+            row = conn.execute(_SQL, order).fetchone()
+        self._books.unheard.discard(key)
+        if row is not None:
+            self._books.jobs[row["id"]] = order["task_name"]
+            self._books.keys[key].append((row["id"], True))
+
+    def _ask_for_another(self, order: Order) -> None:
+        if order["idempotency_key"] not in self._books.keys:
+            return
+        try:
+            node_queue.enqueue_ingest_job(**{**order, "args": {"another": self._number}})
+        except errors.IdempotencyClash:
+            self._books.clashes += 1
+        else:
+            self._books.taken.append(order["idempotency_key"])
+
+    def pause(self) -> None:
+        """Pause a queue or a partition for a moment, and plan the next pause."""
+        if not self._is_open():
+            return
+        rng = self._rng
+        queue, partition = rng.choice(
+            [(tasks.FEEDS, None), (tasks.CALLS, None), (tasks.CALLS, rng.choice(PARTITIONS))]
+        )
+        lasts_s = rng.uniform(0.5, 3.0)
+        at = time.monotonic() + lasts_s
+        place, asked = len(self._books.pauses), _database_now()
+        until = asked + lasts_s + UNHEARD_S
+        self._books.pauses.append(books.Pause(queue, partition, asked, until, sure=False))
+        if rng.random() < 0.5:
+            self._plan(at, lambda: self._resume(place))
+            queues.pause(queue, partition=partition, requested_by="soak")
+            ends = float("inf")
+        else:
+            self._plan(at + rng.uniform(0.5, 1.5) * PAUSE_GAP_S, self.pause)
+            lasts = timedelta(seconds=lasts_s)
+            row = queues.pause(queue, partition=partition, until=lasts, requested_by="soak")
+            ends = row["paused_until"].timestamp()
+        self._books.pauses[place] = books.Pause(queue, partition, _database_now(), ends)
+
+    def _resume(self, place: int) -> None:
+        """Until the database, which may just be restarted, takes it."""
+        paused = self._books.pauses[place]
+        try:
+            if paused.until == float("inf"):
+                paused = paused._replace(until=_database_now())
+                self._books.pauses[place] = paused
+            queues.resume(paused.queue, partition=paused.partition)
+        except db.Error:
+            self._plan(time.monotonic() + 0.3, lambda: self._resume(place))
+            return
+        gap_s = self._rng.uniform(0.5, 1.5) * PAUSE_GAP_S
+        self._plan(time.monotonic() + gap_s, self.pause)
+
+
+def _enqueue_all(sent: list[Order]) -> list[JobId]:
+    return node_queue.enqueue_ingest_jobs(cast("list[NewIngestJob]", sent))
+
+
+def _database_now() -> float:
+    with db.connection() as conn:
+        row = conn.execute(_NOW).fetchone()
+        assert row is not None
+        return row["t"]

@@ -1,0 +1,74 @@
+"""What every body does: it lasts, and tells the journal under which claim."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+from tests.soak import journal
+
+BEAT_S = 0.25
+_held: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar("held")
+"""The row of the job whose body runs here; a pool runs several side by side."""
+
+
+def noting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember the claimed job around its body, so that the journal can name the claim."""
+
+    def wrapper(job: dict[str, Any], *args: Any, **more: Any) -> Any:
+        _held.set(job)
+        return run(job, *args, **more)
+
+    return wrapper
+
+
+def say(word: str, what: str) -> dict[str, Any]:
+    """Write a line about the body that runs here; what its result says of its claim."""
+    job = _held.get()
+    journal.write(word, job, what)
+    return {"by": job["claim_no"]}
+
+
+def last(seconds: float, what: str, cancel: threading.Event | None = None) -> dict[str, Any]:
+    """A body that lasts so long by the clock, whether it is stopped meanwhile or not."""
+    say("start", what)
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0 and not (cancel and cancel.is_set()):
+        time.sleep(min(left, BEAT_S))
+        if left > BEAT_S:
+            say("beat", what)
+    return say("end", what)
+
+
+def stepwise(seconds: float, what: str) -> Generator[float, None, dict[str, Any]]:
+    """The same as a generator, which tells how far it is."""
+    say("start", what)
+    began = time.monotonic()
+    while (left := began + seconds - time.monotonic()) > 0:
+        time.sleep(min(left, BEAT_S))
+        if left > BEAT_S:
+            say("beat", what)
+            yield min(1.0, (time.monotonic() - began) / seconds)
+    return say("end", what)
+
+
+async def last_async(seconds: float, what: str) -> dict[str, Any]:
+    """The same on an event loop, beside others."""
+    async for _ in stepwise_async(seconds, what):
+        pass
+    return say("end", what)
+
+
+async def stepwise_async(seconds: float, what: str) -> AsyncGenerator[float, None]:
+    """As `last_async`, with a yield at each beat; its end is left to be said."""
+    say("start", what)
+    began = time.monotonic()
+    while (left := began + seconds - time.monotonic()) > 0:
+        await asyncio.sleep(min(left, BEAT_S))
+        if left > BEAT_S:
+            say("beat", what)
+            yield min(1.0, (time.monotonic() - began) / seconds)

@@ -1,0 +1,215 @@
+"""The soak's judges of the job family, on evidence made up for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.soak import books, evidence, faults, fleet, journal, judge_jobs, tasks
+
+POOL = next(seat for seat in fleet.SEATS if seat.name == "pool-1")
+PID = 77
+
+
+class Story:
+    """Jobs that were claimed and ran, told in seconds; the database's clock is the journal's."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.events: dict[str, list[evidence.Event]] = {}
+        self.lines: list[journal.Line] = []
+        self.faults: list[faults.Fault] = []
+        self.books = books.Books()
+        self._place = 0
+
+    def job(self, name: str, **more: Any) -> None:
+        self.events[name] = []
+        self.jobs[name] = {
+            "family": "ingest", "what": "note", "queue": tasks.CALLS, "seq": len(self.jobs) + 1,
+            "key": None, "lock_key": None, "partition": None, "status": "completed",
+            "attempts": 0, "max_attempts": 1, "crash_count": 0, **more,
+        }  # fmt: skip
+
+    def event(self, name: str, kind: str, at: float, claim: int = 1) -> None:
+        self._place += 1
+        worker = f"{POOL.label}:{PID}:machine:random"
+        queue = self.jobs[name]["queue"]
+        self.events[name].append(
+            evidence.Event(name, self._place, kind, claim, worker, POOL.label, queue, at, at)
+        )
+
+    def line(self, word: str, name: str, at: float, claim: int = 1) -> None:
+        what = self.jobs[name]["what"]
+        self.lines.append(journal.Line(word, name, claim, "worker", PID, at, what))
+
+    def ran(self, name: str, since: float, until: float, claim: int = 1) -> None:
+        """Claimed and run to its end."""
+        self.event(name, "claimed", since - 0.01, claim)
+        self.line("start", name, since, claim)
+        self.line("end", name, until, claim)
+        self.event(name, "completed", until + 0.01, claim)
+
+    def seen(self) -> evidence.Evidence:
+        known: dict[str, Any] = dict.fromkeys(("runs", "fires", "off", "stuck", "laws", "slow"), ())
+        return evidence.Evidence(
+            **known,
+            jobs=self.jobs,
+            events=self.events,
+            lines=self.lines,
+            books=self.books,
+            faults=self.faults,
+            ended=[],
+            time=None,  # type: ignore[arg-type]
+            began=0.0,
+            ended_load=100.0,
+            by_job={name: [x for x in self.lines if x.job == name] for name in self.jobs},
+        )
+
+
+def test_a_key_has_one_job_and_the_first_who_asked_made_it() -> None:
+    story = Story()
+    story.job("one", key="k")
+    story.books.keys["k"] = [("one", True), ("one", False)]
+    assert not [*judge_jobs.keyed(story.seen())]
+    story.books.keys["k"] = [("one", False)]
+    assert len([*judge_jobs.keyed(story.seen())]) == 1
+    story.books.unheard.add("k")  # who made it never heard so
+    assert not [*judge_jobs.keyed(story.seen())]
+    story.books.keys["k"] = [("one", True), ("one", True)]
+    assert len([*judge_jobs.keyed(story.seen())]) == 1
+
+
+def test_two_jobs_of_a_key_a_key_taken_over_and_an_undone_job_are_found() -> None:
+    story = Story()
+    story.job("one", key="k")
+    story.job("two", key="k")
+    assert len([*judge_jobs.keyed(story.seen())]) == 1
+    story.books.undone.add("two")
+    story.books.taken.append("k")
+    assert len([*judge_jobs.keyed(story.seen())]) == 3
+
+
+@pytest.mark.parametrize(("since", "found"), [(2.1, 0), (1.9, 1)])
+def test_bodies_of_a_lock_key_side_by_side_are_found(since: float, found: int) -> None:
+    story = Story()
+    story.job("first", lock_key="k")
+    story.job("second", lock_key="k")
+    story.ran("first", 1.0, 2.0)
+    story.ran("second", since, 3.0)
+    assert len([*judge_jobs.locked(story.seen())]) == found
+
+
+def test_a_body_counts_no_longer_than_its_claim() -> None:
+    """A stopped process goes on when it is woken; `outlived` judges that."""
+    story = Story()
+    story.job("first", lock_key="k")
+    story.job("second", lock_key="k")
+    story.event("first", "claimed", 0.9)
+    story.line("start", "first", 1.0)
+    story.event("first", "reclaimed", 8.0)
+    story.ran("second", 8.1, 9.0)
+    story.line("beat", "first", 8.5)
+    assert not [*judge_jobs.locked(story.seen())]
+
+
+def test_who_overtakes_in_the_line_of_a_lock_key_is_found() -> None:
+    story = Story()
+    story.job("first", lock_key="k", seq=1)
+    story.job("second", lock_key="k", seq=2)
+    story.ran("second", 1.0, 2.0)
+    story.ran("first", 3.0, 4.0)
+    assert len([*judge_jobs.locked(story.seen())]) == 1
+
+
+@pytest.mark.parametrize(("most", "found"), [(tasks.MOST, 0), (tasks.MOST + 1, 1)])
+def test_more_bodies_of_a_partition_than_its_limit_are_found(most: int, found: int) -> None:
+    story = Story()
+    for number in range(most):
+        story.job(f"j{number}", partition="red")
+        story.ran(f"j{number}", 1.0 + number / 10, 2.0)
+    assert len([*judge_jobs.crowded(story.seen())]) == found
+
+
+@pytest.mark.parametrize(("last", "found"), [(10.0 + tasks.PERIOD_S, 0), (11.9, 1)])
+def test_a_start_too_many_in_a_period_is_found(last: float, found: int) -> None:
+    story = Story()
+    for number in range(tasks.METER + 1):
+        story.job(f"j{number}", partition=tasks.METERED)
+        story.event(f"j{number}", "claimed", last if number == tasks.METER else 10.0 + number / 9)
+    assert len([*judge_jobs.hurried(story.seen())]) == found
+
+
+@pytest.mark.parametrize(
+    ("pause", "found"),
+    [
+        (books.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
+        (books.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
+        (books.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
+        (books.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
+        (books.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
+        (books.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
+    ],
+)
+def test_a_claim_while_its_queue_or_partition_is_paused_is_found(
+    pause: books.Pause, found: int
+) -> None:
+    story = Story()
+    story.job("j", partition="red")
+    story.event("j", "claimed", 5.0)
+    story.books.pauses.append(pause)
+    assert len([*judge_jobs.paused(story.seen())]) == found
+
+
+@pytest.mark.parametrize(
+    ("job", "again", "found"),
+    [
+        ({"attempts": 2, "max_attempts": 3}, 2, 0),
+        ({"attempts": 3, "max_attempts": 3, "status": "failed"}, 2, 0),
+        ({"attempts": 2, "max_attempts": 3}, 1, 1),  # something else was counted
+        ({"attempts": 3, "max_attempts": 2, "status": "failed"}, 2, 1),
+        ({"attempts": 2, "max_attempts": 3, "status": "failed", "what": "hopeless"}, 1, 1),
+        ({"attempts": 1, "max_attempts": 3, "status": "failed", "crash_count": 3}, 1, 0),
+    ],
+)
+def test_attempts_that_are_miscounted_or_too_many_are_found(
+    job: dict[str, Any], again: int, found: int
+) -> None:
+    story = Story()
+    story.job("j", **job)
+    for claim in range(1, again + 1):
+        story.event("j", "retried", claim, claim)
+    assert len([*judge_jobs.attempts(story.seen())]) == found
+
+
+@pytest.mark.parametrize(("waited", "found"), [(tasks.AGAIN_S, 0), (tasks.AGAIN_S - 0.1, 1)])
+def test_an_attempt_that_did_not_wait_is_found(waited: float, found: int) -> None:
+    story = Story()
+    story.job("j", attempts=1, max_attempts=2)
+    story.event("j", "retried", 3.0)
+    story.ran("j", 3.0 + waited, 4.0, claim=2)
+    assert len([*judge_jobs.attempts(story.seen())]) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([("start", 3.0), ("beat", 3.9)], 0),
+        ([("start", 3.0), ("end", 4.9)], 0),  # its parent cannot know yet
+        ([("start", 3.0), ("end", 3.2)], 1),
+        ([], 1),
+    ],
+)
+def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
+    lines: list[tuple[str, float]], found: int
+) -> None:
+    story = Story()
+    story.job("j", queue=tasks.FEEDS)
+    story.event("j", "claimed", 2.9)
+    for word, at in lines:
+        story.line(word, "j", at)
+    story.faults.append(faults.Fault("kill, supervised", POOL.name, 5.0, 5.0, (PID,)))
+    story.event("j", "reclaimed", 5.1)
+    assert len([*judge_jobs.innocents(story.seen())]) == found
+    story.faults.clear()
+    assert not [*judge_jobs.innocents(story.seen())]
