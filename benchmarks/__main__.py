@@ -25,8 +25,9 @@ SECTIONS = {
     "fan": "fan",
     "idle": "idle",
     "claim": "claim",
+    "limits": "limits",
 }
-FULL_S = 465.0
+FULL_S = 490.0
 QUICK_S = 84.0
 PEERS_S = 120.0
 """Longest run; what is not measured by then is said to be missing. Peers come on top."""

@@ -48,6 +48,7 @@ KINDS = {
     "single": Kind(
         "bursts of 3 to 40 of one model", lambda rng: 3 * (40 / 3) ** rng.random(), 1, 30
     ),
+    "small": Kind("bursts of 1 to 8 over all models", lambda rng: 8 ** rng.random(), 6, 30),
     "streams": Kind("20 of one model over half an hour", lambda _: 20.0, 1, 3600),
 }
 
