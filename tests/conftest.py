@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,6 +34,17 @@ def _forget_environment() -> dict[str, str]:
 GIVEN = _forget_environment()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """What was given goes along to the processes of `-n`, which inherit the cleaned environment."""
+    node.workerinput["given"] = GIVEN
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In such a process: what its controller was given."""
+    GIVEN.update(getattr(config, "workerinput", {}).get("given", {}))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A unit test needs no database: one that asks for it is in the wrong folder."""
     for item in items:
@@ -41,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(
                 f"{item.nodeid} asks for {', '.join(sorted(asked))}: no unit test"
             )
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: no collection has to walk them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
