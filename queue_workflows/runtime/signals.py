@@ -68,7 +68,8 @@ class StopRequest:
     Outside the main thread no handler is installed, and only `request()` sets it. The callbacks run
     inside the handler, once each, at the first and second request: they must take no lock. With
     `ear` (Linux) signals are also heard while the main thread is in C code that gives up the GIL: a
-    thread of its own waits for them, and runs the callbacks.
+    thread of its own waits for them. The handler and that thread both know of a signal; whoever
+    runs first acts on it.
     """
 
     def __init__(
@@ -82,6 +83,9 @@ class StopRequest:
         self._callbacks = {1: on_first, 2: on_second}
         self._numbers = itertools.count(1)
         self._requests: list[None] = []
+        self._handled, self._heard = itertools.count(1), itertools.count(1)
+        self._taken: dict[int, object] = {}
+        """Who acted on which signal of those that were heard, by their number."""
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], object] | int] = {}
         self._with_ear = ear and sys.platform == "linux"
         self._ear: _Ear | None = None
@@ -104,11 +108,19 @@ class StopRequest:
     def _handle(self, _signum: int, _frame: FrameType | None) -> None:
         if self._ear is None or not self._ear.has_heard():
             self.request()
+        else:
+            self._request_once(next(self._handled))
+
+    def _request_once(self, number: int) -> None:
+        me = object()
+        # One step: the handler and the ear's thread run side by side.
+        if self._taken.setdefault(number, me) is me:
+            self.request()
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             if self._with_ear:
-                self._ear = _Ear(self.request)
+                self._ear = _Ear(lambda: self._request_once(next(self._heard)))
             for signum in SIGNALS:
                 previous = signal.signal(signum, self._handle)
                 self._previous[signum] = signal.SIG_DFL if previous is None else previous

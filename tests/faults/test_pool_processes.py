@@ -88,9 +88,12 @@ def test_at_sigterm_what_ends_in_time_is_recorded_and_the_rest_handed_back(
     stays = enqueued(tmp_path, "deaf") + enqueued(tmp_path, "awaits_once", OTHER)
     worker = pool(cli, "--shutdown-timeout", "1")
     until(begun(tmp_path, 2), timeout_s=30)
+    # Held still meanwhile: it meets the signal before the job that came after it.
+    worker.send(signal.SIGSTOP)
     worker.send(signal.SIGTERM)
-    asked = time.monotonic()
     late = enqueued(tmp_path, "lingers_once")
+    worker.send(signal.SIGCONT)
+    asked = time.monotonic()
     assert worker.wait() == 0, worker.err
     assert 0.9 <= time.monotonic() - asked <= 10
     assert column([*stays, *late], "status") == ["queued"] * 3
