@@ -17,9 +17,8 @@ _NODE_EVENT = (
     " %(detail)s::jsonb)"
 )
 _PRUNE = (
-    "WITH old AS MATERIALIZED (SELECT id FROM workflow_node_events"
-    " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s)"
-    " DELETE FROM workflow_node_events e USING old WHERE e.id = old.id"
+    "DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM workflow_node_events"
+    " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s))"
 )
 
 

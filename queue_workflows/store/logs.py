@@ -62,8 +62,6 @@ def prune(conn: db.Connection, *, older_than_days: float, batch: int) -> int:
 
 
 _PRUNE = (
-    "WITH old AS MATERIALIZED (SELECT job_id, claim_no, job_table FROM job_attempt_logs"
-    " WHERE created_at < now() - %s * interval '1 day' LIMIT %s)"
-    " DELETE FROM job_attempt_logs l USING old WHERE l.job_id = old.job_id"
-    " AND l.claim_no = old.claim_no AND l.job_table = old.job_table"
+    "DELETE FROM job_attempt_logs WHERE ctid = ANY (ARRAY(SELECT ctid FROM job_attempt_logs"
+    " WHERE created_at < now() - %s * interval '1 day' LIMIT %s))"
 )

@@ -1,4 +1,8 @@
-"""Deletes what is finished and old, one batch a call; the caller commits each."""
+"""Deletes what is finished and old, one batch a call; the caller commits each.
+
+Rows are met again by place (ctid), never by key: a table that was empty when it was last counted is
+planned as empty, and a join by key compares each row of the batch with each of the table.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +44,13 @@ _DELETE_RUNS = (
     " DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at"
 )
 _DELETE_OUTBOX = (
-    "WITH old AS MATERIALIZED (SELECT id FROM workflow_dispatch_events"
-    " WHERE processed_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s"
-    " FOR UPDATE SKIP LOCKED)"
-    " DELETE FROM workflow_dispatch_events e USING old WHERE e.id = old.id"
+    "DELETE FROM workflow_dispatch_events WHERE ctid = ANY (ARRAY("
+    "SELECT ctid FROM workflow_dispatch_events WHERE processed_at < now() - %s * interval '1 day'"
+    " ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED))"
 )
 _DELETE_INGEST_EVENTS = (
-    "WITH old AS MATERIALIZED (SELECT id FROM ingest_job_events"
-    " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s)"
-    " DELETE FROM ingest_job_events e USING old WHERE e.id = old.id"
+    "DELETE FROM ingest_job_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM ingest_job_events"
+    " WHERE created_at < now() - %s * interval '1 day' ORDER BY id LIMIT %s))"
 )
 _DELETE_HEARTBEATS = "DELETE FROM worker_heartbeats WHERE last_seen < now() - %s * interval '1 day'"
 

@@ -31,11 +31,9 @@ SELECT entry.name, last.fire_at
 """
 
 _PRUNE = b"""
-WITH old AS MATERIALIZED (
-    SELECT name, fire_at FROM schedule_fires
-     WHERE created_at < now() - make_interval(days => %(days)s)
-     LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-DELETE FROM schedule_fires f USING old WHERE f.name = old.name AND f.fire_at = old.fire_at
+DELETE FROM schedule_fires WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM schedule_fires WHERE created_at < now() - make_interval(days => %(days)s)
+     LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
 """
 
 
