@@ -132,12 +132,12 @@ class ClaimWorker:
 
         Safe in a signal handler.
         """
-        self._watch.stop_deadline = clock.boot_s() + _shutdown_s(self._shutdown_timeout_s)
+        self._watch.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
 
     def stop_now(self) -> None:
         """Give the running job back at once and leave."""
-        self._watch.stop_deadline = clock.boot_s()
+        self._watch.stop_by(clock.boot_s())
         self._loop.stop()
 
 
@@ -209,12 +209,12 @@ class WorkerPool:
 
         Safe in a signal handler.
         """
-        self._watch.stop_deadline = clock.boot_s() + _shutdown_s(self._shutdown_timeout_s)
+        self._watch.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
 
     def stop_now(self) -> None:
         """Give the running jobs back at once and leave."""
-        self._watch.stop_deadline = clock.boot_s()
+        self._watch.stop_by(clock.boot_s())
         self._loop.stop()
 
 

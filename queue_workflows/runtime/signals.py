@@ -66,10 +66,9 @@ class StopRequest:
     """Turns SIGTERM and SIGINT into `requested` while the `with` block runs.
 
     Outside the main thread no handler is installed, and only `request()` sets it. The callbacks run
-    inside the handler, once each, at the first and second request: they must take no lock. With
-    `ear` (Linux) signals are also heard while the main thread is in C code that gives up the GIL: a
-    thread of its own waits for them. The handler and that thread both know of a signal; whoever
-    runs first acts on it.
+    inside the handler at the first and second request: they must take no lock. With `ear` (Linux)
+    signals are also heard while the main thread is in C code that gives up the GIL: a thread of its
+    own waits for them, and a callback may then run twice, as neither waits for the other.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class StopRequest:
     ) -> None:
         self.requested = Flag()
         self._callbacks = {1: on_first, 2: on_second}
-        self._numbers = itertools.count(1)
-        self._requests: list[None] = []
-        self._handled, self._heard = itertools.count(1), itertools.count(1)
-        self._taken: dict[int, object] = {}
-        """Who acted on which signal of those that were heard, by their number."""
+        self._lone = itertools.count(1)
+        self._handled = itertools.count(1)
+        self._heard = itertools.count(1)
+        self._requests: dict[tuple[bool, int], None] = {}
+        """Those of signals that the ear hears too, each once, and all others."""
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], object] | int] = {}
         self._with_ear = ear and sys.platform == "linux"
         self._ear: _Ear | None = None
@@ -98,29 +97,29 @@ class StopRequest:
     def request(self) -> None:
         """Do what a signal does."""
         # A second signal may interrupt this very function: the number is drawn in one step.
-        number = next(self._numbers)
-        self._requests.append(None)
-        self.requested.set()
-        callback = self._callbacks.get(number)
-        if callback is not None:
-            callback()
+        self._act((False, next(self._lone)))
+
+    def _act(self, name: tuple[bool, int]) -> None:
+        self._requests[name] = None
+        number = [*self._requests].index(name) + 1
+        try:
+            callback = self._callbacks.get(number)
+            if callback is not None:
+                callback()
+        finally:
+            # Last, as it gives up the GIL: who goes on meanwhile finds the callback's work done.
+            self.requested.set()
 
     def _handle(self, _signum: int, _frame: FrameType | None) -> None:
         if self._ear is None or not self._ear.has_heard():
             self.request()
         else:
-            self._request_once(next(self._handled))
-
-    def _request_once(self, number: int) -> None:
-        me = object()
-        # One step: the handler and the ear's thread run side by side.
-        if self._taken.setdefault(number, me) is me:
-            self.request()
+            self._act((True, next(self._handled)))
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             if self._with_ear:
-                self._ear = _Ear(lambda: self._request_once(next(self._heard)))
+                self._ear = _Ear(lambda: self._act((True, next(self._heard))))
             for signum in SIGNALS:
                 previous = signal.signal(signum, self._handle)
                 self._previous[signum] = signal.SIG_DFL if previous is None else previous

@@ -91,8 +91,7 @@ class Watch:
             on_exit=on_exit,
             now_fn=now_fn,
         )
-        self.stop_deadline: float | None = None
-        """Instant (`clock.boot_s`) at which a stopping worker gives its jobs back."""
+        self._stops: list[float] = []
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
         self._tasks = [*self._own_tasks(who().lease_s), *self._gear.tasks()]
@@ -147,6 +146,15 @@ class Watch:
     def introduce(self, stopped: Callable[[], bool]) -> None:
         """Wait until the fleet has heard of this worker's card; see `gear.Gear.introduce`."""
         self._gear.introduce(stopped)
+
+    @property
+    def stop_deadline(self) -> float | None:
+        """Instant (`clock.boot_s`) at which a stopping worker gives its jobs back."""
+        return min(self._stops, default=None)
+
+    def stop_by(self, deadline: float) -> None:
+        """Give the jobs back at that instant, if not before; safe in a signal handler."""
+        self._stops.append(deadline)
 
     @property
     def is_leaving(self) -> bool:

@@ -544,6 +544,26 @@ def test_a_stop_drains_and_then_hands_back(conn: engine.Connection, bodies: Bodi
     assert left.jobs[ids[1]]["claim_no"] == 1
 
 
+def test_a_stop_lets_no_other_queue_claim_what_came_meanwhile(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue("load.a", 1, task="quick")
+    step, late = claims.ingest_step, list[str]()
+
+    def stopped(own: Any, who: Any, **more: Any) -> Any:
+        found = step(own, who, **more)
+        if not late and found:
+            late.extend(enqueue("load.b", 2, task="quick"))
+            subject.stop()
+        return found
+
+    monkeypatch.setattr(claims, "ingest_step", stopped)
+    subject = claim_worker.WorkerPool(WORKERS, host="box", on_exit=print)
+    subject.run_forever()
+    assert [row_of(conn, job_id)["claim_no"] for job_id in late] == [0, 0]
+    assert states(conn, "load.a") == {"completed": 1}
+
+
 # --- the database goes away -------------------------------------------------------------------
 
 
