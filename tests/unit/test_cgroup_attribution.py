@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,15 @@ class Docker:
 
 
 @pytest.fixture
-def docker(tmp_path: Path) -> Iterator[Docker]:
-    made = Docker(tmp_path / "docker.sock")
+def ground() -> Iterator[Path]:
+    """A folder of a short name: the path of a socket may have 107 bytes, which `tmp_path` fills."""
+    with tempfile.TemporaryDirectory(prefix="qw-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def docker(ground: Path) -> Iterator[Docker]:
+    made = Docker(ground / "docker.sock")
     made.containers = [
         {"Id": OURS, "Names": ["/mine-gpu"]},
         {"Id": TOO, "Names": ["/alias", "/mine-cpu"]},
@@ -69,9 +77,9 @@ def docker(tmp_path: Path) -> Iterator[Docker]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(ground: Path) -> Path:
     config.configure(container_prefix="mine-")
-    folder = tmp_path / "cgroup"
+    folder = ground / "cgroup"
     write(folder / f"system.slice/docker-{OURS}.scope", cpu_us=1_000_000, ram=700, cache=200)
     write(folder / f"docker/{TOO}", cpu_us=5_000_000, ram=300)
     write(folder / f"system.slice/docker-{THEIRS}.scope", cpu_us=9_000_000, ram=9000)
@@ -127,9 +135,9 @@ def test_docker_is_asked_now_and_then(docker: Docker, tree: Path) -> None:
     assert docker.asked == 2
 
 
-def test_without_the_tree_or_the_socket_nothing_is_known(tree: Path, tmp_path: Path) -> None:
+def test_without_the_tree_or_the_socket_nothing_is_known(tree: Path, ground: Path) -> None:
     assert attribution(tree, [0.0]).read() is None
-    assert attribution(tmp_path / "none", [0.0]).read() is None
+    assert attribution(ground / "none", [0.0]).read() is None
 
 
 @pytest.mark.parametrize(
@@ -160,13 +168,13 @@ def test_a_container_whose_files_go_or_tell_rubbish_counts_nothing(
 
 
 def test_what_containers_without_a_cgroup_in_the_tree_use_is_unknown(
-    docker: Docker, tmp_path: Path
+    docker: Docker, ground: Path
 ) -> None:
     """As where cgroups are of version 1: a folder a controller."""
     config.configure(container_prefix="mine-")
     for name in (f"memory/docker/{OURS}", f"cpu,cpuacct/docker/{OURS}"):
-        (tmp_path / "v1" / name).mkdir(parents=True)
-    subject = Attribution(cgroups=tmp_path / "v1", docker=tmp_path / "docker.sock")
+        (ground / "v1" / name).mkdir(parents=True)
+    subject = Attribution(cgroups=ground / "v1", docker=ground / "docker.sock")
     assert subject.read() is None
 
 
