@@ -81,7 +81,7 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_line(p_model text)
 RETURNS SETOF queue_workflows_gpu_line LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_priority smallint;
@@ -95,26 +95,26 @@ BEGIN
          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
     ELSE
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
     END IF;
     IF v_seq IS NOT NULL THEN
@@ -131,7 +131,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_gpu_weigh(
     OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_jobs   integer;
@@ -143,7 +143,7 @@ BEGIN
              WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
                AND j.required_model BETWEEN p_model AND p_model
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
     jobs := v_jobs;
     waited_s := v_waited;
@@ -159,7 +159,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_gpu_next(
     OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_choice text;
@@ -189,7 +189,7 @@ BEGIN
                                AND k.queue = 'gpu' AND k.status = 'queued'
                                AND k.blocked_reason IS NULL
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
                         ELSE -(
                             SELECT k.seq FROM workflow_node_jobs k
@@ -197,7 +197,7 @@ BEGIN
                                AND k.queue = 'gpu' AND k.status = 'queued'
                                AND k.blocked_reason IS NULL
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
               FROM unnest(p_models) AS m(model)
              CROSS JOIN LATERAL (
@@ -205,14 +205,14 @@ BEGIN
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
                        AND k.queue = 'gpu' AND k.status = 'queued' AND k.blocked_reason IS NULL
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                                   AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
                        AND k.status = 'queued' AND k.blocked_reason IS NULL
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                                   AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.place LIMIT 1;
     model := v_choice;
@@ -228,7 +228,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_policy text, p_grace_s double precision, p_bound_s double precision)
 RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     v_vram   integer;
@@ -248,7 +248,7 @@ BEGIN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
          ORDER BY j.priority, j.seq LIMIT 1;
         IF v_band IS NULL THEN
             RETURN NULL;
@@ -259,7 +259,7 @@ BEGIN
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSIF p_model IS NOT NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
@@ -267,7 +267,7 @@ BEGIN
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL AND p_newest THEN
@@ -275,14 +275,14 @@ BEGIN
              WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
                AND j.priority = v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         RETURN v_id;

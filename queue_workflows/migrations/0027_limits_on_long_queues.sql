@@ -1,5 +1,6 @@
 -- A limit that is set on a long queue: its jobs go to their lines a few at a time, in the order in which they
 -- are claimed, and only as they come to the head; meanwhile who is let in, or has no limits, is claimed.
+-- Rows that were picked are met again by id = ANY (ARRAY(...)), for the reason that 0030 gives.
 
 CREATE INDEX IF NOT EXISTS ingest_jobs_admitted_idx ON ingest_jobs (queue, partition_key, priority, seq)
     WHERE partition_key IS NOT NULL AND status = 'queued' AND admitted_at IS NOT NULL;
@@ -27,11 +28,12 @@ BEGIN
                SELECT FROM queue_partitions p WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
          LIMIT p_most),
     stale AS MATERIALIZED (
-        SELECT j.id FROM ahead JOIN ingest_jobs j ON j.id = ahead.id
-         WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL
+        SELECT j.id FROM ingest_jobs j
+         WHERE j.id = ANY (ARRAY(SELECT a.id FROM ahead a))
+           AND j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL
            FOR UPDATE OF j SKIP LOCKED),
     moved AS (
-        UPDATE ingest_jobs j SET blocked_reason = 'held_back' FROM stale WHERE j.id = stale.id
+        UPDATE ingest_jobs j SET blocked_reason = 'held_back' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s))
         RETURNING j.partition_key)
     SELECT coalesce(sum(m.n), 0), count(queue_workflows_ask_partition(p_queue, m.partition_key) IS NULL)
       INTO v_moved, v_asked
@@ -68,17 +70,17 @@ BEGIN
     IF v_moved > 0 AND v_moved < c_most THEN
         RETURN;  -- all is in order when this commits, and the next claim keeps to it
     END IF;
-    SELECT j.id INTO id
-      FROM (SELECT a.id FROM (
+    SELECT j.id INTO id FROM ingest_jobs j
+     WHERE j.id = ANY (ARRAY(
+            SELECT a.id FROM (
                 SELECT q.id, q.partition_key, q.admitted_at FROM ingest_jobs q
                  WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
                  ORDER BY q.priority, q.seq LIMIT 20000) a
              WHERE a.partition_key IS NULL OR a.admitted_at IS NOT NULL OR NOT (v_all OR EXISTS (
                    SELECT FROM queue_partitions p
                     WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
-             LIMIT 64) first
-      JOIN ingest_jobs j ON j.id = first.id
-     WHERE j.status = 'queued' AND j.blocked_reason IS NULL
+             LIMIT 64))
+       AND j.status = 'queued' AND j.blocked_reason IS NULL
      ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
 END $$;
 
@@ -167,7 +169,8 @@ BEGIN
                                 FROM let_in i) l
              WHERE l.place <= -v_room OR l.place <= 16 AND (l.priority, l.seq) > (
                    SELECT h.priority, h.seq FROM head h))
-        UPDATE ingest_jobs j SET blocked_reason = 'held_back' FROM back WHERE j.id = back.id;
+        UPDATE ingest_jobs j SET blocked_reason = 'held_back'
+         WHERE j.id = ANY (ARRAY(SELECT b.id FROM back b));
         GET DIAGNOSTICS v_count = ROW_COUNT;
         v_room := v_room + v_count;
     END IF;
@@ -177,7 +180,8 @@ BEGIN
              WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.blocked_reason = 'limited'
              ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
-        UPDATE ingest_jobs j SET blocked_reason = 'admitted' FROM heads WHERE j.id = heads.id;
+        UPDATE ingest_jobs j SET blocked_reason = 'admitted'
+         WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
     END IF;
     IF v_due IS NOT NULL AND (
         SELECT true FROM ingest_jobs j
@@ -301,7 +305,8 @@ BEGIN
                SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
                    finished_at = now(), worker_id = NULL, lease_expires_at = NULL
               FROM jsonb_to_recordset(p_done) AS f (id text, claim_no bigint, result jsonb, seconds float8)
-             WHERE j.id = f.id AND j.worker_id IS NOT DISTINCT FROM p_worker
+             WHERE j.id = ANY (ARRAY(SELECT d ->> 'id' FROM jsonb_array_elements(p_done) AS d))
+               AND j.id = f.id AND j.worker_id IS NOT DISTINCT FROM p_worker
                AND j.claim_no = f.claim_no AND j.status = 'running'
             RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by)
         INSERT INTO ingest_job_events
@@ -329,7 +334,7 @@ BEGIN
                AND j.blocked_reason = 'not_due' AND j.queue = p_queue
              ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
         UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
-          FROM due WHERE j.id = due.id;
+         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
     IF v_limited THEN
         SELECT r.room, r.wait_s INTO v_room, v_wait_s FROM queue_workflows_queue_room(p_queue, p_claim) r;
@@ -378,7 +383,7 @@ BEGIN
                SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                    lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
                    started_at = now(), available_at = NULL, error = NULL, progress = NULL
-              FROM picked WHERE j.id = picked.id
+             WHERE j.id = ANY (ARRAY(SELECT p.id FROM picked p))
             RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
                       j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
                       j.timeout_s, j.headers, j.partition_key, j.lock_key, j.status),

@@ -419,7 +419,7 @@ _SWEEP = tables.transition(
     tables.NODE_JOBS,
     sql.SQL(
         "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
-        " FROM chosen WHERE j.id = chosen.id"
+        " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
     ),
     event=_STATUS,
     chosen=sql.SQL(

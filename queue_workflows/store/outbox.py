@@ -56,15 +56,15 @@ _PROMOTE = (
     "WITH due AS MATERIALIZED (SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
     " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"
     " FOR UPDATE SKIP LOCKED) UPDATE workflow_node_jobs j"
-    " SET blocked_reason = NULL, available_at = NULL FROM due WHERE j.id = due.id",
+    " SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM due))",
     "WITH due AS MATERIALIZED (SELECT id FROM ingest_jobs WHERE status = 'queued'"
     " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"
     " FOR UPDATE SKIP LOCKED) UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL"
-    " FROM due WHERE j.id = due.id",
+    " WHERE j.id = ANY (ARRAY(SELECT id FROM due))",
     "WITH due AS MATERIALIZED (SELECT id FROM workflow_runs WHERE status = 'queued'"
     " AND mode = 'node' AND available_at <= now() ORDER BY available_at LIMIT 1000"
     " FOR UPDATE SKIP LOCKED)"
-    " UPDATE workflow_runs r SET available_at = NULL FROM due WHERE r.id = due.id",
+    " UPDATE workflow_runs SET available_at = NULL WHERE id = ANY (ARRAY(SELECT id FROM due))",
 )
 
 

@@ -12,7 +12,7 @@ _CLAIM = (
     " AND (available_at IS NULL OR available_at <= now())"
     " ORDER BY created_at, id LIMIT 1 FOR UPDATE SKIP LOCKED)"
     " UPDATE workflow_input_submissions s SET status = 'processing', claimed_at = now(),"
-    " attempts = s.attempts + 1 FROM next WHERE s.id = next.id RETURNING s.*"
+    " attempts = s.attempts + 1 WHERE s.id = (SELECT id FROM next) RETURNING s.*"
 )
 
 

@@ -76,7 +76,7 @@ _CRASHED = sql.SQL(
     " ELSE j.priority END,"
     " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer AND"
     " NOT {over} THEN now() + (j.crash_count + 1) * %(backoff)s::float8 * interval '1 second' END"
-    " FROM chosen WHERE j.id = chosen.id"
+    " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
 )
 _CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
 _LAPSED = sql.SQL(
