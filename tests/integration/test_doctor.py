@@ -61,7 +61,7 @@ def own(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
 # --- health ------------------------------------------------------------------------------------
 
 
-def test_a_healthy_installation_has_nothing_to_say(db: ModuleType) -> None:
+def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
     result = findings()
     assert wrong(result) == {}
     assert list(result) == [
@@ -74,7 +74,7 @@ def test_a_healthy_installation_has_nothing_to_say(db: ModuleType) -> None:
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
 
 
-def test_nothing_is_written_and_no_connection_is_left(db: ModuleType) -> None:
+def test_nothing_is_written_and_no_connection_is_left(own: str) -> None:
     before = findings()
     assert wrong(before) == {}
     with engine.connect() as conn:
