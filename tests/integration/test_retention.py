@@ -185,34 +185,40 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         assert factories.one(conn, f"SELECT count(*) FROM {table}") == 1, table
 
 
-def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(conn: Any) -> None:
-    old = "'2001-01-01' FROM generate_series(1, 20000) AS n"
-    fills = {
-        "workflow_dispatch_events": "(run_id, node_id, kind, processed_at)"
-        f" SELECT '{factories.run(conn)}', 'n', 'completed', {old}",
-        "workflow_node_events": "(run_id, node_id, event_type, created_at)"
-        f" SELECT gen_random_uuid(), 'n', 'claimed', {old}",
-        "ingest_job_events": f"(job_id, event_type, created_at) SELECT 'x', 'claimed', {old}",
-        "job_attempt_logs": "(job_table, job_id, claim_no, created_at)"
-        f" SELECT 'ingest_jobs', 'x', n, {old}",
-        "schedule_fires": "(name, fire_at, created_at)"
-        f" SELECT 'a', now() + n * interval '1 second', {old}",
-    }
-    for table, fill in fills.items():
-        conn.execute(f"INSERT INTO {table} {fill}")
-        with factories.unguarded(conn, table):
-            conn.execute(f"DELETE FROM {table}")
-        conn.execute(f"VACUUM (ANALYZE, TRUNCATE false) {table}")
-        conn.execute(f"INSERT INTO {table} {fill}")
-        told = "SELECT reltuples FROM pg_class WHERE relname = %s"
-        assert factories.one(conn, told, table) == 0, table
-    conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
-    with conn.transaction():
-        assert statements.delete_outbox(conn, 30) == 5000
-        assert events.prune_nodes(conn, older_than_days=30, batch=5000) == 5000
-        assert statements.delete_ingest_events(conn, 30) == 5000
-        assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
-        assert schedules.prune(conn, limit=5000) == 5000
+def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    engine.bootstrap()
+    with engine.connect() as conn:
+        old = "'2001-01-01' FROM generate_series(1, 20000) AS n"
+        fills = {
+            "workflow_dispatch_events": "(run_id, node_id, kind, processed_at)"
+            f" SELECT '{factories.run(conn)}', 'n', 'completed', {old}",
+            "workflow_node_events": "(run_id, node_id, event_type, created_at)"
+            f" SELECT gen_random_uuid(), 'n', 'claimed', {old}",
+            "ingest_job_events": f"(job_id, event_type, created_at) SELECT 'x', 'claimed', {old}",
+            "job_attempt_logs": "(job_table, job_id, claim_no, created_at)"
+            f" SELECT 'ingest_jobs', 'x', n, {old}",
+            "schedule_fires": "(name, fire_at, created_at)"
+            f" SELECT 'a', now() + n * interval '1 second', {old}",
+        }
+        for table, fill in fills.items():
+            conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+            conn.execute(f"INSERT INTO {table} {fill}")
+            with factories.unguarded(conn, table):
+                conn.execute(f"DELETE FROM {table}")
+            conn.execute(f"VACUUM (ANALYZE, TRUNCATE false) {table}")
+            conn.execute(f"INSERT INTO {table} {fill}")
+            told = "SELECT reltuples FROM pg_class WHERE relname = %s"
+            assert factories.one(conn, told, table) == 0, table
+        conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
+        with conn.transaction():
+            assert statements.delete_outbox(conn, 30) == 5000
+            assert events.prune_nodes(conn, older_than_days=30, batch=5000) == 5000
+            assert statements.delete_ingest_events(conn, 30) == 5000
+            assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
+            assert schedules.prune(conn, limit=5000) == 5000
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
