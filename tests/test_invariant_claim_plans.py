@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import config, node_queue, queues
-from queue_workflows.store import claims, outbox, tables, transitions
+from queue_workflows.store import claims, nodes, outbox, tables, transitions
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -58,6 +58,14 @@ INSERT INTO ingest_jobs (task_name, queue, priority, status)
       FROM generate_series(1, {ROWS // 4}) i;
 INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model, priority)
     SELECT 'r1', 'late' || i, 'm', 'gpu', 'rare', 200 FROM generate_series(1, 3) i;
+INSERT INTO workflow_runs (id, workflow_name, status, mode)
+    SELECT 'over' || i, 'w', 'completed', 'node' FROM generate_series(1, 5000) i;
+INSERT INTO workflow_node_jobs
+       (run_id, node_id, node_module, queue, status, worker_id, lease_expires_at)
+    SELECT 'r1', 'busy' || i, 'm', 'cpu', 'running', 'other', 'infinity'
+      FROM generate_series(1, 300) i;
+INSERT INTO ingest_jobs (task_name, queue, status, worker_id, lease_expires_at)
+    SELECT 't', 'load', 'running', 'other', 'infinity' FROM generate_series(1, 300) i;
 INSERT INTO ingest_jobs (task_name, queue, lock_key, blocked_reason, idempotency_key)
     SELECT 't', 'line', 'busy', CASE WHEN i > 0 THEN 'locked' END, 'key' || i
       FROM generate_series(0, 9999) i;
@@ -319,6 +327,24 @@ def test_what_is_done_to_a_few_jobs_reads_a_few_rows(
     assert 0 < rows_read(many) - before <= 20 * ROWS_A_CLAIM
 
 
+@pytest.mark.parametrize("table", [tables.NODE_JOBS, tables.INGEST_JOBS], ids=JOB_TABLES)
+def test_a_result_is_recorded_with_a_few_rows(many: Any, table: tables.JobTable) -> None:
+    (lease,) = claimed(many, table, 1)
+    before = rows_read(many)
+    if table is tables.INGEST_JOBS:
+        done = [claims.IngestResult(lease, "{}", 0.1)]
+        claims.ingest_step(many, factories.who("fetch"), done=done, claim=0)
+    else:
+        result = claims.NodeResult(lease, "{}", 0.1)
+        claims.node_step(many, factories.who("cpu"), done=result, claim=False)
+    assert 0 < rows_read(many) - before <= ROWS_A_CLAIM
+
+
+def test_the_sweep_of_orphans_compares_no_job_with_each_run(many: Any) -> None:
+    many.execute("SET LOCAL statement_timeout = '5s'")  # that would be 500 million comparisons
+    assert nodes.sweep_orphans(many) == 0
+
+
 def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
     leases = claimed(many, tables.INGEST_JOBS, 50)
     done = [claims.IngestResult(lease, "{}", 0.1) for lease in leases]
@@ -356,7 +382,17 @@ def test_a_limit_that_is_set_on_a_long_queue_reads_what_it_moves(many: Any) -> N
         " AND blocked_reason IS NULL ORDER BY priority, seq LIMIT 600))"
     )
     queues.limit("fetch", partition_max_running=1, conn=many)
-    before = rows_read(many)
-    claims.ingest_step(many, factories.who("fetch"))
+    assert claims.ingest_step(many, factories.who("fetch")) == []  # the lines are looked at first
     many.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    assert rows_read(many) - before <= 500 * ROWS_A_CLAIM
+    many.execute("SET CONSTRAINTS ALL DEFERRED")
+    free, before = factories.one(many, _FREE), rows_read(many)
+    assert len(claims.ingest_step(many, factories.who("fetch"))) <= 1
+    read = rows_read(many) - before
+    assert free - factories.one(many, _FREE) >= 400
+    assert 0 < read <= 5000
+
+
+_FREE = (
+    "SELECT count(*) FROM ingest_jobs WHERE queue = 'fetch' AND status = 'queued'"
+    " AND blocked_reason IS NULL"
+)

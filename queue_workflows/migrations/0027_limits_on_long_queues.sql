@@ -30,7 +30,7 @@ BEGIN
     stale AS MATERIALIZED (
         SELECT j.id FROM ingest_jobs j
          WHERE j.id = ANY (ARRAY(SELECT a.id FROM ahead a))
-           AND j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL
+           AND (j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL) IS TRUE
            FOR UPDATE OF j SKIP LOCKED),
     moved AS (
         UPDATE ingest_jobs j SET blocked_reason = 'held_back' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s))
@@ -80,7 +80,7 @@ BEGIN
                    SELECT FROM queue_partitions p
                     WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
              LIMIT 64))
-       AND j.status = 'queued' AND j.blocked_reason IS NULL
+       AND (j.status = 'queued' AND j.blocked_reason IS NULL) IS TRUE
      ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
 END $$;
 
@@ -300,14 +300,17 @@ DECLARE
     v_past    text;
 BEGIN
     IF p_done IS NOT NULL THEN
-        WITH done AS (
+        WITH f AS MATERIALIZED (
+            SELECT * FROM jsonb_to_recordset(p_done) AS d (
+                id text, claim_no bigint, result jsonb, seconds float8)),
+        done AS (
             UPDATE ingest_jobs j
                SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
                    finished_at = now(), worker_id = NULL, lease_expires_at = NULL
-              FROM jsonb_to_recordset(p_done) AS f (id text, claim_no bigint, result jsonb, seconds float8)
-             WHERE j.id = ANY (ARRAY(SELECT d ->> 'id' FROM jsonb_array_elements(p_done) AS d))
-               AND j.id = f.id AND j.worker_id IS NOT DISTINCT FROM p_worker
-               AND j.claim_no = f.claim_no AND j.status = 'running'
+              FROM f
+             WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
+               AND (j.worker_id IS NOT DISTINCT FROM p_worker
+                    AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
             RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by)
         INSERT INTO ingest_job_events
                (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)

@@ -1,7 +1,8 @@
 -- Tables that were emptied and filled since are planned as one row until autovacuum counts them, and then a plan
 -- that reads all of a table, or of the wrong index, seems to cost no more than the right one. So rows that were
--- picked are met again by id = ANY (ARRAY(...)) or row by row, never by a join; OFFSET 0 keeps EXISTS from becoming
--- one; and no part of an order may come from a sort.
+-- picked are met again by id = ANY (ARRAY(...)) or row by row, never by a join; IS TRUE around what else they must
+-- be hides that a partial index would do; OFFSET 0 keeps EXISTS from becoming a join; and where two indexes begin
+-- alike no part of an order may come from a sort. See docs/decisions/0019.
 
 -- As in 0017.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
@@ -175,8 +176,8 @@ BEGIN
            SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
                vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
                finished_at = now(), worker_id = NULL, lease_expires_at = NULL
-         WHERE id = p_job AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
-           AND status = 'running'
+         WHERE id = p_job AND (worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
+                               AND status = 'running') IS TRUE
         RETURNING run_id, node_id, generation, attempts, claimed_by, queue, required_model, started_at
           INTO v_old;
         IF NOT FOUND THEN

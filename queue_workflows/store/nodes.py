@@ -423,9 +423,10 @@ _SWEEP = tables.transition(
     ),
     event=_STATUS,
     chosen=sql.SQL(
-        "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workflow_runs r ON r.id = q.run_id"
-        " WHERE q.status IN ('queued', 'awaiting_input') AND r.mode = 'node'"
-        " AND r.status IN ('completed', 'failed', 'cancelled')"
+        "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q"
+        " WHERE q.status IN ('queued', 'awaiting_input')"
+        " AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND r.mode = 'node'"
+        " AND r.status IN ('completed', 'failed', 'cancelled') OFFSET 0)"
         " LIMIT 500 FOR UPDATE OF q SKIP LOCKED), "
     ),
 )

@@ -1,7 +1,7 @@
 """Deletes what is finished and old, one batch a call; the caller commits each.
 
-Rows are met again by place (ctid), never by key: a table that was empty when it was last counted is
-planned as empty, and a join by key compares each row of the batch with each of the table.
+Rows are met again by place (ctid), and other tables row by row (OFFSET 0): a table that was empty
+when it was last counted is planned as empty, and a join compares each with each (decision 0019).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _OLD_RUNS = (
     " AND %(days)s::float8 > 0"
     " AND coalesce(r.finished_at, r.updated_at) < now() - %(days)s::float8 * interval '1 day'"
     " AND NOT EXISTS (SELECT FROM workflow_dispatch_events e"
-    " WHERE e.run_id = r.id AND e.processed_at IS NULL)"
+    " WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)"
     " AND NOT EXISTS (SELECT FROM workflow_node_jobs n WHERE n.run_id = r.id"
-    " AND n.status IN ('queued', 'running', 'awaiting_input'))"
+    " AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)"
 )
 _DELETE_RUNS = (
     "WITH old AS MATERIALIZED (SELECT r.ctid AS at" + _OLD_RUNS + " AND r.ctid >= %(first)s::tid"

@@ -153,7 +153,7 @@ class PoolLoop:
         One statement, but for what did not complete.
         """
         self._let_in()
-        free = 0 if self._is_closed() or not seats.look else seats.free()
+        free = 0 if self._stopping or self._is_closed() or not seats.look else seats.free()
         done = seats.held.take_done()
         if not done and free < 1:
             return False

@@ -544,24 +544,44 @@ def test_a_stop_drains_and_then_hands_back(conn: engine.Connection, bodies: Bodi
     assert left.jobs[ids[1]]["claim_no"] == 1
 
 
-def test_a_stop_lets_no_other_queue_claim_what_came_meanwhile(
+def test_a_stop_that_comes_right_before_a_claim_is_heeded(
     conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enqueue("load.a", 1, task="quick")
-    step, late = claims.ingest_step, list[str]()
-
-    def stopped(own: Any, who: Any, **more: Any) -> Any:
-        found = step(own, who, **more)
-        if not late and found:
-            late.extend(enqueue("load.b", 2, task="quick"))
-            subject.stop()
-        return found
-
-    monkeypatch.setattr(claims, "ingest_step", stopped)
+    (job_id,) = enqueue("load.b", 1, task="quick")
     subject = claim_worker.WorkerPool(WORKERS, host="box", on_exit=print)
+    held = subject._loop._of_queue["load.b"].held
+    writing = held.writing
+
+    @contextmanager
+    def stopped() -> Generator[None]:
+        with writing():
+            subject.stop()
+            yield
+
+    monkeypatch.setattr(held, "writing", stopped)
     subject.run_forever()
-    assert [row_of(conn, job_id)["claim_no"] for job_id in late] == [0, 0]
-    assert states(conn, "load.a") == {"completed": 1}
+    assert row_of(conn, job_id)["claim_no"] == 0
+
+
+def test_a_stopping_pool_waits_for_what_runs_without_a_busy_loop(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue("load.a", 1)
+    with running(bodies) as subject:
+        until(lambda: bodies.began)
+        for seats in subject._loop._seats:
+            monkeypatch.setattr(seats.claimer, "wait_s", 0.0)  # as while a limit is being set
+            seats.look = True
+        turns, turn_all = list[float](), subject._loop._turn_all
+        monkeypatch.setattr(
+            subject._loop, "_turn_all", lambda: turns.append(time.monotonic()) or turn_all()
+        )
+        subject.stop()
+        subject._loop._ready.set()
+        until(lambda: turns and time.monotonic() > turns[0] + 0.3)
+        assert len(turns) <= 5
+        bodies.go.set()
+    assert states(conn) == {"completed": 1}
 
 
 # --- the database goes away -------------------------------------------------------------------

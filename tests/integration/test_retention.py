@@ -193,8 +193,12 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
     with engine.connect() as conn:
         old = "'2001-01-01' FROM generate_series(1, 20000) AS n"
         fills = {
+            "workflow_runs": "(workflow_name, status, finished_at) SELECT 'w', 'completed',"
+            " '2001-01-01' FROM generate_series(1, 5000) AS n",
+            "workflow_node_jobs": "(run_id, node_id, node_module, queue, status, finished_at)"
+            f" SELECT (SELECT min(id) FROM workflow_runs), n, 'm', 'cpu', 'completed', {old}",
             "workflow_dispatch_events": "(run_id, node_id, kind, processed_at)"
-            f" SELECT '{factories.run(conn)}', 'n', 'completed', {old}",
+            f" SELECT (SELECT min(id) FROM workflow_runs), 'n', 'completed', {old}",
             "workflow_node_events": "(run_id, node_id, event_type, created_at)"
             f" SELECT gen_random_uuid(), 'n', 'claimed', {old}",
             "ingest_job_events": f"(job_id, event_type, created_at) SELECT 'x', 'claimed', {old}",
@@ -219,6 +223,8 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert statements.delete_ingest_events(conn, 30) == 5000
             assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
             assert schedules.prune(conn, limit=5000) == 5000
+            assert statements.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
+            assert statements.delete_runs(conn, 0, 30) == statements.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
