@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias, TypedDict
 
 Row: TypeAlias = dict[str, Any]
-"""One table row by column name; jsonb is decoded, timestamps are aware datetimes."""
+"""One table row by column name: jsonb decoded (or `Unreadable`), timestamps as aware datetimes."""
 
 JsonDict: TypeAlias = dict[str, Any]
 """A JSON object."""
@@ -20,6 +20,22 @@ SleepFn: TypeAlias = Callable[[float], object]
 
 ExitFn: TypeAlias = Callable[[int], None]
 """Leaves the process with an exit code; `os._exit` in production."""
+
+
+class Unreadable:
+    """A stored JSON value that this process refuses to load; it stands where the value would.
+
+    `reason` says why in a sentence for people; `raw` is the JSON text as the server sent it.
+    """
+
+    __slots__ = ("raw", "reason")
+
+    def __init__(self, reason: str, raw: bytes) -> None:
+        self.reason = reason
+        self.raw = raw
+
+    def __repr__(self) -> str:
+        return f"<unreadable JSON: {self.reason}>"
 
 
 class JobId(str):

@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
-from psycopg import abc, adapt, conninfo, pq
+from psycopg import conninfo
 from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
+from queue_workflows.db import loading
 from queue_workflows.runtime import process, service
 from queue_workflows.types import Row
 
@@ -136,29 +136,9 @@ def _conninfo(url: str, **forced: Any) -> str:
     return conninfo.make_conninfo(**(defaults | _parsed(url) | forced))
 
 
-class _Moment(adapt.Loader):
-    """Reads a timestamptz; `infinity` and its negative, which SQL may say, as what is nearest."""
-
-    def __init__(self, oid: int, context: abc.AdaptContext | None = None) -> None:
-        super().__init__(oid, context)
-        kind = psycopg.adapters.get_loader(oid, pq.Format.TEXT)
-        assert kind is not None
-        self._load = kind(oid, context).load
-
-    def load(self, data: abc.Buffer) -> Any:
-        far = _FAR.get(bytes(data))
-        return self._load(data) if far is None else far
-
-
-_FAR = {
-    b"infinity": datetime.max.replace(tzinfo=timezone.utc),
-    b"-infinity": datetime.min.replace(tzinfo=timezone.utc),
-}
-
-
 def _limit(conn: psycopg.Connection[Any], statement_s: float | None = None) -> None:
     """Give an engine connection its time-outs; a host's connection never has them."""
-    conn.adapters.register_loader("timestamptz", _Moment)
+    loading.install(conn)
     statement_ms = int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * 1000)
     autocommit = conn.autocommit
     conn.autocommit = True

@@ -1,0 +1,80 @@
+"""Load JSON and times from rows without ever raising: a row may hold whatever SQL could write."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any, cast
+
+import psycopg
+from psycopg import abc, adapt, pq
+from psycopg.types.json import set_json_loads
+
+from queue_workflows.types import Unreadable
+
+MAX_DEPTH = 200
+"""Levels of nesting; far from the interpreter's recursion limit of 1,000 frames."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of JSON text. A loaded value takes up to ten times as much memory."""
+_LATEST = datetime.max.replace(tzinfo=timezone.utc)
+_EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def install(conn: psycopg.Connection[Any]) -> None:
+    """Make this connection load JSON with `load_json`, and times out of range as the nearest."""
+    set_json_loads(load_json, conn)
+    conn.adapters.register_loader("timestamptz", _Moment)
+
+
+def load_json(data: str | bytes) -> Any:
+    """Return the value of a JSON text, or an `Unreadable` that says why it is not loaded.
+
+    Refused are texts over MAX_BYTES, more than MAX_DEPTH levels, and integers of more digits than
+    Python converts (4,300 by default, `sys.set_int_max_str_digits`).
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    if len(raw) > MAX_BYTES:
+        return Unreadable(f"it has {len(raw)} bytes, more than {MAX_BYTES}", b"")
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
+    except ValueError as error:
+        # The parser's own words: "Exceeds the limit (4300 digits) for integer string conversion".
+        return Unreadable(str(error).partition(";")[0], raw)
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
+        return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        deeper: list[Any] = []
+        for item in level:
+            members = cast("list[Any]", item.values() if type(item) is dict else item)
+            deeper += [m for m in members if type(m) is dict or type(m) is list]
+        if not deeper:
+            return False
+        level = deeper
+    return True
+
+
+class _Moment(adapt.Loader):
+    """Loads a timestamptz; what Python has no datetime for becomes the nearest it has.
+
+    These are `infinity`, `-infinity`, years after 9999 and years before 1.
+    """
+
+    def __init__(self, oid: int, context: abc.AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        kind = psycopg.adapters.get_loader(oid, pq.Format.TEXT)
+        assert kind is not None
+        self._load = kind(oid, context).load
+
+    def load(self, data: abc.Buffer) -> Any:
+        try:
+            return self._load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return _EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else _LATEST
