@@ -109,19 +109,20 @@ def insert_skipped_job(
     *,
     run_id: str,
     node_id: str,
-    node_module: str,
+    node_module: str | None = None,
     queue: str = "cpu",
     required_model: str | None = None,
     pipeline_name: str | None = None,
 ) -> str:
     """Put a `skipped` row in a node's place, which satisfies what depends on it; its job id.
 
-    A node that the run has already keeps its row and id. Raises as `enqueue_node_job` does.
+    `node_module` None: the node's id, as nothing ever imports it. A node that the run has already
+    keeps its row and id. Raises as `enqueue_node_job` does.
     """
     required_model = _model(node_id, queue, required_model)
     row: dict[str, Any] = {
         "node_id": node_id,
-        "node_module": node_module,
+        "node_module": node_id if node_module is None else node_module,
         "queue": queue,
         "required_model": required_model,
         "status": "skipped",
@@ -303,8 +304,11 @@ def record_node_event(
     elapsed_s: float | None = None,
     error: str | None = None,
     detail: dict[str, Any] | None = None,
-) -> None:
-    """Append to a node's history; best effort: what goes wrong is logged, never raised."""
+) -> int | None:
+    """Append an event to a node's history and return its id.
+
+    Best effort: what goes wrong is logged, never raised, and the id is None then.
+    """
     try:
         values = {
             "run_id": run_id,
@@ -320,11 +324,13 @@ def record_node_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            events.record_node(conn, values)
+            event_id = events.record_node(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
                 fleet.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
         _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
+        return None
+    return event_id
 
 
 def prune_node_events(older_than_days: float = 30) -> int:
@@ -375,8 +381,13 @@ def upsert_worker_heartbeat(
         workers.beat(conn, values)
 
 
-def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool = True) -> int:
-    """Forget a host's warm model and, unless told not to, age its heartbeat; rows changed."""
+def clear_worker_current_model(
+    host_label: str, queue: str, *, mark_stale: bool = True
+) -> Row | None:
+    """Clear the loaded model of a host's heartbeat; return the changed row, None if there is none.
+
+    `mark_stale` also sets its `last_seen` back by an hour, so that it counts as no capacity.
+    """
     with db.transaction() as conn:
         return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
 
@@ -384,17 +395,22 @@ def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool 
 def flag_stale_workers_holding_running_jobs(
     *, stale_after_s: float | None = None, conn: db.Connection | None = None
 ) -> list[Row]:
-    """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs."""
+    """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs.
+
+    Return their heartbeat rows, each with the number of its `running_jobs`. `stale_after_s` None:
+    STALE_WORKER_AFTER_S seconds.
+    """
     limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
     with db.transaction(conn) as own:
         flagged = workers.flag_stale(own, limit)
     for row in flagged:
         _log.error(
-            "DEAD WORKER: host %s queue %s was last seen at %s and owns running jobs; restart it, "
-            "its leases bring the jobs back",
+            "DEAD WORKER: host %s queue %s was last seen at %s and owns %d running jobs; restart "
+            "it, its leases bring the jobs back",
             row["host_label"],
             row["queue"],
             row["last_seen"],
+            row["running_jobs"],
         )
     return flagged
 

@@ -14,7 +14,7 @@ _NODE_EVENT = (
     "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
     " queue, model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s,"
     " %(attempt)s, %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
-    " %(detail)s::jsonb)"
+    " %(detail)s::jsonb) RETURNING id"
 )
 _PRUNE = (
     "DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM workflow_node_events"
@@ -54,9 +54,11 @@ def note(
     conn.execute(_NOTE[table.name], job | more)
 
 
-def record_node(conn: db.Connection, values: dict[str, Any]) -> None:
-    """Append one event of a node."""
-    conn.execute(_NODE_EVENT, values)
+def record_node(conn: db.Connection, values: dict[str, Any]) -> int:
+    """Append one event of a node; return its id."""
+    row = conn.execute(_NODE_EVENT, values).fetchone()
+    assert row is not None
+    return row["id"]
 
 
 def prune_nodes(conn: db.Connection, *, older_than_days: float, batch: int) -> int:
