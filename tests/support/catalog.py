@@ -1,38 +1,161 @@
-"""A database's schema as plain data, so that two ways of making one can be compared."""
+"""A database's own description of its schema, in the words of no particular server version."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import psycopg
+from psycopg import sql
 
-_TEXT = (Path(__file__).parent / "catalog.sql").read_text(encoding="utf-8")
-_PARTS = {part.partition("\n")[0]: part.partition("\n")[2] for part in _TEXT.split("-- kind: ")[1:]}
+PURPOSES = {
+    "workflow_runs": "A run of a workflow: state, context, the definition frozen at its start.",
+    "workflow_run_files": "Files that a host lists for a run; the engine leaves them alone.",
+    "workflow_node_jobs": "One node of one run: queue, claim, inputs, result.",
+    "workflow_input_submissions": "Answers of people to input nodes, until they are taken.",
+    "workflow_dispatch_events": "The outbox: what happened to nodes and waits to be dispatched.",
+    "worker_heartbeats": "What hosts see of a (host, queue): capacity, models, last sign of life.",
+    "ingest_jobs": "Jobs that belong to no run.",
+    "workflow_node_events": "The history of nodes: one row a transition, pruned by age.",
+    "worker_controls": "The ON/OFF switch of a (host, queue); no row means ON.",
+    "ingest_job_events": "The history of ingest jobs: one row a transition.",
+    "job_attempt_logs": "What bodies printed: one row an attempt that printed, pruned by age.",
+    "schedule_fires": "One row a schedule entry and instant: whoever inserts it fires.",
+    "workflow_input_timeouts": "Until when input nodes wait that do not wait for ever.",
+    "queue_settings": "What an operator says about one queue; no row means the defaults.",
+    "queue_partitions": "What an operator says about one partition key of a queue.",
+    "queue_starts": "The last starts of queues that have a rate.",
+    "partition_starts": "The last starts of partitions that have a rate.",
+    "partition_dues": "When the lines of limited partitions are to be looked at again.",
+    "partition_turns": "Partitions that a transaction under way has changed; empty at rest.",
+    "lock_turns": "Lock keys whose line a transaction under way has changed; empty at rest.",
+    "model_controls": "What the gpu workers of a host, or one, are asked to load or unload.",
+    "hw_samples": "What the boxes did lately: a ring of an hour and one of a day for each host.",
+    "gpu_models": "A model on a host: its size, and how long loads and runs took there.",
+    "gpu_unassignable": "Models whose queued jobs no live worker can take, and why.",
+    "workers": "One row a worker process, by its identity.",
+    "queue_schema_version": "The ledger of applied migrations.",
+}
 
 
-def snapshot(conn: psycopg.Connection[Any], schema: str = "public") -> dict[str, dict[str, str]]:
-    """Return every object of a schema by kind and name, as the server describes it.
+class Column(NamedTuple):
+    """A column as `CREATE TABLE` would spell it."""
 
-    The kinds are the keys of `_PARTS`. The order of columns is left out, as a table that grew by
-    ALTER TABLE has another one than a table that was created whole.
-    """
-    found: dict[str, dict[str, str]] = {}
-    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
-        for kind, query in _PARTS.items():
-            rows = cursor.execute(query.encode(), {"schema": schema}).fetchall()
-            found[kind] = {row["name"]: row["text"] or "" for row in rows}
-    return found
+    name: str
+    type: str
+    nullable: bool
+    default: str
 
 
-def difference(
-    old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]
-) -> list[tuple[str, str, str | None, str | None]]:
-    """Return (kind, name, old text, new text) of all that differs; None: no such object."""
-    found: list[tuple[str, str, str | None, str | None]] = []
-    for kind in _PARTS:
-        before, after = old.get(kind, {}), new.get(kind, {})
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name):
-                found.append((kind, name, before.get(name), after.get(name)))
-    return found
+class Table(NamedTuple):
+    """A table with what hangs on it, each as a line of SQL."""
+
+    name: str
+    purpose: str
+    columns: list[Column]
+    constraints: list[str]
+    indexes: list[str]
+    triggers: list[str]
+
+
+class Catalog(NamedTuple):
+    """A schema; `channels` are the names that are notified, each with the functions that do."""
+
+    version: int
+    tables: list[Table]
+    domains: list[str]
+    functions: list[str]
+    channels: dict[str, list[str]]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("public.", "").split())
+
+
+def _rows(conn: psycopg.Connection[Any], query: sql.SQL, *values: Any) -> list[tuple[Any, ...]]:
+    return conn.execute(query, values).fetchall()
+
+
+_TABLES = sql.SQL(
+    "SELECT c.oid, c.relname FROM pg_class c WHERE c.relkind = 'r'"
+    " AND c.relnamespace = 'public'::regnamespace ORDER BY c.relname"
+)
+_COLUMNS = sql.SQL(
+    "SELECT a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,"
+    " coalesce(pg_get_expr(d.adbin, d.adrelid), '') FROM pg_attribute a"
+    " LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum"
+    " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+)
+# From PostgreSQL 18 on a NOT NULL is a constraint with a name ('n'); the columns say it already.
+_CONSTRAINTS = sql.SQL(
+    "SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint"
+    " WHERE conrelid = %s AND contype IN ('c', 'f', 'p', 'u') ORDER BY contype DESC, conname"
+)
+_INDEXES = sql.SQL(
+    "SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+    " WHERE i.indrelid = %s AND NOT EXISTS (SELECT FROM pg_constraint k"
+    " WHERE k.conindid = i.indexrelid AND k.contype IN ('p', 'u')) ORDER BY c.relname"
+)
+_TRIGGERS = sql.SQL(
+    "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal"
+    " ORDER BY tgname"
+)
+_DOMAINS = sql.SQL(
+    "SELECT t.typname || ' AS ' || format_type(t.typbasetype, t.typtypmod) || coalesce(' ' ||"
+    " string_agg(pg_get_constraintdef(k.oid), ' ' ORDER BY k.conname), '') FROM pg_type t"
+    " LEFT JOIN pg_constraint k ON k.contypid = t.oid AND k.contype = 'c'"
+    " WHERE t.typtype = 'd' AND t.typnamespace = 'public'::regnamespace GROUP BY t.oid"
+    " ORDER BY t.typname"
+)
+_FUNCTIONS = sql.SQL(
+    "SELECT p.proname, pg_get_function_identity_arguments(p.oid), pg_get_function_result(p.oid),"
+    " p.prosrc FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace ORDER BY p.proname"
+)
+_NOTIFIED = re.compile(r"pg_notify\(\s*(?:'(\w+)'|TG_ARGV\[0\])")
+_CALLED = re.compile(r"EXECUTE FUNCTION (?:public\.)?(\w+)\((?:'(\w+)')?")
+
+
+def _table(conn: psycopg.Connection[Any], oid: int, name: str) -> Table:
+    if name not in PURPOSES:
+        raise KeyError(f"tests/support/catalog.py: say in PURPOSES what the table {name!r} is for")
+    return Table(
+        name,
+        PURPOSES[name],
+        [
+            Column(column, kind, nullable, _plain(default))
+            for column, kind, nullable, default in _rows(conn, _COLUMNS, oid)
+        ],
+        *(
+            [_plain(row[0]) for row in _rows(conn, q, oid)]
+            for q in (_CONSTRAINTS, _INDEXES, _TRIGGERS)
+        ),
+    )
+
+
+def _channels(tables: list[Table], sources: dict[str, str]) -> dict[str, list[str]]:
+    """A function notifies the channels its text names, and those its triggers pass to it."""
+    found: dict[str, set[str]] = {}
+    for table in tables:
+        for trigger in table.triggers:
+            call = _CALLED.search(trigger)
+            if call is None:
+                continue
+            function, argument = call.groups()
+            for literal in _NOTIFIED.findall(sources[function]):
+                channel = literal or argument
+                found.setdefault(channel, set()).add(trigger.split()[2])
+    return {name: sorted(by) for name, by in sorted(found.items())}
+
+
+def read(dsn: str) -> Catalog:
+    """The schema `public` of the database of this DSN."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        tables = [_table(conn, oid, name) for oid, name in _rows(conn, _TABLES)]
+        functions = _rows(conn, _FUNCTIONS)
+        return Catalog(
+            _rows(conn, sql.SQL("SELECT max(version) FROM queue_schema_version"))[0][0],
+            tables,
+            [_plain(row[0]) for row in _rows(conn, _DOMAINS)],
+            [_plain(f"{row[0]}({row[1]}) RETURNS {row[2]}") for row in functions],
+            _channels(tables, {row[0]: row[3] for row in functions}),
+        )

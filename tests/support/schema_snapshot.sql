@@ -1,4 +1,4 @@
--- What tests/support/catalog.py reads: one query a kind of object, each with the columns name and text.
+-- What tests/support/schema_snapshot.py reads: one query a kind of object, each with the columns name and text.
 
 -- kind: tables
 SELECT c.relname AS name, concat_ws(' ', c.relkind, c.relpersistence, c.reloptions::text) AS text
