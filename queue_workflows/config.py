@@ -274,7 +274,7 @@ class RegisteredNode:
         self.run = run
 
 
-def register_no_models() -> None:
+def _register_no_models() -> None:
     """Register nothing: the registrar of an app that set none, so that there always is one."""
 
 
@@ -293,7 +293,7 @@ class EngineConfig:
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.node_resolver: Callable[[str], Any] | None = None
-        self.builtin_model_registrar: Callable[[], None] = register_no_models
+        self.builtin_model_registrar: Callable[[], None] = _register_no_models
         self.workflow_map: dict[str, WorkflowDocuments] = {}
         self._workflow_loader: WorkflowLoader | None = None
         self._pipeline_schema_loader: PipelineLoader | None = None
@@ -349,6 +349,10 @@ class EngineConfig:
         from queue_workflows import refs
 
         return refs.resolve_ref
+
+    def has_model_registrar(self) -> bool:
+        """Return whether the app set a registrar of models."""
+        return self.builtin_model_registrar is not _register_no_models
 
     def knows_nodes(self) -> bool:
         """Whether any node module could be resolved at all."""
