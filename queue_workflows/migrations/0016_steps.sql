@@ -163,11 +163,10 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- When a run was created, in microseconds since the epoch. The result is total: a time that is infinite has the
--- nearest bigint, as the cast of its epoch would raise and stop the look-up for every other run.
+-- When a run was created, in microseconds since the epoch, or the nearest bigint: a cast that raises for a time that
+-- is infinite would stop the look-up for every other run.
 CREATE OR REPLACE FUNCTION queue_workflows_born(p_at timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN isfinite(p_at) THEN (extract(epoch FROM p_at) * 1000000)::bigint
-                WHEN p_at > 'epoch' THEN 9223372036854775807 ELSE -9223372036854775808 END
+    SELECT least(greatest(extract(epoch FROM p_at) * 1000000, -9223372036854775808), 9223372036854775807)::bigint
 $$;
 
 -- The start of a run that has neither a definition nor a node yet, with no more than one look: its
