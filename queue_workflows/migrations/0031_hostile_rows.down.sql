@@ -34,4 +34,4 @@ DROP TRIGGER IF EXISTS ingest_jobs_bound ON ingest_jobs;
 DROP TRIGGER IF EXISTS workflow_runs_bound ON workflow_runs;
 DROP TRIGGER IF EXISTS workflow_input_submissions_bound ON workflow_input_submissions;
 DROP FUNCTION IF EXISTS queue_workflows_bound_job(), queue_workflows_bound_run(), queue_workflows_bound_submission(),
-    queue_workflows_refuse(text, jsonb, jsonb);
+    queue_workflows_refuse(text, jsonb, jsonb), queue_workflows_hold_node(text, text);

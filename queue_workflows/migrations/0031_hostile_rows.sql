@@ -151,6 +151,16 @@ CREATE TRIGGER workflow_input_submissions_bound
         available_at
     ON workflow_input_submissions FOR EACH ROW EXECUTE FUNCTION queue_workflows_bound_submission();
 
+-- Keep an input node as it is until the caller's transaction ends, for roles that may answer. Nodes of other kinds,
+-- and nodes that have ended, cannot be held by it.
+CREATE OR REPLACE FUNCTION queue_workflows_hold_node(p_run text, p_node text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM queue_workflows_demand('INSERT', 'workflow_input_submissions', 'value');
+    PERFORM FROM workflow_node_jobs
+      WHERE run_id = p_run AND node_id = p_node AND starts_with(node_module, '__input__')
+        AND status IN ('queued', 'running', 'awaiting_input') FOR SHARE;
+END $$;
+
 -- The other tables are written seldom, and a domain is enough. Its constraint comes after the columns, NOT VALID: so
 -- no table is written anew, and a row of before stays. Where a view, trigger or policy of the app's names a
 -- column its type cannot change, and the column stays unbounded.
@@ -213,7 +223,7 @@ DECLARE
 BEGIN
     FOREACH v_function IN ARRAY ARRAY[
         'queue_workflows_bound_job()', 'queue_workflows_bound_run()', 'queue_workflows_bound_submission()',
-        'queue_workflows_put_jobs(text, jsonb)']::regprocedure[]
+        'queue_workflows_hold_node(text, text)', 'queue_workflows_put_jobs(text, jsonb)']::regprocedure[]
     LOOP
         -- A session's temporary tables come first where they are not named.
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp',

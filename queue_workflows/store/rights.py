@@ -33,7 +33,7 @@ SUBMITTED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The columns that a role for `submit` inserts; identity, counters, states, times and definitions
 belong to the engine."""
-_ENQUEUE = ("queue_workflows_enqueue", "queue_workflows_put_jobs")
+_SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
 _INTERNAL = (
     "queue_workflows_admit", "queue_workflows_ask_partition", "queue_workflows_ask_turn",
     "queue_workflows_audit", "queue_workflows_check_payload", "queue_workflows_demand",
@@ -127,7 +127,7 @@ def _closed_functions(conn: db.Connection, purpose: str) -> list[Row]:
         {
             "internal": list(_INTERNAL),
             "works": purpose in {"work", "migrate"},
-            "named": list(_ENQUEUE) if purpose == "submit" else [],
+            "named": list(_SUBMIT) if purpose == "submit" else [],
         },
     ).fetchall()
 
@@ -145,7 +145,7 @@ def excessive(conn: db.Connection, purpose: str) -> list[Excess]:
         {
             "tables": list(_READ),
             "allowed": [f"{table}.{name}" for table, names in allowed.items() for name in names],
-            "callable": list(_ENQUEUE) if purpose == "submit" else [],
+            "callable": list(_SUBMIT) if purpose == "submit" else [],
             "internal": list(_INTERNAL),
         },
     ).fetchall()

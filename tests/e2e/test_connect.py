@@ -431,7 +431,9 @@ def test_a_submitter_uses_the_python_functions(
                 task_name="t", queue="fetch", idempotency_key="k", **keys
             ),
             *node_queue.enqueue_ingest_jobs(
-                [{"idempotency_key": key, **keys} for key in "cab"], task_name="t", queue="fetch"
+                [{"idempotency_key": key, "lock_key": "l"} for key in "cab"],
+                task_name="t",
+                queue="fetch",
             ),
             *node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[{}, {}]),
         ]

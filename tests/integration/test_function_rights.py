@@ -21,8 +21,13 @@ CHECKED = {
     "queue_workflows_queue_room": "'q', 1",
     "queue_workflows_hold_back": "'q', 1, 1",
     "queue_workflows_mend_lines": "",
+    "queue_workflows_hold_node": "'r', 'n'",
 }
 """The functions that run as their owner and may be granted: each with arguments for a call."""
+RIGHTS = {
+    "queue_workflows_put_jobs": "INSERT (args) ON ingest_jobs",
+    "queue_workflows_hold_node": "INSERT (value) ON workflow_input_submissions",
+}
 
 
 @pytest.fixture
@@ -82,8 +87,8 @@ def test_execute_alone_lets_nobody_work_as_the_owner(conn: Any, function: str) -
         assert f"permission denied for function {function}" in refused(conn, call)
     with as_guest(conn, f"EXECUTE ON FUNCTION {function}"):
         assert "queue_workflows_guest lacks" in refused(conn, call)
-    right = "INSERT (args)" if function.endswith("put_jobs") else "UPDATE (status)"
-    with as_guest(conn, f"EXECUTE ON FUNCTION {function}", f"{right} ON ingest_jobs"):
+    right = RIGHTS.get(function, "UPDATE (status) ON ingest_jobs")
+    with as_guest(conn, f"EXECUTE ON FUNCTION {function}", right):
         conn.execute(call.encode())
 
 
