@@ -22,7 +22,7 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 _HEAD_COLUMNS = (
     "SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,"
     " definition IS NOT NULL AS has_definition,"
-    " (extract(epoch FROM created_at) * 1000000)::bigint AS born FROM workflow_runs"
+    " queue_workflows_born(created_at) AS born FROM workflow_runs"
 )
 
 

@@ -375,7 +375,7 @@ def test_rows_with_values_out_of_every_range_are_taken_over_and_end(
     assert old.bootstrap() == OURS
     lease = "SELECT max(lease_expires_at) < now() + interval '8 days' FROM {}"
     for table in ("workflow_node_jobs", "ingest_jobs"):
-        assert factories.one(conn, lease.format(table).encode())
+        assert factories.one(conn, lease.format(table))
         conn.execute(
             f"UPDATE {table} SET lease_expires_at = now() WHERE status = 'running'".encode()
         )
