@@ -350,8 +350,9 @@ def test_a_forged_count_of_starts_is_begun_anew(conn: Any) -> None:
 def test_a_worker_whose_detail_is_nonsense_stops_no_sweep(conn: Any) -> None:
     factories.ingest(conn)
     factories.claim_ingest(conn)
+    conn.execute("UPDATE ingest_jobs SET heartbeat_at = now() - interval '1 hour'")
     conn.execute(
-        "INSERT INTO workers (worker_id, host_label, queue, pid, detail)"
-        " VALUES ('w1', 'box', 'fetch', 1, '{\"lock\": \"abc\"}')"
+        "INSERT INTO workers (worker_id, host_label, queue, pid, detail, last_seen)"
+        " VALUES ('w1', 'box', 'fetch', 1, '{\"lock\": \"abc\"}', now() - interval '1 hour')"
     )
     assert transitions.reclaim_gone(conn, tables.INGEST_JOBS, 1.0) == []
