@@ -35,12 +35,11 @@ CREATE TABLE IF NOT EXISTS queue_partitions (
     CONSTRAINT queue_partitions_rate_check CHECK ((rate_limit IS NULL) = (rate_period_s IS NULL))
 );
 
--- The queues whose partitions have limits, for whoever may insert jobs: no more is in it than a name.
+-- The queues whose partitions have limits.
 CREATE OR REPLACE VIEW queue_partition_limits AS
     SELECT s.queue FROM queue_settings s
      WHERE s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL
         OR EXISTS (SELECT FROM queue_partitions p WHERE p.queue = s.queue);
-GRANT SELECT ON queue_partition_limits TO PUBLIC;
 
 -- The last rate_limit starts, numbered: the n-th may follow when the one of rate_limit before it is as old
 -- as the period. Of a queue, and of a partition; no rows without a rate.
@@ -195,6 +194,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_rate_room(
     OUT room integer, OUT due_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
+    -- A period that is out of its range, of a row from before there was one, must not overflow an interval.
+    p_period_s := least(greatest(p_period_s, 0), 31622400);
     room := least(p_wanted, p_limit);
     SELECT least(room, min(s.place) - 1), min(s.at) + p_period_s * interval '1 second' INTO room, due_at
       FROM unnest(p_starts) WITH ORDINALITY AS s (at, place)
@@ -539,6 +540,11 @@ BEGIN
     END IF;
     SELECT coalesce((SELECT n FROM queue_starts WHERE queue = p_queue
                       ORDER BY queue DESC, n DESC LIMIT 1), 0) INTO v_last;
+    IF v_last NOT BETWEEN 0 AND 1000000000000000 THEN  -- no number that was counted: begin anew
+        DELETE FROM queue_starts WHERE queue = p_queue;
+        v_last := 0;
+    END IF;
+    p_starts := least(p_starts, v_limit);  -- no more are ever looked at
     INSERT INTO queue_starts (queue, n, started_at)
     SELECT p_queue, v_last + i, clock_timestamp() FROM generate_series(1, p_starts) i;
     DELETE FROM queue_starts WHERE queue = p_queue AND n <= v_last + p_starts - v_limit;
@@ -696,8 +702,8 @@ BEGIN
 END $$;
 DROP TRIGGER IF EXISTS ingest_jobs_changed ON ingest_jobs;
 CREATE TRIGGER ingest_jobs_changed
-    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue
-    ON ingest_jobs
+    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue,
+        claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready');
 
 -- As in 0016, and the queue's limits come first. p_tell: where nothing was claimed of a queue that has

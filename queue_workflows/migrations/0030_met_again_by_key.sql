@@ -51,6 +51,8 @@ DECLARE
     v_same   boolean[];
     v_lost   bigint;
 BEGIN
+    -- It runs as its owner (0031), as it sets seq, which is nobody else's to set.
+    PERFORM queue_workflows_demand('INSERT', 'ingest_jobs', 'args');
     FOR v_try IN 1..10 LOOP
         INSERT INTO ingest_jobs
                (id, seq, task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s,
@@ -260,7 +262,7 @@ BEGIN
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
                               'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                              'born', queue_workflows_born(r.created_at))
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;

@@ -54,11 +54,13 @@ def get_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
 
 
 def hold_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
-    """The job of a node, or None; no other transaction changes it until this one ends."""
-    return conn.execute(
-        "SELECT * FROM workflow_node_jobs WHERE run_id = %s AND node_id = %s FOR SHARE",
-        (run_id, node_id),
-    ).fetchone()
+    """Return the job of a node, or None.
+
+    No other transaction changes an input node that is not over until this one ends. The lock is
+    taken by a function, so that a role that submits answers needs no right to change nodes.
+    """
+    conn.execute("SELECT queue_workflows_hold_node(%s::text, %s::text)", (run_id, node_id))
+    return get_by_node(conn, run_id, node_id)
 
 
 def of_run(conn: db.Connection, run_id: str) -> list[Row]:

@@ -22,20 +22,34 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 _HEAD_COLUMNS = (
     "SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,"
     " definition IS NOT NULL AS has_definition,"
-    " (extract(epoch FROM created_at) * 1000000)::bigint AS born FROM workflow_runs"
+    " queue_workflows_born(created_at) AS born FROM workflow_runs"
 )
 
 
 def insert(conn: db.Connection, values: dict[str, Any]) -> Row:
-    """Insert a run; the row. `context` is JSON text."""
+    """Insert a run and return its row; `context` is JSON text.
+
+    Columns that have their default are not named: `status` and `mode` are not a submitter's to set.
+    """
+    named = [name for name in _INSERTED if values[name] != _DEFAULTS.get(name)]
     row = conn.execute(
-        "INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, status, priority, mode,"
-        " context) VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(status)s,"
-        " %(priority)s, %(mode)s, %(context)s::jsonb) RETURNING *",
+        sql.SQL("INSERT INTO workflow_runs (id{}) VALUES (%(run_id)s{}) RETURNING *").format(
+            sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in named),
+            sql.SQL("").join(
+                sql.SQL(", {}{}").format(
+                    sql.Placeholder(name), sql.SQL("::jsonb" if name in JSON_COLUMNS else "")
+                )
+                for name in named
+            ),
+        ),
         values,
     ).fetchone()
     assert row is not None
     return row
+
+
+_INSERTED = ("workflow_name", "parcel_id", "out_dir", "status", "priority", "mode", "context")
+_DEFAULTS: dict[str, Any] = {"status": "queued", "mode": "node"}
 
 
 def get(conn: db.Connection, run_id: str) -> Row | None:

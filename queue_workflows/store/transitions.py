@@ -17,18 +17,28 @@ from queue_workflows.types import Row
 FRONT_PRIORITY = 10
 """The priority that work taken back from a worker gets at most (the contract's figure)."""
 
+# A row may hold counters that no engine counted: below 0 counts as 0, and a sum never overflows.
+_MADE: Final = "least(greatest(j.attempts, 0), 999999) + 1"
+_CRASHES: Final = "least(greatest(j.crash_count, 0), 999999) + 1"
+_TRIPS: Final = "least(greatest(j.watchdog_retries, 0), 999999) + 1"
+_MOST: Final = "least(greatest(j.max_attempts, %(most)s::integer), 1000000)"
+_AGAIN: Final = _MADE + " < " + _MOST + " AND %(retry)s::boolean"
 _FAIL = sql.SQL(
-    "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer) AND %(retry)s::boolean"
-    " THEN 'queued' ELSE 'failed' END,"
-    " attempts = j.attempts + 1, max_attempts = greatest(j.max_attempts, %(most)s::integer),"
-    " error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < greatest(j.max_attempts,"
-    " %(most)s::integer) AND %(retry)s::boolean) THEN now() END,"
-    " available_at = CASE WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer)"
-    " AND %(retry)s::boolean"
-    " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
-    " * coalesce(%(after)s::float8, (j.attempts + 1) * %(backoff)s::float8) END,"
+    "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled' WHEN "
+    + _AGAIN
+    + " THEN 'queued' ELSE 'failed' END, attempts = "
+    + _MADE
+    + ", max_attempts = "
+    + _MOST
+    + ", error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {over} OR NOT ("
+    + _AGAIN
+    + ") THEN now() END, available_at = CASE WHEN "
+    + _AGAIN
+    + " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
+    " * coalesce(%(after)s::float8, least(("
+    + _MADE
+    + ") * %(backoff)s::float8, %(longest)s::float8)) END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _FAIL_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'retried' ELSE status END")
@@ -48,9 +58,9 @@ _HAND_BACK = sql.SQL(
 )
 _TRIP = sql.SQL(
     "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.watchdog_retries < %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
-    " watchdog_retries = j.watchdog_retries + 1, error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {over} OR j.watchdog_retries >= %(cap)s::integer THEN now() END,"
+    " WHEN " + _TRIPS + " <= %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
+    " watchdog_retries = " + _TRIPS + ", error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {over} OR " + _TRIPS + " > %(cap)s::integer THEN now() END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _HAND_BACK_ALL = sql.SQL(
@@ -63,19 +73,19 @@ _HAND_BACK_ALL = sql.SQL(
 _BACK_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
 
 _CRASHED = sql.SQL(
-    "UPDATE {jobs} j SET crash_count = j.crash_count + 1, worker_id = NULL,"
+    "UPDATE {jobs} j SET crash_count = " + _CRASHES + ", worker_id = NULL,"
     " lease_expires_at = NULL, status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.crash_count + 1 >= %(cap)s::integer THEN 'failed' ELSE 'queued' END,"
-    " finished_at = CASE WHEN {over} OR j.crash_count + 1 >= %(cap)s::integer THEN now() END,"
-    " error = CASE WHEN NOT {over} AND j.crash_count + 1 >= %(cap)s::integer THEN"
-    " 'poison: took down ' || (j.crash_count + 1) || ' workers, the last one '"
+    " WHEN " + _CRASHES + " >= %(cap)s::integer THEN 'failed' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {over} OR " + _CRASHES + " >= %(cap)s::integer THEN now() END,"
+    " error = CASE WHEN NOT {over} AND " + _CRASHES + " >= %(cap)s::integer THEN"
+    " 'poison: took down ' || (" + _CRASHES + ") || ' workers, the last one '"
     " || coalesce(j.worker_id, j.claimed_by, '?') || coalesce('; ' || %(error)s::text, '')"
     " || coalesce('; last beat ' || to_char(j.heartbeat_at AT TIME ZONE 'UTC',"
     " 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '') END,"
-    " priority = CASE WHEN j.crash_count = 0 THEN least(j.priority, %(band)s::smallint)"
+    " priority = CASE WHEN j.crash_count <= 0 THEN least(j.priority, %(band)s::smallint)"
     " ELSE j.priority END,"
-    " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer AND"
-    " NOT {over} THEN now() + (j.crash_count + 1) * %(backoff)s::float8 * interval '1 second' END"
+    " available_at = CASE WHEN j.crash_count > 0 AND " + _CRASHES + " < %(cap)s::integer AND"
+    " NOT {over} THEN now() + (" + _CRASHES + ") * %(backoff)s::float8 * interval '1 second' END"
     " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
 )
 _CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
@@ -88,7 +98,7 @@ LIFE_LOCK = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
 _GONE = sql.SQL(
     "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workers w USING (worker_id)"
-    " WHERE q.status = 'running' AND (w.detail ->> 'lock')::boolean"
+    " WHERE q.status = 'running' AND w.detail -> 'lock' = 'true'"
     " AND q.heartbeat_at < now() - %(silent)s::float8 * interval '1 second'"
     " AND w.last_seen < now() - %(silent)s::float8 * interval '1 second'"
     " AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1"
@@ -152,6 +162,7 @@ def fail(
         after=after_s,
         most=most,
         backoff=policy.BASE_S,
+        longest=policy.MAX_WAIT_S,
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 
@@ -162,7 +173,9 @@ def policy_of(conn: db.Connection, lease: tables.Lease) -> Row | None:
 
 
 _POLICY = {
-    table.name: sql.SQL("SELECT policy, attempts, max_attempts FROM {} WHERE id = %s")
+    table.name: sql.SQL(
+        "SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM {} WHERE id = %s"
+    )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
     for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
