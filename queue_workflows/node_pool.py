@@ -72,6 +72,7 @@ class NodePool:
         self._kept = db.Kept()
         self._begin = dispatcher.on_connection(self._kept)
         self._rows = isolation.Isolation(now_fn)
+        self._prune_rows = isolation.Isolation(now_fn)
         self._waiting_said = False
         self._stopped = threading.Event()
         self._inputs = input_listener.InputListener(begin=self._begin, rows=self._rows)
@@ -107,7 +108,7 @@ class NodePool:
 
     def _prune(self) -> None:
         gone: Counter[str] = Counter()
-        for kind, count in retention.batches():
+        for kind, count in retention.batches(self._prune_rows):
             gone[kind] += count
             if self._stopped.is_set():
                 break

@@ -76,6 +76,8 @@ class Duty(NamedTuple):
     some: bytes
     rest: Ending
     given: Callable[[], dict[str, Any]] = dict
+    prepare: Callable[[db.Connection], object] = lambda _: None
+    """Called first in each transaction, for settings that are local to it."""
 
 
 class _Failures(NamedTuple):
@@ -136,6 +138,7 @@ class Isolation:
         if not aside:
             try:
                 with conn.transaction():
+                    duty.prepare(conn)
                     return conn.execute(duty.many, duty.given()).fetchall()
             except Exception as error:
                 if is_outage(error) or is_busy(error):
@@ -203,6 +206,7 @@ class Isolation:
 
 
 def _some(conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
+    duty.prepare(conn)
     return conn.execute(duty.some, duty.given() | {"ids": ids}).fetchall()
 
 
