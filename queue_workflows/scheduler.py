@@ -167,7 +167,7 @@ class Ticker:
                 with db.transaction() as conn:
                     return _fire(conn, due, "tick")
             except db.Error as error:
-                if isolation.is_outage(error) or isolation.is_busy(error):
+                if not isolation.is_of_row(error):
                     raise
         aside = set(self._rows.aside(FIRE))
         self._late, ids = [], list[str]()

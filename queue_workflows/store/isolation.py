@@ -56,6 +56,13 @@ def is_outage(error: BaseException) -> bool:
     return error.sqlstate.startswith(SERVER)
 
 
+def is_of_row(error: BaseException) -> bool:
+    """Return whether a database error comes from a row's values, or was RAISEd by a trigger."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54"))
+
+
 def _is_raised(error: BaseException) -> bool:
     """Return whether a function RAISEd the error: it may carry any SQLSTATE, also an outage's."""
     context = error.diag.context if isinstance(error, psycopg.Error) else None

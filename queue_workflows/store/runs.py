@@ -23,11 +23,10 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 _HEAD_COLUMNS = (
     "SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,"
     " definition IS NOT NULL AS has_definition,"
-    " CASE WHEN isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000000)::bigint"
-    " WHEN created_at > '2000-01-01' THEN 9223372036854775807 ELSE -9223372036854775808 END"
-    " AS born FROM workflow_runs"
+    " least(greatest(extract(epoch FROM created_at) * 1000000, -9223372036854775808),"
+    " 9223372036854775807)::bigint AS born FROM workflow_runs"
 )
-"""`born` never raises: the cast to bigint of an infinite time would, and stop every start."""
+"""`born` never raises, as an infinite time would in a bare cast; see `queue_workflows_born`."""
 
 
 def insert(conn: db.Connection, values: dict[str, Any]) -> Row:

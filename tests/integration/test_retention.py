@@ -284,7 +284,7 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
         pool.stop()
     begun, stopped = threading.Event(), threading.Event()
 
-    def endless() -> Iterator[tuple[str, int]]:
+    def endless(*_: object) -> Iterator[tuple[str, int]]:
         try:
             while True:
                 begun.set()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from datetime import datetime, timedelta, timezone
 from types import ModuleType
 
 import psycopg
 import pytest
 
+import queue_workflows
+from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
-from queue_workflows import node_pool, retention
+from queue_workflows.scheduler import ScheduleEntry, Ticker
 from queue_workflows.store import isolation, outbox, tables, transitions
-from tests.support import factories
+from tests.support import factories, wait
 from tests.support.factories import one
 
 GUARD = """
@@ -256,3 +259,31 @@ def test_a_retention_of_garbage_stops_no_pruning(conn: engine.Connection) -> Non
         return  # refused where it is written
     retention.prune()
     assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["odd"]
+
+
+def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = datetime(2031, 3, 1, 10, tzinfo=timezone.utc)
+    config.configure(ingest_queues={"fetch"})
+    for name in ("bad", "good"):
+        queue_workflows.register_ingest_task(name, lambda: None)
+    entries = [ScheduleEntry(name, 5, name, "fetch") for name in ("bad", "good")]
+    clock = Clock()
+    ticker = Ticker(schedule=entries, now_fn=lambda: at + timedelta(seconds=clock.now))
+    ticker.run_once()
+    clock.now = 600
+    conn.execute(
+        "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.task_name = 'bad' THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END $$"
+    )
+    conn.execute(
+        "CREATE TRIGGER app_guard BEFORE INSERT ON ingest_jobs FOR EACH ROW"
+        " EXECUTE FUNCTION app_guard()"
+    )
+    assert len(ticker.run_once()) == 1
+    assert factories.column(conn, "SELECT task_name FROM ingest_jobs") == ["good"]
+    conn.execute("DROP FUNCTION app_guard() CASCADE")
+    assert wait.until(ticker.run_once)
+    query = "SELECT task_name FROM ingest_jobs ORDER BY 1"
+    assert factories.column(conn, query) == ["bad", "good"]
