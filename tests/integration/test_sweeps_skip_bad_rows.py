@@ -13,7 +13,7 @@ import queue_workflows
 from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from queue_workflows.store import isolation, outbox, tables, transitions
+from queue_workflows.store import isolation, nodes, outbox, tables, transitions
 from tests.support import factories, wait
 from tests.support.factories import one
 
@@ -287,3 +287,44 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
     assert wait.until(ticker.run_once)
     query = "SELECT task_name FROM ingest_jobs ORDER BY 1"
     assert factories.column(conn, query) == ["bad", "good"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_waiter_that_cannot_have_its_turn_fails_no_holder_and_delays_no_other(
+    conn: engine.Connection, state: str
+) -> None:
+    for each in ("holder", "bad", "next"):
+        factories.ingest(conn, id=each, lock_key="k")
+    held = factories.claim_ingest(conn)
+    guard(conn, "ingest_jobs", "bad", state=state)
+    factories.complete_ingest(conn, held)
+    assert factories.claim_ingest(conn)["id"] == "next"
+
+
+def test_the_sweep_of_turns_goes_past_a_waiter_that_raises(conn: engine.Connection) -> None:
+    for key in ("k", "l"):
+        for each in ("holder", "bad", "next"):
+            factories.ingest(conn, id=f"{each} of {key}", lock_key=key)
+    with factories.unguarded(conn, "ingest_jobs"):
+        conn.execute(
+            "UPDATE ingest_jobs SET status = 'completed', blocked_reason = NULL"
+            " WHERE id LIKE 'holder%'"
+        )
+    guard(conn, "ingest_jobs", "bad of k")
+    assert nodes.mend_turns(conn) == 2
+    query = "SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL"
+    assert sorted(factories.column(conn, query)) == ["bad of l", "next of k"]
+
+
+def test_a_waiter_that_cannot_be_admitted_fails_no_holder_and_delays_no_other(
+    conn: engine.Connection,
+) -> None:
+    factories.insert(conn, "queue_settings", queue="fetch", partition_max_running=1)
+    for each in ("holder", "bad", "next", "last"):
+        factories.ingest(conn, id=each, partition_key="p")
+    held = factories.claim_ingest(conn)
+    guard(conn, "ingest_jobs", "bad")
+    factories.complete_ingest(conn, held)
+    assert factories.claim_ingest(conn)["id"] == "next"
+    waiting = "SELECT id FROM ingest_jobs WHERE blocked_reason = 'limited' ORDER BY id"
+    assert factories.column(conn, waiting) == ["bad", "last"]
