@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import pq
 
 from queue_workflows import db
 from queue_workflows.types import Row
-
-if TYPE_CHECKING:
-    from typing_extensions import LiteralString
 
 TABLES = (
     "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
@@ -142,19 +139,15 @@ def connections(conn: db.Connection) -> Row:
     )
 
 
-def _seconds_since(moment: LiteralString) -> LiteralString:
-    """Return SQL for the seconds since a time, which may be infinite: then since the nearest."""
-    return (
-        "extract(epoch FROM now() - greatest(least("
-        + moment
-        + ", timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8"
-    )
+# Seconds since a time, in SQL: _SINCE + the time + _NEAREST. An infinite time counts as the nearest.
+_SINCE = "extract(epoch FROM now() - greatest(least("
+_NEAREST = ", timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8"
 
 
 def outbox(conn: db.Connection) -> Row:
     """lag_s of the oldest event that is due and open (or None) with its run_id and error."""
     row = conn.execute(
-        "SELECT " + _seconds_since("greatest(created_at, available_at)") + " AS lag_s,"
+        "SELECT " + _SINCE + "greatest(created_at, available_at)" + _NEAREST + " AS lag_s,"
         " run_id, error FROM workflow_dispatch_events WHERE processed_at IS NULL"
         " AND (available_at IS NULL OR available_at <= now()) ORDER BY id LIMIT 1"
     ).fetchone()
@@ -167,7 +160,7 @@ def waiting_runs(conn: db.Connection) -> Row:
     `others`: whether a run that runs now was started within the last minute.
     """
     row = conn.execute(
-        "SELECT " + _seconds_since("queued_at") + " AS wait_s, id AS run_id,"
+        "SELECT " + _SINCE + "queued_at" + _NEAREST + " AS wait_s, id AS run_id,"
         " EXISTS (SELECT FROM workflow_runs WHERE status = 'running' AND mode = 'node'"
         " AND started_at BETWEEN now() - interval '60 seconds' AND now()) AS others"
         " FROM workflow_runs WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL"
@@ -181,7 +174,7 @@ def lapsed(conn: db.Connection) -> Row:
     return _one(
         conn,
         (
-            "SELECT count(*) AS n, max(" + _seconds_since("lease_expires_at") + ")"
+            "SELECT count(*) AS n, max(" + _SINCE + "lease_expires_at" + _NEAREST + ")"
             " AS since_s FROM (SELECT lease_expires_at FROM workflow_node_jobs"
             " WHERE status = 'running' UNION ALL SELECT lease_expires_at FROM ingest_jobs"
             " WHERE status = 'running') r WHERE lease_expires_at < now()"
