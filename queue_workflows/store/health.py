@@ -139,7 +139,8 @@ def connections(conn: db.Connection) -> Row:
     )
 
 
-# Seconds since a time, in SQL: _SINCE + the time + _NEAREST. An infinite time counts as the nearest.
+# SQL for the seconds since a time: _SINCE + the time + _NEAREST. An infinite time counts as the nearest
+# that Python and the server can compute with.
 _SINCE = "extract(epoch FROM now() - greatest(least("
 _NEAREST = ", timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8"
 
