@@ -139,8 +139,8 @@ def connections(conn: db.Connection) -> Row:
     )
 
 
-# SQL for the seconds since a time: _SINCE + the time + _NEAREST. An infinite time counts as the nearest
-# that Python and the server can compute with.
+# SQL for the seconds since a time: _SINCE + the time + _NEAREST. An infinite time counts as the
+# nearest that the server can subtract.
 _SINCE = "extract(epoch FROM now() - greatest(least("
 _NEAREST = ", timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8"
 
