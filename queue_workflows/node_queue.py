@@ -17,6 +17,7 @@ from queue_workflows.store import (
     events,
     fleet,
     ingest,
+    isolation,
     joined,
     newjobs,
     nodes,
@@ -242,11 +243,21 @@ def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | Non
         return nodes.set_input_spec(conn, job["id"], text) if job else None
 
 
-def reclaim_expired_leases(*, conn: db.Connection | None = None) -> list[Row]:
-    """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status."""
-    with db.transaction(conn) as own:
-        rows = transitions.reclaim_lapsed(own, tables.NODE_JOBS)
-    return _brief(rows)
+def reclaim_expired_leases(
+    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+) -> list[Row]:
+    """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status.
+
+    A row that raises is set aside in `rows` (None: for this call), and the others go on.
+    """
+    return _brief(_reclaim(tables.NODE_JOBS, conn, rows))
+
+
+def _reclaim(
+    table: tables.JobTable, conn: db.Connection | None, rows: isolation.Isolation | None
+) -> list[Row]:
+    with db.statement(conn) as own:
+        return (rows or isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
 
 
 def _brief(rows: list[Row]) -> list[Row]:
@@ -570,10 +581,11 @@ def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None)
     return _operate(job_id, tables.INGEST_JOBS, "failed", values)
 
 
-def reclaim_expired_ingest_leases(*, conn: db.Connection | None = None) -> list[Row]:
-    """Take back ingest jobs whose lease has lapsed; the rows."""
-    with db.transaction(conn) as own:
-        return transitions.reclaim_lapsed(own, tables.INGEST_JOBS)
+def reclaim_expired_ingest_leases(
+    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+) -> list[Row]:
+    """Take back ingest jobs whose lease has lapsed, as `reclaim_expired_leases`; the rows."""
+    return _reclaim(tables.INGEST_JOBS, conn, rows)
 
 
 def ingest_snapshot() -> dict[str, Any]:

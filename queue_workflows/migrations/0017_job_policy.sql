@@ -144,7 +144,11 @@ BEGIN
         RETURN 0;
     END IF;
     PERFORM queue_workflows_lock_keys(p_jobs, v_keys);
-    RETURN queue_workflows_give_turns(p_jobs, v_keys);
+    BEGIN
+        RETURN queue_workflows_give_turns(p_jobs, v_keys);
+    EXCEPTION WHEN OTHERS THEN
+        RETURN queue_workflows_give_turns_singly(p_jobs, v_keys);  -- of 0023
+    END;
 END $$;
 
 -- Until when input nodes wait for a person, for those that do not wait for ever.

@@ -327,6 +327,38 @@ BEGIN
 END $$;
 
 -- As in 0017, with partitions first: whom they let in may ask for the turn of a lock key.
+-- Each key by itself, where a waiting job of one raises when it is let in: the next in line goes before it. The
+-- caller holds the keys' advisory locks. How many were let in.
+CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_key   text;
+    v_id    text;
+    v_one   integer;
+    v_count bigint := 0;
+BEGIN
+    FOREACH v_key IN ARRAY p_keys LOOP
+        EXECUTE format($q$ SELECT 1 FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = $1
+                           AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
+                           LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
+        CONTINUE WHEN v_one IS NOT NULL;
+        FOR v_id IN EXECUTE format($q$
+            SELECT w.id FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.lock_key = $1
+               AND w.status = 'queued' AND w.blocked_reason = 'locked'
+             ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
+        LOOP
+            BEGIN
+                EXECUTE format('UPDATE %I SET blocked_reason = ''let_in'' WHERE id = $1', p_jobs) USING v_id;
+                v_count := v_count + 1;
+                EXIT;
+            EXCEPTION WHEN OTHERS THEN
+                RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
+            END;
+        END LOOP;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_asked partition_turns[];
@@ -343,9 +375,21 @@ BEGIN
     ELSIF v_asked IS NOT NULL THEN
         PERFORM queue_workflows_lock_keys(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        FOREACH v_one IN ARRAY v_asked LOOP
-            PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
-        END LOOP;
+        BEGIN
+            FOREACH v_one IN ARRAY v_asked LOOP
+                PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
+            END LOOP;
+        EXCEPTION WHEN OTHERS THEN
+            -- A waiting row that cannot be written must not fail the commit of whoever left the partition.
+            FOREACH v_one IN ARRAY v_asked LOOP
+                BEGIN
+                    PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
+                EXCEPTION WHEN OTHERS THEN
+                    RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
+                        v_one.partition_key, v_one.queue, SQLERRM;
+                END;
+            END LOOP;
+        END;
     END IF;
     FOR v_turn IN
         WITH mine AS (DELETE FROM lock_turns WHERE xid = pg_current_xact_id() RETURNING jobs, lock_key)
@@ -357,6 +401,9 @@ BEGIN
         EXCEPTION WHEN unique_violation THEN
             -- Of a snapshot older than who was let in meanwhile: the net under turns sees to the line.
             NULL;
+        WHEN OTHERS THEN
+            -- A waiting row that cannot be written must not fail the commit of whoever gave up its turn.
+            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
         END;
     END LOOP;
     RETURN NULL;

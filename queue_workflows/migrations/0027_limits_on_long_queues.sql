@@ -104,6 +104,7 @@ DECLARE
     v_room    integer := c_ahead;
     v_due     timestamptz;
     v_count   integer;
+    v_id      text;
 BEGIN
     SELECT p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), p.paused_until,
            coalesce(p.max_running, s.partition_max_running),
@@ -181,13 +182,31 @@ BEGIN
         v_room := v_room + v_count;
     END IF;
     IF v_room > 0 THEN
-        WITH heads AS MATERIALIZED (
-            SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
-               AND j.status = 'queued' AND j.blocked_reason = 'limited'
-             ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
-        UPDATE ingest_jobs j SET blocked_reason = 'admitted'
-         WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        BEGIN
+            WITH heads AS MATERIALIZED (
+                SELECT j.id FROM ingest_jobs j
+                 WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+                   AND j.status = 'queued' AND j.blocked_reason = 'limited'
+                 ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
+            UPDATE ingest_jobs j SET blocked_reason = 'admitted'
+             WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        EXCEPTION WHEN OTHERS THEN
+            -- One of them cannot be written: the next in line go before it.
+            FOR v_id IN
+                SELECT j.id FROM ingest_jobs j
+                 WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+                   AND j.status = 'queued' AND j.blocked_reason = 'limited'
+                 ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100
+            LOOP
+                EXIT WHEN v_room <= 0;
+                BEGIN
+                    UPDATE ingest_jobs j SET blocked_reason = 'admitted' WHERE j.id = v_id;
+                    v_room := v_room - 1;
+                EXCEPTION WHEN OTHERS THEN
+                    RAISE WARNING 'job % cannot be let in: %', v_id, SQLERRM;
+                END;
+            END LOOP;
+        END;
     END IF;
     IF v_due IS NOT NULL AND (
         SELECT true FROM ingest_jobs j

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import policy
-from queue_workflows.store import payload, tables
+from queue_workflows.store import endings, isolation, payload, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 
@@ -89,23 +89,34 @@ _CRASHED = sql.SQL(
     " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
 )
 _CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
+_IS_LAPSED = "status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())"
 _LAPSED = sql.SQL(
-    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
-    " AND (lease_expires_at IS NULL OR lease_expires_at < now())"
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE " + _IS_LAPSED + ""
     " ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED), "
+)
+_LAPSED_AMONG = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE id = ANY (%(ids)s::text[])"
+    " AND (" + _IS_LAPSED + ") IS TRUE FOR UPDATE SKIP LOCKED), "
 )
 LIFE_LOCK = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
-_GONE = sql.SQL(
-    "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workers w USING (worker_id)"
-    " WHERE q.status = 'running' AND w.detail -> 'lock' = 'true'"
+# `detail` is what a worker wrote: a cast of its text to boolean would raise for any other word.
+_IS_GONE = (
+    " FROM {jobs} q JOIN workers w USING (worker_id)"
+    " WHERE q.status = 'running' AND w.detail -> 'lock' = 'true'::jsonb"
     " AND q.heartbeat_at < now() - %(silent)s::float8 * interval '1 second'"
     " AND w.last_seen < now() - %(silent)s::float8 * interval '1 second'"
     " AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1"
     " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     " AND ((l.classid::bigint << 32) | l.objid::bigint)"
     " = hashtextextended(%(lock)s::text || q.worker_id, 0))"
-    " LIMIT 100 FOR UPDATE OF q SKIP LOCKED), "
+)
+_GONE = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT q.id" + _IS_GONE + " LIMIT 100 FOR UPDATE OF q SKIP LOCKED), "
+)
+_GONE_AMONG = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT q.id" + _IS_GONE + " AND q.id = ANY (%(ids)s::text[])"
+    " FOR UPDATE OF q SKIP LOCKED), "
 )
 _OF_DEAD = sql.SQL(
     "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
@@ -131,6 +142,24 @@ _HAND_BACK_ALL_SQL = _both(_HAND_BACK_ALL, _BACK_EVENT)
 _TRIP_SQL = _both(_TRIP, _BACK_EVENT)
 _RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
 _GONE_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE)
+_RECLAIM_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED_AMONG)
+_GONE_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE_AMONG)
+_LAPSED_IDS = {
+    table.name: sql.SQL(
+        "SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND id <> ALL (%(aside)s::text[])"
+        " ORDER BY lease_expires_at LIMIT 100"
+    )
+    .format(jobs=sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+_GONE_IDS = {
+    table.name: sql.SQL("SELECT q.id" + _IS_GONE + " AND q.id <> ALL (%(aside)s::text[]) LIMIT 100")
+    .format(jobs=sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+_ENDS = {"workflow_node_jobs": endings.node_job, "ingest_jobs": endings.ingest_job}
 _DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
 _CHARGE_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_CLAIM)
 
@@ -261,6 +290,30 @@ def reclaim_lapsed(conn: db.Connection, table: tables.JobTable) -> list[Row]:
     return conn.execute(_RECLAIM_SQL[table.name], _crash_parameters(None)).fetchall()
 
 
+def lapsed_duty(table: tables.JobTable) -> isolation.Duty:
+    """Return `reclaim_lapsed` as a duty that leaves out rows which raise."""
+    return isolation.Duty(
+        f"reclaim in {table.name}",
+        _RECLAIM_SQL[table.name],
+        _LAPSED_IDS[table.name],
+        _RECLAIM_AMONG_SQL[table.name],
+        _ENDS[table.name],
+        lambda: _crash_parameters(None),
+    )
+
+
+def gone_duty(table: tables.JobTable, silent_s: float) -> isolation.Duty:
+    """Return `reclaim_gone` as a duty that leaves out rows which raise."""
+    return isolation.Duty(
+        f"reclaim of gone workers in {table.name}",
+        _GONE_SQL[table.name],
+        _GONE_IDS[table.name],
+        _GONE_AMONG_SQL[table.name],
+        _ENDS[table.name],
+        lambda: _gone_parameters(silent_s),
+    )
+
+
 def reclaim_dead(
     conn: db.Connection, table: tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:
@@ -281,9 +334,12 @@ def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -
     Its session held an advisory lock for as long as it lived; a worker that never had one is left
     to its lease. A crash is counted, as by `reclaim_lapsed`. The changed rows.
     """
+    return conn.execute(_GONE_SQL[table.name], _gone_parameters(silent_s), prepare=True).fetchall()
+
+
+def _gone_parameters(silent_s: float) -> dict[str, Any]:
     evidence = f"its session is gone, and it has not renewed for {silent_s:g} s"
-    parameters = _crash_parameters(evidence, silent=silent_s, lock=LIFE_LOCK)
-    return conn.execute(_GONE_SQL[table.name], parameters, prepare=True).fetchall()
+    return _crash_parameters(evidence, silent=silent_s, lock=LIFE_LOCK)
 
 
 def held_by(

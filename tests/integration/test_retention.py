@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import history, node_pool, node_queue, retention, run_store
-from queue_workflows.store import events, fleet, logs, schedules
+from queue_workflows.store import events, fleet, isolation, logs, schedules
 from queue_workflows.store import retention as statements
 from tests.support import factories, laws, wait
 
@@ -224,7 +224,7 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
             assert schedules.prune(conn, limit=5000) == 5000
             assert statements.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
-            assert statements.delete_runs(conn, 0, 30) == statements.RUNS
+            assert statements.delete_runs(conn, 0, 30, isolation.Isolation()) == statements.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
         pool.stop()
     begun, stopped = threading.Event(), threading.Event()
 
-    def endless() -> Iterator[tuple[str, int]]:
+    def endless(*_: object) -> Iterator[tuple[str, int]]:
         try:
             while True:
                 begun.set()
