@@ -65,6 +65,10 @@ class ArgsRefused(QueueWorkflowsError, ValueError):
     """Args that a task does not take; trying again would not help."""
 
 
+class UnreadableRow(QueueWorkflowsError, ValueError):
+    """A stored value that cannot be loaded or has the wrong shape; trying again would not help."""
+
+
 class NoCurrentJob(QueueWorkflowsError, LookupError):
     """`current_job()` where no task runs."""
 

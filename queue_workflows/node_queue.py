@@ -17,6 +17,7 @@ from queue_workflows.store import (
     events,
     fleet,
     ingest,
+    isolation,
     joined,
     newjobs,
     nodes,
@@ -186,9 +187,16 @@ def claim_next_gpu_job(
 
 
 def _claim_node(who: claims.Claimant) -> Row | None:
+    try:
+        with db.transaction() as conn:
+            job = claims.node_step(conn, who, promote=True)
+            return nodes.get(conn, job["id"]) if job else None
+    except db.Error as error:
+        if not isolation.is_about_rows(error):
+            raise
     with db.transaction() as conn:
-        job = claims.node_step(conn, who, promote=True)
-        return nodes.get(conn, job["id"]) if job else None
+        found = isolation.claim_apart(conn, tables.NODE_JOBS, who, promote=True)
+        return nodes.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_completed(
@@ -534,9 +542,16 @@ def claim_next_ingest_job(
 ) -> Row | None:
     """Claim the next job of an ingest queue for this process; the row, or None."""
     who = _claimant(queue, host, lease_s)
+    try:
+        with db.transaction() as conn:
+            rows = claims.ingest_step(conn, who, promote=True)
+            return ingest.get(conn, rows[0]["id"]) if rows else None
+    except db.Error as error:
+        if not isolation.is_about_rows(error):
+            raise
     with db.transaction() as conn:
-        rows = claims.ingest_step(conn, who, promote=True)
-        return ingest.get(conn, rows[0]["id"]) if rows else None
+        found = isolation.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
+        return ingest.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_ingest_completed(

@@ -8,7 +8,7 @@ from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, outbox, payload, runs, submissions
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
 
 PREFIX = "__input__"
 """How the `node_module` of an input node starts (the contract's name)."""
@@ -129,6 +129,10 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
         with db.transaction() as conn:
             heads = None if custom else refs.heads(template)
             context = nodes.context(conn, job["run_id"], heads)
+    if isinstance(context, Unreadable):
+        raise errors.UnreadableRow(
+            f"the context of run {job['run_id']!r} cannot be loaded: {context.reason}"
+        )
     resolver = config.get_config().get_resolve_ref()
     found = refs.resolve_inputs(template, context, {} if by_host else inputs, resolver)
     for name in template.keys() - found.keys():
