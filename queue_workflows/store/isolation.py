@@ -19,6 +19,8 @@ SYSTEMIC = frozenset(
     ("08", "25", "28", "2D", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "72")
 ) | {"F0", "HV", "XX"}
 """SQLSTATE classes that say nothing about a row; `queue_workflows_is_systemic` has the same."""
+DATA = frozenset(("0A", "21", "22", "23", "54"))
+"""SQLSTATE classes of values that cannot be computed with or stored."""
 
 
 class Apart(NamedTuple):
@@ -37,6 +39,14 @@ def is_about_rows(error: psycopg.Error) -> bool:
     """
     state = error.sqlstate or ""
     return bool(state) and state[:2] not in SYSTEMIC
+
+
+def is_about_data(error: psycopg.Error) -> bool:
+    """Return whether the row can never be written as it is: a trigger that raises does not count.
+
+    A trigger may change its mind. `queue_workflows_is_about_data` decides the same.
+    """
+    return (error.sqlstate or "")[:2] in DATA
 
 
 def claim_apart(

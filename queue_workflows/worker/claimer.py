@@ -237,7 +237,7 @@ class Claimer:
             return None
 
     def _give_up(self, work: current.Work, error: db.Error) -> NoReturn:
-        """End the job if its row is what the database refuses, else count a crash.
+        """End the job if its data is what the database refuses, else count a crash.
 
         The count bounds how often it runs. A job whose crash is refused as well waits.
         """
@@ -245,7 +245,7 @@ class Claimer:
         _log.error("job %s: %s", work.job["id"], why)
         text = payload.error_text(why)
         try:
-            ended = isolation.is_about_rows(error) and isolation.set_aside(
+            ended = isolation.is_about_data(error) and isolation.set_aside(
                 self.connection(), work.lease, error=text
             )
             if not ended:
