@@ -28,7 +28,7 @@ LAST = "9223372036854775807"
 def conn(db: ModuleType) -> Generator[engine.Connection]:
     config.configure(ingest_queues={QUEUE})
     config.register_ingest_task("t", lambda reason: {})
-    queue_workflows.register_node("m", dict)
+    queue_workflows.register_node("m", lambda: {"ok": True})
     with engine.connect() as conn:
         yield conn
         assert laws.broken(conn, slack_s=5) == []

@@ -53,7 +53,7 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
     config.configure(ingest_queues={QUEUE})
     config.register_ingest_task("t", lambda reason, args: {"ok": True})
     config.register_ingest_task("fails", fails)
-    queue_workflows.register_node("m", dict)
+    queue_workflows.register_node("m", lambda: {"ok": True})
     queue_workflows.register_node("fails", lambda: fails("node"))
     with engine.connect() as conn:
         yield conn
