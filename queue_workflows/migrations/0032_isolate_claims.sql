@@ -40,7 +40,7 @@ BEGIN
             INSERT INTO workflow_node_events
                    (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no,
                     error, detail)
-            VALUES (v_node.run_id, v_node.node_id, p_id, least(v_node.attempts, 32767), 'failed', v_node.claimed_by,
+            VALUES (v_node.run_id, v_node.node_id, p_id, greatest(0, least(v_node.attempts, 32767)), 'failed', v_node.claimed_by,
                     v_node.queue, v_node.required_model, p_worker, v_node.claim_no, p_error,
                     '{"by": "database"}');
         ELSE
@@ -169,7 +169,7 @@ BEGIN
                 INSERT INTO workflow_node_events
                        (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id,
                         claim_no)
-                SELECT j.run_id, j.node_id, j.id, least(j.attempts, 32767), 'claimed', p_host, j.queue, j.required_model,
+                SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), 'claimed', p_host, j.queue, j.required_model,
                        p_worker, j.claim_no FROM workflow_node_jobs j WHERE j.id = v_id AND v_status = 'running';
             ELSE
                 UPDATE ingest_jobs j

@@ -13,7 +13,8 @@ from queue_workflows.types import Row
 _NODE_EVENT = (
     "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
     " queue, model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s,"
-    " %(attempt)s, %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
+    " greatest(0, least(%(attempt)s::integer, 32767)), %(event_type)s, %(host_label)s,"
+    " %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
     " %(detail)s::jsonb)"
 )
 _PRUNE = (
@@ -25,7 +26,8 @@ _PRUNE = (
 _NOTE = {
     table.name: sql.SQL(
         "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
-        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s, %(attempts)s,"
+        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s,"
+        " greatest(0, least(%(attempts)s::integer, 32767)),"
         " %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s, %(elapsed_s)s,"
         " %(error)s, %(detail)s::jsonb)"
     )

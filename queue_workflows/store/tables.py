@@ -81,7 +81,7 @@ def transition(
         node_values=sql.SQL("run_id, node_id, required_model," if table.in_run else ""),
         event=event,
         # The history of nodes has a smallint, their rows an integer.
-        attempt=sql.SQL("least(attempts, 32767)" if table.in_run else "attempts"),
+        attempt=sql.SQL("greatest(0, least(attempts, 32767))" if table.in_run else "attempts"),
         error=sql.SQL("coalesce(%(error)s::text, error)"),
         actor_column=sql.SQL("" if table.in_run else ", actor"),
         actor=sql.SQL("") if table.in_run else _ACTOR,

@@ -109,7 +109,7 @@ def _note_death(
         detail = payload.encode(death | more | {"gpu": None}, "detail")
     try:
         with conn.transaction():
-            job = row | {"worker_id": worker_id, "attempts": min(row["attempts"], 32767)}
+            job = row | {"worker_id": worker_id}
             events.note(conn, table, job, "death", detail=detail, error=how)
     except db.Error as error:
         if not isolation.is_about_rows(error):

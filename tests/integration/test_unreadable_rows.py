@@ -15,6 +15,8 @@ import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
+    dispatcher,
+    errors,
     ingest_executor,
     node_executor,
     node_queue,
@@ -353,3 +355,58 @@ def test_a_connection_of_the_app_raises_where_ours_gives_a_value(conn: engine.Co
         pytest.raises((RecursionError, ValueError)),
     ):
         own.execute(f"SELECT {hostile.LONG_NUMBER}").fetchone()  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("attempts", [-(2**31), -1, 40_000, 2**31 - 2])
+@pytest.mark.parametrize("module", ["m", "fails"])
+def test_attempts_that_the_history_cannot_hold_keep_no_node_from_its_end(
+    conn: engine.Connection, ran: list[Any], attempts: int, module: str
+) -> None:
+    def fails() -> None:
+        raise errors.Discard("no")
+
+    queue_workflows.register_node("fails", fails)
+    run_id = factories.run(conn)
+    hostile.put(
+        conn,
+        "workflow_node_jobs",
+        id="'odd'",
+        run_id=f"'{run_id}'",
+        node_id="'odd'",
+        node_module=f"'{module}'",
+        queue="'cpu'",
+        attempts=str(attempts),
+        max_attempts=str(2**31 - 1),
+    )
+    assert claim_worker.ClaimWorker(queue="cpu", host="box").run_once()
+    row = node(conn, "odd")
+    assert row["status"] == ("completed" if module == "m" else "failed"), row["error"]
+    assert row["crash_count"] == 0
+
+
+def test_a_worker_dispatches_past_a_run_whose_context_cannot_be_loaded(
+    conn: engine.Connection, ran: list[Any]
+) -> None:
+    first = {"id": "a", "kind": "pipeline", "pipeline": "one"}
+    second = first | {"id": "b", "depends_on": ["a"], "inputs": {"x": {"$from": "big.x"}}}
+    one = {"nodes": [{"id": "m", "inputs": [{"name": "x", "from": "pipeline.x"}]}]}
+    queue_workflows.set_workflow_provider(
+        lambda _: {"name": "w", "steps": [first, second]}, lambda _: one
+    )
+    for value in hostile.UNREADABLE.values():
+        run_id = factories.run(conn, status="queued", context={"big": {"x": 1}}, mode="node")
+        dispatcher.start_run(run_id)
+        conn.execute(
+            "UPDATE workflow_runs SET context = jsonb_build_object('big',"  # pyright: ignore[reportArgumentType]
+            f" {value}) WHERE id = %s",
+            (run_id,),
+        )
+    count = len(hostile.UNREADABLE)
+    good = factories.node(conn, priority=200)["id"]
+    with serving(single("cpu")):
+        until(lambda: node(conn, good)["status"] == "completed")
+    done = conn.execute(
+        "SELECT count(*) AS n FROM workflow_node_jobs WHERE node_id LIKE 'a%%'"
+        " AND status = 'completed'"
+    ).fetchone()
+    assert done == {"n": count}
