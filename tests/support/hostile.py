@@ -21,6 +21,7 @@ _JSON = (
     "'true'::jsonb",
     "'{}'::jsonb",
     """'{"retries": null, "backoff": 1e300, "timeout_s": "abc", "retry_on": 7}'::jsonb""",
+    """'{"retries": null}'::jsonb""",
     """jsonb_build_object('$from', 'nowhere.at.all')""",
     """jsonb_build_object(U&'\\202e\\001b[31m', repeat('x', 100000))""",
 )
