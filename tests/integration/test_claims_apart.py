@@ -18,7 +18,9 @@ from queue_workflows import db as engine
 from queue_workflows.store import claims, isolation, outcomes, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, held
+from tests.integration.test_unreadable_rows import ended, pooled, serving
 from tests.support import factories, hostile, laws
+from tests.support.wait import until
 
 QUEUE = "load"
 LAST = "9223372036854775807"
@@ -193,16 +195,23 @@ def test_a_batch_is_kept_although_the_next_claim_raises(conn: engine.Connection)
     assert sorted(statuses) == ["completed"] * 4 + ["failed"] * 3 + ["running"]
 
 
-def test_a_pool_goes_on_past_such_rows(conn: engine.Connection) -> None:
-    from tests.integration.test_unreadable_rows import ended, pooled, serving
-    from tests.support.wait import until
+def test_a_pool_goes_on_past_such_rows(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
 
-    for number in range(3):
-        bad_ingest(conn, f"bad-{number}")
-    good = [factories.ingest(conn, queue=QUEUE)["id"] for _ in range(7)]
+    first = factories.ingest(conn, queue=QUEUE)["id"]
     with serving(pooled(QUEUE)):
-        # Well under CLAIM_POLL_S: no good one waits for the next poll.
-        until(lambda: all(ended(conn, each) for each in good), timeout_s=4)
+        until(lambda: ended(conn, first))
+        for number in range(3):
+            bad_ingest(conn, f"bad-{number}")
+        # One notification for all: no other look follows before CLAIM_POLL_S.
+        conn.execute(
+            "INSERT INTO ingest_jobs (id, task_name, queue) SELECT 'good-' || i, 't', %s"
+            " FROM generate_series(1, 7) i",
+            (QUEUE,),
+        )
+        until(lambda: all(ended(conn, f"good-{i}") for i in range(1, 8)))
 
 
 def test_what_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
