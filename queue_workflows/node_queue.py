@@ -23,6 +23,7 @@ from queue_workflows.store import (
     nodes,
     outbox,
     payload,
+    quarantine,
     tables,
     transitions,
     workers,
@@ -188,9 +189,16 @@ def claim_next_gpu_job(
 
 
 def _claim_node(who: claims.Claimant) -> Row | None:
+    try:
+        with db.transaction() as conn:
+            job = claims.node_step(conn, who, promote=True)
+            return nodes.get(conn, job["id"]) if job else None
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
     with db.transaction() as conn:
-        job = claims.node_step(conn, who, promote=True)
-        return nodes.get(conn, job["id"]) if job else None
+        found = quarantine.claim_apart(conn, tables.NODE_JOBS, who, promote=True)
+        return nodes.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_completed(
@@ -561,9 +569,16 @@ def claim_next_ingest_job(
 ) -> Row | None:
     """Claim the next job of an ingest queue for this process; the row, or None."""
     who = _claimant(queue, host, lease_s)
+    try:
+        with db.transaction() as conn:
+            rows = claims.ingest_step(conn, who, promote=True)
+            return ingest.get(conn, rows[0]["id"]) if rows else None
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
     with db.transaction() as conn:
-        rows = claims.ingest_step(conn, who, promote=True)
-        return ingest.get(conn, rows[0]["id"]) if rows else None
+        found = quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
+        return ingest.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_ingest_completed(

@@ -25,13 +25,17 @@ _PRUNE = (
 _NOTE = {
     table.name: sql.SQL(
         "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
-        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s, %(attempts)s,"
-        " %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s, %(elapsed_s)s,"
-        " %(error)s, %(detail)s::jsonb)"
+        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s,"
+        " {attempt}, %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s,"
+        " %(elapsed_s)s, %(error)s, %(detail)s::jsonb)"
     )
     .format(
         events=sql.Identifier(table.events),
         node_columns=sql.SQL("run_id, node_id, model," if table.in_run else ""),
+        # The history of nodes has a smallint, their rows an integer.
+        attempt=sql.SQL(
+            "greatest(0, least(%(attempts)s::integer, 32767))" if table.in_run else "%(attempts)s"
+        ),
         node_values=sql.SQL("%(run_id)s, %(node_id)s, %(required_model)s," if table.in_run else ""),
     )
     .as_bytes(None)

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import policy
-from queue_workflows.store import endings, isolation, payload, tables
+from queue_workflows.store import endings, isolation, payload, quarantine, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 
@@ -237,7 +237,8 @@ def hand_back(
 def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason: str) -> list[Row]:
     """Give up these claims of one worker and table as `hand_back` does; the changed rows.
 
-    Each keeps its place in the queue. A claim that is lost is left alone.
+    Each keeps its place in the queue. A claim that is lost is left alone, as is one whose change
+    the database refuses: see `quarantine.each`.
     """
     if not leases:
         return []
@@ -249,7 +250,13 @@ def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason
         "error": None,
         "detail": payload.encode({"reason": reason}, "reason"),
     }
-    return conn.execute(_HAND_BACK_ALL_SQL[leases[0].table.name], parameters).fetchall()
+    statement = _HAND_BACK_ALL_SQL[leases[0].table.name]
+    return quarantine.together(
+        conn,
+        lambda: conn.execute(statement, parameters).fetchall(),
+        lambda: leases,
+        lambda lease: hand_back(conn, lease, reason=reason),
+    )
 
 
 def trip(
@@ -317,9 +324,17 @@ def gone_duty(table: tables.JobTable, silent_s: float) -> isolation.Duty:
 def reclaim_dead(
     conn: db.Connection, table: tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:
-    """Take back at once what a process held that is known to be dead (`worker_id` starts so)."""
+    """Take back at once what a process held that is known to be dead (`worker_id` starts so).
+
+    A job whose change the database refuses is left to its lease: see `quarantine.each`.
+    """
     parameters = _crash_parameters(evidence, prefix=prefix)
-    return conn.execute(_DEAD_SQL[table.name], parameters).fetchall()
+    return quarantine.together(
+        conn,
+        lambda: conn.execute(_DEAD_SQL[table.name], parameters).fetchall(),
+        lambda: held_by(conn, table, prefix),
+        lambda lease: charge(conn, lease, evidence=evidence),
+    )
 
 
 def charge(conn: db.Connection, lease: tables.Lease, *, evidence: str) -> Row | None:
@@ -367,7 +382,8 @@ _HELD_BY = {
     table.name: sql.SQL(
         "SELECT id, worker_id, claim_no FROM {}"
         " WHERE status = 'running' AND starts_with(worker_id, %(prefix)s)"
-        " AND seq <> ALL (%(seqs)s::bigint[]) ORDER BY seq"
+        # As the shared status has them, which is exact up to 2^53.
+        " AND seq::float8 <> ALL (%(seqs)s::float8[]) ORDER BY seq"
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
@@ -382,7 +398,7 @@ _CANCELLED_SINCE = {
         "SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, {ended}))::float8"
         " AS since_s FROM {jobs} j WHERE j.status = 'running'"
         " AND starts_with(j.worker_id, %(prefix)s)"
-        " AND (%(seqs)s::bigint[] IS NULL OR j.seq = ANY (%(seqs)s::bigint[]))"
+        " AND (%(seqs)s::float8[] IS NULL OR j.seq::float8 = ANY (%(seqs)s::float8[]))"
     )
     .format(jobs=sql.Identifier(table.name), ended=_RUN_ENDED if table.in_run else sql.SQL("NULL"))
     .as_bytes(None)
@@ -440,10 +456,30 @@ def release_strays(
     Such claims come from commits whose reply was lost. `keep` are the job ids that it does know.
     """
     parameters = {"worker": worker_id, "keep": keep, "seconds": None, "error": None}
-    detail = payload.encode({"reason": "claimed unknowingly"}, "reason")
-    return conn.execute(_STRAYS_SQL[table.name], parameters | {"detail": detail}).fetchall()
+    reason = "claimed unknowingly"
+    parameters["detail"] = payload.encode({"reason": reason}, "reason")
+
+    def strays() -> list[tables.Lease]:
+        rows = conn.execute(_STRAY_IDS[table.name], parameters).fetchall()
+        return [tables.lease_of(table, row) for row in rows]
+
+    return quarantine.together(
+        conn,
+        lambda: conn.execute(_STRAYS_SQL[table.name], parameters).fetchall(),
+        strays,
+        lambda lease: hand_back(conn, lease, reason=reason),
+    )
 
 
+_STRAY_IDS = {
+    table.name: sql.SQL(
+        "SELECT id, worker_id, claim_no FROM {} WHERE status = 'running'"
+        " AND worker_id = %(worker)s AND id <> ALL (%(keep)s)"
+    )
+    .format(sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
 _STRAYS_SQL = _both(
     sql.SQL(
         "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"

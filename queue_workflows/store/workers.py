@@ -78,7 +78,8 @@ def last_detail(conn: db.Connection, prefix: str) -> Row:
         " ORDER BY last_seen DESC LIMIT 1",
         (prefix,),
     ).fetchone()
-    return row["detail"] if row else {}
+    detail: Any = row["detail"] if row else None
+    return detail if isinstance(detail, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def bury(conn: db.Connection, prefix: str, detail: str, *, orderly: bool = False) -> None:
