@@ -14,7 +14,6 @@ import queue_workflows
 from queue_workflows import config, declare, testing
 from queue_workflows import db as engine
 from queue_workflows.testing import apps, bench
-from tests.support import wait
 
 DECLARED = """
 import queue_workflows
@@ -52,7 +51,7 @@ def letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 
 def flaky_app() -> None:
-    """Two nodes side by side; the second attempt of the one is due at once, of the other later."""
+    """Two nodes side by side, each with a second attempt, one of them due before the other."""
     calls = {"soon": 0, "late": 0}
 
     def body(name: str) -> Any:
@@ -65,7 +64,7 @@ def flaky_app() -> None:
         return run
 
     nodes = list[dict[str, Any]]()
-    for name, base_s in (("soon", 0.05), ("late", 3600)):
+    for name, base_s in (("soon", 600), ("late", 3600)):
         queue_workflows.register_node(name, body(name))
         backoff = {"kind": "constant", "base_s": base_s, "jitter": 0}
         nodes.append({"id": name, "retries": 1, "backoff": backoff})
@@ -76,30 +75,37 @@ def flaky_app() -> None:
     )
 
 
-def _one_is_due() -> bool:
-    with engine.connect() as conn:
-        return bool(
-            conn.execute(
-                "SELECT 1 FROM workflow_node_jobs WHERE available_at <= now() AND status = 'queued'"
-            ).fetchone()
-        )
+COMES_DUE = """
+UPDATE {table} SET available_at = now()
+ WHERE id = (SELECT id FROM {table} WHERE available_at > now() ORDER BY available_at LIMIT 1)
+"""
+
+
+def comes_due_after_the_work(monkeypatch: pytest.MonkeyPatch, table: str) -> list[int]:
+    """Let the first back-off end once, between the work and the question what is due next.
+
+    Returns a list that holds how many rows came due so.
+    """
+    original, moved = bench.Harness.work, list[int]()
+
+    def work(self: bench.Harness) -> int:
+        done = original(self)
+        if not moved:
+            with engine.connect() as conn:
+                moved.append(conn.execute(COMES_DUE.format(table=table).encode()).rowcount)
+        return done
+
+    monkeypatch.setattr(bench.Harness, "work", work)
+    return moved
 
 
 def test_a_back_off_that_has_just_ended_does_not_hide_the_later_ones(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first back-off ends between the work and the question what is due next.
-    original, first = bench.Harness.work, [True]
-
-    def work(self: bench.Harness) -> int:
-        done = original(self)
-        if first.pop() if first else False:
-            wait.until(_one_is_due)
-        return done
-
-    monkeypatch.setattr(bench.Harness, "work", work)
+    moved = comes_due_after_the_work(monkeypatch, "workflow_node_jobs")
     with testing.harness(app=flaky_app, dsn=dsn, own=True) as flows:
         done = flows.run_workflow("flaky").completed()
+    assert moved == [1]
     assert {name: node.attempts for name, node in done.nodes.items()} == {"s/soon": 1, "s/late": 1}
 
 
@@ -116,27 +122,12 @@ def test_a_task_whose_back_off_has_just_ended_is_seen_through(
 
     def app() -> None:
         queue_workflows.configure(ingest_queues={"chores"})
-        backoff = {"kind": "constant", "base_s": 0.05, "jitter": 0}
-        queue_workflows.register_ingest_task("flaky", flaky, retries=1, backoff=backoff)
+        queue_workflows.register_ingest_task("flaky", flaky, retries=1, backoff=600)
 
-    original = bench.Harness.work
-
-    def work(self: bench.Harness) -> int:
-        done = original(self)
-        if len(calls) == 1:
-            wait.until(_one_task_is_due)
-        return done
-
-    monkeypatch.setattr(bench.Harness, "work", work)
+    moved = comes_due_after_the_work(monkeypatch, "ingest_jobs")
     with testing.harness(app=app, dsn=dsn, own=True) as flows:
         assert flows.run_task("flaky", queue="chores")["result"] == {"calls": 2}
-
-
-def _one_task_is_due() -> bool:
-    with engine.connect() as conn:
-        return bool(
-            conn.execute("SELECT 1 FROM ingest_jobs WHERE available_at <= now()").fetchone()
-        )
+    assert moved == [1]
 
 
 @pytest.mark.parametrize("named", ["letters_app", "letters_app:setup", "setup"])
