@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -74,7 +73,7 @@ def url() -> str:
     """Return the DSN of this process's database on the embedded server, made if it is missing."""
     server = embedded.ensure()
     app, asked = config.get_config().app, config.EMBEDDED_DB.read()
-    key = (app, asked, str(Path.cwd()))
+    key = (app, asked, project.here())
     if key not in server.chosen:
         server.chosen[key] = _choose(server, asked, create=True).project.name
     return server.dsn_of(server.chosen[key])
@@ -119,7 +118,7 @@ def _wanted(asked: str, existing: dict[str, Any]) -> project.Project:
         return project.of_module(app.partition(":")[0])
     if (script := project.of_script()) is not None:
         return script
-    around = project.around(Path.cwd())
+    around = project.around(project.here())
     return next((each for each in around if each.name in existing), around[0])
 
 

@@ -49,6 +49,14 @@ def of_folder(folder: Path) -> Project:
     return Project(f"{stem}_{digest}", real)
 
 
+def here() -> Path:
+    """Return the current folder; the root if it was deleted while this process ran."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
+
+
 def around(folder: Path) -> list[Project]:
     """Return the projects that a folder may lie in, the nearest first.
 
@@ -71,7 +79,7 @@ def of_module(module: str) -> Project:
     if top == __name__.partition(".")[0]:
         return Project(DEMO, place)
     if place is None:
-        return of_folder(Path.cwd())
+        return of_folder(here())
     if _INSTALLED & set(place.parts):
         return of_folder(place)
     return of_folder(_above_packages(place.parent))

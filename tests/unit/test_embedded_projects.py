@@ -80,6 +80,15 @@ def test_a_folder_lies_in_the_projects_above_it(folder: Path) -> None:
     assert project.of_folder(folder / "src") in around
 
 
+def test_a_process_outlives_the_folder_that_it_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert project.here() == Path("/")
+
+
 def test_the_demo_has_one_of_its_own() -> None:
     assert project.of_module("queue_workflows.demo").name == "demo"
 
