@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue
 from queue_workflows.dag import arguments
 from queue_workflows.model_cache import ModelCache
@@ -155,7 +157,10 @@ def _invoke(
     cancel: threading.Event,
     status_callback: Callable[..., object],
 ) -> JsonDict:
-    module = config.get_config().resolve_node_module(job["node_module"])
+    try:
+        module = config.get_config().resolve_node_module(job["node_module"])
+    except errors.NodeNotFound as error:
+        raise errors.NodeNotFound(_unknown_node(job, cancel, error)) from error
     run = getattr(module, "run", None)
     if not callable(run):
         raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
@@ -175,6 +180,17 @@ def _invoke(
         return _bracketed(job, cancel, lambda: _delta(outcomes.unless_signal(run(**bound))))
     finally:
         folders.close()
+
+
+def _unknown_node(job: Row, cancel: threading.Event, error: errors.NodeNotFound) -> str:
+    """Name the worker and the age of the run: an old worker or an old run is the usual cause."""
+    run = _patiently(lambda: _full_rows(job), cancel)[1]
+    created = run.get("created_at")
+    since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
+    return (
+        f"{error} [{config.describe_app()} (queue_workflows {queue_workflows.__version__}, pid "
+        f"{os.getpid()}) met it{since}]"
+    )
 
 
 def _bracketed(job: Row, cancel: threading.Event, body: Callable[[], JsonDict]) -> JsonDict:

@@ -79,7 +79,8 @@ def run(
             priority=priority,
             queues=used_queues(workflow, app=chosen),
         )
-        with command.until_stopped() as stop, command.database(create=not alone) as words:
+        joined = command.database(create=not alone, app=None if alone else chosen)
+        with command.until_stopped() as stop, joined as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
                 return stopped_early()

@@ -33,6 +33,7 @@ __all__ = [
     "Policy",
     "Workflow",
     "ask",
+    "declared_in",
     "filtered",
     "install",
     "node",
@@ -364,6 +365,11 @@ def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
 def filtered(items: L, conditions: dict[str, Any]) -> L:
     """Those members of a list to come that match, as refs have it: `{"kind:eq": "csv"}`."""
     return cast("L", handles.filtered(items, conditions))
+
+
+def declared_in(module: str) -> list[Node[..., Any] | Workflow[...]]:
+    """Return the nodes and workflows that the functions of this module, by its name, declared."""
+    return [thing for (_, owner, _), thing in _declared.items() if owner == module]
 
 
 def install(*things: Node[..., Any] | Workflow[...] | ModuleType) -> None:

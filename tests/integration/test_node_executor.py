@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -419,6 +420,21 @@ def test_a_node_that_nobody_knows_fails_and_is_named() -> None:
     assert "'body' is not registered" in failure(None)
     config.set_node_resolver(lambda name: object())
     assert "node module 'body' has no run()" in failure(None)
+
+
+def test_a_node_that_nobody_knows_names_the_worker_and_the_age_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "letters_of_old.py").write_text("__version__ = '1.7'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "a worker without an app (queue_workflows" in failure(None)
+    config.load_app("letters_of_old")
+    row = run(None)
+    made = (run_store.get_run(row["run_id"]) or {})["created_at"]
+    version = queue_workflows.__version__
+    assert f"worker of app letters_of_old 1.7 (queue_workflows {version}, pid " in row["error"]
+    assert f"the run exists since {made:%Y-%m-%d %H:%M:%S} UTC" in row["error"]
+    del sys.modules["letters_of_old"]
 
 
 def test_no_string_of_a_row_is_ever_imported() -> None:
