@@ -12,7 +12,7 @@ import re
 import uuid
 from typing import Any, cast
 
-from queue_workflows import errors
+from queue_workflows import config, errors
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL does not store in a text or a jsonb value."""
@@ -20,15 +20,21 @@ _AS_TEXT = (uuid.UUID, decimal.Decimal, pathlib.PurePath)
 _DATES = (datetime.date, datetime.time)  # a datetime is a date as well
 
 
-def plain(value: Any, what: str, *, max_depth: int, max_items: int) -> Any:
+def plain(value: Any, what: str) -> Any:
     """Return the value made of dicts, lists, texts, numbers, booleans and None alone.
 
     Dates and times become ISO texts; UUIDs, Decimals and paths become texts; an enum member becomes
-    its value; a dataclass and a pydantic model become dicts. `max_items` bounds how many values
-    are visited. Raises `InvalidPayload` whose text starts with `what` and names the place, as
-    `result['a'][3]`, of the first value that JSON or PostgreSQL cannot carry.
+    its value; a dataclass and a pydantic model become dicts. Raises `InvalidPayload` whose text
+    starts with `what` and names the place, as `result['a'][3]`, of the first value that JSON or
+    PostgreSQL cannot carry; also past MAX_PAYLOAD_DEPTH and MAX_PAYLOAD_KB.
     """
-    return _Converter(what, max_depth, max_items).converted(value, what.partition(" ")[0], 0)
+    # Each value takes a character of JSON at least.
+    max_items = config.MAX_PAYLOAD_KB.read() * 1024
+    converter = _Converter(what, config.MAX_PAYLOAD_DEPTH.read(), max_items)
+    try:
+        return converter.converted(value, what.partition(" ")[0], 0)
+    except RecursionError:
+        raise errors.InvalidPayload(f"{what}: nested deeper than Python can follow") from None
 
 
 class _Converter:
@@ -100,7 +106,8 @@ class _Converter:
         try:
             repr(value)
         except ValueError:  # Python refuses to write integers of more than 4,300 digits
-            raise self._refused(place, "an integer of too many digits, which JSON cannot carry") from None
+            reason = "an integer of too many digits, which JSON cannot carry"
+            raise self._refused(place, reason) from None
         return value
 
     def _refused(self, place: str, reason: str) -> errors.InvalidPayload:

@@ -36,25 +36,12 @@ def encode(value: Any, what: str) -> str:
     except (TypeError, ValueError, RecursionError):
         text = None
     if text is None:  # outside of the handler: a refusal shall not carry the encoder's error
-        text = _to_json(_plain(value, what))
+        text = _to_json(jsonable.plain(value, what))
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
-        _plain(value, what)  # raises, and names the place of the text
+        jsonable.plain(value, what)  # raises, and names the place of the text
     if len(text) > KIB and len(text) > (limit_kb := config.MAX_PAYLOAD_KB.read()) * KIB:
         raise _too_large(what, f"{len(text) / KIB:.0f} KiB of JSON", limit_kb)
     return text
-
-
-def _plain(value: Any, what: str) -> Any:
-    """Return the value as JSON has it; raise `InvalidPayload` for one that it cannot carry.
-
-    `encode` calls this only when the encoder has refused the value: it is many times slower.
-    """
-    limit, limit_kb = config.MAX_PAYLOAD_DEPTH.read(), config.MAX_PAYLOAD_KB.read()
-    try:
-        # Each value takes a character at least.
-        return jsonable.plain(value, what, max_depth=limit, max_items=limit_kb * KIB)
-    except RecursionError:
-        raise errors.InvalidPayload(f"{what}: nested deeper than Python can follow") from None
 
 
 def _is_flat(value: Any) -> bool:
@@ -127,7 +114,7 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
             if isinstance(item, dict):
                 for key, member in item.items():  # pyright: ignore[reportUnknownVariableType]
                     if not isinstance(key, str):
-                        _plain(value, what)  # raises, and names the place of the key
+                        jsonable.plain(value, what)  # raises, and names the place of the key
                     if isinstance(member, (dict, list, tuple)):
                         deeper.append(member)
             else:

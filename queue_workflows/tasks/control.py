@@ -37,7 +37,11 @@ class Alone:
     """Nobody listens, and nobody interrupts: a body that runs outside of a worker."""
 
     interrupted: str | None = None
-    cancel_requested = False
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Return False: nobody cancels it."""
+        return False
 
     def said(self, value: Any) -> None:
         """Dropped."""

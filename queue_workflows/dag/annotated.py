@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import enum
 import inspect
 import pathlib
 import types
 import typing
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -100,8 +102,8 @@ def _listed(names: Sequence[str]) -> str:
 def taken(value: Any, kind: Any, where: str) -> Any:
     """What a body gets for a JSON value; `ArgsRefused` that starts with `where` if it fits not.
 
-    Paths, dates, enum members, tuples, dataclasses and models are made of it. An annotation that is
-    none of those and not known here takes any value.
+    Paths, dates, times, UUIDs, Decimals, enum members, tuples, dataclasses and models are made of
+    it. An annotation that is none of those and not known here takes any value.
     """
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
@@ -165,13 +167,27 @@ def _made(value: Any, kind: type, where: str) -> Any:
         make: Callable[[Any], Any] = pathlib.Path if kind is pathlib.Path else kind
     elif issubclass(kind, enum.Enum):
         return _converted(value, kind, kind, where)
-    elif issubclass(kind, datetime.date):
+    elif issubclass(kind, (datetime.date, datetime.time)):
         make = kind.fromisoformat
+    elif issubclass(kind, uuid.UUID):
+        make = kind
+    elif issubclass(kind, decimal.Decimal):
+        return _decimal(value, kind, where)
     else:
         return value
     if not isinstance(value, str):
         raise _refused(value, kind, where)
     return _converted(value, make, kind, where)
+
+
+def _decimal(value: Any, kind: type[decimal.Decimal], where: str) -> decimal.Decimal:
+    """Return the number that a text or a JSON number writes."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise _refused(value, kind, where)
+    try:
+        return kind(str(value))
+    except (decimal.InvalidOperation, ValueError):
+        raise _refused(value, kind, where) from None
 
 
 def _converted(value: Any, make: Callable[[Any], Any], kind: Any, where: str) -> Any:
