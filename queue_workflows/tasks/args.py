@@ -96,18 +96,5 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
         raise errors.ArgsRefused(f"{where}: a dict, not {type(found).__name__}")
     found = dict(cast("Mapping[str, Any]", found))
     if takes is not None and takes.checks:
-        _check(takes, found, where)
+        annotated.check_as_stored(takes.checked, found, where)
     return found
-
-
-def _check(takes: Taker, given: dict[str, Any], where: str) -> None:
-    """Check args as the task will get them: a date or a dataclass is JSON by then."""
-    try:
-        takes.checked(given, where)
-    except errors.ArgsRefused:
-        stored = jsonable.plain(given, where)
-        if stored == given:
-            raise
-    else:
-        return
-    takes.checked(stored, where)

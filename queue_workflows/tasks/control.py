@@ -37,11 +37,7 @@ class Alone:
     """Nobody listens, and nobody interrupts: a body that runs outside of a worker."""
 
     interrupted: str | None = None
-
-    @property
-    def cancel_requested(self) -> bool:
-        """Return False: nobody cancels it."""
-        return False
+    cancel_requested = False
 
     def said(self, value: Any) -> None:
         """Dropped."""

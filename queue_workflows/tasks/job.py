@@ -166,8 +166,11 @@ class NodeJob(Job):
         return f"<job {self.id} of node {self.node_id!r}, attempt {self.attempt}>"
 
 
-class _NodeControl(control.Alone):
-    """Passes on what a node reports, and whether it was cancelled."""
+class _NodeControl:
+    """The `control.Control` of a node: passes on what it reports, and whether it was cancelled."""
+
+    interrupted: str | None = None
+    """A node is ended by its `cancel_event`, or with its process."""
 
     def __init__(
         self, cancel_event: threading.Event, status_callback: Callable[..., object]
@@ -183,6 +186,9 @@ class _NodeControl(control.Alone):
     def cancel_requested(self) -> bool:
         """Return whether the job or its run was cancelled."""
         return self._cancel_event.is_set()
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        """Do nothing: a node is never interrupted."""
 
 
 current: contextvars.ContextVar[Job] = contextvars.ContextVar("job")

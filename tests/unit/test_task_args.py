@@ -106,11 +106,12 @@ def test_a_task_gets_the_model_or_the_keywords_that_it_takes(
         (record, {"first": "yesterday"}, "args of task 't': 'first': date, not 'yesterday'"),
         (record, {}, "args of task 't': 'first' missing"),
         (keywords, {}, "args of task 't': 'day' missing"),
+        (keywords, {"dya": "x"}, "'day' missing; 'dya' unknown; it takes 'day', 'limit'"),
         (keywords, {"day": 1}, "args of task 't': 'day': str, not 1"),
         (
             keywords,
             {"day": "x", "limt": 1},
-            "args of task 't': 'limt' unknown; it takes 'day', 'limit'",
+            "args of task 't': 'limt' (did you mean 'limit'?) unknown; it takes 'day', 'limit'",
         ),
         (keywords, ["day"], "args of task 't': a dict, not list"),
         (rest, {"day": "x", "n": "one"}, "args of task 't': 'n': int, not 'one'"),
