@@ -14,7 +14,7 @@ from sqlalchemy import pool
 
 import queue_workflows
 from queue_workflows import errors, node_queue, run_store
-from queue_workflows.dispatch import operations
+from queue_workflows.store import runs
 from tests.support import factories, flow, laws
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
 
@@ -141,14 +141,17 @@ def test_in_autocommit_each_call_takes_effect_at_once_and_whole(
         queue_workflows.cancel_run("own", conn=host.conn)
         assert flow.status("own") == "cancelled"
 
-        def broken(*_: object) -> None:
-            raise RuntimeError("between two statements")
+        reopen = runs.reopen
+
+        def broken(*given: Any) -> None:
+            reopen(*given)
+            raise RuntimeError("after the write")
 
         with monkeypatch.context() as patch:
-            patch.setattr(operations.runs, "reopen", broken)
+            patch.setattr(runs, "reopen", broken)
             with pytest.raises(RuntimeError):
                 queue_workflows.retry_run("own", conn=host.conn)
-        assert not host.conn.in_atomic_block
+        assert flow.status("own") == "cancelled"
         queue_workflows.retry_run("own", conn=host.conn)
         assert flow.status("own") == "queued"
 
