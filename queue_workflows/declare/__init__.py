@@ -276,6 +276,7 @@ def _policy(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
         if key not in _POLICY:
             raise errors.InvalidConfig(
                 f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
+                f"{policies.hint(key)}"
             )
     named = {"retry_on", "discard_on"} & policy.keys()
     return {**policy, **{key: policies.error_names(policy[key]) for key in sorted(named)}}
