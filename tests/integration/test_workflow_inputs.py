@@ -17,7 +17,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import queue_workflows
-from queue_workflows import config, declare, errors, node_queue, run_store
+from queue_workflows import declare, errors, node_queue, run_store
 from queue_workflows.declare import node, run_input, workflow
 from tests.support import factories, flow, laws
 
@@ -76,6 +76,25 @@ def note(text: str) -> str:
     return text
 
 
+@node
+def tell() -> dict[str, Any]:
+    job = queue_workflows.current_job()
+    return {
+        "id": job.id,
+        "run": job.run_id,
+        "node": job.node_id,
+        "attempt": job.attempt,
+        "claim": job.claim,
+        "worker": job.worker,
+        "key": job.idempotency_key,
+    }
+
+
+@workflow
+def who() -> None:
+    tell()
+
+
 @workflow
 def passed() -> None:
     made: Any = make()
@@ -102,7 +121,7 @@ def plain() -> None:
 @pytest.fixture
 def app(db: ModuleType) -> Iterator[flow.Flow]:
     made = flow.Flow()
-    declare.install(keep, make, early, note, passed, report, constant, plain)
+    declare.install(keep, make, early, note, tell, who, passed, report, constant, plain)
     received.clear()
     yield made
     made.close()
@@ -192,6 +211,27 @@ def test_what_declares_no_inputs_takes_any(app: flow.Flow) -> None:
     assert other["status"] == "queued"
 
 
+# --- the job of a node
+
+
+def test_a_node_of_a_worker_knows_its_job(app: flow.Flow, conn: Any) -> None:
+    row = run_store.insert_run(workflow_name="who")
+    app.go()
+    job = flow.job(row["id"], "tell/tell")
+    (claimed,) = conn.execute(
+        "SELECT claim_no, worker_id FROM workflow_node_events WHERE event_type = 'claimed'"
+    ).fetchall()
+    assert job["context_delta"] == {
+        "id": job["id"],
+        "run": row["id"],
+        "node": "tell/tell",
+        "attempt": 1,
+        "claim": claimed["claim_no"],
+        "worker": claimed["worker_id"],
+        "key": job["id"],
+    }
+
+
 # --- inputs of a node
 
 
@@ -243,4 +283,3 @@ def test_a_body_that_was_not_declared_gets_its_inputs_as_they_are(app: flow.Flow
         s=[{"id": "n", "node": "loose", "inputs": inputs}],
     )
     assert done(app, "w")["s/n"]["context_delta"] == {"is": ["soon", "many"]}
-    assert config.get_config().workflow_map.keys() == {"passed", "report", "constant", "plain"}
