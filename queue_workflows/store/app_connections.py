@@ -7,7 +7,6 @@ are reached through the app's own imports.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -122,7 +121,7 @@ class _Django(_Adapter):
             return [dict(zip(names, row, strict=True)) for row in cursor] if names else []
 
     def transaction(self) -> AbstractContextManager[Any]:
-        return importlib.import_module("django.db.transaction").atomic(using=self._conn.alias)
+        return sys.modules["django.db.transaction"].atomic(using=self._conn.alias)
 
 
 _BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
