@@ -86,7 +86,7 @@ class Keywords:
         if not isinstance(given, dict):
             raise errors.ArgsRefused(f"{where}: a dict, not {type(given).__name__}")
         given = cast("dict[str, Any]", given)
-        kinds = {**self._kinds, **(optional or {})}
+        kinds = {**self._kinds, **optional} if optional else self._kinds
         self._refuse_names(given, kinds, where)
         return {
             name: taken(value, kinds.get(name, self._rest), f"{where}: {name!r}")
