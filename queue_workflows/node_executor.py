@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import queue_workflows
-from queue_workflows import config, db, dispatcher, errors, node_queue
+from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments
+from queue_workflows.declare import bodies
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.store import claimed, nodes, outcomes, payload, runs, tables
 from queue_workflows.types import JsonDict, Row
@@ -98,7 +99,9 @@ def run_body(
         inputs = _patiently(lambda: dispatcher.resolve_inputs_for_job(job["id"], job=job), cancel)
         if inputs != job["inputs"] or job.get("ref_heads") != []:
             resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")
-        value = _invoke(job, inputs, model_cache, cancel, status_callback or _ignore)
+        report = status_callback or _ignore
+        with tasks.running(tasks.NodeJob(job, inputs, cancel, report)):
+            value = _invoke(job, inputs, model_cache, cancel, report)
         text = payload.encode(value, f"result of node {job['node_id']!r}")
     except KeyboardInterrupt:
         raise
@@ -176,7 +179,10 @@ def _invoke(
             "cancel_event": lambda: cancel,
             "status_callback": lambda: status_callback,
         }
-        bound = arguments.signature(run).bind(inputs, offers)
+        # Only nodes declared by @node have their annotations enforced: the modules of existing
+        # apps may carry annotations that their inputs never matched.
+        where = f"inputs of node {job['node_id']!r}" if isinstance(module, bodies.Body) else None
+        bound = arguments.signature(run).bind(inputs, offers, where=where)
         return _bracketed(job, cancel, lambda: _delta(outcomes.unless_signal(run(**bound))))
     finally:
         folders.close()

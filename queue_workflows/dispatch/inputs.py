@@ -8,7 +8,7 @@ from typing import Any, cast
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
-from queue_workflows.store import nodes, outbox, payload, runs, submissions
+from queue_workflows.store import app_connections, nodes, outbox, payload, runs, submissions
 from queue_workflows.types import Row, Unreadable
 
 PREFIX = "__input__"
@@ -85,9 +85,11 @@ def submit_input(
     value: Any,
     *,
     check: bool = False,
-    conn: db.Connection | None = None,
+    conn: Any = None,
 ) -> str:
-    """Answer an input node; the submission's id. `conn`: join the caller's transaction.
+    """Answer an input node; return the submission's id.
+
+    `conn` (psycopg, SQLAlchemy, Django): join the caller's transaction.
 
     The first answer wins: `InputRefused` (a ValueError) for a later one and for a node that does
     not wait; `check`: also for one that its `input_spec` does not allow. A node that has not parked
@@ -96,7 +98,7 @@ def submit_input(
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
-    with db.transaction(conn) as own:
+    with app_connections.transaction(conn) as own:
         # First, and outside: without a transaction under way the block below would commit its own.
         job = _refuse_unless_open(nodes.get_by_node(own, run_id, node_id), where)
         if check:
@@ -113,6 +115,17 @@ def submit_input(
             # as the end of a wait (`timeout_s`) counts the answers that it sees.
             _refuse_unless_open(nodes.hold_by_node(own, run_id, node_id), where)
         return row["id"]
+
+
+async def submit_input_async(
+    run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None
+) -> str:
+    """`submit_input` for an event loop, which it does not block.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
+    the engine's, in another thread. A call that is cancelled may have answered all the same.
+    """
+    return await app_connections.call_async(submit_input, conn, run_id, node_id, value, check=check)
 
 
 def _refuse_unless_open(job: Row | None, where: str) -> Row:
