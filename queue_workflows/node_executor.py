@@ -17,8 +17,8 @@ import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments
 from queue_workflows.declare import bodies
-from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import claimed, nodes, outcomes, payload, runs, tables
+from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
+from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -35,20 +35,26 @@ def _ignore(*_: object, **__: object) -> None:
 def execute_node(
     job: Row,
     *,
-    model_cache: ModelCache | None = None,
+    model_cache: RequiresModels | None = None,
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
 ) -> str:
     """Run a claimed node job and record how it ended, fenced by the claim in `job`.
 
-    `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was cancelled, or
-    its claim is no longer held and nothing was written.
+    Return `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was
+    cancelled, or its claim is not held and nothing was written. A job that is not claimed is
+    skipped before its handler runs. `model_cache`: any object with `require_model(id)`; its other
+    members are used if it has them.
     """
-    with _busy(model_cache):
-        outcome = run_body(
-            job, model_cache=model_cache, cancel_event=cancel_event, status_callback=status_callback
-        )
     lease = tables.lease_of(tables.NODE_JOBS, job)
+    with db.statement() as conn:
+        if not claims.is_held(conn, lease):
+            return "skipped"
+    cache = adapted(model_cache)
+    with _busy(cache):
+        outcome = run_body(
+            job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
+        )
     with db.transaction() as conn:
         recorded = outcomes.record(conn, lease, outcome)
     if recorded == "completed" and outcome.kind == "completed":
