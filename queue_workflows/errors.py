@@ -73,6 +73,10 @@ class InvalidPayload(QueueWorkflowsError, ValueError):
     """A value that JSON or the database cannot carry, or that is too deep or too large."""
 
 
+class FolderRefused(InvalidPayload):
+    """A run's folder outside of OUT_ROOTS, or a symbolic link in its place; the text names it."""
+
+
 class InvalidJob(QueueWorkflowsError, ValueError):
     """A job that cannot be queued as it was asked for; the text names the keyword."""
 

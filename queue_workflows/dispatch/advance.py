@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import definition, plan, readiness
+from queue_workflows.dag import confinement, definition, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, payload, runs, tables
 from queue_workflows.types import Row
 
 State: TypeAlias = Callable[[Row], bool]
-NEVER_RUNS = (errors.InvalidWorkflow, errors.UnknownWorkflow)
-"""What a definition raises that no later try will mend: the run fails with it."""
+NEVER_RUNS = (errors.InvalidWorkflow, errors.UnknownWorkflow, errors.FolderRefused)
+"""What a definition or an `out_dir` raises that no later try will mend: the run fails with it."""
 
 # Progress is shared by the threads of a process. Whoever waits for it holds no pooled connection
 # that its holder could need: under the run's lock all reads go over the transaction's own.
@@ -39,9 +39,14 @@ def make_plan(
     *,
     committed: bool = True,
 ) -> plan.Plan:
-    """What follows from these finished nodes; None: all that has not been done yet."""
+    """What follows from these finished nodes; None: all that has not been done yet.
+
+    Raises `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
+    """
     resolver = config.get_config().get_resolve_ref()
     out_dir, custom = run["out_dir"], hooks.host_resolves()
+    if finished is None:
+        confinement.check(out_dir)
     with _planning:
         if finished is None:
             return plan.plan_start(
