@@ -186,16 +186,16 @@ def test_a_folder_swapped_for_a_link_during_a_listing_is_not_entered(
     assert folders.listings(str(out_dir), ["scan"]) == {"scan": []}
 
 
-def test_a_very_deep_folder_costs_a_listing_no_descriptors(tmp_path: Path) -> None:
+def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
     top = tmp_path / "scan"
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
     for _ in range(2 * folders.MAX_DEPTH):
-        (below := os.mkdir("d", dir_fd=fd))
-        assert below is None
+        os.mkdir("d", dir_fd=fd)
         deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
         os.close(fd)
         fd = deeper
+    os.close(os.open("too-deep", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
     os.close(fd)
     (top / "d" / "file").write_text("x")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  no folder of ours
