@@ -250,6 +250,12 @@ OUT_ROOTS = Knob(
     "paths",
     "folders, separated by `:`, that a run's `out_dir` must resolve into; empty: anywhere",
 )
+STATE_DIR = Knob(
+    "STATE_DIR",
+    "",
+    "path",
+    "folder of a worker's notes to the one after it; empty: systemd's, or one for temporary files",
+)
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
 )

@@ -28,7 +28,7 @@ class Leaving:
     An exit is armed before anything is asked of the database, and comes only if that job still
     runs: `held_` gives what is held, by lane, or None once it does not. What else runs then goes
     back first, uncounted. Asked is over the connection `kept` by the watch; if that is in use or
-    does not answer, over one more.
+    does not answer, over one more. `fence` is called right before an exit with EXIT_LOST.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Leaving:
         *,
         kept: db.Kept,
         fuses_: fuses.Fuses,
+        fence: Callable[[], object],
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
@@ -45,6 +46,7 @@ class Leaving:
         self._held = held_
         self._kept = kept
         self._fuses = fuses_
+        self._fence = fence
         self._on_exit = on_exit
         self._now = now_fn
         self.decided = False
@@ -110,6 +112,8 @@ class Leaving:
                 self._release(conn, work, others)
                 if not written:
                     self._take_leave(conn, code)
+                if code == guards.EXIT_LOST:
+                    self._fence()
                 self._on_exit(code)
         self._stay()
 

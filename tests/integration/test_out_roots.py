@@ -119,7 +119,7 @@ def test_inside_of_the_roots_all_is_as_without(root: Path) -> None:
 
 @pytest.mark.parametrize("knob", [True, False])
 @pytest.mark.parametrize(
-    "node_id", ["../../x", "/tmp/absolute", "n" * 5000, "a/" * 1000, "..", "n/../../../x"]
+    "node_id", ["../../x", "/tmp/absolute", "n" * 5000, "a/" * 2500, "..", "n/../../../x"]
 )
 def test_a_forged_node_id_fails_its_job_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knob: bool, node_id: str
@@ -133,9 +133,6 @@ def test_a_forged_node_id_fails_its_job_and_writes_nothing(
         (out / "written").touch()
 
     row = executed(out_dir, body, node_id)
-    if node_id == "a/" * 1000:
-        assert row["status"] == "completed", "long, and inside"
-        return
     assert row["status"] == "failed"
     assert "leads outside" in row["error"] or "too long" in row["error"]
     assert [path for path in tmp_path.rglob("*") if path.name not in {"root", "run"}] == []

@@ -186,7 +186,9 @@ def test_a_folder_swapped_for_a_link_during_a_listing_is_not_entered(
     assert folders.listings(str(out_dir), ["scan"]) == {"scan": []}
 
 
-def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
+def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_open(
+    tmp_path: Path,
+) -> None:
     top = tmp_path / "scan"
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
