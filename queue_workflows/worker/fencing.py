@@ -33,6 +33,8 @@ STARVED_S = 2.0
 """A process was held up itself if its watch did not run for so long, or a quarter of the lease."""
 DEAD_AFTER_S = fuses.EXIT_WITHIN_S + 6.0
 """So long after its note was written a process has ended: a kernel timer bounds its exit."""
+LOOKS_S = 10.0
+"""For so long after the first report a server may still do what a dead worker had sent."""
 MAX_BYTES = 1 << 20
 MAX_LEASES = 1000
 _SUFFIX = ".fenced"
@@ -104,6 +106,7 @@ class _Note(NamedTuple):
     boot: str
     at: float
     """By `clock.boot_s`, which all processes of one boot share."""
+    workers: list[str]
     leases: list[tables.Lease]
 
     def is_of_the_dead(self) -> bool:
@@ -129,15 +132,17 @@ def state_folder() -> Path:
     return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
 
 
-def write_note(leases: Iterable[tables.Lease]) -> None:
+def write_note(workers: Iterable[str], leases: Iterable[tables.Lease]) -> None:
     """Leave a note that the database kept these claims from being renewed. Best effort, no wait.
 
+    `workers` are the worker ids of this process. What they sent last may be claims, which a server
+    that comes back still makes.
     It is a new file in a folder that only this user may write, or no note is left.
     """
     held = [[lease.table.name, *lease[1:]] for lease in [*leases][:MAX_LEASES]]
     note = {
         "pid": os.getpid(), "machine": identity.machine(), "boot": identity.boot_id(),
-        "at": clock.boot_s(), "leases": held,
+        "at": clock.boot_s(), "workers": [*workers], "leases": held,
     }  # fmt: skip
     try:
         folder = state_folder()
@@ -161,40 +166,56 @@ def notes() -> list[Path]:
     return []
 
 
-def report(kept: db.Kept) -> bool:
-    """Hand back, uncounted, what the notes name, or take back the crash that was counted.
+class Reporter:
+    """Report the notes of workers of this machine that have ended, over the connection `kept`."""
 
-    Returns False when a note is left: its process may still run, or another worker reports it.
-    Database errors pass.
-    """
-    left = [path for path in notes() if not _report(path, kept)]
-    return not left
+    def __init__(self, kept: db.Kept) -> None:
+        self._kept = kept
+        self._reported: dict[Path, float] = {}
 
+    def report(self) -> bool:
+        """Hand back, uncounted, what the notes name, or take back the crash that was counted.
 
-def _report(path: Path, kept: db.Kept) -> bool:
-    try:
-        with path.open("rb") as file:
-            # Two workers that start at once would take the same crash back twice.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return False
-            note = _read(file, path)
-            if note is not None and not note.is_of_the_dead():
-                return False
-            if note is not None:
-                with kept.using() as conn:
-                    for lease in note.leases:
-                        if transitions.excuse(conn, lease):
-                            _log.info(
-                                "job %s: no crash, its worker lost the database", lease.job_id
-                            )
-            path.unlink()
-    except FileNotFoundError:
+        A note is reported again until `LOOKS_S` after the first time, then removed. Returns False
+        while a note is left: it is to be reported again, its process may still run, or another
+        worker reports it. Database errors pass.
+        """
+        left = [path for path in notes() if not self._report(path)]
+        self._reported = {path: at for path, at in self._reported.items() if path in left}
+        return not left
+
+    def _report(self, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                # Two workers that start at once would take the same crash back twice.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return False
+                note = _read(file, path)
+                if note is not None and not note.is_of_the_dead():
+                    return False
+                if note is not None:
+                    self._excuse(note)
+                    first = self._reported.setdefault(path, clock.boot_s())
+                    if clock.boot_s() - first < LOOKS_S:
+                        return False
+                path.unlink()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            _log.debug("the note %s waits: %s", path, error)
+            return False
         return True
-    except OSError as error:
-        _log.debug("the note %s waits: %s", path, error)
-        return False
-    return True
+
+    def _excuse(self, note: _Note) -> None:
+        with self._kept.using() as conn:
+            for lease in note.leases:
+                if transitions.excuse(conn, lease):
+                    _log.info("job %s: no crash, its worker lost the database", lease.job_id)
+            for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+                for worker_id in note.workers:
+                    late = transitions.held_by(conn, table, worker_id)
+                    transitions.hand_back_all(conn, late, reason="claimed after its worker's end")
 
 
 def _database() -> str:
@@ -217,7 +238,14 @@ def _read(file: BinaryIO, path: Path) -> _Note | None:
             tables.Lease(known[name], str(job_id), str(worker_id), int(claim_no))
             for name, job_id, worker_id, claim_no in found["leases"]
         ]
-        return _Note(int(found["pid"]), found["machine"], found["boot"], float(found["at"]), leases)
+        return _Note(
+            int(found["pid"]),
+            found["machine"],
+            found["boot"],
+            float(found["at"]),
+            [str(worker_id) for worker_id in found["workers"] if worker_id],
+            leases,
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         _log.warning("the note %s cannot be read, and is removed: %s", path, error)
         return None

@@ -98,6 +98,7 @@ class Watch:
             now_fn=now_fn,
         )
         self._renewals = fencing.Renewals(who().lease_s, self._kept, now_fn)
+        self._notes = fencing.Reporter(self._kept)
         self._notes_left = False
         self._stops: list[float] = []
         self.locked = False
@@ -317,14 +318,14 @@ class Watch:
         held_ = [*(work.lease for work in self._works)]
         for each in self._lanes:
             held_ += each.held.claims()
-        fencing.write_note(dict.fromkeys(held_))
+        fencing.write_note((each.who().worker_id for each in self._lanes), dict.fromkeys(held_))
 
     def _notes_pause(self) -> float:
         return NOTES_S if self._notes_left else NOTES_AGAIN_S
 
     def _report_notes(self) -> None:
         self._notes_left = True
-        self._notes_left = not fencing.report(self._kept)
+        self._notes_left = not self._notes.report()
 
     def _renewed(self, work: current.Work, found: held.Found, sent: float, stop_at: float) -> None:
         if work.lease not in found.lost:
