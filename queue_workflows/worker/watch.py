@@ -130,6 +130,9 @@ class Watch:
         if self._loop is not None:
             yield
             return
+        with contextlib.suppress(db.Error):
+            # Before anything is claimed: a job that is claimed again may end as poison.
+            self._report_notes()
         self._loop = service.Loop("worker-watch", self._tasks, now_fn=self._now)
         try:
             with contextlib.ExitStack() as stack:

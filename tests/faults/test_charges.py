@@ -123,7 +123,10 @@ def test_three_stalls_longer_than_the_lease_charge_an_innocent_job_nothing(
         if not way.startswith("supervised"):
             worker.start()
         wire.thaw()
-        until(lambda: row_of(job_id)["crash_count"] == 0, timeout_s=20)
+        try:
+            until(lambda: row_of(job_id)["crash_count"] == 0, timeout_s=20)
+        except AssertionError:
+            pytest.fail(f"stall {stall}: a crash is left counted: {row_of(job_id)}\n{worker.err}")
     until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
     row = row_of(job_id)
     assert (row["crash_count"], row["attempts"]) == (0, 0), worker.err
