@@ -134,6 +134,22 @@ def test_three_stalls_longer_than_the_lease_charge_an_innocent_job_nothing(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["supervised", "supervised pool"])
+def test_a_parent_needs_no_note(cli: Commands, wire: proxy.Proxy, tmp_path: Path, way: str) -> None:
+    nowhere = {**QUICK, "QUEUE_WORKFLOWS_STATE_DIR": "/proc/none"}
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    worker = Worker(cli, WAYS[way], **nowhere, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    wire.freeze()
+    until(lambda: "with exit code 77; restart" in worker.err, timeout_s=20)
+    wire.thaw()
+    until(lambda: len(starts(folder)) == 2, timeout_s=30)
+    assert "no note is left" in worker.err
+    assert row_of(job_id)["crash_count"] == 0
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["plain", "supervised"])
 def test_a_handler_that_kills_its_worker_is_poison_at_the_bound(
     cli: Commands, db: object, state: dict[str, str], tmp_path: Path, way: str
