@@ -1,4 +1,4 @@
-"""Row O12 of `rows.py`: a crash is charged for what a handler did, never for an absent database."""
+"""What goes wrong, row O12: an absent database is charged to no job as a crash."""
 
 from __future__ import annotations
 
