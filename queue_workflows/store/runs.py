@@ -265,7 +265,8 @@ def listing(conn: db.Connection, *, limit: int, status: str | None = None) -> li
         " r.created_at, r.started_at, r.finished_at, r.generation,"
         " coalesce((SELECT jsonb_object_agg(status, n) FROM (SELECT status, count(*) AS n"
         " FROM workflow_node_jobs j WHERE j.run_id = r.id GROUP BY 1) c), '{}') AS nodes,"
-        " jsonb_array_length(r.definition -> 'nodes') AS nodes_total"
+        " CASE WHEN jsonb_typeof(r.definition -> 'nodes') = 'array'"
+        " THEN jsonb_array_length(r.definition -> 'nodes') END AS nodes_total"
         " FROM workflow_runs r WHERE %(status)s::text IS NULL OR r.status = %(status)s"
         " ORDER BY r.created_at DESC, r.id LIMIT %(limit)s",
         {"limit": limit, "status": status},
