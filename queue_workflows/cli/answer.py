@@ -159,10 +159,10 @@ def waiting(
     def body() -> int:
         with command.reading(app):
             meant, known = (None, True) if run is None else _named(run)
-            rows = listing(meant, limit=limit)
-            if run is not None and not known:
-                output.complain(f"{command.PROG} inputs: there is no run {output.line(run)!r}")
+            if not known:
+                output.complain(f"{command.PROG} inputs: there is no run {run!r}")
                 return 1
+            rows = listing(meant, limit=limit)
         if as_json:
             output.dump(rows)
         else:

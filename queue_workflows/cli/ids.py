@@ -7,7 +7,7 @@ from queue_workflows.runtime import display
 from queue_workflows.store import overview, payload
 from queue_workflows.types import Row
 
-HELP = "`--` comes before an id that begins with a dash; escapes such as \\x1b are understood."
+HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
 
 
 def find(conn: db.Connection, any_id: str) -> tuple[str, Row | None]:
