@@ -86,8 +86,7 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
         job = history.node(own, job_id)
         if job is None:
             return _ingest_job(own, job_id)
-        run = history.run(own, job["run_id"])
-        assert run is not None
+        run = history.run(own, job["run_id"]) or {"definition": None, "started_at": None}
         names = [job["node_id"]]
         events = _by(history.node_events(own, job["run_id"], names), "node_id")
         logs = _by(history.logs(own, tables.NODE_JOBS, [job_id]), "job_id")

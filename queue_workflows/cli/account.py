@@ -81,7 +81,9 @@ class Page:
 
     def job(self, shown: dict[str, Any]) -> None:
         """A job of either family."""
-        self._line(f"{shown['kind']} {shown['id']} ({name_of(shown)}): {_state(shown)}")
+        self._line(
+            f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
+        )
         if shown.get("run_id"):
             self._line(f"of run {shown['run_id']}{_after(shown)}")
         model = f", model {shown['required_model']}" if shown.get("required_model") else ""
@@ -92,7 +94,9 @@ class Page:
 
     def end(self, shown: dict[str, Any]) -> None:
         """How a job ended that was followed, without what was shown of it by then."""
-        self._line(f"{shown['kind']} {shown['id']} ({name_of(shown)}): {_state(shown)}")
+        self._line(
+            f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
+        )
         self._trace(shown)
         self._value("output", shown["output"])
 
@@ -186,7 +190,7 @@ class Page:
 
 def name_of(job: dict[str, Any]) -> str:
     """Its node id or its task's name."""
-    return job.get("node_id") or job["task_name"]
+    return job["node_id"] if "node_id" in job else job["task_name"]
 
 
 def keys_text(job: dict[str, Any]) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import unicodedata
-from collections.abc import Callable, Generator
-from types import ModuleType
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,9 +15,9 @@ from queue_workflows.__main__ import main
 from tests.support import hostile
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-RUN = {"workflow_name": "w", "status": "queued"}
-NODE = {"run_id": "parent", "node_id": "n", "node_module": "m", "queue": "cpu", "status": "queued"}
-INGEST = {"task_name": "t", "queue": "fetch", "status": "queued"}
+RUN = {"status": "queued"}
+NODE = {"run_id": "parent", "queue": "cpu"}
+INGEST = {"queue": "fetch"}
 
 
 class Said(NamedTuple):
@@ -28,8 +26,8 @@ class Said(NamedTuple):
     out: str
     err: str
 
-    def is_fine(self) -> bool:
-        """It ended in order, printed no traceback and nothing that a terminal would obey."""
+    def check(self) -> None:
+        """Check that it ended in order and printed nothing that a terminal would obey."""
         text = (self.out + self.err).replace("\n", "")
         assert not {unicodedata.category(char) for char in text} & HIDDEN, self
         assert "Traceback" not in self.err and "unexpected error" not in self.err, self
@@ -39,7 +37,6 @@ class Said(NamedTuple):
             assert self.err.count("\n") == 1, self
         if "--json" in self.argv and self.out:
             json.loads(self.out, parse_constant=_refuse)
-        return True
 
 
 def _refuse(name: str) -> None:
@@ -79,59 +76,139 @@ LISTS = [
 ]  # fmt: skip
 
 
-def failures_of(said: Callable[..., Said], calls: list[tuple[str, ...]]) -> list[str]:
-    failures: list[str] = []
+def check(said: Callable[..., Said], calls: Iterable[tuple[str, ...]]) -> None:
+    """Make these calls; what is wrong with any of them is in the message."""
+    wrong: list[str] = []
     for argv in calls:
+        import time
+        t0 = time.monotonic()
         try:
-            said(*argv).is_fine()
-        except BaseException as error:
-            failures.append(f"{argv}: {type(error).__name__}: {str(error)[-1500:]}")
-    return failures
+            said(*argv).check()
+            open("/tmp/times.txt", "a").write(f"{time.monotonic() - t0:.2f} {argv}\n")
+        except Exception as error:
+            wrong.append(f"{argv}: {type(error).__name__}: {str(error)[-1500:]}")
+    assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong[:5])
 
 
 def lists() -> list[tuple[str, ...]]:
     return [(*argv, *more) for argv in LISTS for more in ((), ("--json",))]
 
 
-def dump(name, failures):
-    from pathlib import Path
-    Path(f"/tmp/display_fail_{name}.txt").write_text("\n\n".join(failures))
-    assert not failures, len(failures)
+def of(rows: Iterable[hostile.Written], *commands: str) -> list[tuple[str, ...]]:
+    return [(*command.split(), "--", row.id) for row in rows for command in commands]
 
 
-def calls(rows, *commands):
-    return [(*c.split(), "--", row.id) for row in rows for c in commands]
+def states(conn: Any, table: str, rows: Iterable[hostile.Written]) -> set[str]:
+    found = conn.execute(
+        f"SELECT DISTINCT status::text FROM {table} WHERE id = ANY (%s)",
+        ([row.id for row in rows],),
+    ).fetchall()
+    return {row["status"] for row in found}
 
 
-def test_runs(conn: Any, said: Callable[..., Said]) -> None:
-    began = time.monotonic()
-    rows = [*hostile.fill(conn, "workflow_runs", RUN, "id")]
-    failures = failures_of(said, lists())
-    failures += failures_of(said, calls(rows, "show", "show --json", "show --full", "why", "cancel", "retry", "cancel"))
-    print(len(rows), time.monotonic() - began)
-    left = conn.execute("SELECT id, status FROM workflow_runs WHERE status IN ('queued', 'running')").fetchall()
-    print("left", left[:20])
-    dump("runs", failures)
+def test_any_run_is_listed_shown_and_cancelled(conn: Any, said: Callable[..., Said]) -> None:
+    rows = hostile.fill(conn, "workflow_runs", RUN, "id", singles=10)
+    assert len(rows) > 20
+    check(said, lists())
+    check(said, of(rows, "show", "show --json --full", "why", "inputs", "cancel"))
+    assert states(conn, "workflow_runs", rows) == {"cancelled"}
+    check(said, of(rows, "retry", "cancel"))
+    assert not states(conn, "workflow_runs", rows) & {"queued", "running"}
 
 
-@pytest.mark.parametrize("status", ["queued", "running", "awaiting_input", "failed"])
-def test_nodes(conn: Any, said: Callable[..., Said], status: str) -> None:
-    began = time.monotonic()
-    conn.execute("INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('parent', 'w', 'running')")
-    rows = [*hostile.fill(conn, "workflow_node_jobs", NODE | {"status": status}, "id")]
-    failures = failures_of(said, lists() + [("show", "parent"), ("show", "parent", "--json"), ("show", "parent", "--full")])
-    failures += failures_of(said, calls(rows, "show", "show --json", "why", "why --json", "cancel", "retry", "cancel"))
-    print(len(rows), time.monotonic() - began)
-    dump(f"nodes_{status}", failures)
+@pytest.mark.parametrize("status", ["queued", "running", "awaiting_input"])
+def test_any_node_is_shown_explained_and_cancelled(
+    conn: Any, said: Callable[..., Said], status: str
+) -> None:
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('parent', 'w', 'running')"
+    )
+    rows = hostile.fill(conn, "workflow_node_jobs", NODE | {"status": status}, "id", singles=10)
+    assert len(rows) > 20
+    check(said, [*lists(), *[("show", "parent", *m) for m in ((), ("--json",), ("--full",))]])
+    check(said, of(rows, "show", "show --json", "why", "why --json"))
+    if status == "awaiting_input":
+        check(said, [("answer", "parent", row.node_id, "1") for row in nodes_of(conn)])
+    check(said, of(rows, "cancel", "retry"))
+    assert said("cancel", "parent").code == 0
+    left = states(conn, "workflow_node_jobs", rows) - {"cancelled", "completed", "failed"}
+    # What runs is asked to stop: its worker, or the sweep of lapsed leases, ends it.
+    assert left <= ({"running"} if status == "running" else set())
 
 
-@pytest.mark.parametrize("status", ["queued", "running", "failed"])
-def test_ingest(conn: Any, said: Callable[..., Said], status: str) -> None:
-    began = time.monotonic()
-    rows = [*hostile.fill(conn, "ingest_jobs", INGEST | {"status": status}, "id")]
-    failures = failures_of(said, lists())
-    failures += failures_of(said, calls(rows, "show", "show --json", "jobs show", "why", "cancel", "jobs retry", "retry", "jobs cancel", "jobs delete"))
-    left = conn.execute("SELECT id, status FROM ingest_jobs").fetchall()
-    print("left", left[:20])
-    print(len(rows), time.monotonic() - began)
-    dump(f"ingest_{status}", failures)
+def nodes_of(conn: Any) -> list[Any]:
+    query = "SELECT node_id FROM workflow_node_jobs WHERE run_id = 'parent' AND node_id <> ''"
+    return [Node(row["node_id"]) for row in conn.execute(query).fetchall()]
+
+
+class Node(NamedTuple):
+    node_id: str
+
+
+@pytest.mark.parametrize("status", ["queued", "failed"])
+def test_any_job_is_listed_shown_retried_and_deleted(
+    conn: Any, said: Callable[..., Said], status: str
+) -> None:
+    rows = hostile.fill(conn, "ingest_jobs", INGEST | {"status": status}, "id", singles=10)
+    assert len(rows) > 20
+    check(said, lists())
+    check(said, of(rows, "show", "show --json", "jobs show", "why"))
+    check(said, of(rows, "jobs retry", "jobs cancel", "retry", "cancel"))
+    assert not states(conn, "ingest_jobs", rows) & {"queued", "running"}
+    check(said, of(rows, "jobs delete"))
+    assert states(conn, "ingest_jobs", rows) == set()
+
+
+BESIDE: list[tuple[str, dict[str, Any], str]] = [
+    ("workflow_node_events", {"run_id": "parent", "node_id": "n", "job_id": "j"}, "error"),
+    ("ingest_job_events", {"job_id": "i"}, "error"),
+    ("workflow_input_submissions", {"run_id": "parent"}, "id"),
+    ("workflow_dispatch_events", {"run_id": "parent"}, "error"),
+    ("job_attempt_logs", {"job_id": "j", "job_table": "workflow_node_jobs"}, "tail"),
+    ("workers", {"queue": "gpu", "last_seen": "now", "state": "idle"}, "worker_id"),
+    ("worker_heartbeats", {"queue": "gpu"}, "host_label"),
+    ("worker_controls", {"desired_state": "off", "queue": "gpu"}, "host_label"),
+    ("queue_settings", {"paused_at": "now"}, "queue"),
+    ("queue_partitions", {"queue": "fetch"}, "partition_key"),
+    ("hw_samples", {"sampled_at": "now"}, "host_label"),
+    ("model_controls", {}, "host_label"),
+    ("gpu_unassignable", {}, "model"),
+]
+
+
+def test_what_is_stored_beside_runs_and_jobs_is_shown(conn: Any, said: Callable[..., Said]) -> None:
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('parent', 'w', 'running')"
+    )
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status)"
+        " VALUES ('j', 'parent', 'n', 'm', 'gpu', 'queued')"
+    )
+    conn.execute("INSERT INTO ingest_jobs (id, task_name, queue) VALUES ('i', 't', 'fetch')")
+    for table, base, key in BESIDE:
+        assert hostile.fill(conn, table, base, key), table
+    check(said, lists())
+    check(said, [(*c, *m) for c in (("show", "parent"), ("show", "j"), ("show", "i"), ("why", "j"),
+                                    ("why", "i")) for m in ((), ("--json",))])  # fmt: skip
+    check(said, [("cancel", "parent"), ("cancel", "i"), ("jobs", "delete", "i")])
+
+
+def test_an_id_is_named_as_it_was_printed(conn: Any, said: Callable[..., Said]) -> None:
+    (run_id,) = [
+        row.id for row in hostile.fill(conn, "workflow_runs", RUN, "id") if "\x1b" in row.id
+    ]
+    printed = said("runs", "--limit", "100", "--json").out
+    (shown,) = [
+        line.partition('"id": "')[2].rpartition('"')[0]
+        for line in printed.splitlines()
+        if '"id": "\\u001b' in line
+    ]
+    done = said("cancel", shown.replace("\\\\", "\\"))
+    assert (done.code, "cancelled" in done.out) == (0, True)
+    assert states(conn, "workflow_runs", [hostile.Written(run_id, "")]) == {"cancelled"}
+
+
+def test_markup_and_percent_signs_are_text(conn: Any, said: Callable[..., Said]) -> None:
+    conn.execute("INSERT INTO ingest_jobs (id, task_name, queue) VALUES ('[red]%s[/]', '%d', 'q')")
+    assert "[red]%s[/]" in said("jobs", "list").out
+    assert said("cancel", "[red]%s[/]").out.startswith("ingest job [red]%s[/] (%d): cancelled")
