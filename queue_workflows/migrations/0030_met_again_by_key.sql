@@ -269,7 +269,7 @@ BEGIN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
                 worker_id, claim_no)
-        VALUES (v_old.run_id, v_old.node_id, p_job, v_old.attempts, 'completed', v_old.claimed_by,
+        VALUES (v_old.run_id, v_old.node_id, p_job, least(greatest(v_old.attempts, 0), 32767), 'completed', v_old.claimed_by,
                 v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
     IF v_new.id IS NULL THEN
@@ -277,7 +277,7 @@ BEGIN
     END IF;
     INSERT INTO workflow_node_events
            (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-    VALUES (v_new.run_id, v_new.node_id, v_new.id, v_new.attempts, 'claimed', p_host, v_new.queue,
+    VALUES (v_new.run_id, v_new.node_id, v_new.id, least(greatest(v_new.attempts, 0), 32767), 'claimed', p_host, v_new.queue,
             v_new.required_model, p_worker, v_new.claim_no);
     IF v_new.ref_heads <> '{}' THEN
         SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)
