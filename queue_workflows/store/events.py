@@ -13,8 +13,8 @@ from queue_workflows.types import Row
 _NODE_EVENT = (
     "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
     " queue, model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s,"
-    " least(greatest(%(attempt)s::bigint, 0), 32767), %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
-    " %(detail)s::jsonb)"
+    " least(greatest(%(attempt)s::bigint, 0), 32767), %(event_type)s, %(host_label)s, %(queue)s,"
+    " %(model)s, %(elapsed_s)s, %(error)s, %(detail)s::jsonb)"
 )
 _PRUNE = (
     "DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM workflow_node_events"
