@@ -33,6 +33,9 @@ class Said(NamedTuple):
         assert "Traceback" not in self.err and "unexpected error" not in self.err, self
         assert self.code in (0, 1, 2), self
         assert self.code == 0 or self.err.startswith("queue-workflows") or self.out, self
+        if "retry" not in self.argv:
+            # A generation at its end cannot be raised; nothing else may stop at a value.
+            assert "the database refused" not in self.err, self
         if self.code == 2:
             assert self.err.count("\n") == 1, self
         if "--json" in self.argv and self.out:

@@ -218,6 +218,9 @@ def test_no_argument_begins_a_log_line(log: tuple[logging.Logger, io.StringIO]) 
     logger.warning("%s", ValueError(FORGED))
     logger.warning(f"run {FORGED}")
     assert len(records(written)) == 4
+    # Of the four only the last has its text in the message itself, and so a second line.
+    assert written.getvalue().count("\n") == 5
+    assert r"run x\n2026-01-01T" in written.getvalue()
     assert "after 3 s, 1.2" in written.getvalue()
     assert is_safe(written.getvalue().replace("\n", ""))
 
