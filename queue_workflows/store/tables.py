@@ -39,12 +39,14 @@ def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
 TERMINAL = ("completed", "failed", "cancelled")
 """Terminal run states; those of jobs have `skipped` besides."""
 
+# The attempt of a node's event is a smallint, its job's an integer: no counter may keep a job from
+# its end.
 _STATEMENT = sql.SQL(
     "WITH {chosen}done AS ({change} RETURNING j.*), logged AS ("
     "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
     " host_label, queue, elapsed_s, error, detail{actor_column})"
-    " SELECT {node_values} id, attempts, {event}, claim_no, %(worker)s::text, claimed_by, queue,"
-    " %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}'){actor} FROM done){sent}"
+    " SELECT {node_values} id, least(greatest(attempts, 0), 32767), {event}, claim_no,"
+    " %(worker)s::text, claimed_by, queue, %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}'){actor} FROM done){sent}"
     " SELECT * FROM done"
 )
 _ACTOR = sql.SQL(", CASE WHEN %(worker)s::text IS NULL THEN queue_workflows_actor() END")
