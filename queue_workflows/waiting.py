@@ -112,7 +112,7 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
         rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
         return (
             "limited",
-            f"queue {queue} starts {rate}: the next in {display.duration(said['due_s'])}",
+            f"queue {queue} starts {rate}: the next in {display.number(said['due_s'], '.1f', ' s')}",
         )
     return None, None
 

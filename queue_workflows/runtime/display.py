@@ -151,7 +151,8 @@ def _text(value: object, limit: int | None) -> str:
         return moment(value)
     if isinstance(value, timedelta):
         return duration(value)
-    if isinstance(value, (dict, list, tuple)):
+    # A NamedTuple of ours has words of its own.
+    if isinstance(value, (dict, list)) or type(value) is tuple:
         return compact(cast("object", value), limit)
     return _scalar(value)
 

@@ -46,7 +46,8 @@ _STATEMENT = sql.SQL(
     "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
     " host_label, queue, elapsed_s, error, detail{actor_column})"
     " SELECT {node_values} id, least(greatest(attempts, 0), 32767), {event}, claim_no,"
-    " %(worker)s::text, claimed_by, queue, %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}'){actor} FROM done){sent}"
+    " %(worker)s::text, claimed_by, queue, %(seconds)s::float8, {error},"
+    " coalesce(%(detail)s::jsonb, '{{}}'){actor} FROM done){sent}"
     " SELECT * FROM done"
 )
 _ACTOR = sql.SQL(", CASE WHEN %(worker)s::text IS NULL THEN queue_workflows_actor() END")
