@@ -110,10 +110,8 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
         return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
     if said["due_s"] is not None:
         rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
-        return (
-            "limited",
-            f"queue {queue} starts {rate}: the next in {display.number(said['due_s'], '.1f', ' s')}",
-        )
+        due = display.number(said["due_s"], ".1f", " s")
+        return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None
 
 
