@@ -27,6 +27,10 @@ class DatabaseRefused(QueueWorkflowsError, PermissionError):
     """The database's user lacks a right; the text names the user and the grant."""
 
 
+class RowRefused(QueueWorkflowsError, ValueError):
+    """The database cannot compute with a stored row, or refuses what it would become."""
+
+
 class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
     """The embedded server is not installed, or cannot be started, joined or stopped."""
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from queue_workflows import config, db, errors, queues
-from queue_workflows.runtime import process
+from queue_workflows.runtime import display, process
 from queue_workflows.store import controls
 from queue_workflows.types import ExitFn, Row
 
@@ -277,8 +277,9 @@ def main(argv: list[str] | None = None) -> int:
             reason=options.reason,
             until=options.until,
         )
-        until = f" until {row['until_at']:%Y-%m-%d %H:%M:%S %z}" if row["until_at"] else ""
-        print(f"{row['host_label']} {row['queue']}: {row['desired_state']}{until}")
+        until = f" until {display.moment(row['until_at'])}" if row["until_at"] else ""
+        text = f"{row['host_label']} {row['queue']}: {row['desired_state']}{until}"
+        print(display.line(text, None))
         return 0
 
     return process.run_main("queue-worker-control", body, debug=options.debug)

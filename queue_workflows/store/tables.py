@@ -39,6 +39,8 @@ def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
 TERMINAL = ("completed", "failed", "cancelled")
 """Terminal run states; those of jobs have `skipped` besides."""
 
+# The attempt of a node's event is a smallint, its job's an integer: no counter may keep a job from
+# its end.
 _STATEMENT = sql.SQL(
     "WITH {chosen}done AS ({change} RETURNING j.*), logged AS ("
     "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
