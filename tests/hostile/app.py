@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import queue_workflows
@@ -26,7 +27,9 @@ class Every(every.Every):
     SECONDS = 2
 
 
-def quick(said: Any = None) -> dict[str, Any]:
+def quick(out: Path, said: Any = None) -> dict[str, Any]:
+    """Leave a file where the engine says that this node may write."""
+    (out / "written").touch()
     return {"said": str(said)[:40]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,13 +15,14 @@ from queue_workflows import db
 from tests.hostile import fleet, rows
 
 LISTS: tuple[tuple[str, ...], ...] = (
-    ("status",), ("runs",), ("workers",), ("queues",), ("models",), ("inputs",),
-    ("jobs", "list"), ("samples",),
+    ("status",), ("runs",), ("workers",), ("queues",), ("models",), ("inputs",), ("jobs", "list"),
 )  # fmt: skip
 """Commands that read and take no id: they end with 0."""
 CHECKS = (("audit", "--since", "all"), ("doctor",))
 """They end with 1 when they found something."""
-_LONGEST_ID = 100_000
+_WHY = ("why",)
+"""Ends with 1 where nobody can run the job."""
+LONGEST_ID = 100_000
 """The kernel takes no longer argument."""
 
 
@@ -47,6 +49,9 @@ def run(*argv: str) -> Done:
     """Run `queue-workflows` with these arguments."""
     out, err = io.StringIO(), io.StringIO()
     code: int | None = None
+    root = logging.getLogger()
+    # A handler that is there already would keep what the command logs from its own stderr.
+    kept, root.handlers = root.handlers, []
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = command.main([*argv])
@@ -56,6 +61,7 @@ def run(*argv: str) -> Done:
             traceback.print_exc()
         finally:
             db.close_pool()
+            root.handlers = kept
     return Done(argv, code, out.getvalue(), err.getvalue())
 
 
@@ -93,16 +99,18 @@ def read_one(change: rows.Change, key: str) -> list[str]:
     """What is wrong with the commands that show this row."""
     wanted = {
         "workflow_runs": (("show",), ("inputs",)),
-        "ingest_jobs": (("show",), ("jobs", "show"), ("why",)),
-        "workflow_node_jobs": (("show",), ("why",)),
+        "ingest_jobs": (("show",), ("jobs", "show"), _WHY),
+        "workflow_node_jobs": (("show",), _WHY),
     }.get(change.table, ())
     found: list[str] = []
-    if 0 < len(key) < _LONGEST_ID:
+    if 0 < len(key) < LONGEST_ID:
         for argv in wanted:
             for form in ((), ("--json",)):
                 found += [
                     f"{change}: {problem}"
-                    for problem in run(*argv, *form, "--", key).problems((0,))
+                    for problem in run(*argv, *form, "--", key).problems(
+                        (0, 1) if argv is _WHY else (0,)
+                    )
                 ]
     return found
 
@@ -111,9 +119,9 @@ def remove(written: rows.Written, live_runs: set[str], live_jobs: set[str]) -> l
     """Cancel the live runs and jobs, then delete the jobs; what is wrong with that."""
     found: list[str] = []
     for change, key in written.keys("workflow_runs"):
-        if key in live_runs and 0 < len(key) < _LONGEST_ID:
+        if key in live_runs and 0 < len(key) < LONGEST_ID:
             found += [f"{change}: {each}" for each in run("cancel", "--", key).problems((0,))]
-    jobs = [each for each in written.keys("ingest_jobs") if 0 < len(each[1]) < _LONGEST_ID]
+    jobs = [each for each in written.keys("ingest_jobs") if 0 < len(each[1]) < LONGEST_ID]
     found += _each("cancel", [each for each in jobs if each[1] in live_jobs])
     return found + _each("delete", jobs)
 

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tests.hostile import app, values
+from tests.hostile import app, folders, values
 from tests.support import commands, wait
 
 LEASE_S, SWEEP_S = 6.0, 1.0
@@ -119,6 +119,7 @@ def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
     """The fleet on this database, settled; killed at the end."""
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
     env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "innocent-machine"}
+    env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT)}
     with commands.commands(**env) as made:
         started = Fleet({seat.name: made.start(*seat.argv, **dict(seat.env)) for seat in seats})
         started.settle()

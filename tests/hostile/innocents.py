@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from queue_workflows import db, dispatcher, errors, node_queue, run_store
-from tests.hostile import app
+from tests.hostile import app, folders
 from tests.support import wait
 
 EVERY_S = 0.1
@@ -33,7 +33,10 @@ class Innocents:
             row = conn.execute("SELECT clock_timestamp() AS t").fetchone()
             assert row is not None
             self._since = row["t"]
-        self._runs = [run_store.insert_run(workflow_name="innocent")["id"] for _ in range(2)]
+        self._runs = [
+            run_store.insert_run(workflow_name="innocent", out_dir=f"{folders.ROOT}/{n}")["id"]
+            for n in range(2)
+        ]
         self._jobs = [
             node_queue.enqueue_ingest_job(task_name=task, queue=queue, args={}, **more)
             for queue, task, more in (

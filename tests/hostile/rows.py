@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import db
-from tests.hostile import app, catalog
+from tests.hostile import app, catalog, folders
 from tests.hostile.catalog import INSERT, UPDATE
 from tests.hostile.values import Value, extremes
 
@@ -23,7 +23,10 @@ REFUSED = ("22", "23", "42501", "42804", "42P10", "428C9", "54", "55000", "P0001
 """SQLSTATEs of a refusal: bad data, a constraint, no right, too large, a trigger's own."""
 _OWN = {"host_label": "hostile-machine", "queue": app.OTHER, "model": "hostile-model"}
 _KNOWN: dict[str, dict[str, Sequence[str]]] = {
-    "workflow_runs": {"workflow_name": ("short", PARKED)},
+    "workflow_runs": {
+        "workflow_name": ("short", PARKED),
+        "out_dir": (str(folders.ROOT / "hostile"),),
+    },
     "ingest_jobs": {
         "queue": (app.SOLO, app.NOTES, app.FEEDS, app.CALLS),
         "task_name": ("note", app.FAILS),
