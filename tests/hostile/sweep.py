@@ -198,6 +198,15 @@ class Ground:
         self._server.drop(self._template)
         self._stack.close()
 
+    def alter(self, statements: str) -> None:
+        """Change the schema of the arenas to come."""
+        with self._inside() as conn:
+            conn.execute(statements.encode())
+
+    def _inside(self) -> psycopg.Connection[tuple[object, ...]]:
+        dsn = database.url({**self._server.parts, "dbname": self._template})
+        return psycopg.connect(dsn, autocommit=True)
+
     @contextmanager
     def arena(self, purpose: str) -> Generator[Arena]:
         """A new arena; the engine of this process works on its database meanwhile."""
