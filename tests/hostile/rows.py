@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,10 +21,12 @@ Conn = psycopg.Connection[Any]
 PARKED = "parks"
 APPEND_ONLY = ("ingest_job_events",)
 """Its trigger refuses to delete a row, whoever asks."""
-REFUSED = ("22", "23", "42501", "42804", "42P10", "428C9", "54", "55000", "P0001", "0A000")
+REFUSED = ("22", "23", "42501", "42804", "42P10", "428C9", "54", "55000", "P0001", "QW", "0A000")
 """SQLSTATEs of a refusal: bad data, a constraint, no right, too large, a trigger's own."""
 _OWN = {"host_label": "hostile-machine", "queue": app.OTHER, "model": "hostile-model"}
-_KNOWN: dict[str, dict[str, Sequence[str]]] = {
+Known = Mapping[str, Mapping[str, Sequence[str | None]]]
+"""What the rows of a table must say to be taken up at all; drawn by the number of the change."""
+KNOWN: Known = {
     "workflow_runs": {
         "workflow_name": ("short", PARKED),
         "out_dir": (str(folders.ROOT / "hostile"),),
@@ -37,7 +39,10 @@ _KNOWN: dict[str, dict[str, Sequence[str]]] = {
     "workflow_input_submissions": {"node_id": ("ask",), "value": ('"l"',)},
     "workflow_dispatch_events": {"node_id": ("ask",)},
 }
-"""What a row must say to be taken up at all; drawn by the number of the change."""
+SHARED: Known = {
+    "ingest_jobs": {"lock_key": (None, app.LOCK_KEY, None), "partition_key": (None, app.PARTITION)}
+}
+"""Keys of innocents in hostile rows: of roles that may not say that their own row runs."""
 _PLAIN = {
     "timestamp with time zone": "2026-01-01", "jsonb": "{}", "boolean": "true", "text[]": "{}",
     "smallint": "2", "integer": "2", "bigint": "2", "real": "1", "double precision": "1",
@@ -115,8 +120,14 @@ def _verbs(table: catalog.Table) -> list[str]:
 class Writer:
     """Writes changes as the role; rows that it updates are the hostile's own, never another's."""
 
-    def __init__(self, owner: Conn, hostile: Conn, tables: dict[str, catalog.Table]) -> None:
+    def __init__(
+        self, owner: Conn, hostile: Conn, tables: dict[str, catalog.Table], known: Known = KNOWN
+    ) -> None:
         self._owner, self._hostile, self._tables = owner, hostile, tables
+        self._known = {name: dict(columns) for name, columns in known.items()}
+        jobs = tables.get("ingest_jobs")
+        if known is KNOWN and jobs is not None and not jobs.columns["status"].may_insert:
+            self._known["ingest_jobs"] |= SHARED["ingest_jobs"]
         self._tag = secrets.token_hex(4)
         self._parked: list[str] = []
 
@@ -153,7 +164,7 @@ class Writer:
     def _plain(self, table: catalog.Table, change: Change) -> dict[str, str | None]:
         """What is needed for the row to be fine, were it not for the change."""
         found: dict[str, str | None] = {}
-        known = _KNOWN.get(table.name, {})
+        known = self._known.get(table.name, {})
         for column in table.columns.values():
             if column.refers_to is not None and self._parked:
                 found[column.name] = self._parked.pop()

@@ -104,6 +104,12 @@ _BY_TYPE: dict[str, list[Value]] = {
 _STATES = _named("queued", "running", "completed", "failed", "cancelled", "of the app")
 
 
+def of_type(base: str) -> list[Value]:
+    """The light extreme values of a type, none for one that is not known, and NULL."""
+    found = [value for value in _BY_TYPE.get(base, []) if not value.heavy]
+    return [*found, Value("NULL", None)]
+
+
 def extremes(column: catalog.Column) -> list[Value]:
     """The values to try in a column; KeyError for a type that nobody has thought of."""
     found = [*_BY_TYPE[column.base], Value("NULL", None)]

@@ -42,6 +42,10 @@ def quick() -> dict[str, Any]:
     return work.last(random.uniform(0, 0.03), "quick")
 
 
+def instant() -> dict[str, Any]:
+    return work.last(0.0, "instant")
+
+
 def medium(cancel_event: threading.Event) -> dict[str, Any]:
     return work.last(random.uniform(0.2, 1.0), "medium", cancel_event)
 
@@ -101,7 +105,7 @@ def setup() -> None:
 def register() -> None:
     """What the driver needs to know too."""
     queue_workflows.configure(ingest_queues={*tasks.QUEUES})
-    for body in (quick, medium, long, link, hear, predict, raises, exits, killed):
+    for body in (quick, instant, medium, long, link, hear, predict, raises, exits, killed):
         queue_workflows.register_node(body.__name__, body)
     queue_workflows.set_workflow_provider(workflows.load_workflow, workflows.load_pipeline)
     queue_workflows.set_builtin_model_registrar(_models)

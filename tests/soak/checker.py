@@ -9,6 +9,7 @@ from tests.soak import (
     judge_claims,
     judge_fires,
     judge_jobs,
+    judge_liveness,
     judge_recovery,
     judge_results,
 )
@@ -36,6 +37,8 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "claimed while paused": judge_jobs.paused,
     "attempts miscounted or beyond the last": judge_jobs.attempts,
     "innocents charged below a parent": judge_jobs.innocents,
+    "innocents that waited too long": judge_liveness.waited,
+    "hostile roles that got their way": judge_liveness.rights,
     "terminal rows moved": judge_results.moved,
     "laws": judge_results.broken,
     "transactions open too long": judge_results.slow,

@@ -23,10 +23,10 @@ Seen = evidence.Evidence
 
 
 def double(seen: Seen) -> Found:
-    """One finalisation a job."""
+    """One finalisation a job and generation: a retried run begins one."""
     for job_id in seen.jobs:
         finals = seen.finals(job_id)
-        if len(finals) > 1:
+        if len(finals) > 1 + seen.books.retried[seen.jobs[job_id]["run_id"] or ""]:
             yield f"job {job_id}: {', '.join(f'{e.kind} by claim {e.claim}' for e in finals)}"
 
 
@@ -35,7 +35,11 @@ def superseded(seen: Seen) -> Found:
     for job_id in seen.jobs:
         claims = seen.claims(job_id)
         for final in seen.finals(job_id):
-            newer = [c for c, e in claims.items() if final.claim is None or c > final.claim]
+            newer = [
+                c
+                for c, e in claims.items()
+                if (final.claim is None or c > final.claim) and e.place < final.place
+            ]
             if newer:
                 by = f"{final.kind} by claim {final.claim}"
                 yield f"job {job_id}: {by}, claimed up to {max(newer)}"

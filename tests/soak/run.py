@@ -23,6 +23,7 @@ from tests.soak import (
     evidence,
     faults,
     fleet,
+    hostile,
     journal,
     judge_recovery,
     load,
@@ -45,6 +46,7 @@ class Options(NamedTuple):
     """What to run: seconds of load, seed, mean seconds between faults, runs and jobs a second.
 
     `orders_s`: requests for jobs with keys, limits and retries a second; about two jobs each.
+    `hostile_s`: hostile rows and calls a second.
     `twice`: the share of questions that are answered a second time at once.
     """
 
@@ -57,6 +59,7 @@ class Options(NamedTuple):
     mutant: str | None = None
     quiet: bool = False
     twice: float = 0.5
+    hostile_s: float = 3.0
 
 
 def soak(options: Options) -> report.Report:
@@ -129,6 +132,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 kinds=mutant.jobs,
             )
         )
+        attacking = stack.enter_context(hostile.Hostile(pg.dsn, options.seed, options.hostile_s))
         following = plans.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
@@ -137,6 +141,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         with struck:
             _pause(options.seconds)
             busy.close()
+            attacking.close()
         ended = time.monotonic()
         say("faults have stopped; waiting until everything is over")
         books = busy.books
@@ -148,13 +153,14 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
         busy.stop(beside.END_S)
+        attacking.stop(beside.END_S)
         running.stop()
         node_pool.sweep_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
         seen = evidence.gather(
             watching.laws, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
-            stuck=left, slow=watching.slow,
+            stuck=left, slow=watching.slow, hostile=attacking.problems,
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
         head = (
@@ -162,6 +168,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             f"{judge_recovery.knobs()}."
         )
         made = report.make(seen, head=head, settled_s=settled_s)
+        made.figures.extend(attacking.figures())
         if problems:
             made.found["the soak's own trouble"] = problems
         if keep := os.environ.get("SOAK_KEEP"):
