@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,10 @@ SUPERVISED, REAPED, UNSEEN, DEFAULT = "supervised", "reaped", "unseen", "default
 in `up`, nobody, and nobody with every knob and the lease (600 s) at their defaults."""
 
 
+POLLS, STEPS, OLDER = "polls", "steps", "older"
+"""It listens to nothing and polls; its wall clock is stepped; it runs another version."""
+
+
 class Seat(NamedTuple):
     """A place in the fleet; `care`: who learns that its worker died.
 
@@ -63,6 +68,8 @@ class Seat(NamedTuple):
     care: str = ""
     options: tuple[str, ...] = ()
     pool: tuple[tuple[str, int], ...] = ()
+    odd: str = ""
+    """What makes it differ from the others: `POLLS`, `STEPS` or `OLDER`."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -72,15 +79,15 @@ class Seat(NamedTuple):
 
 SEATS = (
     Seat("orchestrator-1", "orchestrator"),
-    Seat("orchestrator-2", "orchestrator"),
+    Seat("orchestrator-2", "orchestrator", odd=POLLS),
     Seat("cpu-1", "worker", "cpu", "box-a", REAPED),
-    Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN),
+    Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN, odd=OLDER),
     Seat("cpu-3", "worker", "cpu", "box-b", SUPERVISED),
     Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
-    Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN),
+    Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN, odd=STEPS),
     Seat("gpu-1", "worker", "gpu", "box-g", REAPED),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
-    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4")),
+    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
     Seat("pool-1", "worker", "", "box-p", SUPERVISED, (), ((tasks.FEEDS, 4), (tasks.CALLS, 4))),
     Seat(
         "pool-2", "worker", "", "box-q", UNSEEN, (),
@@ -104,8 +111,11 @@ class Ended(NamedTuple):
 class Fleet:
     """Inside the `with` block the processes run; leaving it ends every one of them."""
 
-    def __init__(self, dsn: str, base: Path, mutant: str | None) -> None:
+    def __init__(
+        self, dsn: str, base: Path, mutant: str | None, odd: Mapping[str, Mapping[str, str]]
+    ) -> None:
         self.base = base
+        self._odd = odd
         self.journal = base / "journal"
         self.ended: list[Ended] = []
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
@@ -207,7 +217,8 @@ class Fleet:
             options.append("--supervise")
         if seat.care and seat.care != DEFAULT:
             options.append(f"--lease-seconds={LEASE_S:g}")
-        argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', str(log)]
+        # Elsewhere than in the checkout, whose package would come before another version's.
+        argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && cd / && exec "$@"', str(log)]
         argv += [sys.executable, "-m", f"queue_workflows.{module}", *options]
         own = {
             "QUEUE_WORKFLOWS_DB_URL": self.proxies[seat.name].dsn,
@@ -216,7 +227,9 @@ class Fleet:
         default = seat.care == DEFAULT
         for name, value in KNOBS.items():
             own[f"QUEUE_WORKFLOWS_{name}"] = str(config.KNOBS[name].default if default else value)
-        return supervisor.ChildSpec(seat.name, argv, self._env | own)
+        return supervisor.ChildSpec(
+            seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
+        )
 
 
 def _children(pid: int) -> list[int]:

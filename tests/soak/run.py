@@ -29,6 +29,7 @@ from tests.soak import (
     load,
     mutants,
     observer,
+    odd,
     plans,
     report,
     server,
@@ -47,6 +48,7 @@ class Options(NamedTuple):
 
     `orders_s`: requests for jobs with keys, limits and retries a second; about two jobs each.
     `hostile_s`: hostile rows and calls a second.
+    `older`: the revision of the checkout that one worker runs.
     `twice`: the share of questions that are answered a second time at once.
     """
 
@@ -60,6 +62,7 @@ class Options(NamedTuple):
     quiet: bool = False
     twice: float = 0.5
     hostile_s: float = 3.0
+    older: str | None = None
 
 
 def soak(options: Options) -> report.Report:
@@ -118,7 +121,12 @@ def _run(options: Options, pg: server.Server) -> report.Report:
     time_ = clock.Clock()
     with ExitStack() as stack:
         stalls = stack.enter_context(clock.Stalls())
-        running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant))
+        stepping = odd.steps(pg.base, options.seed)
+        older = odd.archive(options.older, pg.base) if options.older else None
+        differing = odd.environments(stepping, older, say)
+        running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant, differing))
+        if stepping is not None:
+            stack.enter_context(stepping)
         running.wait_until_up()
         mutant = mutants.together(options.mutant)
         busy = stack.enter_context(
