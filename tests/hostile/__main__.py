@@ -38,7 +38,10 @@ def _one_role(
 ) -> list[str]:
     rng = random.Random(f"{options.seed} {purpose}")
     with sweep.Sweep(ground, purpose, lambda text: print(text, flush=True), ends=until) as swept:
-        tables = swept.arena.tables
+        known = swept.arena.tables
+        tables = {name: known[name] for name in options.tables or known if name in known}
+        if not tables:
+            return []
         changes = sweep.chosen(tables, rng, most=None, pairs=PAIRS)
         rng.shuffle(changes)
         print(f"{purpose}: {len(tables)} tables, {len(changes)} changes", flush=True)
@@ -64,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=60, metavar="N", help="changes a batch")
     parser.add_argument(
         "--role", dest="roles", action="append", choices=roles.WRITES, help="default: each"
+    )
+    parser.add_argument(
+        "--table", dest="tables", action="append", metavar="T", help="only this; default: each"
     )
     return parser
 
