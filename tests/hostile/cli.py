@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
+from unittest import mock
+
+import typer.main
 
 from queue_workflows import __main__ as command
 from queue_workflows import db
@@ -24,6 +28,10 @@ _WHY = ("why",)
 """Ends with 1 where nobody can run the job."""
 LONGEST_ID = 100_000
 """The kernel takes no longer argument."""
+
+
+_built = functools.cache(typer.main.get_command)
+"""Typer builds its commands at each call, which takes longer than most of them."""
 
 
 class Done(NamedTuple):
@@ -52,7 +60,11 @@ def run(*argv: str) -> Done:
     root = logging.getLogger()
     # A handler that is there already would keep what the command logs from its own stderr.
     kept, root.handlers = root.handlers, []
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch("typer.main.get_command", _built),
+    ):
         try:
             code = command.main([*argv])
         except SystemExit as left:

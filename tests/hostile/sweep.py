@@ -17,7 +17,7 @@ from tests.hostile import app, catalog, cli, fleet, folders, innocents, roles, r
 from tests.support import database, wait
 
 Say = Callable[[str], object]
-SHOWN = 24
+SHOWN = 12
 """Rows of a batch that each command that takes an id is tried on."""
 _DUE = """
 SELECT 'ingest_jobs' AS what, id FROM ingest_jobs
