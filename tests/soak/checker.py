@@ -38,6 +38,7 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "attempts miscounted or beyond the last": judge_jobs.attempts,
     "innocents charged below a parent": judge_jobs.innocents,
     "innocents that waited too long": judge_liveness.waited,
+    "commands, logs and folders": judge_liveness.shown,
     "hostile roles that got their way": judge_liveness.rights,
     "terminal rows moved": judge_results.moved,
     "laws": judge_results.broken,

@@ -77,6 +77,8 @@ class Evidence:
     slow: list[str]
     hostile: list[str] = field(default_factory=list[str])
     """What a hostile role got done that it may not, or that took too long."""
+    shown: list[str] = field(default_factory=list[str])
+    """What is wrong with what commands and logs showed of hostile rows, and with files."""
     by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
 
     def claims(self, job: str) -> dict[int, Event]:

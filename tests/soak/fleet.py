@@ -18,6 +18,8 @@ from psycopg import conninfo
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
 from queue_workflows.worker import burial
+from tests.hostile import fleet as attacked
+from tests.hostile import folders
 from tests.soak import app, journal, tasks
 from tests.support import database, proxy, wait
 
@@ -127,6 +129,7 @@ class Fleet:
             journal.PATH_ENV: str(self.journal),
             tasks.LONG_ENV: str(LONG_S),
             app.MUTANT_ENV: mutant or "",
+            "QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT),
         }
         self._stop = signals.StopRequest()
         self._supervisor: supervisor.Supervisor | None = None
@@ -180,6 +183,15 @@ class Fleet:
         assert self._supervisor is not None
         found = self._supervisor.children()
         return {name: child.pid for name, child in found.items() if child.pid is not None}
+
+    def unsafe(self) -> list[str]:
+        """Lines of their logs that a terminal would obey, or that a row has forged."""
+        return [
+            f"log of {seat.name}: {problem}"
+            for seat in SEATS
+            if (log := self.base / f"{seat.name}.log").exists()
+            for problem in attacked.unsafe(log.read_text(errors="replace"))
+        ]
 
     def kill_parent(self, name: str) -> tuple[int, ...]:
         """Kill -9 a `--supervise` parent; it and the worker that is to end by itself."""

@@ -11,12 +11,12 @@ from psycopg import sql
 
 from queue_workflows import db
 from tests.hostile import catalog, functions, roles, rows
-from tests.soak import beside, tasks
+from tests.soak import beside, tasks, workflows
 
 PURPOSE = "submit"
 ASKS = "asks"
 KNOWN: rows.Known = {
-    "workflow_runs": {"workflow_name": ("chain", ASKS, "diamond")},
+    "workflow_runs": {"workflow_name": ("chain", ASKS, workflows.WRITES)},
     "ingest_jobs": {
         "queue": (tasks.NOTES, tasks.FEEDS, tasks.CALLS),
         "task_name": ("note", "hopeless", "fetch", "parse"),

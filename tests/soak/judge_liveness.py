@@ -40,6 +40,11 @@ def waited(seen: Seen) -> Found:
             yield f"run {run_id} ({name}): its first node was claimed after {late:.0f} s"
 
 
+def shown(seen: Seen) -> Found:
+    """Every command works, nothing raw reaches a terminal or a log, no file is made elsewhere."""
+    yield from dict.fromkeys(seen.shown)
+
+
 def rights(seen: Seen) -> Found:
     """A role without rights gets nothing done, and a call of a function is bounded."""
     yield from dict.fromkeys(seen.hostile)

@@ -16,6 +16,7 @@ from psycopg import conninfo
 
 import queue_workflows
 from queue_workflows import db, node_pool
+from tests.hostile import cli, folders
 from tests.soak import (
     app,
     beside,
@@ -120,6 +121,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
 
     time_ = clock.Clock()
     with ExitStack() as stack:
+        stack.enter_context(folders.made())
         stalls = stack.enter_context(clock.Stalls())
         stepping = odd.steps(pg.base, options.seed)
         older = odd.archive(options.older, pg.base) if options.older else None
@@ -160,6 +162,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             quiet_s=QUIET_S,
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
+        shown = cli.read_everything()[0]
         busy.stop(beside.END_S)
         attacking.stop(beside.END_S)
         running.stop()
@@ -169,6 +172,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             watching.laws, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
             stuck=left, slow=watching.slow, hostile=attacking.problems,
+            shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
         head = (
