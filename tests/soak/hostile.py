@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 import psycopg
@@ -11,7 +12,7 @@ from psycopg import sql
 
 from queue_workflows import db
 from tests.hostile import catalog, functions, roles, rows
-from tests.soak import beside, tasks, workflows
+from tests.soak import beside, plans, tasks, workflows
 
 PURPOSE = "submit"
 ASKS = "asks"
@@ -38,12 +39,15 @@ _OWN_RUN = sql.SQL("INSERT INTO workflow_runs (id, workflow_name) VALUES (%s, %s
 class Hostile(beside.Beside):
     """Writes `rate_s` hostile rows and calls a second until `close`, whatever comes back."""
 
-    def __init__(self, dsn: str, seed: int, rate_s: float) -> None:
+    def __init__(
+        self, dsn: str, seed: int, rate_s: float, columns: Sequence[str] = (), grants: str = ""
+    ) -> None:
         super().__init__("hostile")
         self.problems: list[str] = []
         self.written = self.refused = self.called = 0
         self._rng = random.Random(seed * 6133 + 5)
         self._dsn, self._rate_s = dsn, rate_s
+        self._columns, self._grants = columns, grants
         self._stack = ExitStack()
         self._roles: dict[str | None, str] = {}
         self._conns: dict[str, psycopg.Connection[tuple[object, ...]]] = {}
@@ -54,9 +58,13 @@ class Hostile(beside.Beside):
         for purpose in (PURPOSE, None):
             self._roles[purpose] = self._stack.enter_context(roles.role(self._dsn, purpose))
         with psycopg.connect(self._dsn, autocommit=True) as owner:
+            if self._grants:
+                role = sql.Identifier(self._roles[PURPOSE])
+                owner.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(self._grants), role))  # type: ignore[arg-type]
             self._tables = catalog.read(owner, self._roles[PURPOSE])
             self._functions = functions.read(owner)
         self._singles = [each for each in rows.singles(self._tables) if not each.heavy]
+        self._focus = [each for each in self._singles if each.given[0][0] in self._columns]
         self._pairs = rows.pairs(self._tables, self._rng)
         super().__enter__()
         return self
@@ -103,9 +111,7 @@ class Hostile(beside.Beside):
 
     def _write(self) -> None:
         conn = self._conn(PURPOSE)
-        change = (
-            next(self._pairs) if self._rng.random() < PAIRS else self._rng.choice(self._singles)
-        )
+        change = self._drawn()
         writer = rows.Writer(conn, conn, self._tables, KNOWN)
         parked: list[str] = []
         if change.table == "workflow_input_submissions":
@@ -116,6 +122,11 @@ class Hostile(beside.Beside):
         self.written += len(written.accepted)
         self.refused += written.refused
         self.problems += [each for each in written.odd if conn.info.status == conn.info.status.OK]
+
+    def _drawn(self) -> rows.Change:
+        if self._focus and self._rng.random() < plans.FOCUS:
+            return self._rng.choice(self._focus)
+        return next(self._pairs) if self._rng.random() < PAIRS else self._rng.choice(self._singles)
 
     def _parked(self, conn: psycopg.Connection[tuple[object, ...]]) -> list[str]:
         """One of its own runs that waits for an answer; the next one is begun."""
