@@ -142,7 +142,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 kinds=mutant.jobs,
             )
         )
-        attacking = stack.enter_context(hostile.Hostile(pg.dsn, options.seed, options.hostile_s))
+        attacking = stack.enter_context(
+            hostile.Hostile(pg.dsn, options.seed, options.hostile_s, mutant.hostile, mutant.grants)
+        )
         following = plans.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
