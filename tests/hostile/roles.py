@@ -27,15 +27,20 @@ def as_role(dsn: str, role: str) -> str:
 def role(dsn: str, purpose: str | None) -> Generator[str]:
     """A new role with what `connect --for` prints; None: without any right. Gone at the end."""
     name = f"hostile_{purpose or 'nobody'}_{secrets.token_hex(4)}"
-    with psycopg.connect(dsn, autocommit=True) as owner:
-        owner.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
-        try:
-            if purpose is not None:
+    _as_owner(dsn, sql.SQL("CREATE ROLE {}"), name)
+    try:
+        if purpose is not None:
+            with psycopg.connect(dsn, autocommit=True) as owner:
                 _grant(owner, as_role(dsn, name), purpose)
-            yield name
-        finally:
-            owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
-            owner.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+        yield name
+    finally:
+        _as_owner(dsn, sql.SQL("DROP OWNED BY {}; DROP ROLE {}"), name, name)
+
+
+def _as_owner(dsn: str, statement: sql.SQL, *names: str) -> None:
+    """On a connection of its own: the server may have been restarted since the last one."""
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute(statement.format(*map(sql.Identifier, names)))
 
 
 def _grant(owner: psycopg.Connection[tuple[object, ...]], dsn: str, purpose: str) -> None:
