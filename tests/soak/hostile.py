@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 import psycopg
@@ -13,6 +12,7 @@ from psycopg import sql
 from queue_workflows import db
 from tests.hostile import catalog, functions, roles, rows
 from tests.soak import beside, plans, tasks, workflows
+from tests.soak.mutant import Mutant
 
 PURPOSE = "submit"
 ASKS = "asks"
@@ -39,15 +39,14 @@ _OWN_RUN = sql.SQL("INSERT INTO workflow_runs (id, workflow_name) VALUES (%s, %s
 class Hostile(beside.Beside):
     """Writes `rate_s` hostile rows and calls a second until `close`, whatever comes back."""
 
-    def __init__(
-        self, dsn: str, seed: int, rate_s: float, columns: Sequence[str] = (), grants: str = ""
-    ) -> None:
+    def __init__(self, dsn: str, seed: int, rate_s: float, mutant: Mutant) -> None:
         super().__init__("hostile")
         self.problems: list[str] = []
         self.written = self.refused = self.called = 0
         self._rng = random.Random(seed * 6133 + 5)
         self._dsn, self._rate_s = dsn, rate_s
-        self._columns, self._grants = columns, grants
+        self._columns, self._grants = mutant.hostile, mutant.grants
+        self._calls = CALLS if mutant.calls is None else mutant.calls
         self._stack = ExitStack()
         self._roles: dict[str | None, str] = {}
         self._conns: dict[str, psycopg.Connection[tuple[object, ...]]] = {}
@@ -93,7 +92,7 @@ class Hostile(beside.Beside):
                 continue
             # The server is restarted and connections are cut meanwhile; both connect anew.
             with suppress(db.Error):
-                if self._rng.random() < CALLS:
+                if self._rng.random() < self._calls:
                     self._call()
                 else:
                     self._write()

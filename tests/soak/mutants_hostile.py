@@ -89,7 +89,7 @@ MUTANTS = {
     ),
     "functions": Mutant(
         "everybody may call every function", "hostile roles that got their way",
-        None, _open_functions,
+        None, _open_functions, calls=0.9,
     ),
     "isolation": Mutant(
         "one row that raises stops the loop that meets it", "stuck",
