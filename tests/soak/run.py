@@ -143,7 +143,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             )
         )
         attacking = stack.enter_context(
-            hostile.Hostile(pg.dsn, options.seed, options.hostile_s, mutant.hostile, mutant.grants)
+            hostile.Hostile(pg.dsn, options.seed, options.hostile_s, mutant)
         )
         following = plans.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
