@@ -92,10 +92,9 @@ class Arena:
         )
         found.broke += self.fleet.changed()
         if not found.broke:
-            due = self._drained(written, bound_s)
             if look:
-                found.named += self._look(written, due)
-            found.broke += self.fleet.changed()
+                found.named += self._look(written, self._drained(written, bound_s))
+                found.broke += self.fleet.changed()
             self.writer.delete(written)
         found.broke += folders.touched()
         return found
@@ -308,6 +307,7 @@ class Sweep:
         broken = False
         for half in (changes[:middle], changes[middle:]):
             again = self._try(half, look=False)
+            self.say(f"  half of {len(changes)}: {again.broke[0][:200] if again.broke else 'fine'}")
             if again.broke:
                 broken = True
                 self._halve(half, again)
