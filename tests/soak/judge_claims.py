@@ -15,6 +15,8 @@ DEADLY = ("stop", "freeze", "restart", "stall")
 """Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
 PATIENT = ("restart", "stall")
 """The same for a worker whose lease outlasts the others."""
+EVIDENT = ("stop", "stall")
+"""Faults, kills aside, of the process itself; the database was there."""
 LEFT = ("reclaimed", "requeued", "retried", "parked", "completed", "failed", "cancelled")
 """Events with which a claim ends."""
 ENDED = ("completed", "failed", "cancelled")
@@ -131,3 +133,26 @@ def crashes(seen: Seen) -> Found:
                     f"{at:.1f} s: job {job_id}: claim {event.claim} of {who} reclaimed after"
                     f" {held:.1f} s for no fault"
                 )
+
+
+def charged(seen: Seen) -> Found:
+    """A crash is charged for what a process did or was done to it, not for the database's absence.
+
+    A frozen connection and a restarted server end a claim as well, by the fence; they charge nothing.
+    """
+    handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
+    for job_id, job in seen.jobs.items():
+        if not job["crash_count"] or seen.books.retried[job["run_id"] or ""]:
+            continue
+        claims = seen.claims(job_id)
+        evident = 0
+        for event in seen.events.get(job_id, []):
+            claim = claims.get(event.claim or 0)
+            if event.kind not in LEFT or claim is None:
+                continue
+            since, until = claim.at - RECOVERY_S, event.at + 1
+            evident += seen.hit(EVIDENT, claim.pid, since, until) or any(
+                line.pid == claim.pid and since <= line.at <= until for line in handlers
+            )
+        if job["crash_count"] > evident:
+            yield f"job {job_id}: {job['crash_count']} crashes charged, {evident} with evidence"
