@@ -138,7 +138,7 @@ def crashes(seen: Seen) -> Found:
 def charged(seen: Seen) -> Found:
     """A crash is charged for what a process did or was done to it, not for the database's absence.
 
-    A frozen connection and a restarted server end a claim as well, by the fence; they charge nothing.
+    A frozen connection and a restarted server end claims too, by the fence, and charge nothing.
     """
     handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
