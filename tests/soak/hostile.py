@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from contextlib import ExitStack, suppress
 
@@ -46,6 +47,7 @@ class Hostile(beside.Beside):
         self._rng = random.Random(seed * 6133 + 5)
         self._dsn, self._rate_s = dsn, rate_s
         self._columns, self._grants = mutant.hostile, mutant.grants
+        self._names = re.compile(mutant.values)
         self._calls = CALLS if mutant.calls is None else mutant.calls
         self._stack = ExitStack()
         self._roles: dict[str | None, str] = {}
@@ -63,7 +65,11 @@ class Hostile(beside.Beside):
             self._tables = catalog.read(owner, self._roles[PURPOSE])
             self._functions = functions.read(owner)
         self._singles = [each for each in rows.singles(self._tables) if not each.heavy]
-        self._focus = [each for each in self._singles if each.given[0][0] in self._columns]
+        self._focus = [
+            each
+            for each in self._singles
+            if each.given[0][0] in self._columns and self._names.search(each.given[0][1].name)
+        ]
         self._pairs = rows.pairs(self._tables, self._rng)
         super().__enter__()
         return self

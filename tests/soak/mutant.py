@@ -28,6 +28,8 @@ class Mutant(NamedTuple):
     """Weights of orders of jobs that show it."""
     hostile: tuple[str, ...] = ()
     """Columns whose extreme values show it, which most hostile rows then have."""
+    values: str = ""
+    """Of these values only those whose name matches."""
     calls: float | None = None
     """Share of calls of functions among what the hostile roles do."""
     grants: str = ""

@@ -33,6 +33,7 @@ def together(text: str | None) -> Mutant:
         load={name: n for each in chosen for name, n in each.load.items()},
         gap_s=next((each.gap_s for each in chosen if each.gap_s), None),
         jobs={name: n for each in chosen for name, n in each.jobs.items()},
+        values=next((each.values for each in chosen if each.values), ""),
         calls=next((each.calls for each in chosen if each.calls), None),
         hostile=tuple(column for each in chosen for column in each.hostile),
         grants=next((each.grants for each in chosen if each.grants), ""),

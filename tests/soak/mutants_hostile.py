@@ -81,6 +81,7 @@ MUTANTS = {
     "loader": Mutant(
         "rows of any depth and size are taken, and loaded as they are", "stuck",
         _load_anything, _no_bounds, hostile=("args", "context", "value", "headers"),
+        values="1200 levels|5000",
     ),
     "columns": Mutant(
         "a role that submits may set every column, within no range", "laws",
@@ -93,7 +94,7 @@ MUTANTS = {
     ),
     "isolation": Mutant(
         "one row that raises stops the loop that meets it", "stuck",
-        _isolate_nothing, _hole, hostile=("reason", "parcel_id"),
+        _isolate_nothing, _hole, hostile=("reason", "parcel_id"), values=r"^\{x\}$",
     ),
     "display": Mutant(
         "what came from rows is printed as it is", "commands, logs and folders", _print_raw,
