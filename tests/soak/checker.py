@@ -26,7 +26,7 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "nodes that ran too early": judge_results.too_early,
     "wrong outcomes": judge_results.outcome,
     "crashes counted without a fault": judge_claims.crashes,
-    "crashes charged for an absent database": judge_claims.charged,
+    "crashes charged without evidence": judge_claims.charged,
     "claimed before the last claim ended": judge_claims.executions,
     "doubled or missed fires": judge_fires.fires,
     "answers": judge_results.answers,

@@ -79,13 +79,14 @@ def _follow_anywhere() -> None:
 
 MUTANTS = {
     "loader": Mutant(
-        "rows of any depth and size are taken, and loaded as they are", "stuck",
+        "rows of any depth and size are taken, and loaded as they are",
+        "crashes charged without evidence",
         _load_anything, _no_bounds, hostile=("args", "context", "value", "headers"),
         values="1200 levels|5000",
     ),
     "columns": Mutant(
-        "a role that submits may set every column, within no range", "laws",
-        None, _no_bounds, hostile=("status", "claim_no", "attempts", "crash_count", "definition"),
+        "a role that submits may set every column, within no range",
+        "crashes charged without evidence", None, _no_bounds, hostile=("crash_count",),
         grants="INSERT ON workflow_runs, ingest_jobs, workflow_input_submissions",
     ),
     "functions": Mutant(
