@@ -285,8 +285,8 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
             shutdown_timeout_s=options.shutdown_timeout,
         )
     _check_host(options.queue)
-    if options.queue == "gpu" and (register := config.get_config().builtin_model_registrar):
-        register()
+    if options.queue == "gpu":
+        config.get_config().builtin_model_registrar()
     return ClaimWorker(
         queue=options.queue,
         lease_s=options.lease_seconds,

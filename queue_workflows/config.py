@@ -274,6 +274,10 @@ class RegisteredNode:
         self.run = run
 
 
+def _register_no_models() -> None:
+    """Register nothing: the registrar of an app that set none, so that there always is one."""
+
+
 class EngineConfig:
     """Names and hooks that a host wires in before anything starts; every one has a safe default."""
 
@@ -289,7 +293,7 @@ class EngineConfig:
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.node_resolver: Callable[[str], Any] | None = None
-        self.builtin_model_registrar: Callable[[], None] | None = None
+        self.builtin_model_registrar: Callable[[], None] = _register_no_models
         self.workflow_map: dict[str, WorkflowDocuments] = {}
         self._workflow_loader: WorkflowLoader | None = None
         self._pipeline_schema_loader: PipelineLoader | None = None
@@ -346,6 +350,10 @@ class EngineConfig:
 
         return refs.resolve_ref
 
+    def has_model_registrar(self) -> bool:
+        """Return whether the app set a registrar of models."""
+        return self.builtin_model_registrar is not _register_no_models
+
     def knows_nodes(self) -> bool:
         """Whether any node module could be resolved at all."""
         return bool(self.node_map or self.node_resolver or self.node_module_package)
@@ -394,38 +402,37 @@ def reset_for_tests() -> None:
     _warned.clear()
 
 
-_UNSET: Any = object()
-
-
 def configure(
     *,
-    db_url_env: str = _UNSET,
-    video_model_ids: Iterable[str] = _UNSET,
-    node_module_package: str | None = _UNSET,
-    host_label_env: str = _UNSET,
-    host_priority_env: str = _UNSET,
-    container_prefix: str = _UNSET,
-    ingest_queues: Iterable[str] = _UNSET,
-    ingest_default_budget_s: float = _UNSET,
+    db_url_env: str | None = None,
+    video_model_ids: Iterable[str] | None = None,
+    node_module_package: str | None = None,
+    host_label_env: str | None = None,
+    host_priority_env: str | None = None,
+    container_prefix: str | None = None,
+    ingest_queues: Iterable[str] | None = None,
+    ingest_default_budget_s: float | None = None,
     embedded: bool | None = None,
 ) -> EngineConfig:
-    """Change the names that are passed, keep the others; may be called again.
+    """Change the names that are passed; keep those that are not, or that are None.
+
+    May be called again.
 
     Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
     or `gpu` or are no queue names, and for a budget that is not positive.
     """
     changes: dict[str, Any] = {}
-    if ingest_queues is not _UNSET:
+    if ingest_queues is not None:
         changes["ingest_queues"] = _checked_queues(ingest_queues)
-    if ingest_default_budget_s is not _UNSET:
+    if ingest_default_budget_s is not None:
         if not ingest_default_budget_s > 0:
             raise errors.InvalidConfig(
                 "ingest_default_budget_s must be a positive number of seconds"
             )
         changes["ingest_default_budget_s"] = ingest_default_budget_s
-    if video_model_ids is not _UNSET:
+    if video_model_ids is not None:
         changes["video_model_ids"] = frozenset(video_model_ids)
-    if db_url_env is not _UNSET:
+    if db_url_env is not None:
         changes |= {"db_url_env": db_url_env, "db_url_env_named": True}
     if embedded is not None:
         changes["embedded"] = embedded
@@ -435,7 +442,7 @@ def configure(
         "host_priority_env": host_priority_env,
         "container_prefix": container_prefix,
     }
-    changes |= {name: value for name, value in plain.items() if value is not _UNSET}
+    changes |= {name: value for name, value in plain.items() if value is not None}
     for name, value in changes.items():
         setattr(_config, name, value)
     return _config

@@ -18,7 +18,7 @@ from queue_workflows.dispatch.ahead import note as note_completed
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
 from queue_workflows.dispatch.inputs import answer_delta, resolve_inputs_for_job, submit_input
-from queue_workflows.dispatch.knowledge import Begin, forget, on_connection
+from queue_workflows.dispatch.knowledge import Begin, forget, on_connection, reading
 from queue_workflows.dispatch.operations import cancel_job, cancel_run, retry_job, retry_run
 from queue_workflows.dispatch.starts import start_queued, start_run
 from queue_workflows.store import nodes, runs
@@ -42,6 +42,7 @@ __all__ = [
     "on_node_awaiting_input",
     "on_node_completed",
     "on_node_failed",
+    "reading",
     "resolve_inputs_for_job",
     "resume_after_input",
     "retry_job",

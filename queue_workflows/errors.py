@@ -73,6 +73,10 @@ class InvalidPayload(QueueWorkflowsError, ValueError):
     """A value that JSON or the database cannot carry, or that is too deep or too large."""
 
 
+class UnreadableRow(InvalidPayload):
+    """A stored row that cannot be loaded or has the wrong shape; trying again would not help."""
+
+
 class InvalidJob(QueueWorkflowsError, ValueError):
     """A job that cannot be queued as it was asked for; the text names the keyword."""
 

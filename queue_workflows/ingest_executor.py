@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import outcomes, payload, tables
+from queue_workflows.store import claimed, outcomes, payload, tables
 from queue_workflows.tasks import args, bodies, control
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
@@ -80,6 +80,7 @@ class _Attempt:
                 f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
             )
         row = self._row
+        claimed.check_ingest(row)
         return args.taker(task).call(task, row["reason"], row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:

@@ -7,10 +7,11 @@ import threading
 
 from queue_workflows import config, db, dispatcher, errors
 from queue_workflows.runtime import service
-from queue_workflows.store import nodes, payload, submissions
+from queue_workflows.store import isolation, nodes, payload, submissions
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
+ANSWER, DRAIN = "answer", "dispatch after an answer of run"
 NOT_PARKED_RETRY_S = 1.0
 REFUSED_RETRY_S = 60.0
 
@@ -21,8 +22,14 @@ class InputListener:
     Start it alone, or let a `NodePool` call `process_all`.
     """
 
-    def __init__(self, *, begin: dispatcher.Begin = db.transaction) -> None:
+    def __init__(
+        self,
+        *,
+        begin: dispatcher.Begin = db.transaction,
+        rows: isolation.Isolation | None = None,
+    ) -> None:
         self._begin = begin
+        self._rows = rows or isolation.Isolation()
         self._loop = service.Loop(
             "input-listener",
             [service.Task("inputs", config.DISPATCH_POLL_S.read, self.process_all)],
@@ -46,36 +53,50 @@ class InputListener:
     def process_once(self) -> bool:
         """Take one answer; False when none is due.
 
-        The answer, the node's completion and its outbox row are one transaction. One that the
-        database does not take rests for a minute, so that those behind it have their turn. Then
-        the run's outbox is drained as far as it needs no host code; the orchestrator does the rest.
+        The answer, the node's completion and its outbox row are one transaction. An answer that
+        raises, whatever it raises, rests with back-off, so that those behind it have their turn;
+        after DISPATCH_MAX_ATTEMPTS it fails. Then the run's outbox is drained as far as it needs no
+        host code; the orchestrator does the rest.
         """
-        row: Row | None = None
-        advanced = False
-        try:
-            with self._begin() as conn:
-                row = submissions.claim(conn, config.SUBMISSION_RECLAIM_S.read())
-                if row is None:
-                    return False
-                advanced = _take(conn, row)
-        except (db.OperationalError, db.InterfaceError):
-            raise
-        except db.Error as error:
-            if row is None:
-                raise
-            self._postpone(row, error)
-        if advanced:
-            try:
-                dispatcher.drain_run(row["run_id"], begin=self._begin, nowait=True)
-            except errors.QueueWorkflowsError as error:
-                _log.warning("run %s goes on by its outbox: %s", row["run_id"], error)
+        after_s = config.SUBMISSION_RECLAIM_S.read()
+        with dispatcher.reading(self._begin) as conn:
+            submission_id = submissions.next_due(conn, after_s, self._rows.aside(ANSWER))
+        if submission_id is None:
+            return False
+        row = self._rows.attempt(
+            ANSWER,
+            submission_id,
+            lambda: self._take(submission_id, after_s),
+            lambda error, _: self._rest(submission_id, error),
+        )
+        if row is not None:
+            self._rows.attempt(DRAIN, row["run_id"], lambda: self._drain(row["run_id"]))
         return True
 
-    def _postpone(self, row: Row, error: db.Error) -> None:
-        text = payload.error_text(error).strip()
-        _log.error("answer %s to node %r is not taken: %s", row["id"], row["node_id"], text)
+    def _take(self, submission_id: str, after_s: float) -> Row | None:
+        """Take an answer; its row if it completed the node."""
         with self._begin() as conn:
-            submissions.postpone(conn, row["id"], after_s=REFUSED_RETRY_S, error=text)
+            row = submissions.claim(conn, submission_id, after_s)
+            return row if row is not None and _take(conn, row) else None
+
+    def _drain(self, run_id: str) -> None:
+        try:
+            dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
+        except errors.QueueWorkflowsError as error:
+            _log.warning("run %s goes on by its outbox: %s", run_id, error)
+
+    def _rest(self, submission_id: str, error: BaseException) -> bool:
+        """Count the failure in the answer's row; after too many the answer fails. True."""
+        text = isolation.described(error)
+        _log.error("answer %s is not taken: %s", submission_id, text)
+        with self._begin() as conn:
+            failed = submissions.count_failure(
+                conn, submission_id, error=text, after_s=REFUSED_RETRY_S
+            )
+            if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
+                message = f"poison: it could not be taken in {failed} tries: {text}"
+                submissions.refuse(conn, submission_id, payload.error_text(message))
+        return True
 
 
 def _take(conn: db.Connection, row: Row) -> bool:

@@ -152,7 +152,7 @@ class ModelCache:
 
         False at once while a load or unload is in progress. A failing unloader is logged.
         """
-        if config.DISABLE_GPU_IDLE_REAPER.read() or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return False
         try:
             if not self.is_idle_too_long():
@@ -169,13 +169,12 @@ class ModelCache:
         with contextlib.suppress(errors.UnknownModel):
             return model_registry.get(model_id)
         registrar = self._register_builtins or config.get_config().builtin_model_registrar
-        if registrar is not None:
-            try:
-                registrar()
-            except Exception as error:
-                raise errors.ModelLoadFailed(
-                    f"registering models for {model_id!r} failed: {_reason(error)}"
-                ) from error
+        try:
+            registrar()
+        except Exception as error:
+            raise errors.ModelLoadFailed(
+                f"registering models for {model_id!r} failed: {_reason(error)}"
+            ) from error
         return model_registry.get(model_id)
 
     def _swap(self, spec: model_registry.ModelSpec) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from queue_workflows import config, db, dispatcher, errors, node_queue
 from queue_workflows.dag import arguments
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import nodes, outcomes, payload, runs, tables
+from queue_workflows.store import claimed, nodes, outcomes, payload, runs, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -87,11 +87,12 @@ def run_body(
 ) -> outcomes.Outcome:
     """Run the body of a claimed job, writing nothing about it; whatever it raises is an outcome."""
     started = time.monotonic()
-    if job["node_module"].startswith(INPUT_PREFIX):
-        return outcomes.Outcome("parked", 0.0)
     cancel = cancel_event or threading.Event()
     resolved: str | None = None
     try:
+        claimed.check_node(job)
+        if job["node_module"].startswith(INPUT_PREFIX):
+            return outcomes.Outcome("parked", 0.0)
         inputs = _patiently(lambda: dispatcher.resolve_inputs_for_job(job["id"], job=job), cancel)
         if inputs != job["inputs"] or job.get("ref_heads") != []:
             resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, cast
 
 from queue_workflows import (
     config,
@@ -19,8 +21,19 @@ from queue_workflows import (
     retention,
 )
 from queue_workflows.runtime import service
-from queue_workflows.store import fleet, limits, nodes, outbox, sweeps, tables, transitions
-from queue_workflows.types import NowFn, Row
+from queue_workflows.store import (
+    endings,
+    fleet,
+    isolation,
+    limits,
+    nodes,
+    outbox,
+    payload,
+    sweeps,
+    tables,
+    transitions,
+)
+from queue_workflows.types import NowFn, Row, Unreadable
 
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
@@ -29,6 +42,7 @@ ORPHAN_SWEEP_S = 60.0
 UNASSIGNABLE_S = 10.0
 HEAD_START_S = 0.004
 """How long events are left to the workers that wrote them, who mostly dispatch them at once."""
+FLAG, UNFLAG = "flag of model", "end of the flag of model"
 STREAM_PAUSE_S = 0.04
 STREAM_WITHIN_S = 0.1
 """In a stream of events (a fan) they are taken together: each round costs as much as its batch."""
@@ -57,9 +71,11 @@ class NodePool:
         """When events that were notified are to be drained."""
         self._kept = db.Kept()
         self._begin = dispatcher.on_connection(self._kept)
+        self._rows = isolation.Isolation(now_fn)
+        self._prune_rows = isolation.Isolation(now_fn)
         self._waiting_said = False
         self._stopped = threading.Event()
-        self._inputs = input_listener.InputListener(begin=self._begin)
+        self._inputs = input_listener.InputListener(begin=self._begin, rows=self._rows)
         self._sweeps = Sweeps(now_fn)
         self._services: list[service.Service] = []
 
@@ -92,7 +108,7 @@ class NodePool:
 
     def _prune(self) -> None:
         gone: Counter[str] = Counter()
-        for kind, count in retention.batches():
+        for kind, count in retention.batches(self._prune_rows):
             gone[kind] += count
             if self._stopped.is_set():
                 break
@@ -128,26 +144,43 @@ class NodePool:
         self._drain_at = None
         conn = self._kept.get()
         seen = outbox.look(conn)
-        if seen.due:
-            outbox.promote_due(conn)
-        self.work(runs=seen.runs or seen.due, events=seen.events, inputs=seen.submissions)
+        isolation.all_of(
+            [
+                lambda: seen.due and outbox.promote_due(conn, self._rows),
+                lambda: self.work(
+                    runs=seen.runs or seen.due, events=seen.events, inputs=seen.submissions
+                ),
+            ]
+        )
 
     def work(self, *, runs: bool, events: bool, inputs: bool) -> None:
-        """Start runs, take answers and dispatch events by turns, until nothing of it is left."""
-        while (runs or events or inputs) and not self._stopped.is_set():
-            if runs:
-                started, waiting = dispatcher.start_queued(begin=self._begin)
-                self._say_waiting(waiting)
-                runs = started > 0
-            if inputs:
-                self._inputs.process_all(self._stopped)
-                inputs = False
-            if events:
-                dispatched = dispatcher.drain_outbox(begin=self._begin)
-                events = dispatched >= dispatcher.RUNS_A_ROUND
-                if dispatched:
-                    # An event that came in beside these was not notified.
-                    self._look_at = min(self._look_at, self._now() + STREAM_PAUSE_S)
+        """Start runs, take answers and dispatch events by turns, until nothing of it is left.
+
+        An error of one kind leaves the other kinds their turn, and is raised afterwards.
+        """
+        kinds = {self._start: runs, self._answer: inputs, self._drain: events}
+        todo = [act for act, wanted in kinds.items() if wanted]
+        while todo and not self._stopped.is_set():
+            turn, todo = todo, list[Callable[[], bool]]()
+            isolation.all_of([functools.partial(_again, act, todo) for act in turn])
+
+    def _start(self) -> bool:
+        """Start runs; whether there may be more to start."""
+        started, waiting = dispatcher.start_queued(begin=self._begin, rows=self._rows)
+        self._say_waiting(waiting)
+        return started > 0
+
+    def _answer(self) -> bool:
+        self._inputs.process_all(self._stopped)
+        return False
+
+    def _drain(self) -> bool:
+        """Dispatch events; whether there may be more to dispatch."""
+        dispatched = dispatcher.drain_outbox(begin=self._begin, rows=self._rows)
+        if dispatched:
+            # An event that came in beside these was not notified.
+            self._look_at = min(self._look_at, self._now() + STREAM_PAUSE_S)
+        return dispatched >= dispatcher.RUNS_A_ROUND
 
     def _say_waiting(self, run_ids: list[str]) -> None:
         if run_ids and not self._waiting_said:
@@ -157,6 +190,12 @@ class NodePool:
                 "start it with --app, or call set_workflow_provider()",
                 run_ids[0],
             )
+
+
+def _again(act: Callable[[], bool], todo: list[Callable[[], bool]]) -> None:
+    """Do `act`, and put it on the list if there may be more for it to do."""
+    if act():
+        todo.append(act)
 
 
 class Sweeps:
@@ -174,6 +213,7 @@ class Sweeps:
         self._since = self._seen = now_fn()
         self._kept = db.Kept()
         """Idle sweeps are single statements, not pool checkouts."""
+        self._rows = isolation.Isolation(now_fn)
         self._wake: Callable[..., None] = lambda *_: None
         self._unserved: dict[str, float] = {}
         """Models whose jobs no worker takes, and since when."""
@@ -208,7 +248,7 @@ class Sweeps:
     def reclaim(self) -> None:
         """Take back what is lapsed, and note that the database was there."""
         with self._kept.using() as conn:
-            reclaim(conn)
+            reclaim(conn, self._rows)
         self._note()
 
     def reclaim_gone(self) -> None:
@@ -223,7 +263,7 @@ class Sweeps:
             if not sweeps.any_silent(conn, silent_s):
                 return
             for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
-                for row in transitions.reclaim_gone(conn, table, silent_s):
+                for row in self._rows.batch(conn, transitions.gone_duty(table, silent_s)):
                     _log.warning(
                         "job %s: the session of its worker is gone, now %s",
                         row["id"],
@@ -233,12 +273,12 @@ class Sweeps:
     def sweep_orphans(self) -> None:
         """Cancel jobs that came in beside the end of their run."""
         with self._kept.using() as conn:
-            sweep_orphans(conn)
+            sweep_orphans(conn, self._rows)
 
     def expire_inputs(self) -> None:
         """End the waits of input nodes that are over."""
         with self._kept.using() as conn:
-            expire_inputs(conn)
+            expire_inputs(conn, self._rows)
 
     def mend_turns(self) -> None:
         """Let in whose turn with a lock key was missed."""
@@ -290,9 +330,9 @@ class Sweeps:
             self._unserved = {model: self._unserved.get(model, now) for model in wanting}
             for model, row in rows.items():
                 if row["reason"] is None:
-                    unflag(conn, model)
+                    self._rows.attempt(UNFLAG, model, lambda model=model: unflag(conn, model))
                 elif now - self._unserved[model] >= stale_after_s:
-                    flag(conn, row)
+                    self._rows.attempt(FLAG, model, lambda row=row: flag(conn, row))
 
 
 def flag(conn: db.Connection, row: Row) -> None:
@@ -334,57 +374,90 @@ def maintenance(duties: Sweeps) -> list[service.Task]:
     ]
 
 
-def reclaim(conn: db.Connection | None = None) -> None:
-    """Take back the jobs of both families whose lease has lapsed, batch after batch."""
-    while rows := node_queue.reclaim_expired_leases(conn=conn):
-        for row in rows:
+def reclaim(conn: db.Connection | None = None, rows: isolation.Isolation | None = None) -> None:
+    """Take back the jobs of both families whose lease has lapsed, batch after batch.
+
+    Rows that raise are set aside in `rows` (None: for this call), here and below.
+    """
+    kept = rows or isolation.Isolation()
+    while taken := node_queue.reclaim_expired_leases(conn=conn, rows=kept):
+        for row in taken:
             _log.warning(
                 "node %s of run %s: lease lapsed, now %s",
                 row["node_id"],
                 row["run_id"],
                 row["status"],
             )
-    while rows := node_queue.reclaim_expired_ingest_leases(conn=conn):
-        for row in rows:
+    while taken := node_queue.reclaim_expired_ingest_leases(conn=conn, rows=kept):
+        for row in taken:
             _log.warning("ingest job %s: lease lapsed, now %s", row["id"], row["status"])
 
 
-def sweep_orphans(conn: db.Connection | None = None) -> None:
+def sweep_orphans(
+    conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+) -> None:
     """Cancel jobs that came in beside the end of their run, batch after batch."""
-    while True:
-        with db.transaction(conn) as own:
-            if not nodes.sweep_orphans(own):
-                return
+    kept = rows or isolation.Isolation()
+    with db.statement(conn) as own:
+        while kept.batch(own, sweeps.ORPHANS):
+            pass
 
 
+TIMEOUT = "end of the wait of node job"
 ANSWER_GRACE_S = 5.0
 """How long an answer that came before the timeout has to be taken before the next look."""
 
 
-def expire_inputs(conn: db.Connection | None = None) -> None:
+def expire_inputs(
+    conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+) -> None:
     """Input nodes past their `timeout_s` take their default or fail, one transaction each."""
-    while True:
-        with db.transaction(conn) as own:
-            job = nodes.overdue_input(own)
-            if job is None:
-                return
-            if job["answered"] and not job["over"]:
-                nodes.wait_on(own, job["due_id"], ANSWER_GRACE_S)
-                continue
-            if not job["over"]:
-                _expire(own, job)
-            nodes.wait_on(own, job["due_id"], None)
+    kept = rows or isolation.Isolation()
+    with db.statement(conn) as own:
+        while job_id := nodes.next_overdue(own, kept.aside(TIMEOUT)):
+            kept.attempt(
+                TIMEOUT,
+                job_id,
+                lambda job_id=job_id: _end_wait(own, job_id),
+                lambda error, failures, job_id=job_id: _give_up(own, job_id, error, failures),
+            )
+
+
+def _end_wait(conn: db.Connection, job_id: str) -> None:
+    with conn.transaction():
+        job = nodes.overdue_input(conn, job_id)
+        if job is None:
+            return
+        if job["answered"] and not job["over"]:
+            nodes.wait_on(conn, job_id, ANSWER_GRACE_S)
+            return
+        if not job["over"]:
+            _expire(conn, job)
+        nodes.wait_on(conn, job_id, None)
+
+
+def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
+    """Fail a node whose wait could not be ended in too many tries; whether that was so."""
+    with conn.transaction():
+        if not endings.node_job(conn, job_id, error, failures):
+            return False
+        nodes.wait_on(conn, job_id, None)
+        return True
 
 
 def _expire(conn: db.Connection, job: Row) -> None:
-    policy: Row = job["policy"] or {}
+    found: Any = job["policy"]
+    policy = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     error = f"nobody answered within {_plain(policy.get('timeout_s'))} s"
     default = None
-    if "default" in policy:
+    if isinstance(found, Unreadable):
+        error = f"its policy cannot be read: {found.reason}"
+    elif "default" in policy:
         try:
             default = dispatcher.answer_delta(job, policy["default"])
         except errors.InvalidPayload as refused:
             error = str(refused)
+    error = payload.error_text(error)
     if nodes.time_out(conn, job["id"], default=default, error=error) is not None:
         said = "takes its default" if default is not None else "fails"
         _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, said)
@@ -392,4 +465,6 @@ def _expire(conn: db.Connection, job: Row) -> None:
 
 def _plain(seconds: object) -> str:
     """As text what a definition has as a number, and a plain SQL writer perhaps as anything."""
-    return f"{seconds:g}" if isinstance(seconds, (int, float)) else str(seconds)
+    if isinstance(seconds, (int, float)) and abs(seconds) < 1e300:
+        return f"{seconds:g}"
+    return f"{seconds!s:.80}"

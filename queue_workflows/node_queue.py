@@ -17,11 +17,13 @@ from queue_workflows.store import (
     events,
     fleet,
     ingest,
+    isolation,
     joined,
     newjobs,
     nodes,
     outbox,
     payload,
+    quarantine,
     tables,
     transitions,
     workers,
@@ -109,19 +111,20 @@ def insert_skipped_job(
     *,
     run_id: str,
     node_id: str,
-    node_module: str,
+    node_module: str | None = None,
     queue: str = "cpu",
     required_model: str | None = None,
     pipeline_name: str | None = None,
 ) -> str:
     """Put a `skipped` row in a node's place, which satisfies what depends on it; its job id.
 
-    A node that the run has already keeps its row and id. Raises as `enqueue_node_job` does.
+    `node_module` None: the node's id, as nothing ever imports it. A node that the run has already
+    keeps its row and id. Raises as `enqueue_node_job` does.
     """
     required_model = _model(node_id, queue, required_model)
     row: dict[str, Any] = {
         "node_id": node_id,
-        "node_module": node_module,
+        "node_module": node_id if node_module is None else node_module,
         "queue": queue,
         "required_model": required_model,
         "status": "skipped",
@@ -186,9 +189,16 @@ def claim_next_gpu_job(
 
 
 def _claim_node(who: claims.Claimant) -> Row | None:
+    try:
+        with db.transaction() as conn:
+            job = claims.node_step(conn, who, promote=True)
+            return nodes.get(conn, job["id"]) if job else None
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
     with db.transaction() as conn:
-        job = claims.node_step(conn, who, promote=True)
-        return nodes.get(conn, job["id"]) if job else None
+        found = quarantine.claim_apart(conn, tables.NODE_JOBS, who, promote=True)
+        return nodes.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_completed(
@@ -241,11 +251,21 @@ def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | Non
         return nodes.set_input_spec(conn, job["id"], text) if job else None
 
 
-def reclaim_expired_leases(*, conn: db.Connection | None = None) -> list[Row]:
-    """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status."""
-    with db.transaction(conn) as own:
-        rows = transitions.reclaim_lapsed(own, tables.NODE_JOBS)
-    return _brief(rows)
+def reclaim_expired_leases(
+    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+) -> list[Row]:
+    """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status.
+
+    A row that raises is set aside in `rows` (None: for this call), and the others go on.
+    """
+    return _brief(_reclaim(tables.NODE_JOBS, conn, rows))
+
+
+def _reclaim(
+    table: tables.JobTable, conn: db.Connection | None, rows: isolation.Isolation | None
+) -> list[Row]:
+    with db.statement(conn) as own:
+        return (rows or isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
 
 
 def _brief(rows: list[Row]) -> list[Row]:
@@ -303,8 +323,11 @@ def record_node_event(
     elapsed_s: float | None = None,
     error: str | None = None,
     detail: dict[str, Any] | None = None,
-) -> None:
-    """Append to a node's history; best effort: what goes wrong is logged, never raised."""
+) -> int | None:
+    """Append an event to a node's history and return its id.
+
+    Best effort: what goes wrong is logged, never raised, and the id is None then.
+    """
     try:
         values = {
             "run_id": run_id,
@@ -320,11 +343,13 @@ def record_node_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            events.record_node(conn, values)
+            event_id = events.record_node(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
                 fleet.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
         _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
+        return None
+    return event_id
 
 
 def prune_node_events(older_than_days: float = 30) -> int:
@@ -375,8 +400,13 @@ def upsert_worker_heartbeat(
         workers.beat(conn, values)
 
 
-def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool = True) -> int:
-    """Forget a host's warm model and, unless told not to, age its heartbeat; rows changed."""
+def clear_worker_current_model(
+    host_label: str, queue: str, *, mark_stale: bool = True
+) -> Row | None:
+    """Clear the loaded model of a host's heartbeat; return the changed row, None if there is none.
+
+    `mark_stale` also sets its `last_seen` back by an hour, so that it counts as no capacity.
+    """
     with db.transaction() as conn:
         return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
 
@@ -384,17 +414,22 @@ def clear_worker_current_model(host_label: str, queue: str, *, mark_stale: bool 
 def flag_stale_workers_holding_running_jobs(
     *, stale_after_s: float | None = None, conn: db.Connection | None = None
 ) -> list[Row]:
-    """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs."""
+    """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs.
+
+    Return their heartbeat rows, each with the number of its `running_jobs`. `stale_after_s` None:
+    STALE_WORKER_AFTER_S seconds.
+    """
     limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
     with db.transaction(conn) as own:
         flagged = workers.flag_stale(own, limit)
     for row in flagged:
         _log.error(
-            "DEAD WORKER: host %s queue %s was last seen at %s and owns running jobs; restart it, "
-            "its leases bring the jobs back",
+            "DEAD WORKER: host %s queue %s was last seen at %s and owns %d running jobs; restart "
+            "it, its leases bring the jobs back",
             row["host_label"],
             row["queue"],
             row["last_seen"],
+            row["running_jobs"],
         )
     return flagged
 
@@ -534,9 +569,16 @@ def claim_next_ingest_job(
 ) -> Row | None:
     """Claim the next job of an ingest queue for this process; the row, or None."""
     who = _claimant(queue, host, lease_s)
+    try:
+        with db.transaction() as conn:
+            rows = claims.ingest_step(conn, who, promote=True)
+            return ingest.get(conn, rows[0]["id"]) if rows else None
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
     with db.transaction() as conn:
-        rows = claims.ingest_step(conn, who, promote=True)
-        return ingest.get(conn, rows[0]["id"]) if rows else None
+        found = quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
+        return ingest.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_ingest_completed(
@@ -554,10 +596,11 @@ def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None)
     return _operate(job_id, tables.INGEST_JOBS, "failed", values)
 
 
-def reclaim_expired_ingest_leases(*, conn: db.Connection | None = None) -> list[Row]:
-    """Take back ingest jobs whose lease has lapsed; the rows."""
-    with db.transaction(conn) as own:
-        return transitions.reclaim_lapsed(own, tables.INGEST_JOBS)
+def reclaim_expired_ingest_leases(
+    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+) -> list[Row]:
+    """Take back ingest jobs whose lease has lapsed, as `reclaim_expired_leases`; the rows."""
+    return _reclaim(tables.INGEST_JOBS, conn, rows)
 
 
 def ingest_snapshot() -> dict[str, Any]:

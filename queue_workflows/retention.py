@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
-from queue_workflows.store import events, fleet, logs, retention, samples, schedules, workers
+from queue_workflows.store import (
+    events,
+    fleet,
+    isolation,
+    logs,
+    retention,
+    samples,
+    schedules,
+    workers,
+)
+
+_log = logging.getLogger(__name__)
 
 _Batch = Callable[[db.Connection], int]
+_Kind = tuple[str, Iterator[tuple[str, int]]]
 
 
 def prune() -> dict[str, int]:
@@ -35,37 +48,60 @@ def due(conn: db.Connection | None = None) -> dict[str, int]:
         )
 
 
-def batches() -> Iterator[tuple[str, int]]:
-    """`prune` in steps: after each transaction what kind it was about and how many rows went."""
+def batches(rows: isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
+    """`prune` in steps: after each transaction what kind it was about and how many rows went.
+
+    A row that raises when it is deleted is set aside in `rows` (None: for this call). An error of
+    one kind leaves the other kinds their turn, and is raised at the end.
+    """
+    kept = rows or isolation.Isolation()
+    failed: Exception | None = None
+    for kind, steps in _kinds(kept):
+        while True:
+            step = None
+            try:
+                step = next(steps, None)
+            except db.Error as error:
+                if isolation.is_outage(error):
+                    raise
+                _log.error("pruning of %s ends early: %s", kind, isolation.described(error))
+                failed = failed or error
+            if step is None:
+                break
+            yield step
+    if failed is not None:
+        raise failed
+
+
+def _kinds(rows: isolation.Isolation) -> Iterator[_Kind]:
     run_days, job_days = config.RUN_RETENTION_DAYS.read(), config.JOB_RETENTION_DAYS.read()
     # Jobs even without a default: a queue may have its own.
-    yield from _walk("jobs", "ingest_jobs", retention.delete_jobs, job_days)
+    yield "jobs", _walk("jobs", "ingest_jobs", retention.delete_jobs, job_days, rows)
     if run_days > 0:
-        yield from _walk("runs", "workflow_runs", retention.delete_runs, run_days)
+        yield "runs", _walk("runs", "workflow_runs", retention.delete_runs, run_days, rows)
     days = config.NODE_EVENT_RETENTION_DAYS.read()
     if days > 0:
         yield from _by_age(days)
-    yield from _again("workers", workers.prune, 0)
-    yield from _again("hw_samples", samples.prune, 0)
-    yield from _again("gpu_models", fleet.prune, 0)
+    yield "workers", _again("workers", workers.prune, 0)
+    yield "hw_samples", _again("hw_samples", samples.prune, 0)
+    yield "gpu_models", _again("gpu_models", fleet.prune, 0)
 
 
-def _by_age(days: int) -> Iterator[tuple[str, int]]:
+def _by_age(days: int) -> Iterator[_Kind]:
     rows = retention.ROWS
-    yield from _again("outbox", lambda conn: retention.delete_outbox(conn, days), rows)
-    yield from _again(
-        "node_events",
-        lambda conn: events.prune_nodes(conn, older_than_days=days, batch=rows),
-        rows,
-    )
-    yield from _again(
-        "ingest_job_events", lambda conn: retention.delete_ingest_events(conn, days), rows
-    )
-    yield from _again("logs", lambda conn: logs.prune(conn, older_than_days=days, batch=rows), rows)
-    yield from _again(
-        "fires", lambda conn: schedules.prune(conn, older_than_days=days, limit=rows), rows
-    )
-    yield from _again("heartbeats", lambda conn: retention.delete_heartbeats(conn, days), 0)
+    aged: dict[str, tuple[_Batch, int]] = {
+        "outbox": (lambda conn: retention.delete_outbox(conn, days), rows),
+        "node_events": (
+            lambda conn: events.prune_nodes(conn, older_than_days=days, batch=rows),
+            rows,
+        ),
+        "ingest_job_events": (lambda conn: retention.delete_ingest_events(conn, days), rows),
+        "logs": (lambda conn: logs.prune(conn, older_than_days=days, batch=rows), rows),
+        "fires": (lambda conn: schedules.prune(conn, older_than_days=days, limit=rows), rows),
+        "heartbeats": (lambda conn: retention.delete_heartbeats(conn, days), 0),
+    }
+    for kind, (delete, batch) in aged.items():
+        yield kind, _again(kind, delete, batch)
 
 
 def _again(kind: str, delete: _Batch, batch: int) -> Iterator[tuple[str, int]]:
@@ -81,16 +117,17 @@ def _again(kind: str, delete: _Batch, batch: int) -> Iterator[tuple[str, int]]:
 def _walk(
     kind: str,
     table: str,
-    delete: Callable[[db.Connection, int, float], int],
+    delete: Callable[[db.Connection, int, float, isolation.Isolation], int],
     days: float,
+    rows: isolation.Isolation,
 ) -> Iterator[tuple[str, int]]:
     """The table as it lies, page by page; the same pages again while they give full batches."""
     with db.transaction() as conn:
         end = retention.blocks(conn, table)
     for first in range(0, end, retention.BLOCKS):
         while True:
-            with db.transaction() as conn:
-                count = delete(conn, first, days)
+            with db.statement() as conn:
+                count = delete(conn, first, days, rows)
             yield kind, count
             if kind != "runs" or count < retention.RUNS:
                 break

@@ -8,13 +8,13 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, tasks, types
 from queue_workflows.runtime import process, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
-from queue_workflows.store import schedules
+from queue_workflows.store import isolation, schedules
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
@@ -23,6 +23,7 @@ WAIT_MIN_S = 0.02
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 BOOT = "boot"
+FIRE = "fire of schedule entry"
 _DATABASE_ERRORS = (db.Error, OSError)
 
 ScheduleEntry = schedule_entry.ScheduleEntry
@@ -79,6 +80,11 @@ def _fire(
     return ids
 
 
+def _fire_one(fire: plan.Fire) -> list[str]:
+    with db.transaction() as conn:
+        return _fire(conn, [fire], "tick")
+
+
 def _schedule(schedule: Iterable[ScheduleEntry] | None) -> list[ScheduleEntry]:
     return plan.check(config.get_config().ingest_schedule if schedule is None else schedule)
 
@@ -122,6 +128,9 @@ class Ticker:
         self._seen: datetime | None = None
         self._seen_at = 0.0
         self._said: set[str] = set()
+        self._rows = isolation.Isolation()
+        self._late: list[plan.Fire] = []
+        """Fires that raised; see `_fire_apart`."""
 
     def stop(self) -> None:
         """End `run_forever` soon; from any thread or signal handler."""
@@ -140,8 +149,36 @@ class Ticker:
         with db.transaction() as conn:
             seen_at = time.monotonic()
             now = schedule_entry.as_utc(self._now() if self._now else schedules.database_now(conn))
-            ids = _fire(conn, plan.missed(entries, self._since(conn, entries, now), now), "tick")
+            due = plan.missed(entries, self._since(conn, entries, now), now)
+        oldest = now - timedelta(seconds=plan.CATCH_UP_S)
+        self._late = [fire for fire in self._late if fire[1] >= oldest]
+        ids = self._fire_apart(due)
         self._seen, self._seen_at = now, seen_at
+        return ids
+
+    def _fire_apart(self, due: list[plan.Fire]) -> list[str]:
+        """Fire in one transaction; where that raises, each by itself, and the bad ones again later.
+
+        A fire that was set aside is tried again until it is too old to catch up with.
+        """
+        again = [fire for fire in self._late if fire not in due]
+        if due and not again:
+            try:
+                with db.transaction() as conn:
+                    return _fire(conn, due, "tick")
+            except db.Error as error:
+                if not isolation.is_of_row(error):
+                    raise
+        aside = set(self._rows.aside(FIRE))
+        self._late, ids = [], list[str]()
+        for fire in sorted([*again, *due], key=plan.order):
+            name = f"{fire[0].name} at {fire[1].isoformat()}"
+            done = None
+            if name not in aside:
+                done = self._rows.attempt(FIRE, name, lambda fire=fire: _fire_one(fire))
+            if done is None:
+                self._late.append(fire)
+            ids += done or ()
         return ids
 
     def run_forever(self) -> None:

@@ -25,7 +25,8 @@ ExitFn: TypeAlias = Callable[[int], None]
 class Unreadable:
     """A stored JSON value that this process refuses to load; it stands where the value would.
 
-    `reason` says why in a sentence for people; `raw` is the JSON text as the server sent it.
+    `reason` says why in a sentence for people; `raw` is the JSON text as the server sent it,
+    or its beginning if that is longer than is loaded.
     """
 
     __slots__ = ("raw", "reason")

@@ -13,9 +13,9 @@ from queue_workflows.dag import answers, policy, widgets
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
 _PIPELINE = {"name", "nodes", "defaults"}
-_ANSWERED = {"choose_one": "source", "turnout": "turnout_options"}
-"""The key without which a widget has nothing to choose from."""
-_OFFERS = ("source", "turnout_options", "library", "accept")
+_ANSWERED = {"choose_one": ("source",), "turnout": ("turnout_options", "options")}
+"""The keys without any of which a widget has nothing to choose from."""
+_OFFERS = ("source", "turnout_options", "options", "library", "accept")
 """The keys that say what an answer may be."""
 
 
@@ -28,9 +28,9 @@ def look(
         at = f"step {step['id']!r}"
         if step["kind"] == "input":
             needed = _ANSWERED.get(step["widget"])
-            if needed is not None and not step.get(needed):
+            if needed is not None and not any(step.get(key) for key in needed):
                 yield findings.warning(
-                    at, f"widget {step['widget']!r} offers nothing", f"give it {needed!r}"
+                    at, f"widget {step['widget']!r} offers nothing", f"give it {needed[0]!r}"
                 )
             yield from _default(step, at)
             continue

@@ -144,10 +144,8 @@ def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Fin
 
 def known_models() -> frozenset[str] | str:
     """The registered models, the host's registrar asked first; why not, if that raises."""
-    registrar = config.get_config().builtin_model_registrar
-    if registrar is not None:
-        try:
-            registrar()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
-            return f"the registrar of models raised {_told(error)}"
+    try:
+        config.get_config().builtin_model_registrar()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
+        return f"the registrar of models raised {_told(error)}"
     return frozenset(model_registry.known_ids())

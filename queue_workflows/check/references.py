@@ -14,7 +14,7 @@ _ASKED = {
     "choose_one": ("source",),
     "file_upload": ("accept",),
     "pick_or_upload": ("library", "accept"),
-    "turnout": ("turnout_options",),
+    "turnout": ("turnout_options", "options"),
 }
 """The keys of an input step that the engine resolves, by its widget."""
 

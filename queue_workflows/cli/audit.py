@@ -11,6 +11,7 @@ import typer
 from queue_workflows import db, errors
 from queue_workflows.cli import command, options, output
 from queue_workflows.store import audit as laws
+from queue_workflows.store import bad_rows
 
 SHOWN = 5
 """Offenders shown of each law: enough to start from, and a broken law rarely has a single one."""
@@ -34,10 +35,13 @@ def audit(
         since_s = window(since)
         with command.reading(app) as words, db.connect() as conn:
             found = collect(conn, since_s)
+            bad = [*bad_rows.stuck(conn, SHOWN), *bad_rows.out_of_range(conn, SHOWN)]
         if as_json:
-            output.dump({"database": words, "since": since, "laws": found})
+            rows = [row._asdict() for row in bad]
+            output.dump({"database": words, "since": since, "laws": found, "bad_rows": rows})
         else:
             show(found)
+            show_bad(bad)
         return int(any(law["state"] in ("broken", "unfinished") for law in found))
 
     command.execute("audit", body, debug=debug)
@@ -83,6 +87,13 @@ def _judged(conn: db.Connection, law: laws.Law, values: dict[str, Any]) -> dict[
         "more": len(found) > SHOWN,
         "seconds": round(time.monotonic() - began, 3),
     }
+
+
+def show_bad(bad: list[bad_rows.BadRow]) -> None:
+    """Print the rows that are set aside, unreadable or out of range; they break no law."""
+    for row in bad:
+        text = output.line(f"{row.kind} {row.id}: {row.text}; {row.command}", 1000)
+        output.echo(f"bad row {text}")
 
 
 def show(found: list[dict[str, Any]]) -> None:

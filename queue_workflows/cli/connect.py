@@ -263,16 +263,27 @@ def _version(version: int, needs: int, purpose: str) -> Finding:
 def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
     def check(conn: db.Connection) -> Steps:
         lacks = rights.lacking(conn, purpose)
-        if not lacks:
+        excess = rights.excessive(conn, purpose)
+        if not lacks and not excess:
             yield Finding("rights", OK, f"all that it takes to {purpose}")
             return
         role = rights.ledger(conn)["role"]
-        named = [f"{lack.right} on {lack.name}" for lack in lacks]
-        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-        text = f"to {purpose}, {role} lacks {', '.join(named[:5])}{more}"
-        yield Finding("rights", ERROR, text, "; ".join(rights.grants(lacks, role)))
+        parts = [
+            f"{verb} {_list_some([f'{one.right} on {one.name}' for one in found])}"
+            for verb, found in (("lacks", lacks), ("need not have", excess))
+            if found
+        ]
+        text = f"to {purpose}, {role} {' and '.join(parts)}"
+        # A REVOKE on a table takes the rights to its columns too, so that the GRANTs come after it.
+        remedy = "; ".join([*rights.revokes(excess), *rights.grants(lacks, role)])
+        yield Finding("rights", ERROR, text, remedy)
 
     return check
+
+
+def _list_some(found: list[str]) -> str:
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"{', '.join(found[:5])}{more}"
 
 
 def _listen(conn: db.Connection) -> Steps:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import process
-from queue_workflows.store import health
+from queue_workflows.store import bad_rows, health
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest that the tests run on."""
@@ -42,6 +42,9 @@ COLD_UPDATES_WARN = 10.0
 """Updates a job that are not HOT: its claim and its end are two, each time taken back two more."""
 CONNECTIONS_WARN, CONNECTIONS_ERROR = 0.8, 0.95
 """Beyond, a restart of the fleet (three connections a worker) may not get in."""
+
+SHOWN_BAD = 20
+"""Bad rows shown of each kind: enough to start from."""
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 DANGERS = {
@@ -136,7 +139,9 @@ def _reached(words: str) -> Iterator[Finding]:
         if any(finding.level == ERROR for finding in schema):
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
-        for check in (_outbox, _runs, _leases, _queues, _workers, _dead_rows, _renewals):
+        for check in (
+            _outbox, _runs, _bad_rows, _leases, _queues, _workers, _dead_rows, _renewals,
+        ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
 
@@ -295,7 +300,20 @@ def _runs(conn: db.Connection) -> Iterator[Finding]:
         yield Finding("runs", OK, "none waits to be started")
         return
     text = f"run {found['run_id']} has not been started for {output.seconds(wait_s)}"
-    yield Finding("runs", WARNING, text, "start queue-orchestrator with --app")
+    remedy = "start queue-orchestrator with --app"
+    if found["others"]:
+        text += ", though others were started within the last minute"
+        remedy = f"an orchestrator runs: wait, or `queue-workflows cancel {found['run_id']}`"
+    yield Finding("runs", WARNING, text, remedy)
+
+
+def _bad_rows(conn: db.Connection) -> Iterator[Finding]:
+    """Rows that are set aside, unreadable or out of range, each with the command that ends it."""
+    rows = [*bad_rows.stuck(conn, SHOWN_BAD), *bad_rows.out_of_range(conn, SHOWN_BAD)]
+    if not rows:
+        yield Finding("bad rows", OK, "none is set aside, unreadable or out of range")
+    for row in rows:
+        yield Finding("bad rows", WARNING, f"{row.kind} {row.id}: {row.text}", f"`{row.command}`")
 
 
 def _leases(conn: db.Connection) -> Iterator[Finding]:

@@ -76,7 +76,7 @@ def roles(
             "--workers and WORKERS_JSON need an app that registers ingest tasks: "
             "register_ingest_task()"
         )
-    models = bool(cfg.builtin_model_registrar or model_registry.known_ids())
+    models = cfg.has_model_registrar() or bool(model_registry.known_ids())
     cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0
     gpu_default = config.WORKFLOW_GPU_WORKERS.read() if nodes and models else 0
     return Roles(

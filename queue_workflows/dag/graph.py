@@ -37,7 +37,7 @@ class Graph:
                 f"a definition of version {definition.get('version')!r}; this code reads version 1"
             )
         fields = [field for field in Node._fields if field not in ("id", "deps", "policy")]
-        self.nodes = {
+        nodes = {
             entry["id"]: Node(
                 id=entry["id"],
                 deps=tuple(entry["deps"]),
@@ -46,6 +46,17 @@ class Graph:
             )
             for entry in definition["nodes"]
         }
+        self._fill(nodes)
+
+    @classmethod
+    def of(cls, nodes: dict[str, Node]) -> Graph:
+        """Return the graph of these nodes, which were checked already."""
+        graph = cls.__new__(cls)
+        graph._fill(nodes)
+        return graph
+
+    def _fill(self, nodes: dict[str, Node]) -> None:
+        self.nodes = nodes
         self.position = {node_id: index for index, node_id in enumerate(self.nodes)}
         self._downstream = _downstream(self.nodes.values())
         self.sources = tuple(node.id for node in self.nodes.values() if not node.deps)

@@ -15,13 +15,14 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-def value(raw: Any, where: str) -> Any:
+def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
     """A copy of a value as JSON carries it (tuples become lists).
 
     Raises `InvalidWorkflow` that starts with `where`: another type, a NaN or an endless number, a
     key that is no text, text that Postgres cannot store, more than `MAX_PAYLOAD_DEPTH` levels.
+    `wrapped`: levels that the engine itself put around the value.
     """
-    return _copy(raw, where, min(config.MAX_PAYLOAD_DEPTH.read(), MAX_DEPTH))
+    return _copy(raw, where, min(config.MAX_PAYLOAD_DEPTH.read(), MAX_DEPTH) + wrapped)
 
 
 def _copy(raw: Any, where: str, levels: int) -> Any:

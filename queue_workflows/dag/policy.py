@@ -143,7 +143,7 @@ def most_attempts(
     said = own or {}
     if max_attempts <= 1 and "retries" not in said:
         said = task or {}
-    return max(max_attempts, 1 + said.get("retries", 0))
+    return max(max_attempts, 1 + (said.get("retries") or 0))
 
 
 def decide(

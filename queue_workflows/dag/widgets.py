@@ -21,7 +21,7 @@ def head(step: Mapping[str, Any]) -> JsonDict:
     return {
         "step_id": step.get("id"),
         "widget": step.get("widget"),
-        "prompt": step.get("prompt"),
+        "prompt": step.get("prompt") or "",
         "target": step.get("target"),
     }
 
@@ -35,9 +35,10 @@ def build_spec(
 ) -> JsonDict:
     """The `head` and what the widget needs.
 
-    The generic ones: choose_one (`options`, `multiple`), file_upload (`accept`), pick_or_upload
-    (`library`, `accept`), turnout (`turnout_options`). For any other the step's own keys. Never an
-    error: a ref that does not resolve gives an empty list.
+    The generic ones: choose_one (`options`, `multiple`), file_upload (`accept`, `*/*` if the step
+    names none), pick_or_upload (`library`, `accept`), turnout (`turnout_options`, from the step's
+    `turnout_options` or else its `options`). For any other the step's own keys. Never an error: a
+    ref that does not resolve gives an empty list.
     """
     spec = head(step)
 
@@ -52,12 +53,14 @@ def build_spec(
         spec["options"] = _listed(options)
         spec["multiple"] = bool(step.get("multiple"))
     elif widget == "file_upload":
-        spec["accept"] = resolve(step.get("accept"))
+        accept = step.get("accept")
+        spec["accept"] = "*/*" if accept is None else resolve(accept)
     elif widget == "pick_or_upload":
         spec["library"] = resolve(step.get("library"))
         spec["accept"] = resolve(step.get("accept"))
     elif widget == "turnout":
-        given = _listed(resolve(step.get("turnout_options")))
+        offered = step.get("turnout_options", step.get("options"))
+        given = _listed(resolve(offered))
         spec["turnout_options"] = [_option(option) for option in given]
     else:
         spec |= {key: step[key] for key in step if key not in _ENGINE_KEYS}

@@ -6,6 +6,7 @@ from psycopg import Error, InterfaceError, OperationalError
 
 from queue_workflows.db.kept import Kept
 from queue_workflows.db.listen import Listener, Wake, listen
+from queue_workflows.db.loading import load_json
 from queue_workflows.db.pool import (
     Connection,
     close_pool,
@@ -49,6 +50,7 @@ __all__ = [
     "downgrade",
     "get_pool",
     "listen",
+    "load_json",
     "pending",
     "statement",
     "transaction",

@@ -16,6 +16,8 @@ MAX_DEPTH = 200
 """Levels of nesting; far from the interpreter's recursion limit of 1,000 frames."""
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
+KEPT_BYTES = 64 * 1024
+"""What an `Unreadable` keeps of a longer text: enough to tell which row it is of."""
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -34,7 +36,7 @@ def load_json(data: str | bytes) -> Any:
     """
     raw = data.encode() if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
-        return Unreadable(f"it has {len(raw)} bytes, more than {MAX_BYTES}", b"")
+        return Unreadable(f"it has {len(raw)} bytes, more than {MAX_BYTES}", raw[:KEPT_BYTES])
     try:
         value = json.loads(raw)
     except RecursionError:

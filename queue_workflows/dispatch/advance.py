@@ -13,8 +13,8 @@ from queue_workflows.store import nodes, payload, runs, tables
 from queue_workflows.types import Row
 
 State: TypeAlias = Callable[[Row], bool]
-NEVER_RUNS = (errors.InvalidWorkflow, errors.UnknownWorkflow)
-"""What a definition raises that no later try will mend: the run fails with it."""
+NEVER_RUNS = (errors.InvalidWorkflow, errors.UnknownWorkflow, errors.UnreadableRow)
+"""What a run's definition or context raises that no later try will fix: the run fails with it."""
 
 # Progress is shared by the threads of a process. Whoever waits for it holds no pooled connection
 # that its holder could need: under the run's lock all reads go over the transaction's own.
@@ -39,7 +39,23 @@ def make_plan(
     *,
     committed: bool = True,
 ) -> plan.Plan:
-    """What follows from these finished nodes; None: all that has not been done yet."""
+    """What follows from these finished nodes; None: all that has not been done yet.
+
+    Raises `UnreadableRow` for values that are nested deeper than Python can follow.
+    """
+    try:
+        return _plan(progress, run, reader, finished, committed)
+    except RecursionError:
+        raise errors.UnreadableRow("its definition or context is nested too deep") from None
+
+
+def _plan(
+    progress: readiness.Progress,
+    run: Row,
+    reader: plan.Reader,
+    finished: list[str] | None,
+    committed: bool,
+) -> plan.Plan:
     resolver = config.get_config().get_resolve_ref()
     out_dir, custom = run["out_dir"], hooks.host_resolves()
     with _planning:
@@ -118,12 +134,7 @@ def advance(
         with begin() as conn:
             locked = runs.lock(conn, run_id, nowait=nowait)
             if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
-                if made is None:
-                    reader = knowledge.Reader(knowledge.joined(conn), run_id)
-                    made = make_plan(progress, locked, reader, finished)
-                if is_queued(locked):
-                    runs.start(conn, run_id)
-                count = write(conn, locked, made)
+                count = _plan_locked(conn, locked, progress, finished, made)
                 settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
@@ -164,6 +175,31 @@ def _start_fresh(
         return runs.start_fresh(
             conn, run, payload.encode_definition(unfrozen), definition.digest(unfrozen), texts[0]
         )
+
+
+def _plan_locked(
+    conn: db.Connection,
+    locked: Row,
+    progress: readiness.Progress,
+    finished: list[str] | None,
+    made: plan.Plan | None,
+) -> int:
+    """Plan if need be, start a queued run, and write the plan; how many rows are new."""
+    if finished is None:
+        _check_context(conn, locked["id"])
+    if made is None:
+        reader = knowledge.Reader(knowledge.joined(conn), locked["id"])
+        made = make_plan(progress, locked, reader, finished)
+    if is_queued(locked):
+        runs.start(conn, locked["id"])
+    return write(conn, locked, made)
+
+
+def _check_context(conn: db.Connection, run_id: str) -> None:
+    """Raise `UnreadableRow` for a context that no ref could be resolved in."""
+    kind = runs.context_type(conn, run_id)
+    if kind != "object":
+        raise errors.UnreadableRow(f"its context is a JSON {kind}, not an object")
 
 
 def _unchanged(

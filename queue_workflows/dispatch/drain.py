@@ -6,13 +6,14 @@ import logging
 from typing import NamedTuple
 
 from queue_workflows import config, db
-from queue_workflows.dispatch import advance, hooks, inputs, knowledge, starts
-from queue_workflows.store import nodes, outbox, payload, runs
+from queue_workflows.dispatch import advance, hooks, inputs, knowledge
+from queue_workflows.store import isolation, nodes, outbox, payload, runs
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 EVENTS_A_BATCH = 1000
 RUNS_A_ROUND = 50
+DISPATCH, EVENT = "dispatch of run", "event"
 
 
 class _Outside(Exception):
@@ -42,21 +43,36 @@ def drain_run(
     `nowait`, for workers: 0 at once when another dispatcher has the run, and what needs the host's
     hooks is left open.
     """
-    total = 0
+    total, failed = 0, False
     while True:
         try:
-            done = _batch(run_id, begin, nowait, only)
-        except _Outside as request:
-            done = _outside(run_id, begin, nowait, request.events)
-        except BaseException:
-            # The progress may hold skips that were rolled back.
-            knowledge.forget(run_id)
-            raise
-        for event in () if nowait else done.parked:
-            inputs.ask(begin, run_id, event["node_id"], event["id"])
+            done = _round(run_id, begin, nowait, only)
+        except advance.NEVER_RUNS as error:
+            if failed:
+                raise
+            if nowait:
+                return total
+            # What is left of its events is closed by the next round, as the run is over then.
+            advance.fail(begin, run_id, str(error))
+            failed = True
+            continue
         total += done.rows
         if not done.more:
             return total
+
+
+def _round(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) -> _Done:
+    try:
+        done = _batch(run_id, begin, nowait, only)
+    except _Outside as request:
+        done = _outside(run_id, begin, request.events)
+    except BaseException:
+        # The progress may hold skips that were rolled back.
+        knowledge.forget(run_id)
+        raise
+    for event in () if nowait else done.parked:
+        inputs.ask(begin, run_id, event["node_id"], event["id"])
+    return done
 
 
 def _batch(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) -> _Done:
@@ -135,18 +151,13 @@ def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
     return job is not None and job["generation"] == run["generation"]
 
 
-def _outside(run_id: str, begin: knowledge.Begin, nowait: bool, events: list[Row]) -> _Done:
+def _outside(run_id: str, begin: knowledge.Begin, events: list[Row]) -> _Done:
     """Learn the run, and with a host's resolver plan it, with no transaction open; look again."""
     with begin() as conn:
         run = runs.head(conn, run_id)
     if run is None:
         return _Done()
-    try:
-        knowledge.learn(begin, run)
-    except advance.NEVER_RUNS as error:
-        if not nowait:
-            advance.fail(begin, run_id, str(error))
-        return _Done(more=not nowait)
+    knowledge.learn(begin, run)
     if not hooks.host_resolves():
         return _Done(more=True)
     with begin() as conn:
@@ -168,59 +179,69 @@ def _outside(run_id: str, begin: knowledge.Begin, nowait: bool, events: list[Row
     return _Done(count or 0, more=True)
 
 
-def drain_outbox(*, begin: knowledge.Begin = db.transaction, limit: int = RUNS_A_ROUND) -> int:
+def drain_outbox(
+    *,
+    begin: knowledge.Begin = db.transaction,
+    limit: int = RUNS_A_ROUND,
+    rows: isolation.Isolation | None = None,
+) -> int:
     """Dispatch open events of up to `limit` runs, oldest first; of how many it did.
 
     A run whose dispatch fails is retried event by event with back-off; at DISPATCH_MAX_ATTEMPTS the
-    event is poison and the run fails with a message that says so.
+    event is poison and the run fails with a message that says so. A run of which not even that can
+    be written is set aside in `rows`.
     """
+    kept = rows or isolation.Isolation()
+    aside = kept.aside(DISPATCH)
     # Runs that this process cannot continue must not hide those behind them.
     with knowledge.reading(begin) as conn:
-        ids = outbox.runs_with_events(conn, limit, undefined=hooks.has_provider())
+        ids = outbox.runs_with_events(conn, limit, undefined=hooks.has_provider(), aside=aside)
     went_on = 0
     for run_id in ids:
-        try:
-            drain_run(run_id, begin=begin)
-            went_on += 1
-        except hooks.NoProvider as error:
-            _log.debug("%s", error)
-        except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
-            if not _later(run_id, error):
-                _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
-                _singly(begin, run_id)
+        done = kept.attempt(
+            DISPATCH,
+            run_id,
+            lambda run_id=run_id: _drained(run_id, begin),
+            lambda error, _, run_id=run_id: _singly(begin, run_id, error),
+        )
+        went_on += bool(done)
     return went_on
 
 
-def _later(run_id: str, error: Exception) -> bool:
-    """Whether the run is only not to be had now; raises what is the server's trouble."""
-    if starts.is_outage(error):
-        raise error
-    if starts.is_busy(error):
-        _log.warning("run %s is dispatched later: %s", run_id, str(error).strip())
-        return True
-    return False
+def _drained(run_id: str, begin: knowledge.Begin) -> bool:
+    try:
+        drain_run(run_id, begin=begin)
+    except hooks.NoProvider as error:
+        _log.debug("%s", error)
+        return False
+    return True
 
 
-def _singly(begin: knowledge.Begin, run_id: str) -> None:
+def _singly(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
+    """Dispatch a run's events one by one, so that only those that fail are counted; True."""
+    _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
     with begin() as conn:
         events = outbox.open_events(conn, run_id, EVENTS_A_BATCH)
+    singly = isolation.Isolation()
     for event in events:
-        try:
-            drain_run(run_id, begin=begin, only=event["id"])
-        except Exception as error:  # noqa: BLE001  host code: providers, resolvers, widget builders
-            if not _later(run_id, error):
-                _count_failure(begin, run_id, event, error)
+        singly.attempt(
+            EVENT,
+            str(event["id"]),
+            lambda event=event: drain_run(run_id, begin=begin, only=event["id"]),
+            lambda error, _, event=event: _count_failure(begin, run_id, event, error),
+        )
+    return not singly.aside(EVENT)
 
 
-def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: Exception) -> None:
-    """Let the event rest, or after too many failures fail its run, the run locked first."""
+def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: BaseException) -> bool:
+    """Let the event rest, or after too many failures fail its run, the run locked first; True."""
     reason = payload.error_text(error if isinstance(error, hooks.HookFailed) else hooks.told(error))
     with begin() as conn:
         runs.lock(conn, run_id)
-        delay_s = starts.backoff_s(event["attempts"] + 1)
+        delay_s = isolation.backoff_s(event["attempts"] + 1)
         attempts = outbox.postpone(conn, event["id"], error=reason, after_s=delay_s)
         if attempts < config.DISPATCH_MAX_ATTEMPTS.read():
-            return
+            return True
         message = (
             f"poison: dispatching {event['kind']} of node {event['node_id']} failed "
             f"{attempts} times: {reason}"
@@ -228,3 +249,4 @@ def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: Excep
         outbox.processed(conn, [event["id"]], reason)
         runs.fail(conn, run_id, payload.error_text(message))
     _log.error("run %s: %s", run_id, message)
+    return True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, cast
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, outbox, payload, runs, submissions
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
 
 PREFIX = "__input__"
 """How the `node_module` of an input node starts (the contract's name)."""
@@ -26,7 +27,8 @@ def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None 
     spec = None
     if run and head and job is not None and job["status"] == "awaiting_input":
         node = knowledge.learn(begin, head).graph.nodes.get(node_id)
-        step = dict(node.step or {}) if node else {"id": node_id}
+        # A copy: the graph is shared by all runs of this definition, and a builder may change it.
+        step = copy.deepcopy(node.step or {}) if node else {"id": node_id}
         made = _spec(begin, run, step)
         spec = payload.encode(made, f"input_spec of node {node_id!r}")
     with begin() as conn:
@@ -55,11 +57,26 @@ def _spec(begin: knowledge.Begin, run: Row, step: dict[str, Any]) -> dict[str, A
 
 
 def answer_delta(job: Row, value: Any) -> str:
-    """The `context_delta` (JSON text) that an answer makes: `{target: value}`, or `{}`."""
-    inputs: Any = job["inputs"]
-    target = inputs.get("target") if isinstance(inputs, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    delta = {} if not target or value is None else {str(target): value}  # pyright: ignore[reportUnknownArgumentType]
-    return payload.encode(delta, f"answer to {job['node_id']!r}")
+    """The `context_delta` (JSON text) that an answer makes: `{target: value}`, or `{}`.
+
+    Raises `InvalidPayload` for a value that cannot be stored, and `UnreadableRow` for one that
+    cannot be loaded and for a node whose inputs cannot.
+    """
+    what = f"answer to {job['node_id']!r}"
+    if isinstance(value, Unreadable):
+        raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
+    target = _record(job["inputs"], f"inputs of node {job['node_id']!r}").get("target")
+    delta = {} if not target or value is None else {str(target): value}
+    return payload.encode(delta, what)
+
+
+def _record(value: Any, what: str) -> dict[str, Any]:
+    """Return a stored JSON object, {} for null; `UnreadableRow` for anything else."""
+    if isinstance(value, Unreadable):
+        raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
+    if value is not None and not isinstance(value, dict):
+        raise errors.UnreadableRow(f"{what}: a JSON object is needed, not {type(value).__name__}")
+    return cast("dict[str, Any]", value or {})
 
 
 def submit_input(
@@ -83,7 +100,9 @@ def submit_input(
         # First, and outside: without a transaction under way the block below would commit its own.
         job = _refuse_unless_open(nodes.get_by_node(own, run_id, node_id), where)
         if check:
-            answers.check(job["input_spec"], value, where)
+            answers.check(
+                _record(job["input_spec"], f"input_spec of {where}") or None, value, where
+            )
         with own.transaction():
             row = submissions.insert(own, run_id, node_id, text)
             if row is None:
@@ -111,16 +130,18 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
 
     A ref that has stopped resolving keeps the value from `inputs`. A host that queued the job
     itself left no template: there `inputs` is the template, and `InvalidPayload` (a ValueError)
-    names the input that does not resolve. Raises `UnknownJob` (a KeyError).
+    names the input that does not resolve. Raises `UnknownJob` (a KeyError), and `UnreadableRow`
+    (an `InvalidPayload`) for stored inputs that cannot be loaded.
     """
     if job is None:
         with db.transaction() as conn:
             job = nodes.get(conn, job_id)
         if job is None:
             raise errors.UnknownJob(f"no node job {job_id!r}")
-    inputs: dict[str, Any] = job["inputs"] or {}
+    where = f"node {job['node_id']!r}"
+    inputs = _record(job["inputs"], f"inputs of {where}")
     by_host = job["input_template"] is None
-    template: dict[str, Any] = inputs if by_host else job["input_template"]
+    template = inputs if by_host else _record(job["input_template"], f"input_template of {where}")
     custom = hooks.host_resolves()
     if not custom and not refs.has_refs(template):
         return dict(inputs)
@@ -129,6 +150,7 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
         with db.transaction() as conn:
             heads = None if custom else refs.heads(template)
             context = nodes.context(conn, job["run_id"], heads)
+    context = _record(context, f"context of {where}")
     resolver = config.get_config().get_resolve_ref()
     found = refs.resolve_inputs(template, context, {} if by_host else inputs, resolver)
     for name in template.keys() - found.keys():

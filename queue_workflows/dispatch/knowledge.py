@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Hashable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from queue_workflows import db, errors
-from queue_workflows.dag import definition, graph, readiness
+from queue_workflows.dag import definition, frozen, graph, readiness
 from queue_workflows.dispatch import hooks
 from queue_workflows.store import nodes, payload, runs
 from queue_workflows.types import Row
@@ -18,6 +19,9 @@ Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
 """Opens a transaction: from the pool, or on a connection that the caller keeps."""
 
 CACHED_RUNS = 64
+CACHED_GRAPHS = 16
+CACHED_GRAPH_CHARS = 4_000_000
+"""A larger definition is read and checked anew by each run that has it."""
 
 
 class OnConnection:
@@ -110,39 +114,45 @@ def identity(run: Row) -> Identity:
     return run["id"], run["generation"], run["born"]
 
 
-class _Cache:
-    """Progress by run and generation; the least recently used goes."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Cache(Generic[K, V]):
+    """Values by key; the least recently used goes."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._items: OrderedDict[Identity, readiness.Progress] = OrderedDict()
+        self._items: OrderedDict[K, V] = OrderedDict()
 
-    def get(self, key: Identity) -> readiness.Progress | None:
+    def get(self, key: K) -> V | None:
         with self._lock:
             item = self._items.get(key)
             if item is not None:
                 self._items.move_to_end(key)
             return item
 
-    def put(self, key: Identity, item: readiness.Progress) -> None:
+    def put(self, key: K, item: V) -> None:
         with self._lock:
             self._items[key] = item
             while len(self._items) > self._size:
                 self._items.popitem(last=False)
 
-    def drop(self, run_id: str) -> None:
+    def drop(self, concerns: Callable[[K], bool]) -> None:
         with self._lock:
-            for key in [key for key in self._items if key[0] == run_id]:
+            for key in [key for key in self._items if concerns(key)]:
                 del self._items[key]
 
 
-_cache = _Cache(CACHED_RUNS)
+_cache: _Cache[Identity, readiness.Progress] = _Cache(CACHED_RUNS)
+_graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
+"""Graphs by the SHA-256 of their definition's text: `definition_hash` may be forged."""
 
 
 def forget(run_id: str) -> None:
     """Drop what this process remembers of a run; the database stays the truth."""
-    _cache.drop(run_id)
+    _cache.drop(lambda key: key[0] == run_id)
 
 
 def recall(run: Row) -> readiness.Progress | None:
@@ -175,18 +185,32 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
     progress = recall(run)
     if progress is not None:
         return progress, None
-    made = None
-    if run["has_definition"]:
-        with reading(begin) as conn:
-            frozen = runs.definition(conn, run["id"])
-    else:
-        frozen = made = hooks.expand(run)
-    if frozen is None:
-        raise errors.UnknownJob(f"run {run['id']!r} is gone")
-    progress = readiness.Progress(graph.Graph(frozen))
-    if made is None:
-        keep(run, progress)
-    return progress, made
+    if not run["has_definition"]:
+        made = hooks.expand(run)
+        return readiness.Progress(graph.Graph(made)), made
+    progress = readiness.Progress(_frozen_graph(begin, run["id"]))
+    keep(run, progress)
+    return progress, None
+
+
+def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:
+    """Return the graph of a run's stored definition, checked once per process and content.
+
+    Raises `InvalidWorkflow` for a definition that cannot run: whoever wrote the row may have
+    forged it.
+    """
+    with reading(begin) as conn:
+        text = runs.definition_text(conn, run_id)
+    if text is None:
+        raise errors.UnknownJob(f"run {run_id!r} is gone")
+    key = hashlib.sha256(text.encode()).digest()
+    known = _graphs.get(key)
+    if known is None:
+        known = frozen.check(db.load_json(text))
+        # A resolver of the app's may change the templates that it is given.
+        if len(text) <= CACHED_GRAPH_CHARS and not hooks.host_resolves():
+            _graphs.put(key, known)
+    return known
 
 
 def keep(run: Row, progress: readiness.Progress) -> None:

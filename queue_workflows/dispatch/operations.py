@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
-from queue_workflows.dag import graph
+from queue_workflows.dag import frozen
 from queue_workflows.store import nodes, runs, tables
 from queue_workflows.store import transitions as moves
 from queue_workflows.types import Row
@@ -70,8 +70,8 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
 
 def _from(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
     """A node and all that depends on it."""
-    frozen = runs.definition(conn, run_id)
-    walk = graph.Graph(frozen) if frozen else None
+    stored = runs.definition(conn, run_id)
+    walk = None if stored is None else frozen.check(stored)
     if walk is None or node_id not in walk.nodes:
         raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
     found, todo = {node_id}, [node_id]

@@ -6,37 +6,11 @@ import logging
 
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, knowledge
-from queue_workflows.store import payload, runs
+from queue_workflows.store import isolation, payload, runs
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
-RETRY_FIRST_S = 0.5
-RETRY_MAX_S = 60.0
-BUSY = frozenset({"55P03", "40P01", "40001"})
-"""SQLSTATEs of a run that somebody else holds: lock not available, deadlock, serialization."""
-SERVER = ("08", "25", "53", "57P")
-"""SQLSTATE classes of the server's trouble: connection, read-only, resources, shutdown."""
-
-
-def backoff_s(failures: int) -> float:
-    """Seconds to wait after that many failures in a row."""
-    return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(failures - 1, 30))
-
-
-def is_busy(error: Exception) -> bool:
-    """Whether a database error says "later", and no more than that."""
-    return getattr(error, "sqlstate", None) in BUSY
-
-
-def is_outage(error: Exception) -> bool:
-    """Whether a database error is no fault of the run: the server is away, full or read-only.
-
-    What else it refuses (a value too large, a statement too slow) counts against the run, or one
-    such run would hold up all others for ever.
-    """
-    if not isinstance(error, db.Error):
-        return False
-    return error.sqlstate is None or error.sqlstate.startswith(SERVER)
+STARTS = "start of run"
 
 
 def start_run(run_id: str, *, begin: knowledge.Begin = db.transaction) -> int:
@@ -63,45 +37,55 @@ def _start(
 
 
 def start_queued(
-    *, begin: knowledge.Begin = db.transaction, limit: int = 50
+    *,
+    begin: knowledge.Begin = db.transaction,
+    limit: int = 50,
+    rows: isolation.Isolation | None = None,
 ) -> tuple[int, list[str]]:
     """Start the queued runs that are due; how many have left the queue, and some without provider.
 
-    A provider's error (other than not-found) delays its run with back-off; at DISPATCH_MAX_ATTEMPTS
-    the run fails. A run whose row is locked keeps its place for the next round.
+    A start that raises (other than not-found) delays its run with back-off; at
+    DISPATCH_MAX_ATTEMPTS the run fails. A run that cannot even be delayed is set aside in `rows`.
+    A run whose row is locked keeps its place for the next round.
     """
+    kept = rows or isolation.Isolation()
     able = hooks.has_provider()
     with knowledge.reading(begin) as conn:
-        heads = runs.startable(conn, limit, undefined=able)
+        heads = runs.startable(conn, limit, undefined=able, aside=kept.aside(STARTS))
     started, waiting = 0, list[str]()
     if not able:
         with knowledge.reading(begin) as conn:
             waiting = runs.undefined(conn, 1)
     for head in heads:
-        run_id = head["id"]
-        try:
-            started += _start(run_id, begin, nowait=True, head=head) is not None
-        except hooks.NoProvider:
-            waiting.append(run_id)
-        except Exception as error:
-            if is_outage(error):
-                raise
-            if is_busy(error):
-                _log.warning("run %s starts later: %s", run_id, str(error).strip())
-            else:
-                _delay(begin, run_id, error)
+        left = kept.attempt(
+            STARTS,
+            head["id"],
+            lambda head=head: _left_queue(begin, head, waiting),
+            lambda error, _, run_id=head["id"]: _delay(begin, run_id, error),
+        )
+        started += bool(left)
     return started, waiting
 
 
-def _delay(begin: knowledge.Begin, run_id: str, error: Exception) -> None:
+def _left_queue(begin: knowledge.Begin, head: Row, waiting: list[str]) -> bool:
+    try:
+        return _start(head["id"], begin, nowait=True, head=head) is not None
+    except hooks.NoProvider:
+        waiting.append(head["id"])
+        return False
+
+
+def _delay(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
+    """Let a run rest that could not start, or fail it after its last try; True."""
     reason = payload.error_text(error)
     with begin() as conn:
         run = runs.lock(conn, run_id)
         if run is None or not advance.is_queued(run):
-            return
-        failed = run["start_attempts"] + 1
-        runs.delay(conn, run_id, error=reason, after_s=backoff_s(failed))
+            return True
+        delay_s = isolation.backoff_s(run["start_attempts"] + 1)
+        failed = runs.delay(conn, run_id, error=reason, after_s=delay_s)
         if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
             message = f"poison: the run could not start in {failed} tries: {reason}"
             runs.fail(conn, run_id, payload.error_text(message))
     _log.warning("run %s could not start (try %d): %s", run_id, failed, reason)
+    return True

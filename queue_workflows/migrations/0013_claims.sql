@@ -97,12 +97,13 @@ ALTER TABLE ingest_jobs SET (fillfactor = 70);
 ALTER TABLE worker_heartbeats SET (fillfactor = 50);
 
 -- Rows that were there before have their place in line by age; a claim made before is fenced by the
--- lease that it has, and whoever left `running` has none.
+-- lease that it has, of 7 days at the most, and whoever left `running` has none.
 UPDATE workflow_node_jobs j
    SET seq = line.seq, claim_no = CASE status WHEN 'running' THEN 1 ELSE 0 END,
        worker_id = CASE status WHEN 'running'
            THEN 'legacy:' || coalesce(claimed_by, host_label, 'unknown') END,
-       lease_expires_at = CASE status WHEN 'running' THEN coalesce(lease_expires_at, now()) END
+       lease_expires_at = CASE status WHEN 'running'
+           THEN least(coalesce(lease_expires_at, now()), now() + interval '7 days') END
   FROM (SELECT id, row_number() OVER (ORDER BY created_at, id) AS seq FROM workflow_node_jobs) line
  WHERE j.id = line.id;
 SELECT setval(pg_get_serial_sequence('workflow_node_jobs', 'seq'),
@@ -110,7 +111,8 @@ SELECT setval(pg_get_serial_sequence('workflow_node_jobs', 'seq'),
 UPDATE ingest_jobs j
    SET seq = line.seq, claim_no = CASE status WHEN 'running' THEN 1 ELSE 0 END,
        worker_id = CASE status WHEN 'running' THEN 'legacy:' || coalesce(claimed_by, 'unknown') END,
-       lease_expires_at = CASE status WHEN 'running' THEN coalesce(lease_expires_at, now()) END
+       lease_expires_at = CASE status WHEN 'running'
+           THEN least(coalesce(lease_expires_at, now()), now() + interval '7 days') END
   FROM (SELECT id, row_number() OVER (ORDER BY created_at, id) AS seq FROM ingest_jobs) line
  WHERE j.id = line.id;
 SELECT setval(pg_get_serial_sequence('ingest_jobs', 'seq'),

@@ -8,3 +8,4 @@ DROP FUNCTION IF EXISTS queue_workflows_start_run(text, integer, bigint, jsonb, 
 DROP FUNCTION IF EXISTS queue_workflows_insert_nodes(text, jsonb);
 DROP FUNCTION IF EXISTS queue_workflows_pick_gpu(text, text[], boolean);
 DROP FUNCTION IF EXISTS queue_workflows_off_policy(text, text);
+DROP FUNCTION IF EXISTS queue_workflows_born(timestamptz);

@@ -163,6 +163,12 @@ BEGIN
     RETURN v_count;
 END $$;
 
+-- When a run was created, in microseconds since the epoch, or the nearest bigint: a cast that raises for a time that
+-- is infinite would stop the look-up for every other run.
+CREATE OR REPLACE FUNCTION queue_workflows_born(p_at timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(greatest(extract(epoch FROM p_at) * 1000000, -9223372036854775808), 9223372036854775807)::bigint
+$$;
+
 -- The start of a run that has neither a definition nor a node yet, with no more than one look: its
 -- definition frozen, its first nodes queued; how many. NULL, and nothing written, for any other run, and for
 -- one that somebody else holds.
@@ -174,7 +180,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
     PERFORM FROM workflow_runs r
       WHERE r.id = p_run AND r.status = 'queued' AND r.mode = 'node' AND r.generation = p_generation
-        AND (extract(epoch FROM r.created_at) * 1000000)::bigint = p_born AND r.definition IS NULL
+        AND queue_workflows_born(r.created_at) = p_born AND r.definition IS NULL
         FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND OR EXISTS (SELECT FROM workflow_node_jobs WHERE run_id = p_run) THEN
         RETURN NULL;
@@ -297,7 +303,7 @@ BEGIN
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
                               'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                              'born', queue_workflows_born(r.created_at))
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;

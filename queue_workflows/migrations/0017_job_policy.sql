@@ -144,7 +144,11 @@ BEGIN
         RETURN 0;
     END IF;
     PERFORM queue_workflows_lock_keys(p_jobs, v_keys);
-    RETURN queue_workflows_give_turns(p_jobs, v_keys);
+    BEGIN
+        RETURN queue_workflows_give_turns(p_jobs, v_keys);
+    EXCEPTION WHEN OTHERS THEN
+        RETURN queue_workflows_give_turns_singly(p_jobs, v_keys);  -- of 0023
+    END;
 END $$;
 
 -- Until when input nodes wait for a person, for those that do not wait for ever.
@@ -270,7 +274,8 @@ BEGIN
 END $$;
 DROP TRIGGER IF EXISTS workflow_node_jobs_changed ON workflow_node_jobs;
 CREATE TRIGGER workflow_node_jobs_changed
-    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key ON workflow_node_jobs
+    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no,
+        worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON workflow_node_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('node_job_ready');
 DROP TRIGGER IF EXISTS ingest_jobs_changed ON ingest_jobs;
 CREATE TRIGGER ingest_jobs_changed

@@ -31,6 +31,7 @@ DROP FUNCTION IF EXISTS queue_workflows_gpu_misfit(text, text[], integer, text);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_needs(text, text);
 DROP FUNCTION IF EXISTS queue_workflows_gpu_times(text, text);
 DROP FUNCTION IF EXISTS queue_workflows_learn(text, text, double precision, double precision);
+DROP FUNCTION IF EXISTS queue_workflows_age_s(timestamptz);
 -- The gpu job to claim, locked, or NULL. Best priority band first; inside it the warm model, then age
 -- (an overflow host: newest first). p_models NULL: whatever model.
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(p_model text, p_models text[], p_newest boolean)
@@ -252,7 +253,7 @@ BEGIN
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
                               'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                              'born', queue_workflows_born(r.created_at))
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;

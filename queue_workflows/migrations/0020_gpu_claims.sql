@@ -25,8 +25,15 @@ CREATE TABLE IF NOT EXISTS gpu_models (
 CREATE INDEX IF NOT EXISTS workflow_node_jobs_age_idx ON workflow_node_jobs (required_model, seq)
     WHERE queue = 'gpu' AND status = 'queued' AND blocked_reason IS NULL;
 
+-- The seconds since a time: 0 for a time ahead, and for an infinite one, which PostgreSQL 16 cannot subtract.
+CREATE OR REPLACE FUNCTION queue_workflows_age_s(p_at timestamptz) RETURNS double precision LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN isfinite(p_at) THEN greatest(0, extract(epoch FROM now() - p_at))::float8
+                WHEN p_at IS NOT NULL THEN 0 END
+$$;
+
 -- A load or a run that was seen; the average follows the last ten or so. A row that another transaction
--- writes is left alone: a lesson missed costs less than a wait inside a claim.
+-- writes is left alone: a lesson missed costs less than a wait inside a claim. Durations are bounded to 0 to 366
+-- days, since one NaN would make every later average NaN.
 CREATE OR REPLACE FUNCTION queue_workflows_learn(
     p_host text, p_model text, p_load_s double precision, p_run_s double precision)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -34,15 +41,17 @@ BEGIN
     IF p_host IS NULL OR p_model IS NULL THEN
         RETURN;
     END IF;
+    p_load_s := CASE WHEN p_load_s IS NOT NULL THEN least(greatest(p_load_s, 0), 31622400) END;
+    p_run_s := CASE WHEN p_run_s IS NOT NULL THEN least(greatest(p_run_s, 0), 31622400) END;
     UPDATE gpu_models g
        SET load_s = CASE WHEN p_load_s IS NULL THEN g.load_s
                          ELSE coalesce(g.load_s, 0)
-                              + (p_load_s - coalesce(g.load_s, 0)) / least(g.loads + 1, 10) END,
-           loads = g.loads + (p_load_s IS NOT NULL)::integer,
+                              + (p_load_s - coalesce(g.load_s, 0)) / (least(g.loads, 9) + 1) END,
+           loads = least(g.loads, 1000000000) + (p_load_s IS NOT NULL)::integer,
            run_s = CASE WHEN p_run_s IS NULL THEN g.run_s
                         ELSE coalesce(g.run_s, 0)
-                             + (p_run_s - coalesce(g.run_s, 0)) / least(g.runs + 1, 10) END,
-           runs = g.runs + (p_run_s IS NOT NULL)::integer,
+                             + (p_run_s - coalesce(g.run_s, 0)) / (least(g.runs, 9) + 1) END,
+           runs = least(g.runs, 1000000000) + (p_run_s IS NOT NULL)::integer,
            updated_at = now()
      WHERE (g.model, g.host_label) = (
            SELECT o.model, o.host_label FROM gpu_models o
@@ -119,9 +128,8 @@ LANGUAGE sql STABLE AS $$
     SELECT w.host_label, coalesce(j.required_model, w.current_model),
            CASE WHEN j.started_at IS NULL THEN 0
                 WHEN w.current_model IS DISTINCT FROM j.required_model AND j.required_model IS NOT NULL
-                THEN greatest(0, t.load_s + t.run_s - extract(epoch FROM now() - j.started_at)::float8)
-                ELSE greatest(0, t.run_s - extract(epoch
-                         FROM now() - greatest(j.started_at, w.model_since))::float8) END,
+                THEN greatest(0, t.load_s + t.run_s - queue_workflows_age_s(j.started_at))
+                ELSE greatest(0, t.run_s - queue_workflows_age_s(greatest(j.started_at, w.model_since))) END,
            t.run_s
       FROM workers w
       LEFT JOIN LATERAL (SELECT r.required_model, r.started_at FROM workflow_node_jobs r
@@ -661,7 +669,7 @@ BEGIN
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
                               'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                              'born', queue_workflows_born(r.created_at))
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;

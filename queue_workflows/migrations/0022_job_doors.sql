@@ -25,8 +25,8 @@ BEGIN
      WHERE j.idempotency_key = p_key AND NOT j.idempotency_released
        AND j.status IN ('completed', 'failed', 'cancelled')
        -- 366 days at the most, whatever a plain UPDATE put there.
-       AND j.created_at + least(greatest(coalesce(j.idempotency_window_s, 86400), 0), 31622400)
-           * interval '1 second' <= now();
+       AND j.created_at <= now() - least(greatest(coalesce(j.idempotency_window_s, 86400), 0), 31622400)
+           * interval '1 second';
 END $$;
 
 -- As 0017's for both families, which stays the nodes'; and a key is taken from whom it is no longer due.

@@ -250,6 +250,7 @@ BEGIN
 END $$;
 DROP INDEX IF EXISTS ingest_jobs_limited_idx, ingest_jobs_partition_idx;
 UPDATE ingest_jobs SET blocked_reason = NULL WHERE status = 'queued' AND blocked_reason = 'limited';
+DROP FUNCTION queue_workflows_give_turns_singly(text, text[]);
 DROP FUNCTION queue_workflows_queue_set();
 DROP FUNCTION queue_workflows_mend_lines();
 DROP FUNCTION queue_workflows_partitions(text, boolean);

@@ -35,12 +35,11 @@ CREATE TABLE IF NOT EXISTS queue_partitions (
     CONSTRAINT queue_partitions_rate_check CHECK ((rate_limit IS NULL) = (rate_period_s IS NULL))
 );
 
--- The queues whose partitions have limits, for whoever may insert jobs: no more is in it than a name.
+-- The queues whose partitions have limits.
 CREATE OR REPLACE VIEW queue_partition_limits AS
     SELECT s.queue FROM queue_settings s
      WHERE s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL
         OR EXISTS (SELECT FROM queue_partitions p WHERE p.queue = s.queue);
-GRANT SELECT ON queue_partition_limits TO PUBLIC;
 
 -- The last rate_limit starts, numbered: the n-th may follow when the one of rate_limit before it is as old
 -- as the period. Of a queue, and of a partition; no rows without a rate.
@@ -195,6 +194,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_rate_room(
     OUT room integer, OUT due_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
+    -- A period that is out of its range, of a row from before there was one, must not overflow an interval.
+    p_period_s := least(greatest(p_period_s, 0), 31622400);
     room := least(p_wanted, p_limit);
     SELECT least(room, min(s.place) - 1), min(s.at) + p_period_s * interval '1 second' INTO room, due_at
       FROM unnest(p_starts) WITH ORDINALITY AS s (at, place)
@@ -326,6 +327,38 @@ BEGIN
 END $$;
 
 -- As in 0017, with partitions first: whom they let in may ask for the turn of a lock key.
+-- Each key by itself, where a waiting job of one raises when it is let in: the next in line goes before it. The
+-- caller holds the keys' advisory locks. How many were let in.
+CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_key   text;
+    v_id    text;
+    v_one   integer;
+    v_count bigint := 0;
+BEGIN
+    FOREACH v_key IN ARRAY p_keys LOOP
+        EXECUTE format($q$ SELECT 1 FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = $1
+                           AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
+                           LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
+        CONTINUE WHEN v_one IS NOT NULL;
+        FOR v_id IN EXECUTE format($q$
+            SELECT w.id FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.lock_key = $1
+               AND w.status = 'queued' AND w.blocked_reason = 'locked'
+             ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
+        LOOP
+            BEGIN
+                EXECUTE format('UPDATE %I SET blocked_reason = ''let_in'' WHERE id = $1', p_jobs) USING v_id;
+                v_count := v_count + 1;
+                EXIT;
+            EXCEPTION WHEN OTHERS THEN
+                RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
+            END;
+        END LOOP;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_asked partition_turns[];
@@ -342,9 +375,21 @@ BEGIN
     ELSIF v_asked IS NOT NULL THEN
         PERFORM queue_workflows_lock_keys(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        FOREACH v_one IN ARRAY v_asked LOOP
-            PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
-        END LOOP;
+        BEGIN
+            FOREACH v_one IN ARRAY v_asked LOOP
+                PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
+            END LOOP;
+        EXCEPTION WHEN OTHERS THEN
+            -- A waiting row that cannot be written must not fail the commit of whoever left the partition.
+            FOREACH v_one IN ARRAY v_asked LOOP
+                BEGIN
+                    PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
+                EXCEPTION WHEN OTHERS THEN
+                    RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
+                        v_one.partition_key, v_one.queue, SQLERRM;
+                END;
+            END LOOP;
+        END;
     END IF;
     FOR v_turn IN
         WITH mine AS (DELETE FROM lock_turns WHERE xid = pg_current_xact_id() RETURNING jobs, lock_key)
@@ -356,6 +401,9 @@ BEGIN
         EXCEPTION WHEN unique_violation THEN
             -- Of a snapshot older than who was let in meanwhile: the net under turns sees to the line.
             NULL;
+        WHEN OTHERS THEN
+            -- A waiting row that cannot be written must not fail the commit of whoever gave up its turn.
+            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
         END;
     END LOOP;
     RETURN NULL;
@@ -539,6 +587,11 @@ BEGIN
     END IF;
     SELECT coalesce((SELECT n FROM queue_starts WHERE queue = p_queue
                       ORDER BY queue DESC, n DESC LIMIT 1), 0) INTO v_last;
+    IF v_last NOT BETWEEN 0 AND 1000000000000000 THEN  -- no number that was counted: begin anew
+        DELETE FROM queue_starts WHERE queue = p_queue;
+        v_last := 0;
+    END IF;
+    p_starts := least(p_starts, v_limit);  -- no more are ever looked at
     INSERT INTO queue_starts (queue, n, started_at)
     SELECT p_queue, v_last + i, clock_timestamp() FROM generate_series(1, p_starts) i;
     DELETE FROM queue_starts WHERE queue = p_queue AND n <= v_last + p_starts - v_limit;
@@ -696,8 +749,8 @@ BEGIN
 END $$;
 DROP TRIGGER IF EXISTS ingest_jobs_changed ON ingest_jobs;
 CREATE TRIGGER ingest_jobs_changed
-    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue
-    ON ingest_jobs
+    BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue,
+        claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready');
 
 -- As in 0016, and the queue's limits come first. p_tell: where nothing was claimed of a queue that has

@@ -119,8 +119,8 @@ BEGIN
     END IF;
     IF v_seq IS NOT NULL THEN
         RETURN QUERY SELECT p_model, v_priority, v_seq,
-            greatest(0, extract(epoch FROM now() - v_at))::float8, v_oldest,
-            greatest(0, extract(epoch FROM now() - v_since))::float8;
+            queue_workflows_age_s(v_at), v_oldest,
+            queue_workflows_age_s(v_since);
     END IF;
 END $$;
 
@@ -137,7 +137,7 @@ DECLARE
     v_jobs   integer;
     v_waited float8;
 BEGIN
-    SELECT count(*), coalesce(sum(greatest(0, extract(epoch FROM now() - w.created_at))), 0)
+    SELECT count(*), coalesce(sum(queue_workflows_age_s(w.created_at)), 0)
       INTO v_jobs, v_waited
       FROM (SELECT j.created_at FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
@@ -345,9 +345,36 @@ RETURNS TABLE (model text, reason text, detail text) LANGUAGE sql STABLE AS $$
       FROM told t WHERE t.is_served IS NOT TRUE
 $$;
 
--- As in 0017, and an empty model is none, as for the functions above.
+-- As in 0017, within bounds, and an empty model is none, as for the functions above.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_until_due() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
+       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
+       OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
+                   NEW.finished_at, NEW.cancel_requested_at) > '9999-12-31+00'
+       OR least(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
+                NEW.finished_at, NEW.cancel_requested_at) < '2000-01-01+00'
+       OR greatest(octet_length(NEW.id), octet_length(NEW.run_id), octet_length(NEW.node_id),
+                   octet_length(NEW.node_module), octet_length(NEW.pipeline_name), octet_length(NEW.lock_key),
+                   octet_length(NEW.required_model), octet_length(NEW.claimed_by),
+                   octet_length(NEW.worker_id)) > 1000 THEN
+        PERFORM queue_workflows_refuse(TG_TABLE_NAME, NULL, to_jsonb(NEW));
+    END IF;
+    IF NEW.status = 'running' THEN
+        -- As a plain UPDATE to `running` is treated; a lease without an end would keep its lock key for ever.
+        IF NEW.lease_expires_at > now() + interval '7 days' THEN
+            RAISE EXCEPTION 'workflow_node_jobs.lease_expires_at of a running job is over 7 days ahead'
+                USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
+        END IF;
+        NEW.claim_no := greatest(NEW.claim_no, 1);
+        NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
+        NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
+    ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
+        NEW.worker_id := NULL;
+        NEW.lease_expires_at := NULL;
+    END IF;
     IF NEW.required_model = '' THEN
         NEW.required_model := NULL;
     END IF;

@@ -22,3 +22,4 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
+DROP FUNCTION IF EXISTS queue_workflows_check_payload(jsonb, text, integer);

@@ -17,6 +17,7 @@ DECLARE
     v_asked bigint;
     v_moved bigint;
 BEGIN
+    PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
     SELECT s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL INTO v_all
       FROM queue_settings s WHERE s.queue = p_queue;
     WITH ahead AS MATERIALIZED (
@@ -103,6 +104,7 @@ DECLARE
     v_room    integer := c_ahead;
     v_due     timestamptz;
     v_count   integer;
+    v_id      text;
 BEGIN
     SELECT p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), p.paused_until,
            coalesce(p.max_running, s.partition_max_running),
@@ -115,6 +117,11 @@ BEGIN
     IF v_rate IS NOT NULL THEN
         SELECT coalesce((SELECT n FROM partition_starts WHERE queue = p_queue AND partition_key = p_key
                           ORDER BY queue DESC, partition_key DESC, n DESC LIMIT 1), 0) INTO v_last;
+        IF v_last NOT BETWEEN 0 AND 1000000000000000 THEN  -- no number that was counted: begin anew
+            DELETE FROM partition_starts WHERE queue = p_queue AND partition_key = p_key;
+            v_last := 0;
+        END IF;
+        p_starts := least(p_starts, v_rate);  -- no more are ever looked at
         IF p_starts > 0 THEN
             INSERT INTO partition_starts (queue, partition_key, n, started_at)
             SELECT p_queue, p_key, v_last + i, clock_timestamp() FROM generate_series(1, p_starts) i;
@@ -175,13 +182,31 @@ BEGIN
         v_room := v_room + v_count;
     END IF;
     IF v_room > 0 THEN
-        WITH heads AS MATERIALIZED (
-            SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
-               AND j.status = 'queued' AND j.blocked_reason = 'limited'
-             ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
-        UPDATE ingest_jobs j SET blocked_reason = 'admitted'
-         WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        BEGIN
+            WITH heads AS MATERIALIZED (
+                SELECT j.id FROM ingest_jobs j
+                 WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+                   AND j.status = 'queued' AND j.blocked_reason = 'limited'
+                 ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
+            UPDATE ingest_jobs j SET blocked_reason = 'admitted'
+             WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+        EXCEPTION WHEN OTHERS THEN
+            -- One of them cannot be written: the next in line go before it.
+            FOR v_id IN
+                SELECT j.id FROM ingest_jobs j
+                 WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+                   AND j.status = 'queued' AND j.blocked_reason = 'limited'
+                 ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100
+            LOOP
+                EXIT WHEN v_room <= 0;
+                BEGIN
+                    UPDATE ingest_jobs j SET blocked_reason = 'admitted' WHERE j.id = v_id;
+                    v_room := v_room - 1;
+                EXCEPTION WHEN OTHERS THEN
+                    RAISE WARNING 'job % cannot be let in: %', v_id, SQLERRM;
+                END;
+            END LOOP;
+        END;
     END IF;
     IF v_due IS NOT NULL AND (
         SELECT true FROM ingest_jobs j
@@ -201,6 +226,7 @@ DECLARE
     v_queue text;
     v_moved integer := 0;
 BEGIN
+    PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
     PERFORM queue_workflows_ask_partition(d.queue, d.partition_key)
        FROM (SELECT DISTINCT o.queue, o.partition_key FROM (
                  SELECT queue, partition_key FROM partition_dues WHERE due_at <= now() LIMIT 1000) o) d;
@@ -234,11 +260,12 @@ DECLARE
     v_due   timestamptz;
     v_lines integer;
 BEGIN
+    PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
     SELECT * INTO v_set FROM queue_settings WHERE queue = p_queue;
     room := p_wanted;
     IF v_set.paused_at IS NOT NULL AND (v_set.paused_until IS NULL OR v_set.paused_until > now()) THEN
         room := 0;
-        wait_s := extract(epoch FROM v_set.paused_until - now());
+        wait_s := extract(epoch FROM least(v_set.paused_until, now() + interval '366 days') - now());
         RETURN;
     END IF;
     SELECT count(queue_workflows_ask_partition(p_queue, d.partition_key) IS NULL) INTO v_lines
@@ -404,8 +431,9 @@ BEGIN
         PERFORM queue_workflows_note_starts(p_queue, v_count::integer);
     ELSIF v_limited AND p_tell THEN
         IF v_room > 0 AND v_wait_s IS NULL THEN
-            SELECT extract(epoch FROM d.due_at - now()) INTO v_wait_s FROM partition_dues d
-             WHERE d.queue = p_queue AND d.due_at < 'infinity' ORDER BY d.queue, d.due_at LIMIT 1;
+            SELECT extract(epoch FROM least(d.due_at, now() + interval '366 days') - now())
+              INTO v_wait_s FROM partition_dues d
+             WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
         END IF;
         RETURN QUERY SELECT NULL, NULL, NULL, NULL, NULL::smallint, NULL::bigint, NULL::jsonb, NULL::bigint,
             NULL, NULL, NULL::integer, NULL::integer, NULL::integer, NULL::float8, NULL::jsonb, NULL, NULL,

@@ -1,17 +1,21 @@
-CREATE OR REPLACE FUNCTION queue_workflows_audit(p_job ingest_jobs, p_event text) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF pg_trigger_depth() = 0 THEN
-        RAISE EXCEPTION 'only triggers write the history of jobs' USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    INSERT INTO ingest_job_events
-           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor)
-    VALUES (p_job.id, p_job.attempts, p_event, p_job.claim_no, p_job.worker_id, p_job.claimed_by, p_job.queue,
-            CASE WHEN p_job.status IN ('completed', 'failed', 'cancelled') THEN p_job.seconds END,
-            p_job.error, queue_workflows_actor());
-END $$;
 DO $$
+DECLARE
+    v_function regprocedure;
 BEGIN
-    EXECUTE format('ALTER FUNCTION queue_workflows_audit(ingest_jobs, text) SECURITY DEFINER'
-                   ' SET search_path = %I, pg_temp', current_schema());
+    FOREACH v_function IN ARRAY ARRAY[
+        'queue_workflows_hold_ingest()', 'queue_workflows_hold_until_due()', 'queue_workflows_jobs_gone()',
+        'queue_workflows_reopen_ingest()', 'queue_workflows_queue_room(text, integer)',
+        'queue_workflows_hold_back(text, integer, integer)', 'queue_workflows_mend_lines()']::regprocedure[]
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SECURITY INVOKER RESET search_path', v_function);
+    END LOOP;
+    FOREACH v_function IN ARRAY ARRAY[
+        'queue_workflows_ask_turn(name, text)', 'queue_workflows_ask_partition(text, text, integer)',
+        'queue_workflows_limit_gate(ingest_jobs, ingest_jobs)',
+        'queue_workflows_release_key(text)']::regprocedure[]
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp',
+                       v_function, current_schema());
+    END LOOP;
 END $$;
+DROP FUNCTION IF EXISTS queue_workflows_demand(text, text, text);

@@ -1,23 +1,39 @@
--- Who may not write jobs writes no history of them either. As in 0024 but for that.
-CREATE OR REPLACE FUNCTION queue_workflows_audit(p_job ingest_jobs, p_event text) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Who runs as the tables' owner: the functions of triggers, which nobody can call by name, and those below them have
+-- no rights of their own. So whoever calls one of those by name, or from a trigger on a table of his own, can do no
+-- more with it than without.
+
+-- Refuse a caller who lacks a right on a table. current_user is the owner inside of a SECURITY DEFINER function, so
+-- the caller is whom SET ROLE names, else who logged in.
+CREATE OR REPLACE FUNCTION queue_workflows_demand(p_right text, p_table text, p_column text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_caller name := coalesce(nullif(current_setting('role'), 'none'), session_user);
 BEGIN
-    -- A trigger of one's own, on a table of one's own, gets here as well; who changes jobs has their table locked.
-    IF pg_trigger_depth() = 0 OR NOT (
-        has_any_column_privilege(session_user, 'ingest_jobs', 'UPDATE') OR EXISTS (
-            SELECT FROM pg_locks l
-             WHERE l.pid = pg_backend_pid() AND l.relation = 'ingest_jobs'::regclass
-               AND l.mode = 'RowExclusiveLock' AND l.granted)) THEN
-        RAISE EXCEPTION 'only triggers write the history of jobs' USING ERRCODE = 'insufficient_privilege';
+    IF NOT has_column_privilege(v_caller, p_table, p_column, p_right) THEN
+        RAISE EXCEPTION 'role % lacks % on % (%)', v_caller, p_right, p_table, p_column
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = '`queue-workflows connect --for work|submit` names the GRANTs that a role needs.';
     END IF;
-    INSERT INTO ingest_job_events
-           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor)
-    VALUES (p_job.id, p_job.attempts, p_event, p_job.claim_no, p_job.worker_id, p_job.claimed_by, p_job.queue,
-            CASE WHEN p_job.status IN ('completed', 'failed', 'cancelled') THEN p_job.seconds END,
-            p_job.error, queue_workflows_actor());
 END $$;
+
 DO $$
+DECLARE
+    v_function regprocedure;
 BEGIN
-    EXECUTE format('ALTER FUNCTION queue_workflows_audit(ingest_jobs, text) SECURITY DEFINER'
-                   ' SET search_path = %I, pg_temp', current_schema());
+    FOREACH v_function IN ARRAY ARRAY[
+        'queue_workflows_hold_ingest()', 'queue_workflows_hold_until_due()', 'queue_workflows_jobs_gone()',
+        'queue_workflows_reopen_ingest()', 'queue_workflows_queue_room(text, integer)',
+        'queue_workflows_hold_back(text, integer, integer)', 'queue_workflows_mend_lines()']::regprocedure[]
+    LOOP
+        -- A session's temporary tables come first where they are not named.
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp',
+                       v_function, current_schema());
+    END LOOP;
+    FOREACH v_function IN ARRAY ARRAY[
+        'queue_workflows_ask_turn(name, text)', 'queue_workflows_ask_partition(text, text, integer)',
+        'queue_workflows_limit_gate(ingest_jobs, ingest_jobs)',
+        'queue_workflows_release_key(text)']::regprocedure[]
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SECURITY INVOKER RESET search_path', v_function);
+    END LOOP;
 END $$;

@@ -247,7 +247,7 @@ BEGIN
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
                               'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                              'born', queue_workflows_born(r.created_at))
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;

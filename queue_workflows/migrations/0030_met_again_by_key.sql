@@ -51,6 +51,8 @@ DECLARE
     v_same   boolean[];
     v_lost   bigint;
 BEGIN
+    -- It runs as its owner (0031), as it sets seq, which is nobody else's to set.
+    PERFORM queue_workflows_demand('INSERT', 'ingest_jobs', 'args');
     FOR v_try IN 1..10 LOOP
         INSERT INTO ingest_jobs
                (id, seq, task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s,
@@ -260,7 +262,7 @@ BEGIN
                   (SELECT json_build_object(
                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
                               'generation', r.generation,
-                              'born', (extract(epoch FROM r.created_at) * 1000000)::bigint)
+                              'born', queue_workflows_born(r.created_at))
                      FROM workflow_runs r WHERE r.id = j.run_id),
                   NULL::jsonb
           INTO v_new;
@@ -269,7 +271,7 @@ BEGIN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
                 worker_id, claim_no)
-        VALUES (v_old.run_id, v_old.node_id, p_job, v_old.attempts, 'completed', v_old.claimed_by,
+        VALUES (v_old.run_id, v_old.node_id, p_job, greatest(0, least(v_old.attempts, 32767)), 'completed', v_old.claimed_by,
                 v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
     END IF;
     IF v_new.id IS NULL THEN
@@ -277,7 +279,7 @@ BEGIN
     END IF;
     INSERT INTO workflow_node_events
            (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-    VALUES (v_new.run_id, v_new.node_id, v_new.id, v_new.attempts, 'claimed', p_host, v_new.queue,
+    VALUES (v_new.run_id, v_new.node_id, v_new.id, greatest(0, least(v_new.attempts, 32767)), 'claimed', p_host, v_new.queue,
             v_new.required_model, p_worker, v_new.claim_no);
     IF v_new.ref_heads <> '{}' THEN
         SELECT coalesce((SELECT jsonb_object_agg(head, r.context -> head)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import sys
 import time
 import traceback
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import service
+from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -27,20 +27,8 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 FLUSH_TIMEOUT_S = 0.5
 
-_URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S+(?=@)")
-_KEY_PASSWORD = re.compile(r"(password[\"']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\S+)", re.I)
-
 logger = logging.getLogger(__name__)
 _explanations: list[Explain] = []
-
-
-def mask(text: str) -> str:
-    """The text with the password of each DSN in it replaced by `***`.
-
-    Known are `scheme://user:PASSWORD@` (up to the last `@` of the word, as a password typed without
-    percent-encoding may hold one) and `password=...`, quoted or not.
-    """
-    return _KEY_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1***", text))
 
 
 class MaskSecrets(logging.Filter):

@@ -194,8 +194,11 @@ _DEPENDENCIES_FIRST = _statement(
         sql.SQL(
             "SELECT x.id, x.node_id || ' of ' || t.id || ' is ' || x.status || ' before ' || x.dep"
             " FROM {runs} t CROSS JOIN LATERAL (SELECT j.id, j.node_id, j.status, dep.id AS dep"
-            " FROM workflow_runs r, jsonb_array_elements(r.definition -> 'nodes') AS n (node),"
-            " jsonb_array_elements_text(n.node -> 'deps') AS dep (id), {jobs} j"
+            # A definition may be forged: what is no array has no elements.
+            " FROM workflow_runs r, jsonb_array_elements(CASE jsonb_typeof(r.definition -> 'nodes')"
+            " WHEN 'array' THEN r.definition -> 'nodes' END) AS n (node),"
+            " jsonb_array_elements_text(CASE jsonb_typeof(n.node -> 'deps') WHEN 'array'"
+            " THEN n.node -> 'deps' END) AS dep (id), {jobs} j"
             " WHERE r.id = t.id AND j.run_id = t.id AND j.node_id = n.node ->> 'id'"
             " AND j.status IN ('queued', 'running', 'awaiting_input', 'completed', 'failed')"
             " AND NOT EXISTS (SELECT FROM {jobs} d WHERE d.run_id = t.id AND d.node_id = dep.id"
@@ -240,15 +243,16 @@ _RUN_AGREES = _statement(
             " FROM {runs} t JOIN workflow_runs r ON r.id = t.id WHERE r.mode = 'node'"
             " AND r.status = 'completed' AND r.definition IS NOT NULL"
             " AND (SELECT count(*) FROM {jobs} j WHERE j.run_id = r.id)"
-            " < jsonb_array_length(r.definition -> 'nodes')"
+            " < CASE jsonb_typeof(r.definition -> 'nodes') WHEN 'array'"
+            " THEN jsonb_array_length(r.definition -> 'nodes') END"
         )
     )
 )
 _CANCEL_HOLDS = _statement(
     _nodes(
         sql.SQL(
-            "SELECT e.job_id, 'claimed ' || round(extract(epoch FROM e.created_at - r.finished_at))"
-            " || ' s after its run ' || r.id || ' was cancelled'"
+            "SELECT e.job_id, 'claimed at ' || e.created_at::text"
+            " || ' after its run ' || r.id || ' was cancelled at ' || r.finished_at::text"
             " FROM {events} e JOIN workflow_runs r ON r.id = e.run_id"
             " WHERE e.event_type = 'claimed' AND e.created_at >= %(since)s::timestamptz"
             " AND r.mode = 'node' AND r.status = 'cancelled'"
@@ -295,8 +299,8 @@ _BOUNDED = _statement(
 _OFF_HOLDS = _statement(
     _both(
         sql.SQL(
-            "SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' '"
-            " || round(extract(epoch FROM e.created_at - c.updated_at)) || ' s after OFF'"
+            "SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' at '"
+            " || e.created_at::text || ', OFF since ' || c.updated_at::text"
             " FROM worker_controls c JOIN {events} e ON e.host_label = c.host_label"
             " AND c.queue IN (e.queue, 'all') AND e.event_type = 'claimed'"
             " AND e.created_at >= %(since)s::timestamptz"

@@ -10,8 +10,8 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import db, errors
-from queue_workflows.store import tables
-from queue_workflows.types import Row
+from queue_workflows.store import claimed, tables
+from queue_workflows.types import Row, Unreadable
 
 CLAIM_LOST = "QW001"
 """The SQLSTATE with which a step says that the claim to complete is no longer held."""
@@ -100,7 +100,8 @@ def node_step(
 
     The job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name, generation,
     born) and, if its template has refs, `context`; None when nothing was claimed. `promote` first
-    lets jobs in that have become due. Raises `ClaimLost` with nothing written or claimed.
+    lets jobs in that have become due. If the JSON of a job cannot be loaded as a whole, a second
+    statement loads each column by itself. Raises `ClaimLost` with nothing written or claimed.
     """
     finished: tuple[Any, ...] = (None,) * 6
     if done is not None:
@@ -126,7 +127,10 @@ def node_step(
         ).fetchone()
     except psycopg.Error as error:
         raise _lost(error) or error from None
-    return row["job"] if row else None
+    job = row["job"] if row else None
+    if isinstance(job, Unreadable):
+        return claimed.read(conn, tables.NODE_JOBS, claimed.id_of(job), who.worker_id)
+    return job
 
 
 def _as_json(done: IngestResult) -> str:

@@ -14,7 +14,7 @@ _NODE_EVENT = (
     "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
     " queue, model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s,"
     " %(attempt)s, %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
-    " %(detail)s::jsonb)"
+    " %(detail)s::jsonb) RETURNING id"
 )
 _PRUNE = (
     "DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM workflow_node_events"
@@ -25,13 +25,17 @@ _PRUNE = (
 _NOTE = {
     table.name: sql.SQL(
         "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
-        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s, %(attempts)s,"
-        " %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s, %(elapsed_s)s,"
-        " %(error)s, %(detail)s::jsonb)"
+        " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s,"
+        " {attempt}, %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s,"
+        " %(elapsed_s)s, %(error)s, %(detail)s::jsonb)"
     )
     .format(
         events=sql.Identifier(table.events),
         node_columns=sql.SQL("run_id, node_id, model," if table.in_run else ""),
+        # The history of nodes has a smallint, their rows an integer.
+        attempt=sql.SQL(
+            "greatest(0, least(%(attempts)s::integer, 32767))" if table.in_run else "%(attempts)s"
+        ),
         node_values=sql.SQL("%(run_id)s, %(node_id)s, %(required_model)s," if table.in_run else ""),
     )
     .as_bytes(None)
@@ -54,9 +58,11 @@ def note(
     conn.execute(_NOTE[table.name], job | more)
 
 
-def record_node(conn: db.Connection, values: dict[str, Any]) -> None:
-    """Append one event of a node."""
-    conn.execute(_NODE_EVENT, values)
+def record_node(conn: db.Connection, values: dict[str, Any]) -> int:
+    """Append one event of a node; return its id."""
+    row = conn.execute(_NODE_EVENT, values).fetchone()
+    assert row is not None
+    return row["id"]
 
 
 def prune_nodes(conn: db.Connection, *, older_than_days: float, batch: int) -> int:

@@ -72,8 +72,9 @@ _FLAG = (
 _NOTED = (
     "INSERT INTO workflow_node_events"
     " (run_id, node_id, job_id, attempt, event_type, queue, model, error, detail)"
-    " SELECT j.run_id, j.node_id, j.id, j.attempts, %(event)s, j.queue, j.required_model,"
-    " %(detail)s, jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))"
+    " SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event)s, j.queue,"
+    " j.required_model, %(detail)s,"
+    " jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))"
     " FROM workflow_node_jobs j WHERE j.queue = 'gpu' AND j.status = 'queued'"
     " AND j.blocked_reason IS NULL AND {of} ORDER BY j.required_model, j.seq LIMIT 100"
 )

@@ -139,34 +139,47 @@ def connections(conn: db.Connection) -> Row:
     )
 
 
+# SQL for the seconds since a time: _SINCE + the time + _NEAREST. An infinite time counts as the
+# nearest that the server can subtract.
+_SINCE = "extract(epoch FROM now() - greatest(least("
+_NEAREST = ", timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8"
+
+
 def outbox(conn: db.Connection) -> Row:
     """lag_s of the oldest event that is due and open (or None) with its run_id and error."""
     row = conn.execute(
-        b"SELECT extract(epoch FROM now() - greatest(created_at, available_at))::float8 AS lag_s,"
-        b" run_id, error FROM workflow_dispatch_events WHERE processed_at IS NULL"
-        b" AND (available_at IS NULL OR available_at <= now()) ORDER BY id LIMIT 1"
+        "SELECT " + _SINCE + "greatest(created_at, available_at)" + _NEAREST + " AS lag_s,"
+        " run_id, error FROM workflow_dispatch_events WHERE processed_at IS NULL"
+        " AND (available_at IS NULL OR available_at <= now()) ORDER BY id LIMIT 1"
     ).fetchone()
     return row or {"lag_s": None, "run_id": None, "error": None}
 
 
 def waiting_runs(conn: db.Connection) -> Row:
-    """The longest wait_s of a run that is due and not started (or None), and its run_id."""
+    """The longest wait_s of a run that is due and not started (or None), and its run_id.
+
+    `others`: whether a run that runs now was started within the last minute.
+    """
     row = conn.execute(
-        b"SELECT extract(epoch FROM now() - queued_at)::float8 AS wait_s, id AS run_id"
-        b" FROM workflow_runs WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL"
-        b" ORDER BY queued_at LIMIT 1"
+        "SELECT " + _SINCE + "queued_at" + _NEAREST + " AS wait_s, id AS run_id,"
+        " EXISTS (SELECT FROM workflow_runs WHERE status = 'running' AND mode = 'node'"
+        " AND started_at BETWEEN now() - interval '60 seconds' AND now()) AS others"
+        " FROM workflow_runs WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL"
+        " ORDER BY queued_at LIMIT 1"
     ).fetchone()
-    return row or {"wait_s": None, "run_id": None}
+    return row or {"wait_s": None, "run_id": None, "others": False}
 
 
 def lapsed(conn: db.Connection) -> Row:
     """How many running jobs have a lapsed lease (n), and since when the oldest (since_s)."""
     return _one(
         conn,
-        b"SELECT count(*) AS n, max(extract(epoch FROM now() - lease_expires_at))::float8"
-        b" AS since_s FROM (SELECT lease_expires_at FROM workflow_node_jobs"
-        b" WHERE status = 'running' UNION ALL SELECT lease_expires_at FROM ingest_jobs"
-        b" WHERE status = 'running') r WHERE lease_expires_at < now()",
+        (
+            "SELECT count(*) AS n, max(" + _SINCE + "lease_expires_at" + _NEAREST + ")"
+            " AS since_s FROM (SELECT lease_expires_at FROM workflow_node_jobs"
+            " WHERE status = 'running' UNION ALL SELECT lease_expires_at FROM ingest_jobs"
+            " WHERE status = 'running') r WHERE lease_expires_at < now()"
+        ).encode(),
     )
 
 
@@ -198,7 +211,8 @@ WITH RECURSIVE
       (SELECT j.created_at FROM ingest_jobs j WHERE j.queue = q.queue
         AND j.status = 'queued' AND j.blocked_reason IS NULL ORDER BY j.priority, j.seq LIMIT 1)
       FROM ingest q WHERE q.queue IS NOT NULL)
-SELECT h.queue, h.n, extract(epoch FROM now() - h.created_at)::float8 AS wait_s,
+SELECT h.queue, h.n, extract(epoch FROM now() - greatest(least(h.created_at,
+       timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8 AS wait_s,
        (SELECT count(*) FROM workers w WHERE w.queue = h.queue
          AND w.state NOT IN ('stopped', 'dead')
          AND w.last_seen > now() - %(stale_s)s * interval '1 second') AS alive

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from queue_workflows import db
-from queue_workflows.store import tables
-from queue_workflows.types import Row
+from queue_workflows import db, errors
+from queue_workflows.store import isolation, tables
+from queue_workflows.types import Row, Unreadable
 
 _ENQUEUE = (
     "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model, inputs,"
@@ -54,11 +54,13 @@ def get_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
 
 
 def hold_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
-    """The job of a node, or None; no other transaction changes it until this one ends."""
-    return conn.execute(
-        "SELECT * FROM workflow_node_jobs WHERE run_id = %s AND node_id = %s FOR SHARE",
-        (run_id, node_id),
-    ).fetchone()
+    """Return the job of a node, or None.
+
+    No other transaction changes an input node that is not over until this one ends. The lock is
+    taken by a function, so that a role that submits answers needs no right to change nodes.
+    """
+    conn.execute("SELECT queue_workflows_hold_node(%s::text, %s::text)", (run_id, node_id))
+    return get_by_node(conn, run_id, node_id)
 
 
 def of_run(conn: db.Connection, run_id: str) -> list[Row]:
@@ -114,19 +116,37 @@ def all_done(conn: db.Connection, run_id: str) -> set[str]:
 def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> dict[str, Any]:
     """`run.context` with the `context_delta` of each completed node under its id.
 
-    Only the members that `heads` names; None: all of them.
+    Only the members that `heads` names; None: all of them. Raises `UnreadableRow` for a context
+    that is no object, and for a member that cannot be loaded.
     """
     wanted = None if heads is None else list(heads)
-    row = conn.execute(
-        "SELECT coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)"
-        " WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')"
-        " || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta)"
-        " FROM workflow_node_jobs j WHERE j.run_id = r.id AND j.status = 'completed'"
-        " AND (%(heads)s::text[] IS NULL OR j.node_id = ANY (%(heads)s::text[]))), '{}') AS context"
-        " FROM workflow_runs r WHERE r.id = %(run_id)s",
-        {"heads": wanted, "run_id": run_id},
-    ).fetchone()
-    return row["context"] if row else {}
+    row = conn.execute(_CONTEXT, {"heads": wanted, "run_id": run_id}).fetchone()
+    if row is None:
+        return {}
+    if row["kind"] != "object":
+        raise errors.UnreadableRow(f"its context is a JSON {row['kind']}, not an object")
+    found: Any = row["context"]
+    if not isinstance(found, Unreadable):
+        return found
+    for head in wanted if wanted is not None and len(wanted) > 1 else ():
+        try:
+            context(conn, run_id, [head])
+        except errors.UnreadableRow:
+            wanted = [head]
+            break
+    what = f" under {wanted[0]!r:.120}" if wanted and len(wanted) == 1 else ""
+    raise errors.UnreadableRow(f"its context{what} cannot be read: {found.reason}")
+
+
+_CONTEXT = (
+    "SELECT jsonb_typeof(r.context) AS kind, CASE jsonb_typeof(r.context) WHEN 'object' THEN"
+    " coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)"
+    " WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')"
+    " || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta)"
+    " FROM workflow_node_jobs j WHERE j.run_id = r.id AND j.status = 'completed'"
+    " AND (%(heads)s::text[] IS NULL OR j.node_id = ANY (%(heads)s::text[]))), '{}') END"
+    " AS context FROM workflow_runs r WHERE r.id = %(run_id)s"
+)
 
 
 def operate(
@@ -231,13 +251,20 @@ _ANSWER = tables.transition(
 )
 
 
-def overdue_input(conn: db.Connection) -> Row | None:
-    """An input node that has waited as long as its policy lets it, or None.
+def next_overdue(conn: db.Connection, aside: list[str]) -> str | None:
+    """Return the job of the oldest wait that is over and nobody holds, without `aside`; or None."""
+    row = conn.execute(_DUE_ID, (aside,), prepare=True).fetchone()
+    return row["job_id"] if row else None
+
+
+def overdue_input(conn: db.Connection, job_id: str | None = None) -> Row | None:
+    """An input node (`job_id`: this one) that has waited as long as its policy lets it, or None.
 
     Its row, locked with its wait until the transaction ends; `answered`: an answer is on its way
     in, or being handed in; `over`: it waits no more, or waits anew.
     """
-    due = conn.execute(_DUE, prepare=True).fetchone()
+    statement = _DUE if job_id is None else _DUE_OF
+    due = conn.execute(statement, {"job": job_id}, prepare=True).fetchone()
     if due is None:
         return None
     # Before it is looked for answers: `submit_input` holds the row from its answer to its commit.
@@ -247,6 +274,14 @@ def overdue_input(conn: db.Connection) -> Row | None:
 
 _DUE = (
     "SELECT job_id FROM workflow_input_timeouts WHERE due_at <= now()"
+    " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED"
+)
+_DUE_OF = (
+    "SELECT job_id FROM workflow_input_timeouts WHERE job_id = %(job)s AND due_at <= now()"
+    " FOR UPDATE SKIP LOCKED"
+)
+_DUE_ID = (
+    "SELECT job_id FROM workflow_input_timeouts WHERE due_at <= now() AND job_id <> ALL (%s)"
     " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED"
 )
 _FREE = "SELECT FROM workflow_node_jobs WHERE id = %s FOR UPDATE SKIP LOCKED"
@@ -415,18 +450,41 @@ def sweep_orphans(conn: db.Connection) -> int:
     return len(conn.execute(_SWEEP, _plain()).fetchall())
 
 
+_IS_ORPHAN = (
+    "q.status IN ('queued', 'awaiting_input')"
+    " AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND r.mode = 'node'"
+    " AND r.status IN ('completed', 'failed', 'cancelled') OFFSET 0)"
+)
+_CANCEL_CHOSEN = sql.SQL(
+    "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
+    " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
+)
 _SWEEP = tables.transition(
     tables.NODE_JOBS,
-    sql.SQL(
-        "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
-        " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
-    ),
+    _CANCEL_CHOSEN,
     event=_STATUS,
     chosen=sql.SQL(
-        "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q"
-        " WHERE q.status IN ('queued', 'awaiting_input')"
-        " AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND r.mode = 'node'"
-        " AND r.status IN ('completed', 'failed', 'cancelled') OFFSET 0)"
+        "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q WHERE " + _IS_ORPHAN + ""
         " LIMIT 500 FOR UPDATE OF q SKIP LOCKED), "
     ),
 )
+_ORPHANS = (
+    "SELECT q.id FROM workflow_node_jobs q WHERE " + _IS_ORPHAN + ""
+    " AND q.id <> ALL (%(aside)s::text[]) LIMIT 500"
+)
+_SWEEP_AMONG = tables.transition(
+    tables.NODE_JOBS,
+    _CANCEL_CHOSEN,
+    event=_STATUS,
+    chosen=sql.SQL(
+        "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q WHERE q.id = ANY (%(ids)s::text[])"
+        " AND " + _IS_ORPHAN + " FOR UPDATE OF q SKIP LOCKED), "
+    ),
+)
+
+
+def orphans_duty(rest: isolation.Ending) -> isolation.Duty:
+    """Return `sweep_orphans` as a duty that leaves out rows which raise."""
+    return isolation.Duty(
+        "cancel of node job", _SWEEP, _ORPHANS.encode(), _SWEEP_AMONG, rest, _plain
+    )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from psycopg import sql
+
 from queue_workflows import db
+from queue_workflows.store import endings, isolation
 from queue_workflows.types import Row
 
 
@@ -40,43 +43,74 @@ def look(conn: db.Connection) -> Pending:
     return Pending(row["runs"], row["events"], row["submissions"], row["due"])
 
 
-def promote_due(conn: db.Connection) -> int:
-    """Let jobs and runs in whose time has come, which wakes workers and orchestrators; how many."""
+def promote_due(conn: db.Connection, rows: isolation.Isolation | None = None) -> int:
+    """Let jobs and runs in whose time has come, which wakes workers and orchestrators; how many.
+
+    A row that raises is set aside in `rows` (None: for this call), and the others go on.
+    """
+    kept = rows or isolation.Isolation()
     total = 0
-    for statement in _PROMOTE:
-        while (count := conn.execute(statement).rowcount) > 0:
-            total += count
-            if count < PROMOTED_A_STATEMENT:
+    for duty in PROMOTIONS:
+        while done := kept.batch(conn, duty):
+            total += len(done)
+            if len(done) < isolation.PICKED:
                 break
     return total
 
 
-PROMOTED_A_STATEMENT = 1000
+_JOBS_DUE = sql.SQL("status = 'queued' AND blocked_reason = 'not_due' AND available_at <= now()")
+_RUNS_DUE = sql.SQL("status = 'queued' AND mode = 'node' AND available_at <= now()")
+_LET_JOBS_IN = sql.SQL("blocked_reason = NULL, available_at = NULL")
+_LET_RUNS_IN = sql.SQL("available_at = NULL")
+_CHANGE = (
+    " UPDATE {table} j SET {change} WHERE j.id = ANY (ARRAY(SELECT id FROM due)) RETURNING j.id"
+)
 _PROMOTE = (
-    "WITH due AS MATERIALIZED (SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
-    " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"
-    " FOR UPDATE SKIP LOCKED) UPDATE workflow_node_jobs j"
-    " SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT id FROM due))",
-    "WITH due AS MATERIALIZED (SELECT id FROM ingest_jobs WHERE status = 'queued'"
-    " AND blocked_reason = 'not_due' AND available_at <= now() ORDER BY available_at LIMIT 1000"
-    " FOR UPDATE SKIP LOCKED) UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL"
-    " WHERE j.id = ANY (ARRAY(SELECT id FROM due))",
-    "WITH due AS MATERIALIZED (SELECT id FROM workflow_runs WHERE status = 'queued'"
-    " AND mode = 'node' AND available_at <= now() ORDER BY available_at LIMIT 1000"
-    " FOR UPDATE SKIP LOCKED)"
-    " UPDATE workflow_runs SET available_at = NULL WHERE id = ANY (ARRAY(SELECT id FROM due))",
+    sql.SQL(
+        "WITH due AS MATERIALIZED (SELECT id FROM {table} WHERE {due} ORDER BY available_at"
+        " LIMIT 1000 FOR UPDATE SKIP LOCKED)" + _CHANGE
+    ),
+    sql.SQL(
+        "SELECT id FROM {table} WHERE {due} AND id <> ALL (%(aside)s::text[])"
+        " ORDER BY available_at LIMIT 1000"
+    ),
+    sql.SQL(
+        "WITH due AS MATERIALIZED (SELECT id FROM {table} WHERE id = ANY (%(ids)s::text[])"
+        " AND ({due}) IS TRUE"
+        " FOR UPDATE SKIP LOCKED)" + _CHANGE
+    ),
 )
 
 
-def runs_with_events(conn: db.Connection, limit: int, *, undefined: bool = True) -> list[str]:
-    """Runs with events to dispatch, oldest first; `undefined`: without a definition too."""
+def _promotion(table: str, due: sql.SQL, change: sql.SQL, rest: isolation.Ending) -> isolation.Duty:
+    many, picked, some = (
+        text.format(table=sql.Identifier(table), due=due, change=change).as_bytes(None)
+        for text in _PROMOTE
+    )
+    return isolation.Duty(f"promotion of {table}", many, picked, some, rest)
+
+
+PROMOTIONS = (
+    _promotion("workflow_node_jobs", _JOBS_DUE, _LET_JOBS_IN, endings.node_job),
+    _promotion("ingest_jobs", _JOBS_DUE, _LET_JOBS_IN, endings.ingest_job),
+    _promotion("workflow_runs", _RUNS_DUE, _LET_RUNS_IN, endings.run),
+)
+
+
+def runs_with_events(
+    conn: db.Connection, limit: int, *, undefined: bool = True, aside: Sequence[str] = ()
+) -> list[str]:
+    """Runs with events to dispatch, oldest first; `undefined`: without a definition too.
+
+    `aside`: ids of runs to leave out.
+    """
     rows = conn.execute(
         "SELECT run_id FROM (SELECT id, run_id FROM workflow_dispatch_events"
         " WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())"
         " AND (%s OR EXISTS (SELECT FROM workflow_runs r WHERE r.id = run_id"
-        " AND r.definition IS NOT NULL))"
+        " AND r.definition IS NOT NULL)) AND run_id <> ALL (%s)"
         " ORDER BY id LIMIT 5000) open GROUP BY run_id ORDER BY min(id) LIMIT %s",
-        (undefined, limit),
+        (undefined, list(aside), limit),
         prepare=True,
     ).fetchall()
     return [row["run_id"] for row in rows]
@@ -113,7 +147,8 @@ def processed(conn: db.Connection, event_ids: Sequence[int], error: str | None =
 def postpone(conn: db.Connection, event_id: int, *, error: str, after_s: float) -> int:
     """Count a failed dispatch and let the event rest; how many have failed."""
     row = conn.execute(
-        "UPDATE workflow_dispatch_events SET attempts = attempts + 1, error = %s,"
+        "UPDATE workflow_dispatch_events SET error = %s,"
+        " attempts = least(greatest(attempts, 0), 32000) + 1,"
         " available_at = now() + %s * interval '1 second' WHERE id = %s AND processed_at IS NULL"
         " RETURNING attempts",
         (error, after_s, event_id),

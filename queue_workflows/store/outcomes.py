@@ -112,7 +112,7 @@ def _raised(error: BaseException) -> policy.Raised:
     names = policy.names_of(error)
     if isinstance(error, errors.Retry):
         return policy.Raised(names, "retry", error.after_s)
-    hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused))
+    hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused, errors.UnreadableRow))
     return policy.Raised(names, "discard" if hopeless else "")
 
 
@@ -158,7 +158,7 @@ def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
 def _fail(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> Row | None:
     """By the job's policy, which is read only now, as most jobs do not fail."""
     found = transitions.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
-    own, attempts, task = found["policy"], found["attempts"], outcome.task
+    own, attempts, task = found["policy"], max(0, found["attempts"]), outcome.task
     try:
         verdict = policy.decide(own, attempts, outcome.raised, task=task)
     except errors.InvalidWorkflow as error:

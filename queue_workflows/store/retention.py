@@ -7,6 +7,7 @@ when it was last counted is planned as empty, and a join compares each with each
 from __future__ import annotations
 
 from queue_workflows import db
+from queue_workflows.store import isolation
 
 BLOCKS = 256
 """Pages of a table that a batch looks at: 2 MiB, in which some thousands of jobs fit."""
@@ -21,13 +22,21 @@ _OLD_JOBS = (
     " FROM ingest_jobs j LEFT JOIN queue_settings q ON q.queue = j.queue"
     " WHERE j.status IN ('completed', 'failed', 'cancelled')"
     " AND coalesce(q.retention_days, %(days)s::float8) > 0"
-    " AND coalesce(j.finished_at, j.created_at)"
-    " < now() - coalesce(q.retention_days, %(days)s::float8) * interval '1 day'"
+    # The bounds keep a NaN and an age that no interval can hold from ending all pruning.
+    " AND coalesce(j.finished_at, j.created_at) < now() - least(greatest("
+    "coalesce(q.retention_days, %(days)s::float8), 0), 36500) * interval '1 day'"
 )
+_OF_PAGES = " AND j.ctid >= %(first)s::tid AND j.ctid < %(end)s::tid"
 _DELETE_JOBS = (
-    "WITH old AS MATERIALIZED (SELECT j.ctid AS at" + _OLD_JOBS + " AND j.ctid >= %(first)s::tid"
-    " AND j.ctid < %(end)s::tid FOR UPDATE OF j SKIP LOCKED)"
-    " DELETE FROM ingest_jobs j USING old WHERE j.ctid = old.at"
+    "WITH old AS MATERIALIZED (SELECT j.ctid AS at" + _OLD_JOBS + _OF_PAGES + ""
+    " FOR UPDATE OF j SKIP LOCKED)"
+    " DELETE FROM ingest_jobs j USING old WHERE j.ctid = old.at RETURNING j.id"
+)
+_DUE_JOBS = "SELECT j.id" + _OLD_JOBS + _OF_PAGES + " AND j.id <> ALL (%(aside)s::text[])"
+_DELETE_SOME_JOBS = (
+    "WITH old AS MATERIALIZED (SELECT j.ctid AS at" + _OLD_JOBS + ""
+    " AND j.id = ANY (%(ids)s::text[]) FOR UPDATE OF j SKIP LOCKED)"
+    " DELETE FROM ingest_jobs j USING old WHERE j.ctid = old.at RETURNING j.id"
 )
 _OLD_RUNS = (
     " FROM workflow_runs r WHERE r.status IN ('completed', 'failed', 'cancelled')"
@@ -38,10 +47,20 @@ _OLD_RUNS = (
     " AND NOT EXISTS (SELECT FROM workflow_node_jobs n WHERE n.run_id = r.id"
     " AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)"
 )
+_OF_RUN_PAGES = " AND r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid"
 _DELETE_RUNS = (
-    "WITH old AS MATERIALIZED (SELECT r.ctid AS at" + _OLD_RUNS + " AND r.ctid >= %(first)s::tid"
-    " AND r.ctid < %(end)s::tid LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED)"
-    " DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at"
+    "WITH old AS MATERIALIZED (SELECT r.ctid AS at" + _OLD_RUNS + _OF_RUN_PAGES + ""
+    " LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED)"
+    " DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id"
+)
+_DUE_RUNS = (
+    "SELECT r.id" + _OLD_RUNS + _OF_RUN_PAGES + " AND r.id <> ALL (%(aside)s::text[])"
+    " LIMIT %(limit)s"
+)
+_DELETE_SOME_RUNS = (
+    "WITH old AS MATERIALIZED (SELECT r.ctid AS at" + _OLD_RUNS + ""
+    " AND r.id = ANY (%(ids)s::text[]) FOR UPDATE OF r SKIP LOCKED)"
+    " DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id"
 )
 _DELETE_OUTBOX = (
     "DELETE FROM workflow_dispatch_events WHERE ctid = ANY (ARRAY("
@@ -74,22 +93,50 @@ def _of_age(conn: db.Connection) -> None:
     conn.execute("SELECT set_config('queue_workflows.retention', 'on', true)")
 
 
-def delete_jobs(conn: db.Connection, first: int, days: float) -> int:
+def delete_jobs(conn: db.Connection, first: int, days: float, rows: isolation.Isolation) -> int:
     """Delete ingest jobs finished that long ago that lie in BLOCKS pages from `first` on.
 
-    A queue's own `retention_days` goes before `days`; 0 keeps for ever. How many went.
+    A queue's own `retention_days` goes before `days`; 0 keeps for ever. A row that raises is set
+    aside in `rows`. How many went.
     """
-    _of_age(conn)
-    return conn.execute(_DELETE_JOBS, _within(first, days)).rowcount
+    duty = isolation.Duty(
+        "deletion of ingest job",
+        _DELETE_JOBS.encode(),
+        _DUE_JOBS.encode(),
+        _DELETE_SOME_JOBS.encode(),
+        _stays,
+        lambda: _within(first, days),
+        _of_age,
+    )
+    return len(rows.batch(conn, duty))
 
 
-def delete_runs(conn: db.Connection, first: int, days: float) -> int:
+def delete_runs(conn: db.Connection, first: int, days: float, rows: isolation.Isolation) -> int:
     """Delete up to RUNS runs finished that long ago out of BLOCKS pages; 0 days keep for ever.
 
-    A run with an open outbox row, or a node that is not finished, stays. How many went.
+    A run with an open outbox row, or a node that is not finished, stays. A row that raises is set
+    aside in `rows`. How many went.
     """
+    duty = isolation.Duty(
+        "deletion of run",
+        _DELETE_RUNS.encode(),
+        _DUE_RUNS.encode(),
+        _DELETE_SOME_RUNS.encode(),
+        _stays,
+        lambda: _within(first, days),
+        _with_time,
+    )
+    return len(rows.batch(conn, duty))
+
+
+def _stays(conn: db.Connection, row_id: str, error: BaseException, failures: int) -> bool:
+    """Return False: a finished row that cannot be deleted has no other end."""
+    del conn, row_id, error, failures
+    return False
+
+
+def _with_time(conn: db.Connection) -> None:
     conn.execute("SELECT set_config('statement_timeout', %s, true)", (RUNS_TIMEOUT,))
-    return conn.execute(_DELETE_RUNS, _within(first, days)).rowcount
 
 
 def delete_outbox(conn: db.Connection, days: float) -> int:

@@ -9,18 +9,38 @@ from queue_workflows.store import health
 from queue_workflows.types import Row
 
 _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
-_READ: _Rights = dict.fromkeys((*health.TABLES, "queue_schema_version"), ("SELECT",))
-_WORK: _Rights = dict.fromkeys(health.TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
-_SUBMIT: _Rights = dict.fromkeys(
-    ("workflow_runs", "ingest_jobs", "workflow_input_submissions"), ("SELECT", "INSERT")
+_READ: _Rights = dict.fromkeys(
+    (*health.TABLES, "queue_schema_version", "queue_partition_limits"), ("SELECT",)
 )
+_WORK: _Rights = dict.fromkeys(health.TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 PURPOSES: dict[str, _Rights] = {
     "work": {**_READ, **_WORK},
     "migrate": {**_READ, **_WORK},
-    "submit": {**_READ, **_SUBMIT},
+    "submit": _READ,
     "read": _READ,
 }
 """What a role is for → what it needs on each table. `migrate`: it has to own them besides."""
+SUBMITTED: dict[str, tuple[str, ...]] = {
+    "workflow_runs": (
+        "id", "parcel_id", "workflow_name", "priority", "context", "out_dir", "available_at",
+    ),
+    "ingest_jobs": (
+        "id", "task_name", "queue", "reason", "priority", "args", "idempotency_key",
+        "idempotency_window_s", "lock_key", "partition_key", "available_at", "max_attempts",
+        "timeout_s", "policy", "headers",
+    ),
+    "workflow_input_submissions": ("id", "run_id", "node_id", "value"),
+}  # fmt: skip
+"""The columns that a role for `submit` inserts; identity, counters, states, times and definitions
+belong to the engine."""
+_SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
+_INTERNAL = (
+    "queue_workflows_admit", "queue_workflows_ask_partition", "queue_workflows_ask_turn",
+    "queue_workflows_audit", "queue_workflows_check_payload", "queue_workflows_demand",
+    "queue_workflows_limit_gate", "queue_workflows_partitions", "queue_workflows_rate_room",
+    "queue_workflows_refuse", "queue_workflows_release_key",
+)  # fmt: skip
+"""Functions that only functions of the tables' owner call: nobody is granted them."""
 
 
 class Lack(NamedTuple):
@@ -32,8 +52,21 @@ class Lack(NamedTuple):
     name: str
 
 
+class Excess(NamedTuple):
+    """A right that the purpose does not need, and the role, as SQL names it, that was granted it.
+
+    That role is this one, PUBLIC, or a role that this one is a member of.
+    """
+
+    right: str
+    kind: str
+    """TABLE or FUNCTION."""
+    name: str
+    grantee: str
+
+
 def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
-    """What this role lacks for a purpose, on those of our tables and functions that exist."""
+    """Return what this role lacks for a purpose, of our tables and functions that exist."""
     wanted = PURPOSES[purpose]
     pairs = [(table, right) for table, rights in wanted.items() for right in rights]
     filled = [table for table, rights in wanted.items() if "INSERT" in rights]
@@ -43,26 +76,111 @@ def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
         b" WHERE NOT has_table_privilege(to_regclass(w.name), w.privilege)",
         {"tables": [table for table, _ in pairs], "privileges": [right for _, right in pairs]},
     ).fetchall()
+    if purpose == "submit":
+        filled = list(SUBMITTED)
+        rows += _closed_columns(conn)
     rows += [
         {"right": "USAGE", "kind": "SEQUENCE", "name": name}
         for name in health.closed_sequences(conn, filled)
     ]
-    if purpose in {"work", "migrate"}:
-        rows += _functions(conn)
+    rows += _closed_functions(conn, purpose)
     if purpose == "migrate":
         rows += _ownership(conn)
     return [Lack(**row) for row in rows]
 
 
-def _functions(conn: db.Connection) -> list[Row]:
-    """A trigger's function needs no right of who fires it; the others are called by name."""
+def _closed_columns(conn: db.Connection) -> list[Row]:
+    """Count a table-wide INSERT as none, since its REVOKE takes the rights to columns too."""
+    wide = {one.name for one in excessive(conn, "submit") if one.right == "INSERT"}
+    found: list[Row] = []
+    for table, columns in SUBMITTED.items():
+        row = conn.execute(
+            b"SELECT to_regclass(%(table)s)::text AS name, bool_and(has_column_privilege("
+            b"to_regclass(%(table)s), c.name, 'INSERT')) AS open FROM unnest(%(columns)s::text[])"
+            b" AS c (name) WHERE to_regclass(%(table)s) IS NOT NULL",
+            {"table": table, "columns": list(columns)},
+        ).fetchone()
+        if row and row["name"] and (row["name"] in wide or not row["open"]):
+            right = f"INSERT ({', '.join(columns)})"
+            found.append({"right": right, "kind": "TABLE", "name": row["name"]})
+    return found
+
+
+_CALLABLE = (
+    b" FROM pg_proc p JOIN pg_class c ON c.oid = to_regclass('workflow_runs')"
+    b" WHERE p.pronamespace = c.relnamespace AND starts_with(p.proname, 'queue_workflows_')"
+    b" AND p.prorettype <> 'trigger'::regtype"
+)
+
+
+def _closed_functions(conn: db.Connection, purpose: str) -> list[Row]:
+    """A trigger's function needs no right of who fires it; the others are called by name.
+
+    Roles that do not work call those that only read, and to submit those that enqueue.
+    """
     return conn.execute(
         b"SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name"
-        b" FROM pg_proc p JOIN pg_class c ON c.oid = to_regclass('workflow_runs')"
-        b" WHERE p.pronamespace = c.relnamespace AND starts_with(p.proname, 'queue_workflows_')"
-        b" AND p.prorettype <> 'trigger'::regtype AND NOT has_function_privilege(p.oid, 'EXECUTE')"
-        b" ORDER BY 3"
+        + _CALLABLE
+        + b" AND p.proname <> ALL (%(internal)s::text[]) AND (%(works)s OR p.provolatile <> 'v'"
+        b" OR p.proname = ANY (%(named)s::text[]))"
+        b" AND NOT has_function_privilege(p.oid, 'EXECUTE') ORDER BY 3",
+        {
+            "internal": list(_INTERNAL),
+            "works": purpose in {"work", "migrate"},
+            "named": list(_SUBMIT) if purpose == "submit" else [],
+        },
     ).fetchall()
+
+
+def excessive(conn: db.Connection, purpose: str) -> list[Excess]:
+    """Return the rights to write that a role for `submit` or `read` has and does not need.
+
+    The owner of a table, and a superuser, cannot be confined: nothing is found for them.
+    """
+    if purpose not in {"submit", "read"}:
+        return []
+    allowed = SUBMITTED if purpose == "submit" else {}
+    rows = conn.execute(
+        _GRANTED_TABLES + b" UNION ALL " + _GRANTED_COLUMNS + b" UNION ALL " + _GRANTED_FUNCTIONS,
+        {
+            "tables": list(_READ),
+            "allowed": [f"{table}.{name}" for table, names in allowed.items() for name in names],
+            "callable": list(_SUBMIT) if purpose == "submit" else [],
+            "internal": list(_INTERNAL),
+        },
+    ).fetchall()
+    return [Excess(**row) for row in rows]
+
+
+_GRANTEE = b" CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)) END"
+_IS_MINE = b" (x.grantee = 0 OR pg_has_role(x.grantee, 'USAGE'))"
+_GRANTED_TABLES = (
+    b"SELECT x.privilege_type AS right, 'TABLE' AS kind, c.oid::regclass::text AS name,"
+    + _GRANTEE
+    + b" AS grantee FROM unnest(%(tables)s::text[]) AS t (name)"
+    b" JOIN pg_class c ON c.oid = to_regclass(t.name) CROSS JOIN LATERAL aclexplode(c.relacl) x"
+    b" WHERE x.privilege_type IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'TRIGGER')"
+    b" AND NOT pg_has_role(c.relowner, 'USAGE') AND" + _IS_MINE
+)
+_GRANTED_COLUMNS = (
+    b"SELECT x.privilege_type || ' (' || quote_ident(a.attname) || ')', 'TABLE',"
+    b" c.oid::regclass::text," + _GRANTEE + b" FROM unnest(%(tables)s::text[]) AS t (name)"
+    b" JOIN pg_class c ON c.oid = to_regclass(t.name) JOIN pg_attribute a ON a.attrelid = c.oid"
+    b" CROSS JOIN LATERAL aclexplode(a.attacl) x"
+    b" WHERE (x.privilege_type = 'UPDATE' OR x.privilege_type = 'INSERT'"
+    b" AND c.relname || '.' || a.attname <> ALL (%(allowed)s::text[]))"
+    b" AND NOT pg_has_role(c.relowner, 'USAGE') AND" + _IS_MINE
+)
+_GRANTED_FUNCTIONS = (
+    b"SELECT x.privilege_type, 'FUNCTION', p.oid::regprocedure::text,"
+    + _GRANTEE
+    + b" FROM pg_proc p JOIN pg_class c ON c.oid = to_regclass('workflow_runs')"
+    b" CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) x"
+    b" WHERE p.pronamespace = c.relnamespace AND starts_with(p.proname, 'queue_workflows_')"
+    b" AND (p.provolatile = 'v' OR p.proname = ANY (%(internal)s::text[]))"
+    b" AND p.proname <> ALL (%(callable)s::text[])"
+    b" AND NOT pg_has_role(p.proowner, 'USAGE') AND" + _IS_MINE
+)
 
 
 def _ownership(conn: db.Connection) -> list[Row]:
@@ -74,6 +192,17 @@ def _ownership(conn: db.Connection) -> list[Row]:
         b" WHERE NOT has_schema_privilege(current_schema(), 'CREATE')",
         (list(_READ),),
     ).fetchall()
+
+
+def revokes(found: list[Excess]) -> list[str]:
+    """Return the statements that take these rights away, one a grantee and object."""
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for one in found:
+        merged.setdefault((one.kind, one.name, one.grantee), []).append(one.right)
+    return [
+        f"REVOKE {', '.join(rights)} ON {kind} {name} FROM {grantee}"
+        for (kind, name, grantee), rights in merged.items()
+    ]
 
 
 def grants(lacks: list[Lack], role: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import sql
@@ -22,20 +23,35 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 _HEAD_COLUMNS = (
     "SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,"
     " definition IS NOT NULL AS has_definition,"
-    " (extract(epoch FROM created_at) * 1000000)::bigint AS born FROM workflow_runs"
+    " queue_workflows_born(created_at) AS born FROM workflow_runs"
 )
+"""`born` never raises, as an infinite time would in a bare cast; see `queue_workflows_born`."""
 
 
 def insert(conn: db.Connection, values: dict[str, Any]) -> Row:
-    """Insert a run; the row. `context` is JSON text."""
+    """Insert a run and return its row; `context` is JSON text.
+
+    Columns that have their default are not named: `status` and `mode` are not a submitter's to set.
+    """
+    named = [name for name in _INSERTED if values[name] != _DEFAULTS.get(name)]
     row = conn.execute(
-        "INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, status, priority, mode,"
-        " context) VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(status)s,"
-        " %(priority)s, %(mode)s, %(context)s::jsonb) RETURNING *",
+        sql.SQL("INSERT INTO workflow_runs (id{}) VALUES (%(run_id)s{}) RETURNING *").format(
+            sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in named),
+            sql.SQL("").join(
+                sql.SQL(", {}{}").format(
+                    sql.Placeholder(name), sql.SQL("::jsonb" if name in JSON_COLUMNS else "")
+                )
+                for name in named
+            ),
+        ),
         values,
     ).fetchone()
     assert row is not None
     return row
+
+
+_INSERTED = ("workflow_name", "parcel_id", "out_dir", "status", "priority", "mode", "context")
+_DEFAULTS: dict[str, Any] = {"status": "queued", "mode": "node"}
 
 
 def get(conn: db.Connection, run_id: str) -> Row | None:
@@ -72,15 +88,18 @@ def update(conn: db.Connection, run_id: str, values: dict[str, Any]) -> Row | No
     ).fetchone()
 
 
-def startable(conn: db.Connection, limit: int, *, undefined: bool = True) -> list[Row]:
+def startable(
+    conn: db.Connection, limit: int, *, undefined: bool = True, aside: Sequence[str] = ()
+) -> list[Row]:
     """Queued runs that may start now, in the order in which they should, as `head` returns them.
 
-    `undefined`: those too that have no definition yet.
+    `undefined`: those too that have no definition yet. `aside`: ids to leave out.
     """
     return conn.execute(
         _HEAD_COLUMNS + " WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL"
-        " AND (%s OR definition IS NOT NULL) ORDER BY priority, queued_at, id LIMIT %s",
-        (undefined, limit),
+        " AND (%s OR definition IS NOT NULL) AND id <> ALL (%s)"
+        " ORDER BY priority, queued_at, id LIMIT %s",
+        (undefined, list(aside), limit),
         prepare=True,
     ).fetchall()
 
@@ -122,6 +141,27 @@ def definition(conn: db.Connection, run_id: str) -> dict[str, Any] | None:
     return row["definition"] if row else None
 
 
+def definition_text(conn: db.Connection, run_id: str) -> str | None:
+    """Return the frozen definition as JSON text; None before the run's first start.
+
+    The same definition is always the same text, as jsonb has one form.
+    """
+    row = conn.execute(
+        "SELECT definition::text AS text FROM workflow_runs WHERE id = %s", (run_id,), prepare=True
+    ).fetchone()
+    return row["text"] if row else None
+
+
+def context_type(conn: db.Connection, run_id: str) -> str | None:
+    """Return the JSON type of a run's context, as `object`; None: no such run."""
+    row = conn.execute(
+        "SELECT jsonb_typeof(context) AS kind FROM workflow_runs WHERE id = %s",
+        (run_id,),
+        prepare=True,
+    ).fetchone()
+    return row["kind"] if row else None
+
+
 def freeze(conn: db.Connection, run_id: str, definition_json: str, digest: str) -> bool:
     """Store the definition unless there is one; whether it was stored."""
     return (
@@ -155,12 +195,13 @@ def start_fresh(
     """Freeze the definition, flip queued → running and insert the first nodes: one statement.
 
     How many rows are new; None, and nothing written, for a run that has a definition or a node, is
-    no longer as `run` says, or is locked.
+    no longer as `run` says, is locked, or has a context that is no object.
     """
     row = conn.execute(
-        "SELECT queue_workflows_start_run(%s::text, %s::integer, %s::bigint, %s::jsonb, %s::text,"
-        " %s::jsonb) AS n",
-        (run["id"], run["generation"], run["born"], definition_json, digest, rows_json),
+        "SELECT queue_workflows_start_run(r.id, %s::integer, %s::bigint, %s::jsonb, %s::text,"
+        " %s::jsonb) AS n FROM workflow_runs r"
+        " WHERE r.id = %s AND jsonb_typeof(r.context) = 'object'",
+        (run["generation"], run["born"], definition_json, digest, rows_json, run["id"]),
         prepare=True,
     ).fetchone()
     return row["n"] if row else None
@@ -205,7 +246,8 @@ def cancel(conn: db.Connection, run_id: str) -> Row | None:
 def delay(conn: db.Connection, run_id: str, *, error: str, after_s: float) -> int:
     """Count a start that failed and let the run rest; how many starts have failed."""
     row = conn.execute(
-        "UPDATE workflow_runs SET start_attempts = start_attempts + 1, error = %s,"
+        "UPDATE workflow_runs SET error = %s,"
+        " start_attempts = least(greatest(start_attempts, 0), 1000000) + 1,"
         " available_at = now() + %s * interval '1 second', updated_at = now()"
         " WHERE id = %s AND status = 'queued' RETURNING start_attempts",
         (error, after_s, run_id),
@@ -265,7 +307,8 @@ def listing(conn: db.Connection, *, limit: int, status: str | None = None) -> li
         " r.created_at, r.started_at, r.finished_at, r.generation,"
         " coalesce((SELECT jsonb_object_agg(status, n) FROM (SELECT status, count(*) AS n"
         " FROM workflow_node_jobs j WHERE j.run_id = r.id GROUP BY 1) c), '{}') AS nodes,"
-        " jsonb_array_length(r.definition -> 'nodes') AS nodes_total"
+        " CASE jsonb_typeof(r.definition -> 'nodes') WHEN 'array'"
+        " THEN jsonb_array_length(r.definition -> 'nodes') END AS nodes_total"
         " FROM workflow_runs r WHERE %(status)s::text IS NULL OR r.status = %(status)s"
         " ORDER BY r.created_at DESC, r.id LIMIT %(limit)s",
         {"limit": limit, "status": status},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from queue_workflows import db
+from queue_workflows.store import endings, nodes
 
 
 class Found(NamedTuple):
@@ -46,6 +47,10 @@ def look(conn: db.Connection) -> Found:
     row = conn.execute(_LOOK, prepare=True).fetchone()
     assert row is not None
     return Found(row["lapsed"], row["overdue"], row["turns"], row["lines"])
+
+
+ORPHANS = nodes.orphans_duty(endings.node_job)
+"""Cancels jobs whose run is over, and leaves out rows which raise."""
 
 
 def any_silent(conn: db.Connection, silent_s: float) -> bool:

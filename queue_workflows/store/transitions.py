@@ -10,25 +10,35 @@ from psycopg import sql
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import policy
-from queue_workflows.store import payload, tables
+from queue_workflows.store import endings, isolation, payload, quarantine, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 
 FRONT_PRIORITY = 10
 """The priority that work taken back from a worker gets at most (the contract's figure)."""
 
+# A row may hold counters that no engine counted: below 0 counts as 0, and a sum never overflows.
+_MADE: Final = "least(greatest(j.attempts, 0), 999999) + 1"
+_CRASHES: Final = "least(greatest(j.crash_count, 0), 999999) + 1"
+_TRIPS: Final = "least(greatest(j.watchdog_retries, 0), 999999) + 1"
+_MOST: Final = "least(greatest(j.max_attempts, %(most)s::integer), 1000000)"
+_AGAIN: Final = _MADE + " < " + _MOST + " AND %(retry)s::boolean"
 _FAIL = sql.SQL(
-    "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer) AND %(retry)s::boolean"
-    " THEN 'queued' ELSE 'failed' END,"
-    " attempts = j.attempts + 1, max_attempts = greatest(j.max_attempts, %(most)s::integer),"
-    " error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {over} OR NOT (j.attempts + 1 < greatest(j.max_attempts,"
-    " %(most)s::integer) AND %(retry)s::boolean) THEN now() END,"
-    " available_at = CASE WHEN j.attempts + 1 < greatest(j.max_attempts, %(most)s::integer)"
-    " AND %(retry)s::boolean"
-    " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
-    " * coalesce(%(after)s::float8, (j.attempts + 1) * %(backoff)s::float8) END,"
+    "UPDATE {jobs} j SET {received} status = CASE WHEN {over} THEN 'cancelled' WHEN "
+    + _AGAIN
+    + " THEN 'queued' ELSE 'failed' END, attempts = "
+    + _MADE
+    + ", max_attempts = "
+    + _MOST
+    + ", error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {over} OR NOT ("
+    + _AGAIN
+    + ") THEN now() END, available_at = CASE WHEN "
+    + _AGAIN
+    + " AND NOT {over} AND coalesce(%(after)s::float8, 1) > 0 THEN now() + interval '1 second'"
+    " * coalesce(%(after)s::float8, least(("
+    + _MADE
+    + ") * %(backoff)s::float8, %(longest)s::float8)) END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _FAIL_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'retried' ELSE status END")
@@ -48,9 +58,9 @@ _HAND_BACK = sql.SQL(
 )
 _TRIP = sql.SQL(
     "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.watchdog_retries < %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
-    " watchdog_retries = j.watchdog_retries + 1, error = %(error)s, seconds = %(seconds)s::float8,"
-    " finished_at = CASE WHEN {over} OR j.watchdog_retries >= %(cap)s::integer THEN now() END,"
+    " WHEN " + _TRIPS + " <= %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
+    " watchdog_retries = " + _TRIPS + ", error = %(error)s, seconds = %(seconds)s::float8,"
+    " finished_at = CASE WHEN {over} OR " + _TRIPS + " > %(cap)s::integer THEN now() END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _HAND_BACK_ALL = sql.SQL(
@@ -63,39 +73,50 @@ _HAND_BACK_ALL = sql.SQL(
 _BACK_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
 
 _CRASHED = sql.SQL(
-    "UPDATE {jobs} j SET crash_count = j.crash_count + 1, worker_id = NULL,"
+    "UPDATE {jobs} j SET crash_count = " + _CRASHES + ", worker_id = NULL,"
     " lease_expires_at = NULL, status = CASE WHEN {over} THEN 'cancelled'"
-    " WHEN j.crash_count + 1 >= %(cap)s::integer THEN 'failed' ELSE 'queued' END,"
-    " finished_at = CASE WHEN {over} OR j.crash_count + 1 >= %(cap)s::integer THEN now() END,"
-    " error = CASE WHEN NOT {over} AND j.crash_count + 1 >= %(cap)s::integer THEN"
-    " 'poison: took down ' || (j.crash_count + 1) || ' workers, the last one '"
+    " WHEN " + _CRASHES + " >= %(cap)s::integer THEN 'failed' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {over} OR " + _CRASHES + " >= %(cap)s::integer THEN now() END,"
+    " error = CASE WHEN NOT {over} AND " + _CRASHES + " >= %(cap)s::integer THEN"
+    " 'poison: took down ' || (" + _CRASHES + ") || ' workers, the last one '"
     " || coalesce(j.worker_id, j.claimed_by, '?') || coalesce('; ' || %(error)s::text, '')"
     " || coalesce('; last beat ' || to_char(j.heartbeat_at AT TIME ZONE 'UTC',"
     " 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '') END,"
-    " priority = CASE WHEN j.crash_count = 0 THEN least(j.priority, %(band)s::smallint)"
+    " priority = CASE WHEN j.crash_count <= 0 THEN least(j.priority, %(band)s::smallint)"
     " ELSE j.priority END,"
-    " available_at = CASE WHEN j.crash_count > 0 AND j.crash_count + 1 < %(cap)s::integer AND"
-    " NOT {over} THEN now() + (j.crash_count + 1) * %(backoff)s::float8 * interval '1 second' END"
+    " available_at = CASE WHEN j.crash_count > 0 AND " + _CRASHES + " < %(cap)s::integer AND"
+    " NOT {over} THEN now() + (" + _CRASHES + ") * %(backoff)s::float8 * interval '1 second' END"
     " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
 )
 _CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
+_IS_LAPSED = "status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())"
 _LAPSED = sql.SQL(
-    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
-    " AND (lease_expires_at IS NULL OR lease_expires_at < now())"
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE " + _IS_LAPSED + ""
     " ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED), "
+)
+_LAPSED_AMONG = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE id = ANY (%(ids)s::text[])"
+    " AND (" + _IS_LAPSED + ") IS TRUE FOR UPDATE SKIP LOCKED), "
 )
 LIFE_LOCK = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
-_GONE = sql.SQL(
-    "chosen AS MATERIALIZED (SELECT q.id FROM {jobs} q JOIN workers w USING (worker_id)"
-    " WHERE q.status = 'running' AND (w.detail ->> 'lock')::boolean"
+# `detail` is what a worker wrote: a cast of its text to boolean would raise for any other word.
+_IS_GONE = (
+    " FROM {jobs} q JOIN workers w USING (worker_id)"
+    " WHERE q.status = 'running' AND w.detail -> 'lock' = 'true'::jsonb"
     " AND q.heartbeat_at < now() - %(silent)s::float8 * interval '1 second'"
     " AND w.last_seen < now() - %(silent)s::float8 * interval '1 second'"
     " AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1"
     " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     " AND ((l.classid::bigint << 32) | l.objid::bigint)"
     " = hashtextextended(%(lock)s::text || q.worker_id, 0))"
-    " LIMIT 100 FOR UPDATE OF q SKIP LOCKED), "
+)
+_GONE = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT q.id" + _IS_GONE + " LIMIT 100 FOR UPDATE OF q SKIP LOCKED), "
+)
+_GONE_AMONG = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT q.id" + _IS_GONE + " AND q.id = ANY (%(ids)s::text[])"
+    " FOR UPDATE OF q SKIP LOCKED), "
 )
 _OF_DEAD = sql.SQL(
     "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE status = 'running'"
@@ -121,6 +142,24 @@ _HAND_BACK_ALL_SQL = _both(_HAND_BACK_ALL, _BACK_EVENT)
 _TRIP_SQL = _both(_TRIP, _BACK_EVENT)
 _RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
 _GONE_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE)
+_RECLAIM_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED_AMONG)
+_GONE_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE_AMONG)
+_LAPSED_IDS = {
+    table.name: sql.SQL(
+        "SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND id <> ALL (%(aside)s::text[])"
+        " ORDER BY lease_expires_at LIMIT 100"
+    )
+    .format(jobs=sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+_GONE_IDS = {
+    table.name: sql.SQL("SELECT q.id" + _IS_GONE + " AND q.id <> ALL (%(aside)s::text[]) LIMIT 100")
+    .format(jobs=sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+_ENDS = {"workflow_node_jobs": endings.node_job, "ingest_jobs": endings.ingest_job}
 _DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
 _CHARGE_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_CLAIM)
 
@@ -152,6 +191,7 @@ def fail(
         after=after_s,
         most=most,
         backoff=policy.BASE_S,
+        longest=policy.MAX_WAIT_S,
     )
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 
@@ -162,7 +202,9 @@ def policy_of(conn: db.Connection, lease: tables.Lease) -> Row | None:
 
 
 _POLICY = {
-    table.name: sql.SQL("SELECT policy, attempts, max_attempts FROM {} WHERE id = %s")
+    table.name: sql.SQL(
+        "SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM {} WHERE id = %s"
+    )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
     for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
@@ -195,7 +237,8 @@ def hand_back(
 def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason: str) -> list[Row]:
     """Give up these claims of one worker and table as `hand_back` does; the changed rows.
 
-    Each keeps its place in the queue. A claim that is lost is left alone.
+    Each keeps its place in the queue. A claim that is lost is left alone, as is one whose change
+    the database refuses: see `quarantine.each`.
     """
     if not leases:
         return []
@@ -207,7 +250,13 @@ def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason
         "error": None,
         "detail": payload.encode({"reason": reason}, "reason"),
     }
-    return conn.execute(_HAND_BACK_ALL_SQL[leases[0].table.name], parameters).fetchall()
+    statement = _HAND_BACK_ALL_SQL[leases[0].table.name]
+    return quarantine.together(
+        conn,
+        lambda: conn.execute(statement, parameters).fetchall(),
+        lambda: leases,
+        lambda lease: hand_back(conn, lease, reason=reason),
+    )
 
 
 def trip(
@@ -248,12 +297,44 @@ def reclaim_lapsed(conn: db.Connection, table: tables.JobTable) -> list[Row]:
     return conn.execute(_RECLAIM_SQL[table.name], _crash_parameters(None)).fetchall()
 
 
+def lapsed_duty(table: tables.JobTable) -> isolation.Duty:
+    """Return `reclaim_lapsed` as a duty that leaves out rows which raise."""
+    return isolation.Duty(
+        f"reclaim in {table.name}",
+        _RECLAIM_SQL[table.name],
+        _LAPSED_IDS[table.name],
+        _RECLAIM_AMONG_SQL[table.name],
+        _ENDS[table.name],
+        lambda: _crash_parameters(None),
+    )
+
+
+def gone_duty(table: tables.JobTable, silent_s: float) -> isolation.Duty:
+    """Return `reclaim_gone` as a duty that leaves out rows which raise."""
+    return isolation.Duty(
+        f"reclaim of gone workers in {table.name}",
+        _GONE_SQL[table.name],
+        _GONE_IDS[table.name],
+        _GONE_AMONG_SQL[table.name],
+        _ENDS[table.name],
+        lambda: _gone_parameters(silent_s),
+    )
+
+
 def reclaim_dead(
     conn: db.Connection, table: tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:
-    """Take back at once what a process held that is known to be dead (`worker_id` starts so)."""
+    """Take back at once what a process held that is known to be dead (`worker_id` starts so).
+
+    A job whose change the database refuses is left to its lease: see `quarantine.each`.
+    """
     parameters = _crash_parameters(evidence, prefix=prefix)
-    return conn.execute(_DEAD_SQL[table.name], parameters).fetchall()
+    return quarantine.together(
+        conn,
+        lambda: conn.execute(_DEAD_SQL[table.name], parameters).fetchall(),
+        lambda: held_by(conn, table, prefix),
+        lambda lease: charge(conn, lease, evidence=evidence),
+    )
 
 
 def charge(conn: db.Connection, lease: tables.Lease, *, evidence: str) -> Row | None:
@@ -268,9 +349,12 @@ def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -
     Its session held an advisory lock for as long as it lived; a worker that never had one is left
     to its lease. A crash is counted, as by `reclaim_lapsed`. The changed rows.
     """
+    return conn.execute(_GONE_SQL[table.name], _gone_parameters(silent_s), prepare=True).fetchall()
+
+
+def _gone_parameters(silent_s: float) -> dict[str, Any]:
     evidence = f"its session is gone, and it has not renewed for {silent_s:g} s"
-    parameters = _crash_parameters(evidence, silent=silent_s, lock=LIFE_LOCK)
-    return conn.execute(_GONE_SQL[table.name], parameters, prepare=True).fetchall()
+    return _crash_parameters(evidence, silent=silent_s, lock=LIFE_LOCK)
 
 
 def held_by(
@@ -298,7 +382,8 @@ _HELD_BY = {
     table.name: sql.SQL(
         "SELECT id, worker_id, claim_no FROM {}"
         " WHERE status = 'running' AND starts_with(worker_id, %(prefix)s)"
-        " AND seq <> ALL (%(seqs)s::bigint[]) ORDER BY seq"
+        # As the shared status has them, which is exact up to 2^53.
+        " AND seq::float8 <> ALL (%(seqs)s::float8[]) ORDER BY seq"
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
@@ -313,7 +398,7 @@ _CANCELLED_SINCE = {
         "SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, {ended}))::float8"
         " AS since_s FROM {jobs} j WHERE j.status = 'running'"
         " AND starts_with(j.worker_id, %(prefix)s)"
-        " AND (%(seqs)s::bigint[] IS NULL OR j.seq = ANY (%(seqs)s::bigint[]))"
+        " AND (%(seqs)s::float8[] IS NULL OR j.seq::float8 = ANY (%(seqs)s::float8[]))"
     )
     .format(jobs=sql.Identifier(table.name), ended=_RUN_ENDED if table.in_run else sql.SQL("NULL"))
     .as_bytes(None)
@@ -371,10 +456,30 @@ def release_strays(
     Such claims come from commits whose reply was lost. `keep` are the job ids that it does know.
     """
     parameters = {"worker": worker_id, "keep": keep, "seconds": None, "error": None}
-    detail = payload.encode({"reason": "claimed unknowingly"}, "reason")
-    return conn.execute(_STRAYS_SQL[table.name], parameters | {"detail": detail}).fetchall()
+    reason = "claimed unknowingly"
+    parameters["detail"] = payload.encode({"reason": reason}, "reason")
+
+    def strays() -> list[tables.Lease]:
+        rows = conn.execute(_STRAY_IDS[table.name], parameters).fetchall()
+        return [tables.lease_of(table, row) for row in rows]
+
+    return quarantine.together(
+        conn,
+        lambda: conn.execute(_STRAYS_SQL[table.name], parameters).fetchall(),
+        strays,
+        lambda lease: hand_back(conn, lease, reason=reason),
+    )
 
 
+_STRAY_IDS = {
+    table.name: sql.SQL(
+        "SELECT id, worker_id, claim_no FROM {} WHERE status = 'running'"
+        " AND worker_id = %(worker)s AND id <> ALL (%(keep)s)"
+    )
+    .format(sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
 _STRAYS_SQL = _both(
     sql.SQL(
         "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"

@@ -78,7 +78,8 @@ def last_detail(conn: db.Connection, prefix: str) -> Row:
         " ORDER BY last_seen DESC LIMIT 1",
         (prefix,),
     ).fetchone()
-    return row["detail"] if row else {}
+    detail: Any = row["detail"] if row else None
+    return detail if isinstance(detail, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def bury(conn: db.Connection, prefix: str, detail: str, *, orderly: bool = False) -> None:
@@ -91,13 +92,19 @@ def bury(conn: db.Connection, prefix: str, detail: str, *, orderly: bool = False
     )
 
 
-def clear_model(conn: db.Connection, host_label: str, queue: str, *, mark_stale: bool) -> int:
-    """Forget the warm model of a host's queue; `mark_stale` ages the heartbeat; rows changed."""
+def clear_model(
+    conn: db.Connection, host_label: str, queue: str, *, mark_stale: bool
+) -> Row | None:
+    """Clear the loaded model of a heartbeat; return the changed row, or None.
+
+    `mark_stale` also sets `last_seen` back by an hour.
+    """
     return conn.execute(
         "UPDATE worker_heartbeats SET current_model = NULL, last_seen = CASE WHEN %s"
-        " THEN now() - interval '1 hour' ELSE last_seen END WHERE host_label = %s AND queue = %s",
+        " THEN now() - interval '1 hour' ELSE last_seen END WHERE host_label = %s AND queue = %s"
+        " RETURNING *",
         (mark_stale, host_label, queue),
-    ).rowcount
+    ).fetchone()
 
 
 _LOST = (
@@ -120,16 +127,24 @@ def lost(conn: db.Connection, host_label: str, queue: str, gone: str, live_s: fl
 
 
 def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
-    """Flag, once each, hosts with a stale heartbeat that own running jobs; those flagged."""
+    """Flag, once each, hosts with a stale heartbeat that own running jobs; return the flagged.
+
+    Each row has `running_jobs`, the number of jobs that run under its label and queue.
+    """
     return conn.execute(
-        "UPDATE worker_heartbeats h SET last_flagged_dead_at = now()"
-        " WHERE last_seen < now() - %s * interval '1 second' AND last_flagged_dead_at IS NULL"
-        " AND (EXISTS (SELECT FROM workflow_node_jobs j WHERE j.status = 'running'"
-        " AND j.claimed_by = h.host_label AND j.queue = h.queue)"
-        " OR EXISTS (SELECT FROM ingest_jobs i WHERE i.status = 'running'"
-        " AND i.claimed_by = h.host_label AND i.queue = h.queue))"
-        " RETURNING h.*",
-        (stale_after_s,),
+        "WITH stale AS MATERIALIZED (SELECT w.host_label, w.queue,"
+        " (SELECT count(*) FROM workflow_node_jobs j WHERE j.status = 'running'"
+        " AND j.claimed_by = w.host_label AND j.queue = w.queue)"
+        " + (SELECT count(*) FROM ingest_jobs i WHERE i.status = 'running'"
+        " AND i.claimed_by = w.host_label AND i.queue = w.queue) AS running_jobs"
+        " FROM worker_heartbeats w WHERE w.last_seen < now() - %(after)s * interval '1 second'"
+        " AND w.last_flagged_dead_at IS NULL)"
+        " UPDATE worker_heartbeats h SET last_flagged_dead_at = now() FROM stale s"
+        " WHERE s.running_jobs > 0 AND h.host_label = s.host_label AND h.queue = s.queue"
+        " AND h.last_seen < now() - %(after)s * interval '1 second'"
+        " AND h.last_flagged_dead_at IS NULL"
+        " RETURNING h.*, s.running_jobs",
+        {"after": stale_after_s},
     ).fetchall()
 
 

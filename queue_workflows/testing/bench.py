@@ -278,8 +278,7 @@ def harness(
         stack.callback(db.close_pool)
         if own:
             _empty()
-        if (register := config.get_config().builtin_model_registrar) is not None:
-            register()
+        config.get_config().builtin_model_registrar()
         made = Harness(dsn, folder)
         made.tick()
         try:

@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows.runtime import identity, service, supervisor
-from queue_workflows.store import events, payload, tables, transitions, workers
-from queue_workflows.types import Row
+from queue_workflows.store import events, payload, quarantine, tables, transitions, workers
+from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, leaving, oversight
 
 _log = logging.getLogger(__name__)
@@ -76,15 +76,7 @@ def bury(
             else:
                 taken = _carry_out(conn, sentence, leases)
             for row in taken:
-                beat = row["heartbeat_at"]
-                last = {
-                    "progress": row["progress"],
-                    "last_beat": beat and beat.isoformat(),
-                    "gpu": gpu,
-                }
-                job = row | {"worker_id": holders.get(row["id"])}
-                detail = payload.encode(death | last, "detail")
-                events.note(conn, table, job, "death", detail=detail, error=how)
+                _note_death(conn, table, row, holders.get(row["id"]), death | {"gpu": gpu}, how)
             rows += taken
         orderly = ended.code in leaving.ORDERLY
         workers.bury(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
@@ -96,6 +88,33 @@ def bury(
                 live_s = config.STALE_WORKER_AFTER_S.read()
                 workers.lost(conn, sentence.host, queue, prefix, live_s)
     return rows
+
+
+def _note_death(
+    conn: db.Connection,
+    table: tables.JobTable,
+    row: Row,
+    worker_id: str | None,
+    death: JsonDict,
+    how: str,
+) -> None:
+    """Record how a job's worker died; a job whose record the database refuses goes without one."""
+    beat = row["heartbeat_at"]
+    more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
+    try:
+        detail = payload.encode(death | more, "detail")
+    except errors.InvalidPayload:
+        # Plain SQL may write progress that no detail can hold.
+        more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
+        detail = payload.encode(death | more | {"gpu": None}, "detail")
+    try:
+        with conn.transaction():
+            job = row | {"worker_id": worker_id}
+            events.note(conn, table, job, "death", detail=detail, error=how)
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
+        _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
 
 
 def _sentence(ended: supervisor.Exit, host_label: str) -> oversight.Sentence | None:
@@ -112,17 +131,16 @@ def _carry_out(
 ) -> list[Row]:
     """What the worker's own guard would have done to these claims; the changed rows."""
     trip = sentence.trip
-    rows: list[Row | None] = []
-    for lease in leases:
+
+    def one(lease: tables.Lease) -> Row | None:
         concerned = lease == sentence.lease or len(leases) == 1
         if trip.event not in _REASONS and lease == sentence.lease:
-            seconds = sentence.seconds
-            rows.append(leaving.record_trip(conn, lease, trip, seconds, by="parent"))
-        else:
-            reason = _REASONS.get(trip.event, "its worker ended")
-            front = trip.event == oversight.OFF and concerned
-            rows.append(transitions.hand_back(conn, lease, reason=reason, front=front))
-    return [row for row in rows if row is not None]
+            return leaving.record_trip(conn, lease, trip, sentence.seconds, by="parent")
+        reason = _REASONS.get(trip.event, "its worker ended")
+        front = trip.event == oversight.OFF and concerned
+        return transitions.hand_back(conn, lease, reason=reason, front=front)
+
+    return quarantine.each(conn, leases, one)
 
 
 def oom_kills() -> int | None:
@@ -202,12 +220,22 @@ class Burials:
         try:
             with contextlib.closing(db.connect(timeout_s=STATEMENT_S)) as conn:
                 for grave in due:
-                    buried = self._bury(conn, grave)
+                    buried = self._bury_apart(conn, grave)
                     if not grave.last:
                         self._dead.append(buried._replace(due=now + AGAIN_S, last=True))
                     self._dead.remove(grave)
         except db.Error as error:
             _log.warning("what a dead worker held waits for the database: %s", str(error).strip())
+
+    def _bury_apart(self, conn: db.Connection, grave: _Grave) -> _Grave:
+        """Bury one; what it held is left to its leases if its rows cannot be written."""
+        try:
+            return self._bury(conn, grave)
+        except db.Error as error:
+            if not quarantine.is_about_rows(error):
+                raise
+            _log.warning("%s: leases decide what it held: %s", grave.ended.name, str(error).strip())
+        return grave
 
     def _bury(self, conn: db.Connection, grave: _Grave) -> _Grave:
         ended = grave.ended

@@ -8,14 +8,23 @@ import math
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from queue_workflows import db, dispatcher, errors
 from queue_workflows.runtime import clock
-from queue_workflows.store import claims, outcomes, payload, tables, transitions
+from queue_workflows.store import (
+    claimed,
+    claims,
+    outcomes,
+    payload,
+    quarantine,
+    tables,
+    transitions,
+)
 from queue_workflows.types import Row
 from queue_workflows.worker import current
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
@@ -58,6 +67,8 @@ class Claimer:
         self._look_again = False
         self.sent_at = 0.0
         """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
+        self.isolated = False
+        """Whether a row made the last claim fail, so that the rows were tried one by one."""
         self.wait_s = math.inf
         """Of the last claim that got no job: in how many seconds a limit lets the next one in."""
         self._pause = threading.Event()
@@ -92,15 +103,34 @@ class Claimer:
         self.close()
 
     def claim(self, *, promote: bool = False) -> Row | None:
-        """The next job, claimed, or None. Database errors pass, with the connection dropped."""
+        """The next job, claimed, or None. Database errors pass, with the connection dropped.
+
+        An error that a row causes does not: that row is taken out of the way, see `isolation`.
+        """
+        self.isolated = False
         try:
             self._look()
-            job = self._step(None, claim=True, promote=promote)
+            try:
+                job = self._step(None, claim=True, promote=promote)
+            except db.Error as error:
+                if not quarantine.is_about_rows(error):
+                    raise
+                job = self._claim_apart(promote=promote)
         except db.Error:
             self._lose()
             raise
         self._held = {job["id"]} if job else set()
         return job
+
+    def _claim_apart(self, *, promote: bool) -> Row | None:
+        """Claim one job although a row makes the ordinary claim fail; None: there was none."""
+        self.isolated = True
+        self.sent_at = clock.boot_s()
+        conn, who = self.connection(), self._who()
+        found = quarantine.claim_apart(conn, self._table, who, promote=promote)
+        if found.job_id is None:
+            return None
+        return claimed.read(conn, self._table, found.job_id, who.worker_id)
 
     def claim_batch(
         self, size: int, done: Sequence[claims.IngestResult] = (), *, promote: bool = False
@@ -108,21 +138,47 @@ class Claimer:
         """Record all of `done` and claim up to `size` ingest jobs, in one transaction.
 
         Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
+        An error that a row to be claimed causes does not pass: then one job is claimed, apart.
         """
+        self.isolated = False
         try:
             self._look()
             self.sent_at, self.wait_s = clock.boot_s(), math.inf
-            return claims.ingest_step(
-                self.connection(),
-                self._who(),
-                done=done,
-                claim=size,
-                promote=promote,
-                tell=self._told,
-            )
+            try:
+                return self._batch_step(size, done, promote=promote)
+            except db.Error as error:
+                if size < 1 or not quarantine.is_about_rows(error):
+                    raise
+            if done:
+                self._batch_step(0, done, promote=False)
+            return self._one_apart(promote=promote, recorded=bool(done))
         except db.Error:
             self._lose()
             raise
+
+    def _batch_step(
+        self, size: int, done: Sequence[claims.IngestResult], *, promote: bool
+    ) -> list[Row]:
+        return claims.ingest_step(
+            self.connection(),
+            self._who(),
+            done=done,
+            claim=size,
+            promote=promote,
+            tell=self._told,
+        )
+
+    def _one_apart(self, *, promote: bool, recorded: bool) -> list[Row]:
+        try:
+            job = self._claim_apart(promote=promote)
+        except db.Error as error:
+            if not recorded:
+                raise
+            # An error would say that the results were not recorded.
+            _log.warning("claiming waits for the database: %s", error)
+            self._lose()
+            return []
+        return [job] if job else []
 
     def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
         """Record how the job ended and, if `claim`, take the next; the next job, or None.
@@ -132,7 +188,9 @@ class Claimer:
         """
         ahead = None
         if self._table.in_run and outcome.kind == "completed":
-            ahead = dispatcher.look_ahead(work.job, outcome.result)
+            ahead = self._best_effort(
+                work.job["run_id"], lambda: dispatcher.look_ahead(work.job, outcome.result)
+            )
         try:
             following = self._insist(work, outcome, ahead, claim=claim)
         finally:
@@ -149,11 +207,16 @@ class Claimer:
         *,
         claim: bool,
     ) -> Row | None:
-        delay, refusals = RETRY_FIRST_S, 0
+        delay, refusals, apart = RETRY_FIRST_S, 0, False
         while True:
             try:
-                return self._record(work, outcome, ahead, claim=claim)
+                following = self._record(work, outcome, ahead, claim=claim and not apart)
+                return self._claim_after(work) if apart else following
             except db.Error as error:
+                if claim and not apart and quarantine.is_about_rows(error):
+                    # The row that would be claimed next may be what the database refuses.
+                    apart = True
+                    continue
                 self._lose()
                 refusals += outcome.kind != "completed" and not _passes(error)
                 if refusals == REFUSALS:
@@ -165,12 +228,28 @@ class Claimer:
                 if self._recorded(work, outcome):
                     return None
 
+    def _claim_after(self, work: current.Work) -> Row | None:
+        """Claim the next job after the outcome of this one was recorded without a claim."""
+        try:
+            return self.claim()
+        except db.Error as error:
+            _log.warning("claiming after job %s waits: %s", work.job["id"], error)
+            return None
+
     def _give_up(self, work: current.Work, error: db.Error) -> NoReturn:
-        """Count a crash, which bounds how often it runs; where that is refused too, it waits."""
+        """End the job if its data is what the database refuses, else count a crash.
+
+        The count bounds how often it runs. A job whose crash is refused as well waits.
+        """
         why = f"its end cannot be recorded: {error}"
         _log.error("job %s: %s", work.job["id"], why)
+        text = payload.error_text(why)
         try:
-            transitions.charge(self.connection(), work.lease, evidence=payload.error_text(why))
+            ended = quarantine.is_about_data(error) and quarantine.set_aside(
+                self.connection(), work.lease, error=text
+            )
+            if not ended:
+                transitions.charge(self.connection(), work.lease, evidence=text)
         except db.Error:
             self._lose()
             with contextlib.suppress(db.Error):
@@ -207,7 +286,7 @@ class Claimer:
         if outcome.kind == "completed":
             following = self._step((work.lease, outcome), ahead, claim=claim)
             if self._table.in_run:
-                dispatcher.note_completed(work.job)
+                self._best_effort(work.job["run_id"], lambda: dispatcher.note_completed(work.job))
             return following
         if outcomes.record(self.connection(), work.lease, outcome) == "skipped" and (
             outcome.kind != "cancelled"
@@ -262,12 +341,25 @@ class Claimer:
 
         Best effort: whatever goes wrong is the orchestrator's, whose outbox row is still open.
         """
+        return (
+            self._best_effort(
+                run_id, lambda: dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
+            )
+            or 0
+        )
+
+    def _best_effort(self, run_id: str, dispatch: Callable[[], T]) -> T | None:
+        """Return what a dispatching step gives, or None if it raises.
+
+        A run's row may hold anything, and its orchestrator ends it with the reason.
+        """
         try:
-            return dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
+            return dispatch()
         except db.Error as error:
             _log.debug("run %s is left to the orchestrator: %s", run_id, error)
             self.close()
-            return 0
         except errors.QueueWorkflowsError as error:
             _log.debug("run %s is left to the orchestrator: %s", run_id, error)
-            return 0
+        except Exception as error:  # noqa: BLE001  best effort: a hostile run must not end the worker
+            _log.warning("run %s is left to the orchestrator: %r", run_id, error)
+        return None

@@ -204,7 +204,7 @@ class Gear:
     def _reap(self) -> None:
         """Unload a model that has idled too long, unless the worker is paused with it."""
         cache, who = self._cache, self._who()
-        if cache is None or cache.current_model is None:
+        if cache is None or cache.current_model is None or config.DISABLE_GPU_IDLE_REAPER.read():
             return
         if who.obey and cache.is_idle_too_long():
             with self._kept.using() as conn:

@@ -339,8 +339,9 @@ def budget_for(job: Row) -> float:
 
 def _own_s(job: Row) -> float | None:
     """The `timeout_s` of its row; None for none, and for what is none: SQL may say NaN, or -1."""
-    said = job.get("timeout_s") or 0.0
-    return min(float(said), policy.MAX_WAIT_S) if said > 0 else None
+    # A node's row comes as JSON, where NaN and infinity are texts.
+    said = float(job.get("timeout_s") or 0.0)
+    return min(said, policy.MAX_WAIT_S) if said > 0 else None
 
 
 def guards_for(job: Row, started: float) -> list[Guard]:

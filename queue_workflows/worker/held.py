@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db, errors
 from queue_workflows.runtime import clock
-from queue_workflows.store import claims, outcomes, tables, transitions
+from queue_workflows.store import claims, outcomes, quarantine, tables, transitions
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import current, guards
 
@@ -249,18 +249,45 @@ def renew(
 ) -> Found:
     """Push these claims out, now that it is `sent`, and store progress (JSON texts)."""
     progress = [said.get(lease) for lease in ends]
-    rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
+    refused: set[tables.Lease] = set()
+    try:
+        rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
+        rows = _renew_apart(conn, [*ends], said, lease_s, refused)
     kept = {(row.job_id, row.claim_no): row for row in rows}
     found = Found([], [])
     for lease, end in ends.items():
         row = kept.get((lease.job_id, lease.claim_no))
         if row is None:
-            found.lost.append(lease)
+            if lease not in refused:
+                found.lost.append(lease)
             continue
         end.beat(sent)
         if row.cancel:
             found.asked.append(lease)
     return found
+
+
+def _renew_apart(
+    conn: db.Connection,
+    leases: Sequence[tables.Lease],
+    said: Mapping[tables.Lease, str | None],
+    lease_s: float,
+    refused: set[tables.Lease],
+) -> list[claims.Renewal]:
+    """Renew one by one, so that a row which cannot be written costs no other job its lease."""
+    rows: list[claims.Renewal] = []
+    for lease in leases:
+        try:
+            rows += claims.renew(conn, [lease], lease_s=lease_s, progress=[said.get(lease)])
+        except db.Error as error:
+            if not quarantine.is_about_rows(error):
+                raise
+            _log.warning("job %r cannot be renewed: %s", lease.job_id, str(error).strip())
+            refused.add(lease)
+    return rows
 
 
 def write_back(conn: db.Connection, held: Held) -> None:

@@ -163,7 +163,8 @@ class PoolLoop:
         if free:
             seats.due_at = time.monotonic() + seats.claimer.wait_s
         # What may have killed a worker is claimed alone; others may wait behind it.
-        if free and (len(jobs) == free or any(job["crash_count"] for job in jobs)):
+        partial = seats.claimer.isolated or any(job["crash_count"] for job in jobs)
+        if free and (len(jobs) == free or (jobs and partial)):
             seats.look = True
         self._start(seats, jobs)
         return bool(done or jobs)

@@ -12,8 +12,11 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import Any
 
+import psycopg
 import pytest
 
+import queue_workflows
+from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.cli import connect, doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
@@ -361,7 +364,15 @@ def test_a_role_without_rights(reachable: Server, home: str, role: Any) -> None:
     ("purpose", "named"),
     [
         ("work", ["GRANT EXECUTE ON FUNCTION queue_workflows_", "USAGE ON SEQUENCE", "DELETE ON"]),
-        ("submit", ["GRANT SELECT, INSERT ON TABLE", "USAGE ON SEQUENCE"]),
+        (
+            "submit",
+            [
+                "GRANT SELECT, INSERT (id, parcel_id, workflow_name, priority, context, out_dir,",
+                "GRANT EXECUTE ON FUNCTION",
+                "queue_workflows_enqueue(text,jsonb)",
+                "USAGE ON SEQUENCE",
+            ],
+        ),
         ("read", ["GRANT SELECT ON TABLE"]),
         ("migrate", ["ALTER TABLE workflow_runs OWNER TO guest", "GRANT CREATE ON SCHEMA public"]),
     ],
@@ -380,8 +391,6 @@ def test_the_grants_that_it_names_are_what_was_missing(
 
 
 def test_a_submitter_needs_no_more_to_submit(reachable: Server, home: str, role: Any) -> None:
-    import psycopg
-
     dsn = role("GRANT SELECT ON queue_schema_version TO guest")
     reachable.sql(*failed(dsn, "submit").remedy.split("; "), name=BASE)
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -397,10 +406,138 @@ def test_a_submitter_needs_no_more_to_submit(reachable: Server, home: str, role:
                 conn.execute(refused.encode())
 
 
+@pytest.fixture
+def submitter(reachable: Server, home: str, role: Any) -> str:
+    """The DSN of a role with the grants that `connect --for submit` names, and no more."""
+    dsn = role("GRANT SELECT ON queue_schema_version TO guest")
+    reachable.sql(*failed(dsn, "submit").remedy.split("; "), name=BASE)
+    return dsn
+
+
+def test_a_submitter_uses_the_python_functions(
+    reachable: Server, submitter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.configure(ingest_queues={"fetch"})
+    config.register_ingest_task("t", lambda reason: None)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", submitter)
+    try:
+        run = run_store.insert_run(workflow_name="w", context={"a": 1}, priority=5)
+        assert (run["status"], run["mode"]) == ("queued", "node")
+        keys: dict[str, Any] = {"lock_key": "l", "partition_key": "p"}
+        jobs = [
+            node_queue.enqueue_ingest_job(task_name="t", queue="fetch", args={"a": 1}),
+            node_queue.enqueue_ingest_job(
+                task_name="t", queue="fetch", idempotency_key="k", **keys
+            ),
+            *node_queue.enqueue_ingest_jobs(
+                [{"idempotency_key": key, "lock_key": "l"} for key in "cab"],
+                task_name="t",
+                queue="fetch",
+            ),
+            *node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[{}, {}]),
+        ]
+        again = node_queue.enqueue_ingest_job(
+            task_name="t", queue="fetch", idempotency_key="k", **keys
+        )
+        assert (again, again.created) == (jobs[1], False)
+        assert node_queue.get_ingest_job(jobs[0]) is not None
+        with engine.connect() as conn:
+            found = conn.execute("SELECT id FROM ingest_jobs ORDER BY seq").fetchall()
+        assert [row["id"] for row in found] == jobs
+        reachable.sql(
+            "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status)"
+            f" VALUES ('{run['id']}', 'n', '__input__x', 'cpu', 'awaiting_input')",
+            name=BASE,
+        )
+        queue_workflows.submit_input(run["id"], "n", {"answer": 1})
+    finally:
+        engine.close_pool()
+
+
+SET_BY_THE_ENGINE = {
+    "workflow_runs": {
+        "status": "'running'", "mode": "'step'", "definition": "'{}'", "generation": "1",
+        "created_at": "now()", "queued_at": "now()", "start_attempts": "1", "error": "'e'",
+        "resume_count": "1", "current_step_id": "'x'",
+    },
+    "ingest_jobs": {
+        "status": "'running'", "worker_id": "'w'", "claim_no": "1", "attempts": "1",
+        "lease_expires_at": "now()", "created_at": "now()", "generation": "1", "seq": "1",
+        "crash_count": "1", "watchdog_retries": "1", "blocked_reason": "'admitted'",
+        "admitted_at": "now()", "result": "'{}'", "claimed_by": "'w'", "error": "'e'",
+        "idempotency_released": "true", "cancel_requested_at": "now()",
+    },
+    "workflow_input_submissions": {
+        "status": "'processed'", "attempts": "1", "created_at": "now()", "available_at": "now()",
+    },
+}  # fmt: skip
+OTHERWISE = {
+    "workflow_runs": ("workflow_name", "'w'"),
+    "ingest_jobs": ("task_name, queue", "'t', 'q'"),
+    "workflow_input_submissions": ("run_id, node_id, value", "'r', 'n', '1'"),
+}
+
+
+def test_identity_counters_states_and_times_are_not_a_submitters(
+    reachable: Server, submitter: str
+) -> None:
+    with psycopg.connect(submitter, autocommit=True) as conn:
+        for table, columns in SET_BY_THE_ENGINE.items():
+            names, values = OTHERWISE[table]
+            for column, value in columns.items():
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    conn.execute(
+                        f"INSERT INTO {table} ({names}, {column})"
+                        f" VALUES ({values}, {value})".encode()
+                    )
+        for statement in (
+            "UPDATE ingest_jobs SET priority = 1",
+            "DELETE FROM workflow_runs",
+            "TRUNCATE ingest_jobs",
+            "SELECT setval('ingest_jobs_seq_seq', 1)",
+            "INSERT INTO ingest_job_events (job_id, event_type) VALUES ('j', 'failed')",
+            "INSERT INTO queue_settings (queue) VALUES ('q')",
+            "SELECT queue_workflows_ask_partition('q', 'k', 1000000)",
+            "SELECT queue_workflows_note_starts('q', 1000000)",
+            "SELECT queue_workflows_ingest_step('w', 'h', 'q', 600, 1, false, false, NULL)",
+            "SELECT queue_workflows_mend_lines()",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(statement.encode())
+
+
+def test_rights_past_the_purpose_are_found_and_revoked(
+    reachable: Server, submitter: str, role: Any
+) -> None:
+    reachable.sql(
+        "GRANT INSERT, DELETE ON workflow_runs TO guest",
+        "GRANT INSERT (status), UPDATE (priority) ON ingest_jobs TO guest",
+        "GRANT EXECUTE ON FUNCTION queue_workflows_audit TO PUBLIC",
+        name=BASE,
+    )
+    step = failed(submitter, "submit")
+    assert "guest" in step.text
+    assert "need not have INSERT on workflow_runs" in step.text
+    for statement in (
+        "REVOKE INSERT, DELETE ON TABLE workflow_runs FROM guest",
+        "ON TABLE ingest_jobs FROM guest",
+        "REVOKE EXECUTE ON FUNCTION queue_workflows_audit(ingest_jobs,text) FROM PUBLIC",
+        "GRANT INSERT (id, parcel_id, workflow_name",
+    ):
+        assert statement in step.remedy
+    reachable.sql(*step.remedy.split("; "), name=BASE)
+    assert passed(submitter, "submit")["rights"].level == OK
+    with psycopg.connect(submitter, autocommit=True) as conn:
+        conn.execute("INSERT INTO workflow_runs (workflow_name) VALUES ('w')")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute("INSERT INTO workflow_runs (workflow_name, status) VALUES ('w', 'x')")
+
+
 def test_what_is_needed_for_a_purpose_names_every_table() -> None:
     """All that the schema page describes, but what hosts or the tables' owner alone write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}
-    assert set(rights.PURPOSES["work"]) == set(catalog.PURPOSES) - others
+    views = {"queue_partition_limits"}
+    assert set(rights.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views
 
 
 # --- clock, listen, round trip -----------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_a_second_row_for_a_node_or_a_fire_is_named(
         run = factories.run(own)
         for _ in range(2):
             factories.node(own, run, "n")
-            own.execute("INSERT INTO schedule_fires VALUES ('x', 'epoch', gen_random_uuid())")
+            own.execute("INSERT INTO schedule_fires VALUES ('x', '2026-01-01', gen_random_uuid())")
         found = broken(own)
     assert sorted(found) == [6, 11]
     assert "has 2 jobs" in found[6][0].text

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -397,3 +398,95 @@ def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
 )
 def test_the_evidence_says_how(code: int | None, signum: int | None, rss: int, said: str) -> None:
     assert burial.evidence(supervisor.Exit("c", 1, code, signum, rss, 1.0)) == said
+
+
+DEEP = """(repeat('{"a":', %s) || '1' || repeat('}', %s))::jsonb"""
+
+
+def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, supervisor.Exit]:
+    """A worker of `box` that died while it held these nodes; the run, and its end."""
+    run_id = queued(*node_ids)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    assert dead.wait(30) == 0
+    prefix = identity.process_prefix(LABEL, dead.pid)
+    with db.connect() as conn:
+        for _ in node_ids:
+            assert claims.node_step(conn, claims.Claimant(f"{prefix}x", LABEL, "cpu"))
+    return run_id, supervisor.Exit("cpu-1", dead.pid, None, signal.SIGKILL, 42, 0.5)
+
+
+@pytest.mark.parametrize("levels", [100, 1200])
+def test_progress_that_no_record_can_hold_keeps_no_job_from_coming_back(
+    db: ModuleType, levels: int
+) -> None:
+    run_id, ended = dies_holding(db, "a", "b")
+    with db.connect() as conn:
+        conn.execute(
+            f"UPDATE workflow_node_jobs SET progress = {DEEP} WHERE node_id = 'a'",
+            (levels, levels),
+        )
+        rows = burial.bury(conn, ended, host_label=LABEL)
+    assert sorted(row["node_id"] for row in rows) == ["a", "b"]
+    death = events_of(db, run_id, "a")["death"]
+    detail = death["detail"]
+    assert isinstance(detail, dict)
+    said = str(detail["progress"])
+    assert said.startswith("{'a': {'a'" if levels == 100 else "<unreadable JSON: it is nested")
+
+
+@pytest.mark.parametrize("sentenced", [False, True])
+def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_back(
+    db: ModuleType, sentenced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id, ended = dies_holding(db, "a", "b", "c")
+    if sentenced:
+        ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop in time"))
+    with db.connect() as conn:
+        conn.execute(
+            "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF OLD.node_id = 'b' THEN RAISE EXCEPTION 'the app refuses'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        conn.execute(
+            "CREATE TRIGGER a_app_refuses BEFORE UPDATE ON workflow_node_jobs"
+            " FOR EACH ROW EXECUTE FUNCTION app_refuses()"
+        )
+        try:
+            rows = burial.bury(conn, ended, host_label=LABEL)
+        finally:
+            conn.execute("DROP TRIGGER a_app_refuses ON workflow_node_jobs")
+            conn.execute("DROP FUNCTION app_refuses()")
+    assert sorted(str(row["node_id"]) for row in rows) == ["a", "c"]
+    assert job(run_id, "b")["status"] == "running"
+    assert job(run_id, "a")["crash_count"] == (0 if sentenced else 1)
+    assert "is left to its lease" in caplog.text
+
+
+def test_a_place_in_line_at_its_end_is_buried_like_any(db: ModuleType) -> None:
+    run_id, ended = dies_holding(db, "a", "b")
+    last = 2**63 - 1
+    with db.connect() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET seq = %s WHERE node_id = 'a'", (last,))
+        # As the shared status tells it, which holds doubles.
+        rows = burial.bury(conn, ended, host_label=LABEL, ran={int(float(last))})
+    assert {row["node_id"]: row["crash_count"] for row in rows} == {"a": 1, "b": 0}
+    assert job(run_id, "a")["status"] == "queued"
+
+
+def test_a_dead_worker_that_cannot_be_recovered_holds_up_no_other(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = dies_holding(db, "a")
+    run_id, second = dies_holding(db, "b")
+    bury = burial.bury
+
+    def raises(conn: Any, ended: supervisor.Exit, **more: Any) -> Any:
+        if ended.pid == first.pid:
+            conn.execute("SELECT 1 / 0")
+        return bury(conn, ended, **more)
+
+    monkeypatch.setattr(burial, "bury", raises)
+    with burial.Burials(LABEL) as subject:
+        subject.report(first)
+        subject.report(second)
+        until(lambda: job(run_id, "b")["status"] == "queued")

@@ -256,7 +256,7 @@ def test_a_run_that_a_host_holds_locked_does_not_hold_up_the_others(
         assert {e["attempts"] for e in node_queue.list_unprocessed_dispatch_events()} == {0}
     host.look()
     assert len(flow.jobs(held)) == 2
-    assert "dispatched later" in caplog.text
+    assert "tried later" in caplog.text
 
 
 # --- host code and transactions

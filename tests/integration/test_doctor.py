@@ -67,8 +67,8 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
     assert list(result) == [
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
-        "rights", "schema", "outbox", "runs", "leases", "queues", "workers", "dead rows",
-        "renewals",
+        "rights", "schema", "outbox", "runs", "bad rows", "leases", "queues", "workers",
+        "dead rows", "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
@@ -159,7 +159,7 @@ def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert "SELECT on workflow_runs" in blind["rights"].text
     assert "permission denied for table queue_schema_version" in blind["schema"].text
     assert wrong(whole) == {}
-    assert wrong(partly) == {"rights": ERROR, "runs": ERROR}
+    assert wrong(partly) == {"rights": ERROR, "runs": ERROR, "bad rows": ERROR}
     for lacking in ("UPDATE on workers", "SELECT on workflow_runs", "USAGE on workflow_node_ev"):
         assert lacking in partly["rights"].text
 

@@ -284,7 +284,35 @@ def test_a_trigger_of_ones_own_writes_no_history(conn: Any, job: Any) -> None:
             "CREATE TRIGGER forged BEFORE INSERT ON bait FOR EACH ROW"
             " EXECUTE FUNCTION pg_temp.forge()"
         )
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only triggers"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute("INSERT INTO bait VALUES (1)")
+    assert events(conn) == []
+
+
+def test_nor_does_one_of_a_role_that_may_insert_jobs_and_call_every_function(
+    conn: Any, job: Any
+) -> None:
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            "CREATE ROLE qw_audit_guest; GRANT SELECT, INSERT ON ingest_jobs TO qw_audit_guest;"
+            " GRANT USAGE ON SEQUENCE ingest_jobs_seq_seq TO qw_audit_guest;"
+            " GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO qw_audit_guest"
+        )
+        conn.execute("SET LOCAL SESSION AUTHORIZATION qw_audit_guest")
+        conn.execute("CREATE TEMP TABLE bait (n integer)")
+        conn.execute(
+            "CREATE FUNCTION pg_temp.forge() RETURNS trigger LANGUAGE plpgsql AS $$"
+            " DECLARE made public.ingest_jobs; BEGIN"
+            " INSERT INTO public.ingest_jobs (task_name, queue) VALUES ('t', 'fetch');"
+            " made.id := 'j'; made.queue := 'load'; made.attempts := 1; made.claim_no := 1;"
+            " made.status := 'completed'; made.worker_id := 'another';"
+            " PERFORM public.queue_workflows_audit(made, 'completed'); RETURN NEW; END $$"
+        )
+        conn.execute(
+            "CREATE TRIGGER forged BEFORE INSERT ON bait FOR EACH ROW"
+            " EXECUTE FUNCTION pg_temp.forge()"
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="ingest_job_events"):
             conn.execute("INSERT INTO bait VALUES (1)")
     assert events(conn) == []
 

@@ -367,9 +367,12 @@ def test_a_window_that_a_plain_update_got_wrong_stops_nobody(conn: Any) -> None:
     for window, seconds in (("'NaN'", 366 * 86_400), ("'infinity'", 366 * 86_400), ("-5", 0)):
         job_id = enqueue(idempotency_key=window)
         end(conn)
-        conn.execute(
-            f"UPDATE ingest_jobs SET idempotency_window_s = {window} WHERE id = %s", (job_id,)
-        )
+        change = f"UPDATE ingest_jobs SET idempotency_window_s = {window} WHERE id = '{job_id}'"
+        with pytest.raises(psycopg.errors.CheckViolation, match="idempotency_window_s must be"):
+            conn.execute(change)
+        with conn.transaction():  # as a row of before there were bounds
+            conn.execute("SET LOCAL session_replication_role = replica")
+            conn.execute(change)
         if seconds:
             assert enqueue(idempotency_key=window) == job_id
         age(conn, job_id, seconds)
@@ -383,6 +386,7 @@ def test_whoever_may_only_insert_may_give_a_key(conn: Any, db: ModuleType) -> No
     role = f"{conn.info.dbname}_inserter"
     conn.execute(
         f"CREATE ROLE {role}; GRANT SELECT, INSERT ON ingest_jobs TO {role};"
+        f" GRANT EXECUTE ON FUNCTION queue_workflows_enqueue, queue_workflows_put_jobs TO {role};"
         f" GRANT USAGE ON SEQUENCE ingest_jobs_seq_seq TO {role}"
     )
     try:

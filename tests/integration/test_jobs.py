@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, errors, history, jobs, node_queue, queues
+from queue_workflows import config, errors, history, jobs, node_queue
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.runtime import process
@@ -165,20 +165,19 @@ def test_what_can_be_no_id_is_unknown_or_refused(conn: Any, some: None, door: An
 
 
 @pytest.mark.parametrize("far", ["infinity", "-infinity"])
-def test_a_time_without_an_end_which_sql_may_say_is_shown_as_the_farthest(
+def test_a_time_without_an_end_of_a_row_from_before_is_shown_as_the_farthest(
     conn: Any, said: Callable[..., Said], far: str
 ) -> None:
-    factories.ingest(conn, id="far", available_at=far)
-    factories.insert(conn, "queue_settings", queue="fetch", paused_at="now", paused_until=far)
+    factories.ingest(conn, id="far")
+    with conn.transaction():  # as a row of before there were bounds
+        conn.execute("SET LOCAL session_replication_role = replica")
+        conn.execute("UPDATE ingest_jobs SET available_at = %s", (far,))
     year = {"infinity": 9999, "-infinity": 1}[far]
     (row,) = jobs.list_jobs()
     for found in (row, history.get_job("far"), node_queue.get_ingest_job("far")):
         assert found is not None
         assert (found["available_at"].year, found["available_at"].tzinfo) == (year, timezone.utc)
     assert said("list").code == 0
-    config.configure(ingest_queues={"fetch"})
-    (queue,) = [each for each in queues.show() if each["queue"] == "fetch"]
-    assert queue["state"] == ("paused" if year == 9999 else "open")
 
 
 def test_the_list_as_a_table_and_as_json(some: None, said: Callable[..., Said]) -> None:

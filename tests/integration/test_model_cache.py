@@ -320,18 +320,6 @@ def test_the_ttl_comes_from_its_knob_and_zero_means_never(monkeypatch: pytest.Mo
     assert cache.reap_idle_once() is True
 
 
-def test_the_reaper_can_be_switched_off(monkeypatch: pytest.MonkeyPatch):
-    clock = Clock()
-    model_registry.register(ModelSpec("a", object))
-    cache = ModelCache(idle_ttl_s=1, now_fn=clock)
-    cache.require_model("a")
-    clock.now += 100
-    monkeypatch.setenv("AI_LEADS_DISABLE_GPU_IDLE_REAPER", "1")
-    assert cache.reap_idle_once() is False
-    monkeypatch.delenv("AI_LEADS_DISABLE_GPU_IDLE_REAPER")
-    assert cache.reap_idle_once() is True
-
-
 def test_a_failing_unloader_does_not_break_the_reaper(caplog: pytest.LogCaptureFixture):
     clock = Clock()
     model_registry.register(ModelSpec("a", object, failing("stuck")))

@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import history, node_pool, node_queue, retention, run_store
-from queue_workflows.store import events, fleet, logs, schedules
+from queue_workflows.store import events, fleet, isolation, logs, schedules
 from queue_workflows.store import retention as statements
 from tests.support import factories, laws, wait
 
@@ -76,17 +76,17 @@ def test_runs_go_with_all_that_is_theirs(conn: Any) -> None:
 
 def test_what_is_not_over_stays_however_old(conn: Any) -> None:
     for status in ("queued", "running", "awaiting_input"):
-        finished_run(conn, 9999, status=status)
-    unsent = finished_run(conn, 9999)
+        finished_run(conn, 8000, status=status)
+    unsent = finished_run(conn, 8000)
     conn.execute(
         "UPDATE workflow_dispatch_events SET processed_at = NULL WHERE run_id = %s", (unsent,)
     )
-    half = finished_run(conn, 9999, status="cancelled")
+    half = finished_run(conn, 8000, status="cancelled")
     factories.node(conn, half, "still", status="awaiting_input")
     factories.ingest(conn)
     factories.ingest(conn)
     factories.claim_ingest(conn)
-    conn.execute("UPDATE ingest_jobs SET created_at = now() - interval '9999 days'")
+    conn.execute("UPDATE ingest_jobs SET created_at = now() - interval '8000 days'")
     before = runs(conn), jobs(conn)
     assert retention.due() == {"runs": 0, "jobs": 0}
     assert set(retention.prune().values()) == {0}
@@ -100,7 +100,7 @@ def test_a_queue_has_its_own_time_or_that_of_all(conn: Any, monkeypatch: Any) ->
     )
     kept = {
         finished_job(conn, 1, queue="load"),
-        finished_job(conn, 9999, queue="fetch"),
+        finished_job(conn, 8000, queue="fetch"),
         finished_job(conn, 89, queue="notes"),
         finished_job(conn, 89, queue="bare"),
     }
@@ -110,13 +110,13 @@ def test_a_queue_has_its_own_time_or_that_of_all(conn: Any, monkeypatch: Any) ->
     assert retention.prune()["jobs"] == 3
     assert jobs(conn) == kept
     monkeypatch.setenv("QUEUE_WORKFLOWS_JOB_RETENTION_DAYS", "0")
-    finished_job(conn, 9999, queue="bare")
+    finished_job(conn, 8000, queue="bare")
     finished_job(conn, 3, queue="load")
     assert retention.prune()["jobs"] == 1
 
 
 def test_the_knobs_of_runs_and_of_events(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished_run(conn, 9999)
+    finished_run(conn, 8000)
     conn.execute("UPDATE workflow_dispatch_events SET processed_at = now() - interval '99 days'")
     monkeypatch.setenv("QUEUE_WORKFLOWS_RUN_RETENTION_DAYS", "0")
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "0")
@@ -224,7 +224,7 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
             assert schedules.prune(conn, limit=5000) == 5000
             assert statements.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
-            assert statements.delete_runs(conn, 0, 30) == statements.RUNS
+            assert statements.delete_runs(conn, 0, 30, isolation.Isolation()) == statements.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
         pool.stop()
     begun, stopped = threading.Event(), threading.Event()
 
-    def endless() -> Iterator[tuple[str, int]]:
+    def endless(*_: object) -> Iterator[tuple[str, int]]:
         try:
             while True:
                 begun.set()

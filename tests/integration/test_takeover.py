@@ -339,6 +339,68 @@ def test_after_a_reclaim_the_old_worker_can_not_finish_our_claim(
     assert legacy.do(conn, legacy.COMPLETE, job=ours[0]["id"]) is None
 
 
+def hostile(conn: Any) -> None:
+    """Rows that the tables of 0.3.0 take, with values that are out of every range of ours."""
+    run_row(conn, "far", "single", "queued", created_at="infinity", resume_count=-5)
+    run_row(conn, "old", "graph", "running", created_at="4714-11-24 BC", updated_at="infinity")
+    node(
+        conn, "old", "s/a", "running", claimed_by="box", lease_expires_at="infinity",
+        watchdog_retries=2147483647, created_at="-infinity",
+    )  # fmt: skip
+    run_row(conn, "asked", "ask", created_at="294276-12-31")
+    node(
+        conn, "asked", "pick", "awaiting_input", node_module="__input__choose_one",
+        inputs={"widget": "choose_one", "target": "chosen"},
+    )  # fmt: skip
+    factories.insert(
+        conn, "workflow_input_submissions", id="sub", run_id="asked", node_id="pick",
+        value=psycopg.types.json.Jsonb("5"), created_at="-infinity",
+    )  # fmt: skip
+    factories.insert(
+        conn, "workflow_dispatch_events", run_id="asked", node_id="pick", kind="awaiting_input",
+        attempts=-32768, created_at="infinity",
+    )  # fmt: skip
+    factories.ingest(
+        conn, id="held", status="running", claimed_by="box", lease_expires_at="infinity"
+    )
+    factories.ingest(conn, id="seconds", seconds="NaN", created_at="infinity")
+    factories.ingest(conn, id="long", task_name="t", reason="x" * 9000)
+    factories.insert(conn, "worker_heartbeats", host_label="far", queue="cpu", last_seen="infinity")
+
+
+def test_rows_with_values_out_of_every_range_are_taken_over_and_end(
+    old: ModuleType, conn: Any
+) -> None:
+    hostile(conn)
+    assert old.bootstrap() == OURS
+    lease = "SELECT max(lease_expires_at) < now() + interval '8 days' FROM {}"
+    for table in ("workflow_node_jobs", "ingest_jobs"):
+        assert factories.one(conn, lease.format(table))
+        conn.execute(
+            f"UPDATE {table} SET lease_expires_at = now() WHERE status = 'running'".encode()
+        )
+    live = "SELECT count(*) FROM workflow_runs WHERE status IN ('queued', 'running')"
+    jobs = "SELECT count(*) FROM ingest_jobs WHERE status IN ('queued', 'running')"
+    settle(lambda: factories.one(conn, live) + factories.one(conn, jobs) == 0)
+    assert statuses(conn, "workflow_runs") == dict.fromkeys(("far", "old", "asked"), "completed")
+    assert set(statuses(conn, "ingest_jobs").values()) == {"completed"}
+    run_row(conn, "innocent", "single", "queued")
+    done = "SELECT status = 'completed' FROM workflow_runs WHERE id = 'innocent'"
+    settle(lambda: factories.one(conn, done))
+
+
+def test_rows_with_such_values_go_back(old: ModuleType, conn: Any) -> None:
+    hostile(conn)
+    before = schemas.catalogue(conn)
+    old.bootstrap()
+    assert old.downgrade(to_version=12, allow_data_loss=True) == OURS[::-1]
+    after = schemas.catalogue(conn)
+    assert {k: v for k, v in after.items() if "queue_schema" not in k} == {
+        k: v for k, v in before.items() if "queue_schema" not in k
+    }
+    assert factories.one(conn, "SELECT created_at = 'infinity' FROM workflow_runs WHERE id = 'far'")
+
+
 # --- a worker of that engine beside ours --------------------------------------------------------
 
 

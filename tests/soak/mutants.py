@@ -140,7 +140,9 @@ def _bury_nobody() -> None:
 
 
 def _see_nobody_gone() -> None:
-    transitions.reclaim_gone = lambda *_, **__: []
+    for name, text in transitions._GONE_SQL.items():
+        assert b"LIMIT 100" in text
+        transitions._GONE_SQL[name] = text.replace(b"LIMIT 100", b"LIMIT 0")
 
 
 def _reclaim_early() -> None:

@@ -41,9 +41,9 @@ def _no_pause(conn: Conn) -> None:
 
 def _two_attempts_more() -> None:
     for name, text in transitions._FAIL_SQL.items():
-        old = b"j.attempts + 1 < greatest("
+        old = b"999999) + 1 < least("
         assert old in text
-        transitions._FAIL_SQL[name] = text.replace(old, b"j.attempts - 1 < greatest(")
+        transitions._FAIL_SQL[name] = text.replace(old, b"999999) - 1 < least(")
 
 
 def _count_snoozes() -> None:

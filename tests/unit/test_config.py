@@ -105,10 +105,11 @@ def test_the_defaults_are_the_contracts() -> None:
     assert not found.ingest_task_map
     assert not found.ingest_schedule
     for hook in (
-        "node_module_package", "node_resolver", "builtin_model_registrar", "workflow_loader",
-        "pipeline_schema_loader", "resolve_ref", "invoke_context",
+        "node_module_package", "node_resolver", "workflow_loader", "pipeline_schema_loader",
+        "resolve_ref", "invoke_context",
     ):  # fmt: skip
         assert getattr(found, hook) is None
+    found.builtin_model_registrar()
     assert found.get_resolve_ref() is refs.resolve_ref
 
 

@@ -26,7 +26,7 @@ def rel_paths(out_dir: Path, name: str = "scan") -> list[str]:
     return [file["rel_path"] for file in folders.listings(str(out_dir), [name]).get(name, [])]
 
 
-BASE = {"step_id": "ask", "prompt": None, "target": None}
+BASE = {"step_id": "ask", "prompt": "", "target": None}
 
 
 def test_choose_one_offers_what_its_source_names() -> None:

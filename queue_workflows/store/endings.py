@@ -1,0 +1,39 @@
+"""End a row that keeps raising in a set-based statement: fail it with its reason."""
+
+from __future__ import annotations
+
+from queue_workflows import config, db
+from queue_workflows.store import isolation, nodes, payload, runs, tables
+
+
+def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
+    """Fail a node job after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
+    return _job(conn, tables.NODE_JOBS, job_id, error, failures)
+
+
+def ingest_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
+    """Fail an ingest job after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
+    return _job(conn, tables.INGEST_JOBS, job_id, error, failures)
+
+
+def run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -> bool:
+    """Fail a run after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
+    if failures < config.DISPATCH_MAX_ATTEMPTS.read():
+        return False
+    runs.fail(conn, run_id, _poison(error, failures))
+    return True
+
+
+def _job(
+    conn: db.Connection, table: tables.JobTable, job_id: str, error: BaseException, failures: int
+) -> bool:
+    if failures < config.DISPATCH_MAX_ATTEMPTS.read():
+        return False
+    given = {"error": _poison(error, failures), "seconds": None}
+    nodes.operate(conn, job_id, table, "failed", given)
+    return True
+
+
+def _poison(error: BaseException, failures: int) -> str:
+    described = isolation.described(error)
+    return payload.error_text(f"poison: the engine failed {failures} times on it: {described}")

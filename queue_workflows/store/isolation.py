@@ -1,0 +1,240 @@
+"""Keep one row that raises from stopping the rows beside it: set it aside, retry later, end it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import psycopg
+
+from queue_workflows import db
+from queue_workflows.store import payload
+from queue_workflows.types import NowFn, Row
+
+T = TypeVar("T")
+Rest: TypeAlias = Callable[[BaseException, int], bool]
+"""Takes the error and how many came in a row. Returns True once the row rests or has ended."""
+Ending: TypeAlias = Callable[[db.Connection, str, BaseException, int], bool]
+"""`Rest` for a row by its id, in the transaction that is open."""
+
+_log = logging.getLogger(__name__)
+FIRST_S = 0.5
+MAX_S = 60.0
+MAX_ROWS = 10_000
+"""Rows remembered; beyond that the oldest are forgotten and simply fail once more."""
+PICKED = 1000
+"""Rows that one careful statement is about."""
+BUSY = frozenset({"55P03", "40P01", "40001"})
+"""SQLSTATEs of a row that somebody else holds: lock not available, deadlock, serialization."""
+SERVER = ("08", "25", "53", "57P")
+"""SQLSTATE classes of the server's trouble: connection, read-only, resources, shutdown."""
+
+
+def backoff_s(failures: int) -> float:
+    """Return the seconds to wait after that many failures in a row."""
+    return min(MAX_S, FIRST_S * 2.0 ** max(0, min(failures - 1, 30)))
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether a database error only says that somebody else holds the row."""
+    return getattr(error, "sqlstate", None) in BUSY and not _is_raised(error)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether a database error is no fault of the row: the server is away, full, read-only.
+
+    Everything else counts against the row: a value too large, a statement too slow, a client-side
+    refusal, and any SQLSTATE that a trigger chose to RAISE.
+    """
+    if not isinstance(error, psycopg.Error) or _is_raised(error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return error.sqlstate.startswith(SERVER)
+
+
+def is_of_row(error: BaseException) -> bool:
+    """Return whether a database error comes from a row's values, or was RAISEd by a trigger."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54"))
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Return whether a function RAISEd the error: it may carry any SQLSTATE, also an outage's."""
+    context = error.diag.context if isinstance(error, psycopg.Error) else None
+    return " at RAISE" in (context or "")
+
+
+class Duty(NamedTuple):
+    """One set-based statement in three forms, so that a bad row can be left out of it.
+
+    `many` does a whole batch and returns the changed rows. `due` returns the `id`s that `many`
+    would pick, without `%(aside)s`. `some` does those of `%(ids)s` that are still due. All take
+    what `given` returns. `rest` ends a row that keeps failing.
+    """
+
+    kind: str
+    many: bytes
+    due: bytes
+    some: bytes
+    rest: Ending
+    given: Callable[[], dict[str, Any]] = dict
+    prepare: Callable[[db.Connection], object] = lambda _: None
+    """Called first in each transaction, for settings that are local to it."""
+
+
+class _Failures(NamedTuple):
+    in_a_row: int
+    until: float
+
+
+class Isolation:
+    """The rows that raised in this process, each with when it may be tried again.
+
+    This is the engine's one broad `except` around work on a row. Errors of the server, not of the
+    row, pass through it.
+    """
+
+    def __init__(self, now_fn: NowFn = time.monotonic) -> None:
+        self._now = now_fn
+        self._lock = threading.Lock()
+        self._failed: dict[tuple[str, str], _Failures] = {}
+
+    def aside(self, kind: str) -> list[str]:
+        """Return the ids of this kind that must not be tried yet."""
+        now = self._now()
+        with self._lock:
+            return [
+                row_id
+                for (of, row_id), failures in self._failed.items()
+                if of == kind and failures.until > now
+            ]
+
+    def attempt(
+        self, kind: str, row_id: str, work: Callable[[], T], rest: Rest | None = None
+    ) -> T | None:
+        """Return what `work` returns; None after it raised and the row was set aside.
+
+        `rest` stores the failure in the row, if it can. Otherwise this process leaves the row
+        alone for a time that doubles with each failure.
+        """
+        try:
+            found = work()
+        except (Exception, SystemExit) as error:
+            if is_outage(error):
+                raise
+            if is_busy(error):
+                _log.warning("%s %s is tried later: %s", kind, row_id, _one_line(error))
+                return None
+            self._set_aside(kind, row_id, error, rest)
+            return None
+        with self._lock:
+            self._failed.pop((kind, row_id), None)
+        return found
+
+    def batch(self, conn: db.Connection, duty: Duty) -> list[Row]:
+        """Do one batch of a duty and return what it changed; rows that raise are set aside.
+
+        Each part is a transaction of its own, or a savepoint where `conn` is in a transaction.
+        """
+        aside = self.aside(duty.kind)
+        if not aside:
+            try:
+                with conn.transaction():
+                    duty.prepare(conn)
+                    return conn.execute(duty.many, duty.given()).fetchall()
+            except Exception as error:
+                if is_outage(error) or is_busy(error):
+                    raise
+                _log.warning("%s row by row, as one raises: %s", duty.kind, _one_line(error))
+        with conn.transaction():
+            rows = conn.execute(duty.due, duty.given() | {"aside": aside}).fetchall()
+        return self._parts(conn, duty, [row["id"] for row in rows])
+
+    def _parts(self, conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
+        """Do these ids; on an error halve them until the row that raises is alone."""
+        done: list[Row] = []
+        todo = [ids] if ids else []
+        while todo:
+            part = todo.pop()
+            if len(part) > 1:
+                try:
+                    with conn.transaction():
+                        done += _some(conn, duty, part)
+                except Exception as error:
+                    if is_outage(error):
+                        raise
+                    half = len(part) // 2
+                    todo += [part[half:], part[:half]]
+                continue
+            done += self._single(conn, duty, part[0]) or ()
+        return done
+
+    def _single(self, conn: db.Connection, duty: Duty, row_id: str) -> list[Row] | None:
+        def work() -> list[Row]:
+            with conn.transaction():
+                return _some(conn, duty, [row_id])
+
+        def rest(error: BaseException, failures: int) -> bool:
+            with conn.transaction():
+                return duty.rest(conn, row_id, error, failures)
+
+        return self.attempt(duty.kind, row_id, work, rest)
+
+    def _set_aside(self, kind: str, row_id: str, error: BaseException, rest: Rest | None) -> None:
+        key = (kind, row_id)
+        with self._lock:
+            known = self._failed.pop(key, None)
+        count = (known.in_a_row if known else 0) + 1
+        try:
+            if rest is not None and rest(error, count):
+                return
+        except (Exception, SystemExit) as again:
+            if is_outage(again):
+                raise
+            _log.error("%s %s cannot be ended either: %s", kind, row_id, _one_line(again))
+        wait_s = backoff_s(count)
+        _log.warning(
+            "%s %s is set aside for %g s (failure %d): %s",
+            kind,
+            row_id,
+            wait_s,
+            count,
+            described(error),
+        )
+        with self._lock:
+            self._failed[key] = _Failures(count, self._now() + wait_s)
+            while len(self._failed) > MAX_ROWS:
+                del self._failed[next(iter(self._failed))]
+
+
+def _some(conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
+    duty.prepare(conn)
+    return conn.execute(duty.some, duty.given() | {"ids": ids}).fetchall()
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and its first line, storable and cut."""
+    name = type(error).__name__
+    text = payload.error_text(error).partition("\n")[0].strip()
+    return f"{name}: {text}" if text else name
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(payload.error_text(error).split())
+
+
+def all_of(steps: Iterable[Callable[[], object]]) -> None:
+    """Do every step although one raises, and raise the first error afterwards."""
+    first: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  raised below, after the others had their turn
+            first = first or error
+    if first is not None:
+        raise first

@@ -1,0 +1,152 @@
+"""Claims and changes of jobs that go on when the database refuses one row."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import psycopg
+from psycopg import pq
+
+from queue_workflows import db
+from queue_workflows.store import claims, tables
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+SYSTEMIC = frozenset(
+    ("08", "25", "28", "2D", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "72")
+) | {"F0", "HV", "XX"}
+"""SQLSTATE classes that say nothing about a row; `queue_workflows_is_systemic` has the same."""
+DATA = frozenset(("0A", "21", "22", "23", "54"))
+"""SQLSTATE classes of values that cannot be computed with or stored."""
+
+
+class Apart(NamedTuple):
+    """What a claim came to that tried the rows one by one."""
+
+    job_id: str | None
+    """The job that is claimed now."""
+    aside: list[Row]
+    """Of each row that raised: `id`, `run_id`, `error`, and what it `became`."""
+
+
+def is_about_rows(error: psycopg.Error) -> bool:
+    """Return whether the server refused a statement because of what a row holds.
+
+    A trigger that raises counts; a lost connection, a missing right and a timeout do not.
+    """
+    state = error.sqlstate or ""
+    return bool(state) and state[:2] not in SYSTEMIC
+
+
+def is_about_data(error: psycopg.Error) -> bool:
+    """Return whether the row can never be written as it is: a trigger that raises does not count.
+
+    A trigger may change its mind. `queue_workflows_is_about_data` decides the same.
+    """
+    return (error.sqlstate or "")[:2] in DATA
+
+
+def claim_apart(
+    conn: db.Connection, table: tables.JobTable, who: claims.Claimant, *, promote: bool
+) -> Apart:
+    """Claim one job after the ordinary claim has raised, and take out of the way what raises.
+
+    One statement, one transaction when `conn` is autocommit. Tries at most 100 rows. Logs a warning
+    for each row that raised, with the command that removes it.
+    """
+    row = conn.execute(
+        "SELECT * FROM queue_workflows_claim_apart(%s::text, %s::text, %s::text, %s::text,"
+        " %s::float8, %s::boolean, %s::boolean, %s::text[], %s::smallint)",
+        (
+            *(table.name, who.worker_id, who.host, who.queue, who.lease_s, who.obey, promote),
+            *(who.models, who.lane),
+        ),
+    ).fetchone()
+    assert row is not None
+    for each in row["aside"]:
+        _log.warning("%s", _told(table, each))
+    return Apart(row["job_id"], row["aside"])
+
+
+_BECAME = {
+    "failed": "it has failed",
+    "set_aside": "it is blocked as set_aside, since it cannot be failed either",
+    "postponed": "it is tried again in a minute",
+    "skipped": "no change of it is accepted, so that every claim skips it",
+}
+
+
+def _told(table: tables.JobTable, aside: Row) -> str:
+    remove = (
+        f"queue-workflows cancel {aside['run_id']!r}"
+        if table.in_run
+        else f"queue-workflows jobs delete {aside['id']!r}"
+    )
+    return (
+        f"job {aside['id']!r} cannot be claimed: {_BECAME[aside['became']]}."
+        f" The database says: {aside['error']!r:.1000}. To remove it: {remove}"
+    )
+
+
+def set_aside(conn: db.Connection, lease: tables.Lease, *, error: str) -> str | None:
+    """End a claimed job whose outcome the database refuses.
+
+    Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
+    about it can be written.
+    """
+    row = conn.execute(
+        "SELECT queue_workflows_set_aside(%s::text, %s::text, %s::text, %s::text, %s::bigint)"
+        " AS became",
+        (lease.table.name, lease.job_id, error, lease.worker_id, lease.claim_no),
+    ).fetchone()
+    return row["became"] if row else None
+
+
+def together(
+    conn: db.Connection,
+    change: Callable[[], list[Row]],
+    leases: Callable[[], Sequence[tables.Lease]],
+    one: Callable[[tables.Lease], Row | None],
+) -> list[Row]:
+    """Return the rows of `change`, or of `one` for each of the claims if a row makes that fail."""
+    status = conn.info.transaction_status
+    # Alone in autocommit a statement that fails leaves nothing behind.
+    within = conn.transaction() if status == pq.TransactionStatus.INTRANS else None
+    try:
+        with within or contextlib.nullcontext():
+            return change()
+    except psycopg.Error as error:
+        if not is_about_rows(error):
+            raise
+    return each(conn, leases(), one)
+
+
+def each(
+    conn: db.Connection,
+    leases: Sequence[tables.Lease],
+    one: Callable[[tables.Lease], Row | None],
+) -> list[Row]:
+    """Change each claim in a transaction or savepoint of its own; return the changed rows.
+
+    Logs and leaves to its lease a claim whose change the database refuses.
+    """
+    rows: list[Row] = []
+    for lease in leases:
+        try:
+            with conn.transaction():
+                row = one(lease)
+        except psycopg.Error as error:
+            if not is_about_rows(error):
+                raise
+            _log.warning(
+                "job %r is left to its lease, the database refuses its change: %s",
+                lease.job_id,
+                str(error).strip(),
+            )
+            continue
+        if row is not None:
+            rows.append(row)
+    return rows

@@ -1,0 +1,123 @@
+"""`doctor` and `audit` read any row, and name the bad ones with the command that ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+
+import psycopg
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows.cli import audit, doctor
+from queue_workflows.store import bad_rows
+from tests.support import factories, flow
+
+DEEP = "[" * 1500 + "]" * 1500
+DIGITS = "9" * 5000
+EXTREMES = [
+    ("workflow_runs", column, value)
+    for column in ("created_at", "queued_at", "available_at", "started_at", "updated_at")
+    for value in ("infinity", "-infinity", "294276-12-31", "4713-01-01 BC")
+]
+EXTREMES += [
+    (table, column, value)
+    for table in ("workflow_node_jobs", "ingest_jobs")
+    for column in ("created_at", "available_at", "started_at", "lease_expires_at")
+    for value in ("infinity", "-infinity")
+]
+EXTREMES += [
+    ("workflow_runs", "definition", text)
+    for text in (DEEP, '"x"', '{"nodes": 5}', '{"nodes": [{"deps": 7}]}')
+]
+EXTREMES += [
+    ("workflow_runs", "context", DIGITS),
+    ("ingest_jobs", "args", DEEP),
+    ("ingest_jobs", "args", f'{{"n": {DIGITS}}}'),
+    ("workflow_node_jobs", "inputs", DEEP),
+    ("workflow_runs", "start_attempts", "-2147483648"),
+    ("ingest_jobs", "attempts", "-2147483648"),
+    ("ingest_jobs", "claim_no", "9223372036854775807"),
+]
+HARMLESS = {"updated_at"}
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with db.connect() as own:
+        yield own
+
+
+def put(conn: engine.Connection, table: str, column: str, value: str) -> str | None:
+    """Write the value into a new row past its triggers; its run's or job's id, None if refused."""
+    run_id = factories.run(conn, mode="node", status="queued")
+    row_id = run_id
+    if table == "workflow_node_jobs":
+        row_id = factories.node(conn, run_id)["id"]
+    elif table == "ingest_jobs":
+        row_id = run_id = factories.ingest(conn)["id"]
+    try:
+        with conn.transaction():
+            conn.execute("SET LOCAL session_replication_role = replica")
+            conn.execute(
+                f"UPDATE {table} SET {column} = %s WHERE id = %s".encode(), (value, row_id)
+            )
+    except psycopg.errors.CheckViolation:
+        return None
+    return run_id
+
+
+@pytest.mark.parametrize(("table", "column", "value"), EXTREMES)
+def test_both_commands_read_the_row_and_name_it(
+    conn: engine.Connection, table: str, column: str, value: str
+) -> None:
+    owner = put(conn, table, column, value)
+    if owner is None:
+        return  # refused where it is written
+    checks = (doctor._outbox, doctor._runs, doctor._bad_rows, doctor._leases, doctor._queues)
+    found = [finding for check in checks for finding in check(conn)]
+    assert {law["state"] for law in audit.collect(conn, None)} <= {"ok", "broken", "elsewhere"}
+    assert {law["state"] for law in audit.collect(conn, 3600.0)} <= {"ok", "broken", "elsewhere"}
+    named = [each for each in found if each.check == "bad rows" and owner in each.text]
+    wrong_shape = column == "definition" and value != DEEP
+    if column not in HARMLESS and not wrong_shape:
+        assert named
+        assert owner in named[0].remedy and "queue-workflows" in named[0].remedy
+
+
+def test_a_row_that_failed_is_named_with_its_reason(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = factories.run(
+        conn, mode="node", status="queued", start_attempts=3, error="no such table",
+        available_at="2100-01-01",
+    )  # fmt: skip
+    (row,) = bad_rows.stuck(conn, 5)
+    assert row == bad_rows.BadRow(
+        "run", run_id, "it could not start 3 times: no such table",
+        f"queue-workflows cancel {run_id}",
+    )  # fmt: skip
+
+
+def test_doctor_does_not_ask_for_an_orchestrator_that_runs(
+    conn: engine.Connection, db: ModuleType
+) -> None:
+    stuck = factories.run(conn, mode="node", status="queued", queued_at="2001-01-01")
+    (finding,) = doctor._runs(conn)
+    assert "start queue-orchestrator" in finding.remedy
+    flows = flow.Flow()
+    try:
+        flows.dag(a="")
+        flows.started()
+        (finding,) = doctor._runs(conn)
+        assert f"cancel {stuck}" in finding.remedy and "orchestrator runs" in finding.remedy
+    finally:
+        flows.close()
+
+
+def test_healthy_rows_are_not_named(conn: engine.Connection) -> None:
+    factories.run(conn, mode="node", status="queued", context={"a": {"b": [1.5, 2]}})
+    factories.ingest(conn, args={"text": "x" * 5000})
+    factories.claim_ingest(conn)
+    factories.node(conn)
+    assert bad_rows.stuck(conn, 5) + bad_rows.out_of_range(conn, 5) == []

@@ -1,0 +1,201 @@
+"""Whatever stands in a column of a job, the worker lives and the job behind it completes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+import queue_workflows
+from queue_workflows import claim_worker, config
+from queue_workflows import db as engine
+from queue_workflows.store import tables
+from queue_workflows.types import Row
+from queue_workflows.worker import claimer
+from tests.integration.test_unreadable_rows import batches, pooled, serving
+from tests.support import factories, hostile
+from tests.support.wait import until
+
+QUEUE = "load"
+NODE_COLUMNS = (
+    *("id", "run_id", "node_id", "node_module", "pipeline_name", "required_model", "priority"),
+    *("worker_lane", "inputs", "resolved_inputs", "input_spec", "context_delta", "host_label"),
+    *("error", "vm_rss_mb_peak", "seconds", "created_at", "started_at", "finished_at"),
+    *("claimed_by", "lease_expires_at", "watchdog_retries", "seq", "claim_no", "worker_id"),
+    *("generation", "attempts", "max_attempts", "crash_count", "available_at", "blocked_reason"),
+    *("cancel_requested_at", "heartbeat_at", "progress", "timeout_s", "policy", "lock_key"),
+    *("partition_key", "input_template", "ref_heads", "celery_task_id"),
+)
+INGEST_COLUMNS = (
+    *("id", "task_name", "reason", "priority", "result", "error", "seconds", "claimed_by"),
+    *("lease_expires_at", "created_at", "started_at", "finished_at", "args", "seq", "claim_no"),
+    *("worker_id", "generation", "attempts", "max_attempts", "crash_count", "watchdog_retries"),
+    *("available_at", "blocked_reason", "cancel_requested_at", "heartbeat_at", "progress"),
+    *("timeout_s", "policy", "lock_key", "partition_key", "idempotency_key", "headers"),
+    *("idempotency_window_s", "idempotency_released", "admitted_at"),
+)
+RUN_COLUMNS = (
+    *("workflow_name", "priority", "context", "out_dir", "created_at", "definition"),
+    *("definition_hash", "generation", "start_attempts", "steps_done", "parcel_id", "mode"),
+)
+NOT_SWEPT = {"status", "queue"}
+"""A job of another status or queue is not claimed; their domains refuse what is none."""
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    def fails(reason: str) -> None:
+        raise RuntimeError("boom")
+
+    config.configure(ingest_queues={QUEUE})
+    config.register_ingest_task("t", lambda reason, args: {"ok": True})
+    config.register_ingest_task("fails", fails)
+    queue_workflows.register_node("m", lambda: {"ok": True})
+    queue_workflows.register_node("fails", lambda: fails("node"))
+    with engine.connect() as conn:
+        yield conn
+
+
+def put_extremes(conn: engine.Connection, table: str, column: str, **given: str) -> list[str]:
+    """A row for each extreme value of a column; the ids of those that could be stored."""
+    ids: list[str] = []
+    kind = hostile.columns(conn, table)[column]
+    for number, value in enumerate(hostile.EXTREMES.get(kind, ())):
+        # A text that has to be another in each row.
+        own = f"{value} || '{number}'" if column in ("id", "run_id") else value
+        values = {"id": f"'bad-{number}'"} | given | {column: own}
+        try:
+            hostile.put(conn, table, **values)
+        except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
+            continue
+        ids.append(str(number))
+    return ids
+
+
+def status(conn: engine.Connection, table: tables.JobTable, job_id: str) -> str:
+    row = conn.execute(
+        f"SELECT status FROM {table.name} WHERE id = %s",  # pyright: ignore[reportArgumentType]
+        (job_id,),
+    ).fetchone()
+    assert row is not None
+    return row["status"]
+
+
+def work_until(
+    conn: engine.Connection, table: tables.JobTable, queue: str, good: str, bound: int
+) -> None:
+    """Claims, at most `bound`, one after the other until the good job has completed."""
+    worker = claim_worker.ClaimWorker(queue=queue, host="box", on_exit=exits)
+    for _ in range(bound):
+        if status(conn, table, good) == "completed":
+            break
+        worker.run_once()
+    assert status(conn, table, good) == "completed"
+    # Nothing of it is left with a worker that is gone.
+    row = conn.execute(
+        f"SELECT array_agg(id) AS ids FROM {table.name}"  # pyright: ignore[reportArgumentType]
+        " WHERE status = 'running' AND worker_id LIKE 'box%'"
+    ).fetchone()
+    assert row == {"ids": None}
+
+
+def exits(code: int) -> None:
+    raise AssertionError(f"the worker left with {code}")
+
+
+def test_every_column_is_swept(conn: engine.Connection) -> None:
+    for table, swept in (
+        ("workflow_node_jobs", NODE_COLUMNS),
+        ("ingest_jobs", INGEST_COLUMNS),
+    ):
+        found = hostile.columns(conn, table)
+        assert set(found) == {*swept} | NOT_SWEPT
+        assert {kind for name, kind in found.items() if name not in NOT_SWEPT} <= {
+            *hostile.EXTREMES,
+            "bool",
+        }
+
+
+@pytest.fixture
+def few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the database refuses four times is given up at once."""
+    monkeypatch.setattr(claimer, "RETRY_FIRST_S", 0.01)
+
+
+@pytest.mark.parametrize("task", ["t", "fails"])
+@pytest.mark.parametrize("column", INGEST_COLUMNS)
+def test_an_ingest_job_behind_any_row_completes(
+    conn: engine.Connection, few_retries: None, column: str, task: str
+) -> None:
+    put_extremes(
+        conn, "ingest_jobs", column, task_name=f"'{task}'", queue=f"'{QUEUE}'", priority="0"
+    )
+    good = factories.ingest(conn, id="good", task_name="t", queue=QUEUE)["id"]
+    work_until(conn, tables.INGEST_JOBS, QUEUE, good, 20)
+
+
+@pytest.mark.parametrize("node", ["m", "fails"])
+@pytest.mark.parametrize("column", NODE_COLUMNS)
+def test_a_node_behind_any_row_completes(
+    conn: engine.Connection, few_retries: None, column: str, node: str
+) -> None:
+    kind = hostile.columns(conn, "workflow_node_jobs")[column]
+    for number, value in enumerate(hostile.EXTREMES.get(kind, ())):
+        run_id = factories.run(conn)
+        own = f"{value} || '{number}'" if column in ("id", "run_id") else value
+        given = {
+            "id": f"'bad-{number}'",
+            "run_id": f"'{run_id}'",
+            "node_id": "'n'",
+            "node_module": f"'{node}'",
+            "queue": "'cpu'",
+            "priority": "0",
+        }
+        try:
+            hostile.put(conn, "workflow_node_jobs", **given | {column: own})
+        except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
+            continue
+    good = factories.node(conn, id="good", node_id="good")["id"]
+    work_until(conn, tables.NODE_JOBS, "cpu", good, 20)
+
+
+@pytest.mark.parametrize("column", RUN_COLUMNS)
+def test_a_node_behind_those_of_any_run_completes(
+    conn: engine.Connection, few_retries: None, column: str
+) -> None:
+    kind = hostile.columns(conn, "workflow_runs")[column]
+    for number, value in enumerate(hostile.EXTREMES.get(kind, ())):
+        given = {"id": f"'run-{number}'", "workflow_name": "'w'", "status": "'running'"}
+        try:
+            hostile.put(conn, "workflow_runs", **given | {column: value})
+        except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
+            continue
+        template: Row = {"x": {"$from": "x"}}
+        factories.node(conn, f"run-{number}", input_template=template, ref_heads=["x"], priority=0)
+    good = factories.node(conn, id="good", node_id="good")["id"]
+    work_until(conn, tables.NODE_JOBS, "cpu", good, 20)
+
+
+@pytest.mark.parametrize("make", [batches, pooled])
+def test_batches_and_pools_get_past_all_of_them_at_once(
+    conn: engine.Connection, few_retries: None, make: Any
+) -> None:
+    for column in INGEST_COLUMNS:
+        put_extremes(
+            conn,
+            "ingest_jobs",
+            column,
+            id=f"'{column}-' || gen_random_uuid()::text",
+            task_name="'t'",
+            queue=f"'{QUEUE}'",
+            priority="0",
+        )
+    good = [factories.ingest(conn, task_name="t", queue=QUEUE)["id"] for _ in range(5)]
+    with serving(make(QUEUE)):
+        until(
+            lambda: all(status(conn, tables.INGEST_JOBS, each) == "completed" for each in good),
+            timeout_s=60,
+        )

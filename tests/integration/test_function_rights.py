@@ -1,0 +1,155 @@
+"""Who may call the functions of the database: only whom they were granted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support import factories
+
+OURS = (
+    " FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace"
+    " AND p.proowner = (SELECT relowner FROM pg_class WHERE oid = 'workflow_runs'::regclass)"
+)
+CHECKED = {
+    "queue_workflows_put_jobs": '\'x\', \'[{"task_name": "t", "queue": "q"}]\'',
+    "queue_workflows_queue_room": "'q', 1",
+    "queue_workflows_hold_back": "'q', 1, 1",
+    "queue_workflows_mend_lines": "",
+    "queue_workflows_hold_node": "'r', 'n'",
+}
+"""The functions that run as their owner and may be granted: each with arguments for a call."""
+RIGHTS = {
+    "queue_workflows_put_jobs": "INSERT (args) ON ingest_jobs",
+    "queue_workflows_hold_node": "INSERT (value) ON workflow_input_submissions",
+}
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+
+
+@contextmanager
+def as_guest(conn: Any, *grants: str) -> Iterator[None]:
+    """The statements of `conn` are those of a role with these grants, and are undone."""
+    with conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE queue_workflows_guest")
+        for grant in grants:
+            conn.execute(f"GRANT {grant} TO queue_workflows_guest".encode())
+        conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
+        yield
+
+
+def refused(conn: Any, statement: str) -> str:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught, conn.transaction():
+        conn.execute(statement.encode())
+    return str(caught.value)
+
+
+def test_nobody_has_a_function_by_being_there(conn: Any) -> None:
+    public = (
+        "SELECT p.oid::regprocedure::text"
+        + OURS
+        + " AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner)))"
+        " WHERE grantee = 0)"
+    )
+    assert factories.column(conn, public) == []
+    assert factories.one(conn, "SELECT count(*)" + OURS) > 60
+
+
+def test_a_function_that_runs_as_its_owner_has_a_path_of_its_own(conn: Any) -> None:
+    path = (
+        "SELECT p.oid::regprocedure::text" + OURS + " AND p.prosecdef AND NOT coalesce("
+        "'search_path=' || current_schema() || ', pg_temp' = ANY (p.proconfig), false)"
+    )
+    assert factories.column(conn, path) == []
+
+
+def test_who_runs_as_the_owner_is_a_trigger_or_checks_its_caller(conn: Any) -> None:
+    named = (
+        "SELECT p.proname::text" + OURS + " AND p.prosecdef"
+        " AND p.prorettype <> 'trigger'::regtype ORDER BY 1"
+    )
+    assert factories.column(conn, named) == sorted(CHECKED)
+
+
+@pytest.mark.parametrize("function", CHECKED)
+def test_execute_alone_lets_nobody_work_as_the_owner(conn: Any, function: str) -> None:
+    call = f"SELECT * FROM {function}({CHECKED[function]})"
+    with as_guest(conn):
+        assert f"permission denied for function {function}" in refused(conn, call)
+    with as_guest(conn, f"EXECUTE ON FUNCTION {function}"):
+        assert "queue_workflows_guest lacks" in refused(conn, call)
+    right = RIGHTS.get(function, "UPDATE (status) ON ingest_jobs")
+    with as_guest(conn, f"EXECUTE ON FUNCTION {function}", right):
+        conn.execute(call.encode())
+
+
+def test_a_role_that_is_set_is_the_caller(conn: Any) -> None:
+    with conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE queue_workflows_guest")
+        conn.execute(
+            "GRANT EXECUTE ON FUNCTION queue_workflows_mend_lines TO queue_workflows_guest"
+        )
+        conn.execute("SET LOCAL ROLE queue_workflows_guest")
+        assert "queue_workflows_guest lacks" in refused(conn, "SELECT queue_workflows_mend_lines()")
+
+
+def test_a_role_without_a_right_spends_no_partitions_rate(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO queue_settings (queue, partition_rate_limit, partition_rate_period_s)"
+        " VALUES ('fetch', 2, 3600)"
+    )
+    spend = "SELECT queue_workflows_ask_partition('fetch', 'k', 2000000000)"
+    with as_guest(conn, "SELECT, INSERT ON ingest_jobs"):
+        assert "permission denied for function" in refused(conn, spend)
+    with as_guest(conn, "EXECUTE ON ALL FUNCTIONS IN SCHEMA public"):
+        assert "permission denied for table partition_turns" in refused(conn, spend)
+        for call in (
+            "queue_workflows_ask_turn('ingest_jobs', 'k')",
+            "queue_workflows_release_key('k')",
+            "queue_workflows_admit('fetch', 'k', 1000000)",
+            "queue_workflows_note_starts('fetch', 1000000)",
+            "queue_workflows_give_turns('ingest_jobs', '{k}')",
+        ):
+            assert "permission denied for table" in refused(conn, f"SELECT {call}")
+    factories.ingest(conn, partition_key="k")
+    assert factories.claim_ingest(conn)["partition_key"] == "k"
+
+
+def test_the_work_of_a_start_is_bounded_by_the_rate(conn: Any) -> None:
+    """Even for a role that may write everything: two billion rows would take hours."""
+    conn.execute(
+        "INSERT INTO queue_settings (queue, rate_limit, rate_period_s, partition_rate_limit,"
+        " partition_rate_period_s) VALUES ('fetch', 3, 60, 2, 60)"
+    )
+    conn.execute("SELECT queue_workflows_ask_partition('fetch', 'k', 2000000000)")
+    conn.execute("SELECT queue_workflows_note_starts('fetch', 2000000000)")
+    assert factories.one(conn, "SELECT count(*) FROM partition_starts") == 2
+    assert factories.one(conn, "SELECT count(*) FROM queue_starts") == 3
+
+
+def test_an_insert_of_any_kind_needs_no_function(conn: Any) -> None:
+    conn.execute("INSERT INTO queue_partitions (queue, partition_key, max_running)"
+                 " VALUES ('fetch', 'p', 1)")  # fmt: skip
+    columns = "task_name, queue, lock_key, partition_key, idempotency_key, args, available_at"
+    with as_guest(
+        conn, f"INSERT ({columns}) ON ingest_jobs", "USAGE ON SEQUENCE ingest_jobs_seq_seq"
+    ):
+        for _ in range(2):
+            conn.execute(
+                f"INSERT INTO ingest_jobs ({columns}) VALUES ('t', 'fetch', 'l', 'p',"
+                " gen_random_uuid(), %s::jsonb, NULL)".encode(),
+                ('{"a": "' + "x" * 500 + '"}',),
+            )
+        conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        conn.execute("RESET SESSION AUTHORIZATION")
+        found = "SELECT count(*) FROM ingest_jobs WHERE blocked_reason IS NULL"
+        assert factories.one(conn, found) == 1

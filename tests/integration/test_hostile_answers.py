@@ -1,0 +1,176 @@
+"""Answers that anybody may have written: each fails with its reason, and no other waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import input_listener
+from queue_workflows.store import isolation
+from tests.support import factories, flow
+
+DEEP = "[" * 1500 + "]" * 1500
+DIGITS = "9" * 5000
+
+
+@pytest.fixture
+def flows(db: ModuleType) -> Generator[flow.Flow]:
+    made = flow.Flow()
+    made.define(flow.ask("q"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with db.connect() as own:
+        yield own
+        own.execute("DROP FUNCTION IF EXISTS app_guard() CASCADE")
+
+
+def waiting(flows: flow.Flow) -> str:
+    """A run whose input node waits."""
+    run_id = flows.started()
+    flows.work()
+    flows.look()
+    assert flow.states(run_id) == {"q": "awaiting_input"}
+    return run_id
+
+
+def answer(conn: engine.Connection, run_id: str, value: str, created_at: str = "now") -> str:
+    """A submission as SQL writes it; its id."""
+    row = conn.execute(
+        "INSERT INTO workflow_input_submissions (run_id, node_id, value, created_at)"
+        " VALUES (%s, 'q', %s::jsonb, %s) RETURNING id",
+        (run_id, value, created_at),
+    ).fetchone()
+    assert row is not None
+    return row["id"]
+
+
+def outcome(conn: engine.Connection, submission_id: str) -> tuple[str, str | None]:
+    row = conn.execute(
+        "SELECT status, error FROM workflow_input_submissions WHERE id = %s", (submission_id,)
+    ).fetchone()
+    assert row is not None
+    return row["status"], row["error"]
+
+
+@pytest.mark.parametrize("value", [DEEP, DIGITS, f'{{"a": {DIGITS}}}', "[" * 100 + "]" * 100])
+def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
+    flows: flow.Flow, conn: engine.Connection, value: str
+) -> None:
+    hostile, innocent = waiting(flows), waiting(flows)
+    bad = answer(conn, hostile, value, "2001-01-01")
+    good = answer(conn, innocent, "5")
+    flows.look()
+    status, error = outcome(conn, bad)
+    assert status == "failed"
+    assert error is not None and ("cannot be read" in error or "nested deeper" in error)
+    assert outcome(conn, good)[0] == "processed"
+    flows.look()
+    assert (flow.status(innocent), flow.states(hostile)) == ("completed", {"q": "awaiting_input"})
+    answer(conn, hostile, "6")
+    flows.look()
+    flows.look()
+    assert flow.status(hostile) == "completed"
+
+
+@pytest.mark.parametrize("inputs", [DEEP, '"x"', "[1]"])
+def test_a_node_whose_inputs_cannot_be_read_takes_no_answer_and_stops_no_other(
+    flows: flow.Flow, conn: engine.Connection, inputs: str
+) -> None:
+    hostile, innocent = waiting(flows), waiting(flows)
+    conn.execute(
+        "UPDATE workflow_node_jobs SET inputs = %s::jsonb WHERE run_id = %s", (inputs, hostile)
+    )
+    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    flows.look()
+    status, error = outcome(conn, bad)
+    assert status == "failed" and "inputs of node 'q'" in (error or "")
+    assert outcome(conn, good)[0] == "processed"
+    assert flow.states(hostile) == {"q": "awaiting_input"}
+
+
+def guard(conn: engine.Connection, table: str, state: str, column: str, value: str) -> None:
+    conn.execute(
+        "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.{column} = '{value}' THEN RAISE EXCEPTION 'the app refuses this row'"
+        f" USING ERRCODE = '{state}'; END IF; RETURN NEW; END $$".encode()
+    )
+    conn.execute(
+        f"CREATE TRIGGER app_guard BEFORE UPDATE ON {table} FOR EACH ROW"
+        " EXECUTE FUNCTION app_guard()".encode()
+    )
+
+
+@pytest.mark.parametrize("state", ["P0001", "22003", "57P01", "08006"])
+def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
+    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "2")
+    hostile, innocent = waiting(flows), waiting(flows)
+    guard(conn, "workflow_node_jobs", state, "run_id", hostile)
+    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    flows.look()
+    assert outcome(conn, bad)[0] == "pending"
+    assert "the app refuses" in (outcome(conn, bad)[1] or "")
+    assert outcome(conn, good)[0] == "processed"
+    conn.execute("UPDATE workflow_input_submissions SET available_at = NULL")
+    flows.look()
+    status, error = outcome(conn, bad)
+    assert status == "failed" and "could not be taken in 2 tries" in (error or "")
+
+
+def test_an_answer_whose_row_cannot_be_written_stops_no_other(
+    flows: flow.Flow, conn: engine.Connection
+) -> None:
+    hostile, innocent = waiting(flows), waiting(flows)
+    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    guard(conn, "workflow_input_submissions", "P0001", "id", bad)
+    flows.look()
+    assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("pending", "processed")
+
+
+@pytest.mark.parametrize("attempts", [2147483647, -2147483648])
+def test_a_counter_at_its_end_stops_no_answer(
+    flows: flow.Flow, conn: engine.Connection, attempts: int
+) -> None:
+    hostile, innocent = waiting(flows), waiting(flows)
+    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    with conn.transaction():
+        conn.execute("SET LOCAL session_replication_role = replica")
+        conn.execute(
+            "UPDATE workflow_input_submissions SET attempts = %s WHERE id = %s", (attempts, bad)
+        )
+    flows.look()
+    assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("processed", "processed")
+
+
+def test_an_answer_claimed_in_the_future_is_taken_back(
+    flows: flow.Flow, conn: engine.Connection
+) -> None:
+    run_id = waiting(flows)
+    held = answer(conn, run_id, "1")
+    conn.execute(
+        "UPDATE workflow_input_submissions SET status = 'processing', claimed_at = 'infinity'"
+    )
+    flows.look()
+    assert outcome(conn, held)[0] == "processed"
+
+
+def test_an_early_answer_waits_without_using_up_its_attempts(
+    flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = flows.started()
+    early = answer(conn, run_id, "1")
+    rows = isolation.Isolation()
+    listener = input_listener.InputListener(rows=rows)
+    for _ in range(3):
+        conn.execute("UPDATE workflow_input_submissions SET available_at = NULL")
+        assert listener.process_once()
+    assert outcome(conn, early)[0] == "pending"
+    assert factories.one(conn, "SELECT attempts FROM workflow_input_submissions") == 0

@@ -1,0 +1,348 @@
+"""Runs that anybody may have written: each fails with its reason, and no other run waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Generator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import dispatcher, errors, run_store
+from queue_workflows.dag import frozen
+from tests.support import factories, flow
+from tests.support.cpu import cpu_seconds
+
+DEEP = "[" * 1500 + "]" * 1500
+DIGITS = "9" * 5000
+
+
+@pytest.fixture
+def flows(db: ModuleType) -> Generator[flow.Flow]:
+    made = flow.Flow()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with db.connect() as own:
+        yield own
+
+
+def set_column(conn: engine.Connection, run_id: str, column: str, value: str) -> None:
+    """Write a column of a run past its triggers, as an older database may hold it."""
+    with conn.transaction():
+        conn.execute("SET LOCAL session_replication_role = replica")
+        conn.execute(
+            f"UPDATE workflow_runs SET {column} = %s WHERE id = %s".encode(), (value, run_id)
+        )
+
+
+def definition(**deps: str) -> dict[str, Any]:
+    """A definition as the engine freezes it."""
+    return {
+        "version": 1,
+        "workflow": "w",
+        "nodes": [
+            {
+                "id": node_id, "module": "ok", "queue": "cpu", "model": None,
+                "deps": text.split(), "inputs": {}, "skip_if": None, "pipeline": "p", "step": None,
+            }
+            for node_id, text in deps.items()
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("born", ["infinity", "-infinity", "294276-12-31 00:00Z", "4713-01-01 BC"])
+def test_a_birth_at_the_end_of_time_holds_up_no_start(
+    flows: flow.Flow, conn: engine.Connection, born: str
+) -> None:
+    flows.dag(a="", b="a")
+    hostile, innocent = flows.submit(priority=1), flows.submit()
+    set_column(conn, hostile, "created_at", born)
+    flows.go()
+    assert (flow.status(hostile), flow.status(innocent)) == ("completed", "completed")
+
+
+@pytest.mark.parametrize("context", ["[1]", '"x"', "1", "null"])
+def test_a_context_that_is_no_object_fails_its_run_at_its_start(
+    flows: flow.Flow, conn: engine.Connection, context: str
+) -> None:
+    flows.dag(a="")
+    hostile, innocent = flows.submit(priority=1), flows.submit()
+    set_column(conn, hostile, "context", context)
+    flows.look()
+    found = flow.run(hostile)
+    assert (found["status"], found["start_attempts"]) == ("failed", 0)
+    assert "its context is a JSON" in found["error"] and "not an object" in found["error"]
+    assert flow.status(innocent) == "running"
+
+
+@pytest.mark.parametrize("value", [DEEP, DIGITS])
+def test_a_context_that_cannot_be_loaded_fails_its_run_when_a_ref_reads_it(
+    flows: flow.Flow, conn: engine.Connection, value: str
+) -> None:
+    flows.define(
+        flow.step("s", inputs={"x": {"$from": "big.x"}}),
+        s=[{"id": "a", "node": "ok", "inputs": [{"name": "x", "from": "pipeline.x"}]}],
+    )
+    hostile = flows.submit(priority=1)
+    innocent = flows.submit(context={"big": {"x": 1}})
+    set_column(conn, hostile, "context", f'{{"big": {value}, "small": 1}}')
+    flows.look()
+    found = flow.run(hostile)
+    assert (found["status"], found["start_attempts"]) == ("failed", 0)
+    assert "its context under 'big' cannot be read" in found["error"]
+    assert flow.status(innocent) == "running"
+
+
+def test_a_context_that_turns_bad_fails_its_run_at_the_next_event(
+    flows: flow.Flow, conn: engine.Connection
+) -> None:
+    flows.define(
+        flow.step("s", inputs={"x": {"$from": "big.x"}}),
+        s=[
+            {"id": "a", "node": "ok"},
+            {
+                "id": "b",
+                "node": "ok",
+                "depends_on": ["a"],
+                "inputs": [{"name": "x", "from": "pipeline.x"}],
+            },
+        ],
+    )
+    run_id = flows.started(context={"big": {"x": 1}})
+    set_column(conn, run_id, "context", "[1]")
+    flow.complete(run_id, "s/a")
+    flows.look()
+    assert flow.status(run_id) == "failed"
+    assert "its context is a JSON array" in flow.run(run_id)["error"]
+    assert factories.one(conn, "SELECT attempts FROM workflow_dispatch_events") == 0
+
+
+FORGED: dict[str, tuple[Any, str]] = {
+    "text": ("x", "an object is needed"),
+    "list": ([1], "an object is needed"),
+    "null": (None, "an object is needed"),
+    "no nodes": (definition(), "has no nodes"),
+    "nodes of text": ({"version": 1, "nodes": "x"}, "must be a list"),
+    "version": ({"version": 2, "nodes": []}, "version 2"),
+    "cycle": (definition(a="b", b="a"), "a cycle of nodes: a -> b -> a"),
+    "self": (definition(a="a"), "a cycle of nodes: a -> a"),
+    "half cycle": (definition(s="", a="s b", b="a"), "a cycle of nodes"),
+    "unknown dependency": (definition(a="zz"), "node 'a' waits for the unknown 'zz'"),
+    "path": (definition(**{"../../x": ""}), "no node id"),
+    "duplicate": (
+        {"version": 1, "nodes": [*definition(a="")["nodes"], *definition(a="")["nodes"]]},
+        "two nodes have the id 'a'",
+    ),
+}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """A definition of one node, `a`, with these fields."""
+    made = definition(a="")
+    made["nodes"][0] |= fields
+    return made
+
+
+SHAPES = {
+    "id": 5, "module": [], "queue": "moon", "model": "m", "deps": "x", "inputs": [1],
+    "pipeline": {}, "step": "x", "policy": {"retries": "many"},
+}  # fmt: skip
+FORGED |= {f"bad {name}": (changed(**{name: value}), "node ") for name, value in SHAPES.items()}
+FORGED["node of text"] = ({"version": 1, "nodes": ["x"]}, "node 1: an object is needed")
+FORGED["escaping path"] = (changed(inputs={"x": {"$out": "../../etc"}}), "no path under out_dir")
+FORGED["marker"] = (changed(inputs={"x": {"$out": {}}}), "without '$value'")
+
+
+@pytest.mark.parametrize("status", ["queued", "running"])
+@pytest.mark.parametrize("name", list(FORGED))
+def test_a_forged_definition_fails_its_run_with_its_reason(
+    flows: flow.Flow, conn: engine.Connection, name: str, status: str
+) -> None:
+    forged, reason = FORGED[name]
+    flows.dag(a="", b="a")
+    innocent = flows.started()
+    hostile = factories.run(
+        conn, mode="node", status=status, definition_hash=flow.run(innocent)["definition_hash"]
+    )
+    conn.execute(
+        "UPDATE workflow_runs SET definition = %s::jsonb WHERE id = %s",
+        (json.dumps(forged), hostile),
+    )
+    if status == "running":
+        # A worker has just completed its first node.
+        factories.node(conn, hostile, "a", status="completed")
+        factories.insert(
+            conn, "workflow_dispatch_events", run_id=hostile, node_id="a", kind="completed"
+        )
+    flows.look()
+    found = flow.run(hostile)
+    assert (found["status"], found["start_attempts"]) == ("failed", 0)
+    assert reason in found["error"]
+    flows.go()
+    assert flow.status(innocent) == "completed"
+    assert factories.one(conn, "SELECT max(attempts) FROM workflow_dispatch_events") == 0
+
+
+@pytest.mark.parametrize("text", [DEEP, DIGITS, f'{{"version": 1, "nodes": [{DEEP}]}}'])
+def test_a_definition_that_cannot_be_loaded_fails_its_run(
+    flows: flow.Flow, conn: engine.Connection, text: str
+) -> None:
+    flows.dag(a="")
+    hostile, innocent = flows.submit(priority=1), flows.submit()
+    set_column(conn, hostile, "definition", text)
+    flows.look()
+    assert "its definition cannot be read" in flow.run(hostile)["error"]
+    assert (flow.status(hostile), flow.status(innocent)) == ("failed", "running")
+
+
+def test_a_definition_of_a_million_nodes_is_refused_at_once() -> None:
+    nodes = definition(a="")["nodes"] * 1_000_000
+    with pytest.raises(errors.InvalidWorkflow, match="1000000 nodes; at most 20000"):
+        frozen.check({"version": 1, "nodes": nodes})
+
+
+def test_what_the_engine_freezes_passes_its_own_check(flows: flow.Flow) -> None:
+    flows.define(
+        flow.step("s", inputs={"x": {"$out": 1}}, skip_if={"$from": "gone"}),
+        flow.ask("q", depends_on=["s"], timeout_s=5, default=[1]),
+        s=[
+            {"id": "a", "node": "ok", "retries": 2, "backoff": {"kind": "constant", "base_s": 1}},
+            {
+                "id": "b", "node": "ok", "depends_on": ["a"], "gpu": True, "model": "m",
+                "inputs": [
+                    {"name": "x", "from": "pipeline.x"},
+                    {"name": "y", "from": "a.out.txt"},
+                    {"name": "z", "from": "pipeline._siblings([a])"},
+                    {"name": "l", "from": "pipeline._implicit({\"k\": [1, 2]})"},
+                ],
+            },
+        ],
+    )  # fmt: skip
+    stored = flow.run(flows.started(out_dir="/tmp/x"))["definition"]
+    assert list(frozen.check(stored).nodes) == ["s/a", "s/b", "q"]
+
+
+def test_a_graph_is_known_by_its_content_not_by_the_hash_in_the_row(
+    flows: flow.Flow, conn: engine.Connection
+) -> None:
+    flows.dag(a="", b="a")
+    first = flows.started()
+    flow.finish(first, "s/a")
+    digest = flow.run(first)["definition_hash"]
+    forged = factories.run(
+        conn, mode="node", status="queued", definition=definition(x=""), definition_hash=digest
+    )
+    flows.look()
+    assert list(flow.jobs(forged)) == ["x"]
+
+
+def test_reading_a_definition_again_costs_less_than_its_check(
+    flows: flow.Flow, conn: engine.Connection
+) -> None:
+    made = definition(**{f"n{number}": "" for number in range(5000)})
+
+    def start() -> None:
+        run_id = factories.run(conn, mode="node", definition=made)
+        head = factories.one(
+            conn, "SELECT jsonb_build_object('id', id, 'generation', 0, 'born', 0,"
+            " 'has_definition', true) FROM workflow_runs WHERE id = %s", run_id,
+        )  # fmt: skip
+        from queue_workflows.dispatch import knowledge
+
+        costs.append(cpu_seconds(lambda: knowledge.learn(engine.transaction, head), tries=1))
+
+    costs: list[float] = []
+    start()
+    start()
+    assert costs[1] < costs[0] / 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        dispatcher.start_run,
+        dispatcher.drain_run,
+        lambda run_id: dispatcher.on_node_completed(run_id, "a"),
+        lambda run_id: dispatcher.on_node_awaiting_input(run_id, "a"),
+        lambda run_id: dispatcher.resume_after_input(run_id, "a", 1),
+        lambda run_id: dispatcher.retry_run(run_id, from_node="a"),
+        dispatcher.cancel_run,
+    ],
+)
+@pytest.mark.parametrize("text", [DEEP, '"x"', '{"version": 1, "nodes": [[]]}'])
+def test_public_functions_raise_errors_of_the_library(
+    flows: flow.Flow, conn: engine.Connection, call: Any, text: str
+) -> None:
+    run_id = factories.run(conn, mode="node")
+    factories.node(conn, run_id, "a", status="completed")
+    set_column(conn, run_id, "definition", text)
+    with contextlib.suppress(errors.QueueWorkflowsError):
+        call(run_id)
+
+
+def test_the_list_of_runs_reads_any_definition(flows: flow.Flow, conn: engine.Connection) -> None:
+    for text in (DEEP, '"x"', '{"nodes": 5}', '{"nodes": [1]}'):
+        set_column(conn, factories.run(conn), "definition", text)
+    assert sorted(str(row["nodes_total"]) for row in run_store.list_runs()) == [
+        "1", "None", "None", "None",
+    ]  # fmt: skip
+
+
+def test_a_run_whose_row_cannot_be_written_delays_no_other(
+    flows: flow.Flow, conn: engine.Connection
+) -> None:
+    flows.dag(a="", b="a")
+    stuck = [flows.submit(priority=1) for _ in range(60)]
+    innocent = flows.submit()
+    listed = ", ".join(f"'{each}'" for each in stuck)
+    conn.execute(
+        "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.id = ANY (TG_ARGV) THEN RAISE EXCEPTION 'the app refuses this run'; END IF;"
+        " RETURN NEW; END $$"
+    )
+    conn.execute(
+        "CREATE TRIGGER app_guard BEFORE UPDATE ON workflow_runs FOR EACH ROW EXECUTE FUNCTION"
+        f" app_guard({listed})".encode()
+    )
+    try:
+        flows.look()
+        flows.look()
+        assert flow.status(innocent) == "running"
+        assert {flow.status(each) for each in stuck} == {"queued"}
+    finally:
+        conn.execute("DROP FUNCTION app_guard() CASCADE")
+
+
+@pytest.mark.parametrize("attempts", [32767, -32768])
+def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
+    flows: flow.Flow, conn: engine.Connection, attempts: int
+) -> None:
+    flows.dag(a="", b="a")
+    hostile, innocent = flows.started(), flows.started()
+
+    def broken(run_id: str) -> Any:
+        raise RuntimeError("no")
+
+    conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (hostile,))
+    dispatcher.forget(hostile)
+    for each in (hostile, innocent):
+        flow.complete(each, "s/a")
+    conn.execute(
+        "UPDATE workflow_dispatch_events SET attempts = %s WHERE run_id = %s", (attempts, hostile)
+    )
+    flows.workflows["w"] = None
+    flows.provide()
+    from queue_workflows import set_workflow_provider
+
+    set_workflow_provider(broken, broken)
+    flows.look()
+    assert list(flow.states(innocent)) == ["s/a", "s/b"]
+    want = {32767: "failed", -32768: "running"}
+    assert flow.status(hostile) == want[attempts]

@@ -1,0 +1,330 @@
+"""A row whose processing raises is set aside, and the rows beside it are processed all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import datetime, timedelta, timezone
+from types import ModuleType
+
+import psycopg
+import pytest
+
+import queue_workflows
+from queue_workflows import config, node_pool, retention
+from queue_workflows import db as engine
+from queue_workflows.scheduler import ScheduleEntry, Ticker
+from queue_workflows.store import isolation, nodes, outbox, tables, transitions
+from tests.support import factories, wait
+from tests.support.factories import one
+
+GUARD = """
+CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF coalesce(to_jsonb(NEW), to_jsonb(OLD)) ->> 'id' = ANY (TG_ARGV) THEN
+        RAISE EXCEPTION 'the app refuses this row' USING ERRCODE = '{state}';
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END $$;
+CREATE TRIGGER app_guard BEFORE {event} ON {table}
+    FOR EACH ROW EXECUTE FUNCTION app_guard({ids});
+"""
+STATES = ["P0001", "22003", "57P01", "40001", "53100"]
+"""A plain RAISE, a number out of range, and words that only the server should use."""
+
+
+def guard(
+    conn: engine.Connection,
+    table: str,
+    *ids: str,
+    event: str = "UPDATE",
+    state: str = "P0001",
+) -> None:
+    """An app's own trigger that raises for these ids."""
+    listed = ", ".join(f"'{each}'" for each in ids)
+    text = GUARD.replace("{state}", state).replace("{event}", event).replace("{table}", table)
+    conn.execute(text.replace("{ids}", listed).encode())
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Generator[engine.Connection]:
+    with db.connect() as own:
+        yield own
+        own.execute("DROP FUNCTION IF EXISTS app_guard() CASCADE")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("table", ["ingest_jobs", "workflow_node_jobs", "workflow_runs"])
+def test_a_row_that_cannot_be_promoted_delays_no_other(
+    conn: engine.Connection, table: str, state: str
+) -> None:
+    for name in ("a", "bad", "z"):
+        if table == "workflow_runs":
+            factories.run(conn, id=name, status="queued", mode="node")
+        elif table == "ingest_jobs":
+            factories.ingest(conn, id=name, available_at="2100-01-01")
+        else:
+            factories.node(conn, id=name, available_at="2100-01-01")
+    with factories.unguarded(conn, table):
+        due = "available_at = now() - interval '1 minute'"
+        conn.execute(f"UPDATE {table} SET {due} WHERE id IN ('a', 'bad', 'z')".encode())
+    guard(conn, table, "bad", state=state)
+    rows = isolation.Isolation()
+    assert outbox.promote_due(conn, rows) == 2
+    waiting = factories.column(conn, f"SELECT id FROM {table} WHERE available_at IS NOT NULL")
+    assert waiting == ["bad"]
+    assert outbox.promote_due(conn, rows) == 0
+
+
+def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "3")
+    factories.ingest(conn, id="bad", available_at="2100-01-01")
+    with factories.unguarded(conn, "ingest_jobs"):
+        conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
+    guard(conn, "ingest_jobs", "bad", event="UPDATE OF available_at")
+    clock = Clock()
+    rows = isolation.Isolation(clock)
+    for _ in range(3):
+        assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
+        outbox.promote_due(conn, rows)
+        clock.now += isolation.MAX_S
+    status, error = factories.reread(conn, {"id": "bad"}), None
+    status, error = status["status"], status["error"]
+    assert (status, "the app refuses this row" in error) == ("failed", True)
+    assert error.startswith("poison: the engine failed 3 times on it")
+
+
+def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
+    conn: engine.Connection,
+) -> None:
+    factories.ingest(conn, id="bad", available_at="2100-01-01")
+    with factories.unguarded(conn, "ingest_jobs"):
+        conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
+    guard(conn, "ingest_jobs", "bad")
+    clock = Clock()
+    rows = isolation.Isolation(clock)
+    outbox.promote_due(conn, rows)
+    conn.execute("DROP FUNCTION app_guard() CASCADE")
+    assert outbox.promote_due(conn, rows) == 0
+    clock.now += isolation.FIRST_S
+    assert outbox.promote_due(conn, rows) == 1
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("family", ["node", "ingest"])
+def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
+    conn: engine.Connection, family: str, state: str
+) -> None:
+    table = tables.NODE_JOBS if family == "node" else tables.INGEST_JOBS
+    ids = [f"j{number}" for number in range(5)]
+    for each in ids:
+        if family == "node":
+            factories.node(conn, id=each)
+            factories.expire(conn, factories.claim_node(conn))
+        else:
+            factories.ingest(conn, id=each)
+            factories.expire(conn, factories.claim_ingest(conn))
+    guard(conn, table.name, "j1", "j3", state=state)
+    node_pool.reclaim(conn)
+    left = factories.column(conn, f"SELECT id FROM {table.name} WHERE status = 'running'")
+    assert sorted(left) == ["j1", "j3"]
+
+
+def test_a_crash_count_at_its_end_delays_no_other(conn: engine.Connection) -> None:
+    for each in ("bad", "good"):
+        factories.ingest(conn, id=each)
+        factories.expire(conn, factories.claim_ingest(conn))
+    with conn.transaction(force_rollback=True):
+        # Whatever a domain says of new values: a row of an older database may hold this one.
+        conn.execute("ALTER TABLE ingest_jobs ALTER COLUMN crash_count TYPE integer")
+        conn.execute("ALTER TABLE ingest_jobs DISABLE TRIGGER USER")
+        conn.execute("UPDATE ingest_jobs SET crash_count = 2147483647 WHERE id = 'bad'")
+        conn.execute("ALTER TABLE ingest_jobs ENABLE TRIGGER USER")
+        node_pool.reclaim(conn)
+        assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'good'") == "queued"
+
+
+def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
+    conn: engine.Connection,
+) -> None:
+    for worker, detail in (("gone", {"lock": True}), ("odd", {"lock": "maybe"})):
+        factories.ingest(conn, id=worker)
+        job = factories.claim_ingest(conn, factories.who("fetch", worker_id=worker))
+        factories.insert(
+            conn, "workers", worker_id=worker, host_label="box", queue="fetch", pid=1, detail=detail
+        )
+        with factories.unguarded(conn, "ingest_jobs"):
+            conn.execute(
+                "UPDATE ingest_jobs SET heartbeat_at = now() - interval '1 hour' WHERE id = %s",
+                (job["id"],),
+            )
+    conn.execute("UPDATE workers SET last_seen = now() - interval '1 hour'")
+    duty = transitions.gone_duty(tables.INGEST_JOBS, 30)
+    taken = isolation.Isolation().batch(conn, duty)
+    assert [row["id"] for row in taken] == ["gone"]
+
+
+def test_an_orphan_that_cannot_be_cancelled_delays_no_other(conn: engine.Connection) -> None:
+    run_id = factories.run(conn, mode="node", status="completed")
+    for each in ("a", "bad", "z"):
+        factories.node(conn, run_id, each, id=each)
+    guard(conn, "workflow_node_jobs", "bad")
+    node_pool.sweep_orphans(conn)
+    query = "SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
+    assert factories.column(conn, query) == ["bad"]
+
+
+def waits(conn: engine.Connection, job_id: str, policy: str = '{"timeout_s": 1}') -> None:
+    """An input node whose wait has been over for an hour."""
+    factories.node(
+        conn, factories.run(conn, mode="node"), job_id, id=job_id, node_module="__input__x",
+        inputs={"target": "answer"},
+    )  # fmt: skip
+    with factories.unguarded(conn, "workflow_node_jobs"):
+        conn.execute(
+            "UPDATE workflow_node_jobs SET status = 'awaiting_input', policy = %s::jsonb"
+            " WHERE id = %s",
+            (policy, job_id),
+        )
+    conn.execute(
+        "INSERT INTO workflow_input_timeouts (job_id, claim_no, due_at)"
+        " VALUES (%s, 0, now() - interval '1 hour')",
+        (job_id,),
+    )
+
+
+def test_a_wait_that_cannot_be_ended_delays_no_other(conn: engine.Connection) -> None:
+    for each in ("a", "bad", "z"):
+        waits(conn, each)
+    conn.execute("UPDATE workflow_input_timeouts SET due_at = '-infinity' WHERE job_id = 'bad'")
+    guard(conn, "workflow_node_jobs", "bad")
+    node_pool.expire_inputs(conn)
+    query = "SELECT id FROM workflow_node_jobs WHERE status = 'failed' ORDER BY id"
+    assert factories.column(conn, query) == ["a", "z"]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        '"x"',
+        "[1]",
+        '{"timeout_s": 1e400}',
+        '{"timeout_s": [[]]}',
+        f'{{"timeout_s": {"9" * 5000}}}',
+        "[" * 300 + "]" * 300,
+        '{"timeout_s": 1, "default": ' + "[" * 150 + "]" * 150 + "}",
+    ],
+)
+def test_a_policy_of_garbage_ends_its_wait(conn: engine.Connection, policy: str) -> None:
+    waits(conn, "odd", policy)
+    node_pool.expire_inputs(conn)
+    assert one(conn, "SELECT status FROM workflow_node_jobs") == "failed"
+    assert one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
+
+
+@pytest.mark.parametrize("table", ["ingest_jobs", "workflow_runs"])
+def test_a_row_that_cannot_be_deleted_stops_no_pruning(conn: engine.Connection, table: str) -> None:
+    for each in ("a", "bad", "z"):
+        if table == "ingest_jobs":
+            factories.ingest(conn, id=each, status="completed", finished_at="2020-01-01")
+        else:
+            factories.run(
+                conn, id=each, mode="node", status="completed", finished_at="2020-01-01",
+                updated_at="2020-01-01",
+            )  # fmt: skip
+    factories.insert(
+        conn, "worker_heartbeats", host_label="old", queue="cpu", last_seen="2020-01-01"
+    )
+    guard(conn, table, "bad", event="DELETE")
+    retention.prune()
+    assert factories.column(conn, f"SELECT id FROM {table}") == ["bad"]
+    assert one(conn, "SELECT count(*) FROM worker_heartbeats") == 0
+
+
+def test_a_retention_of_garbage_stops_no_pruning(conn: engine.Connection) -> None:
+    for queue in ("odd", "fetch"):
+        factories.ingest(conn, id=queue, queue=queue, status="completed", finished_at="2020-01-01")
+    try:
+        factories.insert(conn, "queue_settings", queue="odd", retention_days="NaN")
+    except psycopg.errors.CheckViolation:
+        return  # refused where it is written
+    retention.prune()
+    assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["odd"]
+
+
+def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = datetime(2031, 3, 1, 10, tzinfo=timezone.utc)
+    config.configure(ingest_queues={"fetch"})
+    for name in ("bad", "good"):
+        queue_workflows.register_ingest_task(name, lambda: None)
+    entries = [ScheduleEntry(name, 5, name, "fetch") for name in ("bad", "good")]
+    clock = Clock()
+    ticker = Ticker(schedule=entries, now_fn=lambda: at + timedelta(seconds=clock.now))
+    ticker.run_once()
+    clock.now = 600
+    conn.execute(
+        "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.task_name = 'bad' THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END $$"
+    )
+    conn.execute(
+        "CREATE TRIGGER app_guard BEFORE INSERT ON ingest_jobs FOR EACH ROW"
+        " EXECUTE FUNCTION app_guard()"
+    )
+    assert len(ticker.run_once()) == 1
+    assert factories.column(conn, "SELECT task_name FROM ingest_jobs") == ["good"]
+    conn.execute("DROP FUNCTION app_guard() CASCADE")
+    assert wait.until(ticker.run_once)
+    query = "SELECT task_name FROM ingest_jobs ORDER BY 1"
+    assert factories.column(conn, query) == ["bad", "good"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_waiter_that_cannot_have_its_turn_fails_no_holder_and_delays_no_other(
+    conn: engine.Connection, state: str
+) -> None:
+    for each in ("holder", "bad", "next"):
+        factories.ingest(conn, id=each, lock_key="k")
+    held = factories.claim_ingest(conn)
+    guard(conn, "ingest_jobs", "bad", state=state)
+    factories.complete_ingest(conn, held)
+    assert factories.claim_ingest(conn)["id"] == "next"
+
+
+def test_the_sweep_of_turns_goes_past_a_waiter_that_raises(conn: engine.Connection) -> None:
+    for key in ("k", "l"):
+        for each in ("holder", "bad", "next"):
+            factories.ingest(conn, id=f"{each} of {key}", lock_key=key)
+    with factories.unguarded(conn, "ingest_jobs"):
+        conn.execute(
+            "UPDATE ingest_jobs SET status = 'completed', blocked_reason = NULL"
+            " WHERE id LIKE 'holder%'"
+        )
+    guard(conn, "ingest_jobs", "bad of k")
+    assert nodes.mend_turns(conn) == 2
+    query = "SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL"
+    assert sorted(factories.column(conn, query)) == ["bad of l", "next of k"]
+
+
+def test_a_waiter_that_cannot_be_admitted_fails_no_holder_and_delays_no_other(
+    conn: engine.Connection,
+) -> None:
+    factories.insert(conn, "queue_settings", queue="fetch", partition_max_running=1)
+    for each in ("holder", "bad", "next", "last"):
+        factories.ingest(conn, id=each, partition_key="p")
+    held = factories.claim_ingest(conn)
+    guard(conn, "ingest_jobs", "bad")
+    factories.complete_ingest(conn, held)
+    assert factories.claim_ingest(conn)["id"] == "next"
+    waiting = "SELECT id FROM ingest_jobs WHERE blocked_reason = 'limited' ORDER BY id"
+    assert factories.column(conn, waiting) == ["bad", "last"]

@@ -1,0 +1,107 @@
+"""Rows that no INSERT accepts any more, as they may stand in a database that is older."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from queue_workflows import db
+
+DEEP = "(repeat('[', 1200) || repeat(']', 1200))::jsonb"
+DEEP_OBJECT = """(repeat('{"a":', 1200) || '1' || repeat('}', 1200))::jsonb"""
+LONG_NUMBER = """'{"n":1e5000}'::jsonb"""
+UNREADABLE = {"deep": DEEP_OBJECT, "array": DEEP, "digits": LONG_NUMBER}
+"""jsonb values, as SQL, that no worker loads."""
+_JSON = (
+    *UNREADABLE.values(),
+    "'null'::jsonb",
+    "'[1]'::jsonb",
+    """'"x"'::jsonb""",
+    "'1'::jsonb",
+    "'true'::jsonb",
+    "'{}'::jsonb",
+    """'{"retries": null, "backoff": 1e300, "timeout_s": "abc", "retry_on": 7}'::jsonb""",
+    """'{"retries": null}'::jsonb""",
+    """jsonb_build_object('$from', 'nowhere.at.all')""",
+    """jsonb_build_object(U&'\\202e\\001b[31m', repeat('x', 100000))""",
+)
+_TIMES = (
+    "'infinity'::timestamptz",
+    "'-infinity'::timestamptz",
+    "'294276-12-31 00:00:00+00'::timestamptz",
+    "'4713-01-01 00:00:00+00 BC'::timestamptz",
+    "'1999-12-31 00:00:00+00'::timestamptz",
+)
+_FLOATS = ("'NaN'", "'Infinity'", "'-Infinity'", "1e308", "-1", "0", "5e-324")
+_TEXTS = (
+    "''",
+    "'%s %(x)s {0} ../../etc'",
+    "E'\\x1b[31m[red]\\n--'",
+    "U&'\\202e\\2066'",
+    "repeat('x', 2000)",
+    "'-x'",
+)
+EXTREMES = {
+    "jsonb": _JSON,
+    "timestamptz": _TIMES,
+    "float8": _FLOATS,
+    "text": _TEXTS,
+    "int2": ("-32768", "-1", "0", "32767"),
+    "int4": ("-2147483648", "-1", "0", "40000", "2147483647"),
+    "int8": ("-9223372036854775808", "-1", "0", "9223372036854775806", "9223372036854775807"),
+    "_text": ("'{}'", "'{NULL}'", "'{{a,b},{c,d}}'", "array_fill('x'::text, ARRAY[10000])"),
+}
+"""Values at the ends of a type and beyond what is meant, as SQL, by the name of the type."""
+
+
+def columns(conn: db.Connection, table: str) -> dict[str, str]:
+    """The columns of a table and the names of their types, domains as what they are made of."""
+    rows = conn.execute(
+        "SELECT a.attname AS name, coalesce(nullif(t.typbasetype, 0), t.oid)::regtype::oid AS kind,"
+        " (SELECT b.typname FROM pg_type b WHERE b.oid = coalesce(nullif(t.typbasetype, 0), t.oid))"
+        " AS type FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+        " WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped"
+        " ORDER BY a.attnum",
+        (table,),
+    ).fetchall()
+    return {row["name"]: row["type"] for row in rows}
+
+
+def put(conn: db.Connection, table: str, **values: str) -> None:
+    """Insert a row of SQL expressions past every trigger and CHECK, which come back afterwards.
+
+    Raises what else the server says: a NOT NULL, a unique key, a value out of its type's range.
+    """
+    statement = sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+        sql.Identifier(table),
+        sql.SQL(", ").join(map(sql.Identifier, values)),
+        sql.SQL(", ").join(sql.SQL(value) for value in values.values()),  # pyright: ignore[reportArgumentType]
+    )
+    with conn.transaction():
+        conn.execute("SET LOCAL session_replication_role = replica")
+        dropped: list[sql.Composed] = []
+        while True:
+            try:
+                with conn.transaction():
+                    conn.execute(statement)
+                break
+            except psycopg.errors.CheckViolation as error:
+                dropped.append(_drop(conn, error))
+        for add in dropped:
+            conn.execute(add)
+
+
+def _drop(conn: db.Connection, error: psycopg.Error) -> sql.Composed:
+    """Drop the CHECK that an error names; the statement that adds it again for new rows."""
+    row = conn.execute(
+        "SELECT conname AS name, pg_get_constraintdef(oid) AS said, contypid <> 0 AS of_domain,"
+        " CASE WHEN contypid <> 0 THEN contypid::regtype::text ELSE conrelid::regclass::text END"
+        " AS owner FROM pg_constraint WHERE conname = %s",
+        (error.diag.constraint_name,),
+    ).fetchone()
+    assert row is not None, error
+    kind = sql.SQL("DOMAIN" if row["of_domain"] else "TABLE")
+    parts = [kind, sql.SQL(row["owner"]), sql.Identifier(row["name"])]
+    conn.execute(sql.SQL("ALTER {} {} DROP CONSTRAINT {}").format(*parts))
+    said = row["said"].removesuffix(" NOT VALID")
+    return sql.SQL("ALTER {} {} ADD CONSTRAINT {} {} NOT VALID").format(*parts, sql.SQL(said))

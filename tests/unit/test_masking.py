@@ -1,0 +1,65 @@
+"""Secrets in text for people."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from queue_workflows.runtime.masking import mask
+
+CANARY = "c4nary-Value/1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password={}", "PGPASSWORD={} psql", "token={}", "access_token={}", "accessToken={}",
+        "client_secret={}", "api_key={}", "API-KEY={}", "apikey: {}", "x-api-key: {}",
+        "AWS_SECRET_ACCESS_KEY={}", "key={}", "connect(key={}, x=1)", "cookie={}",
+        "Authorization: Bearer {}", "authorization=Bearer {}", "Authorization: Basic {}",
+        "bearer {}", "Cookie: session={}; other={}", "Set-Cookie: a={}",
+        '{{"token": "{}"}}', '{{"nested": {{"api_key": "{}"}}}}', "{{'secret': '{}', 'a': 1}}",
+        '{{"key":"{}"}}', "{{'password': \"{}\"}}", '{{"password": "a\\"b {}"}}',
+        "key: {}\nother: 1", "https://user:{}@h/x", "https://{}@github.invalid/x",
+        "postgresql://u:{}@h:5432/db", "password = '{} and more {}'",
+    ],
+)  # fmt: skip
+def test_a_secret_does_not_show(text: str) -> None:
+    url = "://" in text
+    canary = CANARY.replace("/", "-") if url else CANARY
+    shown = mask(text.format(canary, canary))
+    assert canary not in shown
+    assert "c4nary" not in shown
+    assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=100", "tokens: 300", "monkey=ape", "KeyError: 'model'", "no such key: model",
+        "idempotency_key='order-7'", "lock_key=box", "partition_key: a", '{"lock_key": "box"}',
+        'duplicate key value violates unique constraint "x"', "Key (id)=(r1) already exists.",
+        "postgres://u@h:5432/db", "at 10:30 the worker stopped", "result['a'][3]: a set",
+        "the token was refused", "http://127.0.0.1:8081/health",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert mask(text) == text
+
+
+def test_the_rest_of_a_line_stays() -> None:
+    assert mask("f(token=abc, x=1)") == "f(token=***, x=1)"
+    assert mask('{"token": "abc", "n": 5}') == '{"token": ***, "n": 5}'
+    assert mask("Authorization: Bearer abc\nHost: h") == "Authorization: ***\nHost: h"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["://a:" * 20_000, "password" * 20_000, "key=" * 20_000, '"' * 100_000, "a-" * 50_000,
+     "'key': '" * 10_000, " " * 100_000, "\n" * 50_000 + "key: x"],
+)  # fmt: skip
+def test_hostile_text_is_masked_in_little_time(text: str) -> None:
+    started = time.process_time()
+    mask(text)
+    assert time.process_time() - started < 2.0
