@@ -52,10 +52,13 @@ def _hole(conn: Conn) -> None:
 
 
 def _isolate_nothing() -> None:
-    from queue_workflows.store import isolation
+    """Every error counts as the server's: nobody looks for the row that raised."""
+    from queue_workflows.store import isolation, quarantine
 
-    assert isolation.is_about_rows is not None
-    isolation.is_about_rows = lambda _: False
+    assert quarantine.is_about_rows is not None
+    assert isolation.is_outage is not None
+    quarantine.is_about_rows = lambda _: False
+    isolation.is_outage = lambda _: True
 
 
 def _print_raw() -> None:
