@@ -18,11 +18,11 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_no_row_of_a_role_that_submits_stops_anything(own_database: Database) -> None:
-    assert_clean(own_database, "submit", most=240, pairs=60)
+    assert_clean(own_database, "submit", most=200, pairs=50)
 
 
 def test_no_row_of_a_role_that_works_stops_anything(own_database: Database) -> None:
-    assert_clean(own_database, "work", most=180, pairs=40)
+    assert_clean(own_database, "work", most=160, pairs=40)
 
 
 def assert_clean(server: Database, purpose: str, *, most: int, pairs: int) -> None:
@@ -34,7 +34,7 @@ def assert_clean(server: Database, purpose: str, *, most: int, pairs: int) -> No
         sweep.Sweep(ground, purpose, print, ends=ends) as swept,
     ):
         changes = sweep.chosen(swept.arena.tables, rng, most=most, pairs=pairs)
-        for batch in sweep.batches(changes, 150):
+        for batch in sweep.batches(changes, 250):
             swept.batch(batch)
         assert swept.tried >= most + pairs
         assert swept.accepted > 0

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tests.soak.mutant import Conn, Mutant
+from tests.soak.mutant import Conn, Mutant, edit
 
-_TABLES = ("workflow_runs", "workflow_node_jobs", "workflow_input_submissions", "ingest_jobs")
-_BOUND = "_bound"
-"""What the names of the triggers end with that refuse a row out of range."""
 HOLE = "{x}"
 """A row that says so cannot be written again: it stands for a defect that nobody knows of."""
 
 
-def _no_bounds(conn: Conn) -> None:
-    """Rows out of range are taken."""
-    found = conn.execute(
-        "SELECT tgname, tgrelid::regclass::text AS name FROM pg_trigger"
-        " WHERE tgrelid = ANY (%s::regclass[]) AND right(tgname, %s) = %s AND NOT tgisinternal",
-        ([*_TABLES], len(_BOUND), _BOUND),
-    ).fetchall()
-    assert found, "no trigger bounds the rows any more"
-    for row in found:
-        conn.execute(f"DROP TRIGGER {row['tgname']} ON {row['name']}".encode())
+def _take_any_payload(conn: Conn) -> None:
+    edit(conn, "queue_workflows_check_payload", ("<= 256 THEN", "<= 2000000000 THEN"))
 
 
 def _load_anything() -> None:
@@ -84,12 +73,12 @@ MUTANTS = {
     "loader": Mutant(
         "rows of any depth and size are taken, and loaded as they are",
         "crashes charged without evidence",
-        _load_anything, _no_bounds, hostile=("args", "context", "value", "headers"),
+        _load_anything, _take_any_payload, hostile=("args", "context", "value", "headers"),
         values="1200 levels|5000",
     ),
     "columns": Mutant(
-        "a role that submits may set every column, within no range",
-        "crashes charged without evidence", None, _no_bounds, hostile=("crash_count",),
+        "a role that submits may set every column, its own counters among them",
+        "crashes charged without evidence", hostile=("crash_count",),
         grants="INSERT ON workflow_runs, ingest_jobs, workflow_input_submissions",
     ),
     "functions": Mutant(
