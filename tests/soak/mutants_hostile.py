@@ -69,6 +69,14 @@ def _follow_anywhere() -> None:
     confinement.roots = list
 
 
+def _blame_nobody_else() -> None:
+    """A worker that the database kept from renewing leaves as if it had died of its handler."""
+    from queue_workflows.worker import fencing
+
+    assert fencing.Renewals.blame_database is not None
+    fencing.Renewals.blame_database = lambda _: False  # type: ignore[method-assign]
+
+
 MUTANTS = {
     "loader": Mutant(
         "rows of any depth and size are taken, and loaded as they are",
@@ -96,5 +104,9 @@ MUTANTS = {
     "folders": Mutant(
         "a run's folder may be anywhere", "commands, logs and folders", _follow_anywhere,
         hostile=("out_dir",),
+    ),
+    "charges": Mutant(
+        "a claim that the database's absence ended counts as a crash",
+        "crashes charged without evidence", _blame_nobody_else, None, "freeze", {"long": 3}, 4.0,
     ),
 }  # fmt: skip
