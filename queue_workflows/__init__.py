@@ -25,15 +25,23 @@ if TYPE_CHECKING:
     from queue_workflows.dispatcher import (
         cancel_job,
         cancel_run,
+        cancel_run_async,
         retry_job,
         retry_run,
+        retry_run_async,
         submit_input,
+        submit_input_async,
     )
     from queue_workflows.tasks import current_job, register_ingest_task
 
 __version__ = "0.4.0"
 
-_OPERATIONS = frozenset({"submit_input", "cancel_run", "cancel_job", "retry_run", "retry_job"})
+_OPERATIONS = frozenset(
+    {
+        "cancel_job", "cancel_run", "cancel_run_async", "retry_job", "retry_run",
+        "retry_run_async", "submit_input", "submit_input_async",
+    }
+)  # fmt: skip
 _DECLARING = frozenset({"OFFERED", "ask", "node", "pipeline", "workflow"})
 _TASKS = frozenset({"current_job", "register_ingest_task"})
 _MODULES = frozenset(
@@ -56,6 +64,7 @@ __all__ = [
     "ask",
     "cancel_job",
     "cancel_run",
+    "cancel_run_async",
     "configure",
     "current_job",
     "get_config",
@@ -66,6 +75,7 @@ __all__ = [
     "register_node",
     "retry_job",
     "retry_run",
+    "retry_run_async",
     "set_builtin_model_registrar",
     "set_ingest_schedule",
     "set_invoke_context",
@@ -74,6 +84,7 @@ __all__ = [
     "set_on_node_completed",
     "set_workflow_provider",
     "submit_input",
+    "submit_input_async",
     "workflow",
 ]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
-from queue_workflows.model_cache import ModelCache
+from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
@@ -28,7 +28,8 @@ class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
     `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `shutdown_timeout_s`
+    the process-wide one on the gpu queue; of another object than a `ModelCache` only
+    `require_model(id)` has to exist. `batch`: ingest jobs a claim. `shutdown_timeout_s`
     defaults to SHUTDOWN_TIMEOUT_S. `on_exit` leaves the process when a guard trips. Raises
     `UnknownQueue` and `InvalidConfig` (both ValueErrors).
     """
@@ -40,7 +41,7 @@ class ClaimWorker:
         host: str | None = None,
         host_priority: int | None = None,
         lease_s: float = 600,
-        model_cache: ModelCache | None = None,
+        model_cache: RequiresModels | None = None,
         batch: int = 1,
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
@@ -63,7 +64,7 @@ class ClaimWorker:
             newest=priority < 0,
             obey=not config.DISABLE_WORKER_CONTROL.read(),
         )
-        self._cache = model_cache
+        self._cache = adapted(model_cache)
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
         self._metrics = self._sampler(label) if queue == "gpu" else None

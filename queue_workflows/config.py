@@ -262,6 +262,9 @@ EMBEDDED = Knob(
 EMBEDDED_DIR = Knob(
     "EMBEDDED_DIR", "", "path", "the embedded server's folder; empty: the user's data folder"
 )
+EMBEDDED_DB = Knob(
+    "EMBEDDED_DB", "", "name", "the embedded server's database; empty: the one of the app's project"
+)
 DEBUG = Knob("DEBUG", False, "flag", "set and non-empty: commands show tracebacks")
 
 
@@ -292,6 +295,7 @@ class EngineConfig:
         self.ingest_queues: frozenset[str] = DEFAULT_INGEST_QUEUES
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
+        self.app: str | None = None
         self.node_resolver: Callable[[str], Any] | None = None
         self.builtin_model_registrar: Callable[[], None] = _register_no_models
         self.workflow_map: dict[str, WorkflowDocuments] = {}
@@ -629,6 +633,8 @@ def load_app(spec: str | None) -> str | None:
     module_name, _, attribute = chosen.partition(":")
     if not _MODULE_NAME.fullmatch(module_name):
         raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
+    # Before its code runs, which may use the database of its project.
+    _config.app = chosen
     target: Any = _import_app(source, module_name)
     for part in filter(None, attribute.split(".")):
         target = getattr(target, part, None)
@@ -639,6 +645,16 @@ def load_app(spec: str | None) -> str | None:
             raise errors.InvalidConfig(f"{source}: {attribute!r} cannot be called")
         _of_app(f"{source}: {attribute}()", target)
     return chosen
+
+
+def describe_app() -> str:
+    """Return the app of this process in words: `a worker of app letters:setup 1.7`."""
+    app = _config.app
+    if app is None:
+        return "a worker without an app"
+    top = sys.modules.get(app.partition(":")[0].partition(".")[0])
+    version = getattr(top, "__version__", None)
+    return f"a worker of app {app}" + (f" {version}" if isinstance(version, str) else "")
 
 
 def _import_app(source: str, module_name: str) -> Any:

@@ -17,9 +17,21 @@ from queue_workflows.dispatch.ahead import look as look_ahead
 from queue_workflows.dispatch.ahead import note as note_completed
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
-from queue_workflows.dispatch.inputs import answer_delta, resolve_inputs_for_job, submit_input
+from queue_workflows.dispatch.inputs import (
+    answer_delta,
+    resolve_inputs_for_job,
+    submit_input,
+    submit_input_async,
+)
 from queue_workflows.dispatch.knowledge import Begin, forget, on_connection, reading
-from queue_workflows.dispatch.operations import cancel_job, cancel_run, retry_job, retry_run
+from queue_workflows.dispatch.operations import (
+    cancel_job,
+    cancel_run,
+    cancel_run_async,
+    retry_job,
+    retry_run,
+    retry_run_async,
+)
 from queue_workflows.dispatch.starts import start_queued, start_run
 from queue_workflows.store import nodes, runs
 
@@ -32,6 +44,7 @@ __all__ = [
     "answer_options",
     "cancel_job",
     "cancel_run",
+    "cancel_run_async",
     "drain_outbox",
     "drain_run",
     "forget",
@@ -47,9 +60,11 @@ __all__ = [
     "resume_after_input",
     "retry_job",
     "retry_run",
+    "retry_run_async",
     "start_queued",
     "start_run",
     "submit_input",
+    "submit_input_async",
 ]
 
 _log = logging.getLogger(__name__)

@@ -62,11 +62,14 @@ class UnknownJob(QueueWorkflowsError, KeyError):
 
 
 class ArgsRefused(QueueWorkflowsError, ValueError):
-    """Args that a task does not take; trying again would not help."""
+    """Args, inputs or a run's context that a task, node or workflow does not take.
+
+    A job that fails with it is not tried again: that would not help.
+    """
 
 
 class NoCurrentJob(QueueWorkflowsError, LookupError):
-    """`current_job()` where no task runs."""
+    """`current_job()` where neither a task nor a node runs."""
 
 
 class InvalidPayload(QueueWorkflowsError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
 import sys
 import threading
@@ -12,10 +13,12 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from queue_workflows import config, db, dispatcher, errors, node_queue
+import queue_workflows
+from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments
-from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import claimed, nodes, outcomes, payload, runs, tables
+from queue_workflows.declare import bodies
+from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
+from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -32,20 +35,26 @@ def _ignore(*_: object, **__: object) -> None:
 def execute_node(
     job: Row,
     *,
-    model_cache: ModelCache | None = None,
+    model_cache: RequiresModels | None = None,
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
 ) -> str:
     """Run a claimed node job and record how it ended, fenced by the claim in `job`.
 
-    `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was cancelled, or
-    its claim is no longer held and nothing was written.
+    Return `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was
+    cancelled, or its claim is not held and nothing was written. A job that is not claimed is
+    skipped before its handler runs. `model_cache`: any object with `require_model(id)`; its other
+    members are used if it has them.
     """
-    with _busy(model_cache):
-        outcome = run_body(
-            job, model_cache=model_cache, cancel_event=cancel_event, status_callback=status_callback
-        )
     lease = tables.lease_of(tables.NODE_JOBS, job)
+    with db.statement() as conn:
+        if not claims.is_held(conn, lease):
+            return "skipped"
+    cache = adapted(model_cache)
+    with _busy(cache):
+        outcome = run_body(
+            job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
+        )
     with db.transaction() as conn:
         recorded = outcomes.record(conn, lease, outcome)
     if recorded == "completed" and outcome.kind == "completed":
@@ -96,7 +105,9 @@ def run_body(
         inputs = _patiently(lambda: dispatcher.resolve_inputs_for_job(job["id"], job=job), cancel)
         if inputs != job["inputs"] or job.get("ref_heads") != []:
             resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")
-        value = _invoke(job, inputs, model_cache, cancel, status_callback or _ignore)
+        report = status_callback or _ignore
+        with tasks.running(tasks.NodeJob(job, inputs, cancel, report)):
+            value = _invoke(job, inputs, model_cache, cancel, report)
         text = payload.encode(value, f"result of node {job['node_id']!r}")
     except KeyboardInterrupt:
         raise
@@ -155,7 +166,10 @@ def _invoke(
     cancel: threading.Event,
     status_callback: Callable[..., object],
 ) -> JsonDict:
-    module = config.get_config().resolve_node_module(job["node_module"])
+    try:
+        module = config.get_config().resolve_node_module(job["node_module"])
+    except errors.NodeNotFound as error:
+        raise errors.NodeNotFound(_unknown_node(job, cancel, error)) from error
     run = getattr(module, "run", None)
     if not callable(run):
         raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
@@ -171,10 +185,24 @@ def _invoke(
             "cancel_event": lambda: cancel,
             "status_callback": lambda: status_callback,
         }
-        bound = arguments.signature(run).bind(inputs, offers)
+        # Only nodes declared by @node have their annotations enforced: the modules of existing
+        # apps may carry annotations that their inputs never matched.
+        where = f"inputs of node {job['node_id']!r}" if isinstance(module, bodies.Body) else None
+        bound = arguments.signature(run).bind(inputs, offers, where=where)
         return _bracketed(job, cancel, lambda: _delta(outcomes.unless_signal(run(**bound))))
     finally:
         folders.close()
+
+
+def _unknown_node(job: Row, cancel: threading.Event, error: errors.NodeNotFound) -> str:
+    """Name the worker and the age of the run: an old worker or an old run is the usual cause."""
+    run = _patiently(lambda: _full_rows(job), cancel)[1]
+    created = run.get("created_at")
+    since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
+    return (
+        f"{error} [{config.describe_app()} (queue_workflows {queue_workflows.__version__}, pid "
+        f"{os.getpid()}) met it{since}]"
+    )
 
 
 def _bracketed(job: Row, cancel: threading.Event, body: Callable[[], JsonDict]) -> JsonDict:

@@ -496,7 +496,8 @@ def enqueue_ingest_jobs(
     ):
         job = newjobs.settled(newjobs.Job(task_name, queue, **options))
         if not newjobs.has_options(job):
-            return _enqueue_args(newjobs.plain(job), args, conn)
+            # Each member of `args` is checked by itself: the call's own job has no args to check.
+            return _enqueue_args(newjobs.columns(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
     return _put(newjobs.calls(newjobs.merged(defaults, jobs, args), whole=conn is not None), conn)
 
@@ -504,7 +505,7 @@ def enqueue_ingest_jobs(
 def _enqueue_args(
     values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
 ) -> list[JobId]:
-    texts = [newjobs.args_text(values["task_name"], one) for one in args]
+    texts = newjobs.args_texts(values["task_name"], args)
     # A host's connection may be in autocommit, where each statement is a transaction.
     parts = [texts] if conn is not None and texts else list(payload.parts(texts))
     with _whole(conn, len(parts)) as own:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from queue_workflows import db, errors
-from queue_workflows.store import payload, runs
-from queue_workflows.types import Row
+from queue_workflows import config, db, errors
+from queue_workflows.store import app_connections, payload, runs
+from queue_workflows.types import NewRun, Row
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def insert_run(
@@ -20,12 +23,13 @@ def insert_run(
     priority: int = 100,
     mode: str = "node",
     context: dict[str, Any] | None = None,
-    conn: db.Connection | None = None,
+    conn: Any = None,
 ) -> Row:
     """Insert a run and return its row; a queued one of mode `node` is started by an orchestrator.
 
-    `run_id` None: a new id. `conn`: join the caller's transaction, with which the wake-up leaves.
-    Raises `InvalidPayload` before any write for a context that cannot be stored.
+    `run_id` None: a new id. `conn` (psycopg, SQLAlchemy, Django): join the caller's transaction.
+    Raises before any write: `InvalidPayload` for a context that cannot be stored, `ArgsRefused` for
+    one that a workflow declared in Python does not take (both ValueErrors).
     """
     values = {
         "run_id": run_id or str(uuid.uuid4()),
@@ -37,8 +41,34 @@ def insert_run(
         "mode": mode,
         "context": _object(context or {}, "context"),
     }
-    with db.statement(conn) as own:
+    if mode == "node":
+        check_inputs(workflow_name, context or {})
+    if conn is None:
+        with db.statement() as own:
+            return runs.insert(own, values)
+    with app_connections.transaction(conn) as own:
         return runs.insert(own, values)
+
+
+async def insert_run_async(*, conn: Any = None, **run: Unpack[NewRun]) -> Row:
+    """`insert_run` for an event loop, which it does not block.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
+    the engine's, in another thread. A call that is cancelled may have inserted the run all the
+    same.
+    """
+    return await app_connections.call_async(insert_run, conn, **run)
+
+
+def check_inputs(workflow_name: str, context: Any) -> None:
+    """Raise `ArgsRefused` for a context that a workflow declared in this process does not take.
+
+    It names what is missing, unknown or of the wrong type. The inputs of other workflows are not
+    known here, and are not checked.
+    """
+    declared = config.get_config().workflow_map.get(workflow_name)
+    if declared is not None:
+        declared.check_inputs(context)
 
 
 def _object(value: Any, what: str) -> str:

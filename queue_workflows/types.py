@@ -79,6 +79,22 @@ class NewIngestJob(JobOptions, total=False):
     args: Mapping[str, Any] | None
 
 
+class _OfWorkflow(TypedDict):
+    workflow_name: str
+
+
+class NewRun(_OfWorkflow, total=False):
+    """The keywords of `run_store.insert_run`; all but `workflow_name` are optional."""
+
+    run_id: str | None
+    parcel_id: str | None
+    out_dir: str | None
+    status: str
+    priority: int
+    mode: str
+    context: dict[str, Any] | None
+
+
 WorkflowLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
 PipelineLoader: TypeAlias = Callable[[str], Mapping[str, Any]]
 RefResolver: TypeAlias = Callable[[Any, Mapping[str, Any]], Any]
@@ -103,4 +119,12 @@ class WorkflowDocuments(Protocol):
 
     def pipelines(self) -> Mapping[str, Mapping[str, Any]]:
         """`{"name", "nodes"}` by name."""
+        ...
+
+    def check_inputs(self, given: Any) -> None:
+        """Raise `ArgsRefused` unless this is a context that a run of the workflow can have."""
+        ...
+
+    def accepts_input(self, key: str, value: Any) -> bool:
+        """Return whether a run's context may hold this value under this key."""
         ...

@@ -250,9 +250,9 @@ def _refuse_unknown(queue: str) -> None:
 def _join_embedded() -> None:
     """Make no server that has no row to write; `EmbeddedUnavailable` where there is none."""
     if config.database_url() is None and config.embedded_wanted():
-        from queue_workflows import embedded
+        from queue_workflows.db import databases
 
-        embedded.ensure(create=False)
+        databases.join(create=False)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -37,7 +37,8 @@ def svg(text: str) -> str:
     drawn = {"stateDiagram-v2": _states, "sequenceDiagram": _sequence}.get(kind)
     if drawn is None:
         raise ValueError(f"a diagram of kind {kind!r} cannot be drawn")
-    return f'<figure class="diagram">{drawn(lines)}</figure>'
+    # The theme makes a figure as wide as its content, which is 300 px for an SVG without a width.
+    return f'<figure class="diagram" style="width:100%">{drawn(lines)}</figure>'
 
 
 def _frame(width: float, height: float, parts: list[str], label: str) -> str:
@@ -49,7 +50,7 @@ def _frame(width: float, height: float, parts: list[str], label: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img"'
         f' aria-label="{escape(label)}" font-family="inherit" font-size="13" fill="none"'
-        f' stroke="currentColor" style="max-width:{width:g}px;width:100%">{arrow}'
+        f' stroke="currentColor" style="width:100%;height:auto">{arrow}'
         f"{''.join(parts)}</svg>"
     )
 

@@ -13,8 +13,16 @@ from queue_workflows.dag import answers, policy, widgets
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
 _PIPELINE = {"name", "nodes", "defaults"}
+_INPUT = {
+    "id", "kind", "widget", "prompt", "target", "depends_on", "skip_if", "timeout_s", "default",
+    "source", "multiple", "accept", "library", "options", "turnout_options",
+}  # fmt: skip
+_WIDGETS = ("choose_one", "file_upload", "pick_or_upload", "turnout")
+"""Those that the engine knows; an app may register more."""
 _ANSWERED = {"choose_one": ("source",), "turnout": ("turnout_options", "options")}
 """The keys without any of which a widget has nothing to choose from."""
+_ATTEMPTS = {"attempts", "max_attempts", "max_tries", "maximum_attempts", "tries"}
+"""Keys of other systems that count the first attempt, which `retries` does not."""
 _OFFERS = ("source", "turnout_options", "options", "library", "accept")
 """The keys that say what an answer may be."""
 
@@ -32,6 +40,7 @@ def look(
                 yield findings.warning(
                     at, f"widget {step['widget']!r} offers nothing", f"give it {needed[0]!r}"
                 )
+            yield from _widget(step, at)
             yield from _default(step, at)
             continue
         yield from _unread_keys(step, _STEP, at)
@@ -44,6 +53,23 @@ def look(
             yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
             for node in schema["nodes"]:
                 yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
+
+
+def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
+    """Report a widget that nobody knows, and misspelt keys of one that the engine knows."""
+    widget = step["widget"]
+    if widget in _WIDGETS:
+        yield from _unread_keys(step, _INPUT, at)
+        return
+    own = config.get_config().input_widgets
+    if widget in own:
+        return
+    meant = findings.meant(widget, (*_WIDGETS, *own))
+    yield findings.warning(
+        at,
+        f"unknown widget {widget!r}",
+        f"did you mean {meant!r}?" if meant else "register_input_widget() says what it asks for",
+    )
 
 
 def _default(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
@@ -76,18 +102,29 @@ def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
 
 def _unread_policy(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
     """A step and a pipeline have no policy: their author means all of the pipeline's nodes."""
-    for key in policy.KEYS:
-        if key in entry:
+    for key in entry:
+        if key in policy.KEYS:
             yield findings.warning(
                 at, f"nothing reads the key {key!r} here", "write it in a node, or in 'defaults'"
             )
 
 
 def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator[Finding]:
+    """Report keys that stand for another one; what resembles none may be the app's own."""
     for key in entry:
-        meant = None if key in known else findings.meant(key, known)
+        if key in known or key in policy.KEYS:
+            continue
+        meant = policy.right_name(key, known)
+        where = ""
+        if meant is None and "widget" not in known:
+            # A step and a pipeline have no policy: their author means the pipeline's nodes.
+            meant = policy.right_name(key)
+            where = " in a node, or in 'defaults'"
         if meant is not None:
-            yield findings.warning(at, f"nothing reads the key {key!r}", f"write {meant!r}")
+            less = " (one less: the first attempt is none)" if key in _ATTEMPTS else ""
+            yield findings.warning(
+                at, f"nothing reads the key {key!r}", f"write {meant!r}{where}{less}"
+            )
 
 
 def _unread_inputs(

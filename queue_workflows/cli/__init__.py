@@ -17,6 +17,8 @@ from queue_workflows.cli import (
     check,
     command,
     connect,
+    database_option,
+    databases,
     demo,
     doctor,
     health,
@@ -70,6 +72,9 @@ app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 app.command("connect")(connect.connect)
 app.command("health")(health.health)
+app.command("databases")(databases.databases)
+database_option.add(app)
+database_option.add(jobs.app)
 
 
 def _show_version(wanted: bool) -> None:

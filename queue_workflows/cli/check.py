@@ -65,14 +65,24 @@ def _asked(workflow: str | None, app: str | None) -> list[str]:
 
 
 def _checked(workflow: str, app: str | None) -> checks.Report:
-    """The report on a name or a file; a text that ends in .json or holds a slash is a file."""
-    if workflow.endswith(".json") or os.sep in workflow:
-        return _of_file(Path(workflow))
+    """Return the report on a name or a file.
+
+    A text that ends in .json or holds a slash is a file if there is one, else a name: names may
+    hold slashes too. A workflow that is declared in Python comes before a file.
+    """
+    wired = config.get_config()
+    looks_like_file = workflow.endswith(".json") or os.sep in workflow
+    if looks_like_file and workflow not in wired.workflow_map:
+        path = Path(workflow)
+        # Without a provider nobody could know the name: say what is wrong with the file.
+        if path.is_file() or wired.workflow_loader is None:
+            return _of_file(path)
     try:
         return checks.workflow(workflow)
     except errors.UnknownWorkflow as error:
         hint = f"is --app {app} the one that has it?" if app else "name its app by --app"
-        raise errors.UnknownWorkflow(f"{error}; {hint}") from error
+        no_file = f", and {workflow}: No such file" if looks_like_file else ""
+        raise errors.UnknownWorkflow(f"{error}{no_file}; {hint}") from error
 
 
 def _of_file(path: Path) -> checks.Report:

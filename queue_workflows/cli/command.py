@@ -6,14 +6,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import typer
 
-from queue_workflows import config, db, embedded, errors
+from queue_workflows import config, db, errors
+from queue_workflows.db import databases
+from queue_workflows.embedded import ups
 from queue_workflows.runtime import process, signals
 
 PROG = "queue-workflows"
+asked_database = ""
+"""What `--db` of the command that runs names."""
 PATIENCE_S = 10.0
 """How long a command that does one thing waits for a database that does not answer."""
 
@@ -45,21 +49,100 @@ def until_stopped() -> signals.StopRequest:
 
 
 @contextlib.contextmanager
-def database(*, create: bool) -> Generator[str]:
-    """The database in words, while its connections live: the DSN's, else the embedded server.
+def database(*, create: bool, app: str | None = None, up: bool = False) -> Generator[str]:
+    """The database in words, while its connections live: the DSN's, else the embedded server's.
 
     `create=False` joins or starts an embedded server that exists and makes none. With a DSN the
-    embedded server is never touched. Raises `InvalidConfig` for a DSN that cannot be read.
+    embedded server is never touched. `app` names the app whose processes this command starts: it is
+    refused where an `up` of another app serves its database; `up` registers this process as one.
+    Raises `InvalidConfig`, also for a DSN that cannot be read.
     """
     with contextlib.ExitStack() as stack:
         if config.database_url() is None:
-            server = stack.enter_context(embedded.ensure(create=create))
-            config.configure(embedded=True)
-            words = server.describe()
+            words = stack.enter_context(_embedded(create=create, app=app, up=up))
+        elif asked_database:
+            raise errors.InvalidConfig(
+                f"--db {asked_database} names a database of the embedded server, and "
+                f"{' or '.join(config.db_url_variables())} is set to a server of yours: leave one "
+                "of them out"
+            )
         else:
             words = db.describe()
         stack.callback(db.close_pool)
         yield words
+
+
+@contextlib.contextmanager
+def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
+    asked = asked_database or config.EMBEDDED_DB.read()
+    joined = databases.join(create=create, asked=asked)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(joined.server)
+        config.configure(embedded=True)
+        # The processes that this command starts have the same database, wherever they look.
+        stack.enter_context(_variable(config.EMBEDDED_DB.variables[0], joined.project.name))
+        if joined.made and not asked and databases.has_earlier(server):
+            say(
+                f"the database of earlier versions is still there: --db {databases.EARLIER}; "
+                f"{PROG} databases lists all"
+            )
+        if app is not None:
+            check = UpCheck(app, joined.project.name, shared=bool(asked))
+            if up:
+                stack.enter_context(
+                    ups.registered(
+                        server.data_dir, joined.project.name, app, refuse=check.refuse_up
+                    )
+                )
+            else:
+                check.refuse_other(ups.live(server.data_dir, joined.project.name))
+        yield joined.describe()
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Generator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+class UpCheck(NamedTuple):
+    """Which `up` may serve the database of an app; `shared`: the user asked for it by its name."""
+
+    app: str
+    database: str
+    shared: bool
+
+    def refuse_up(self, running: list[ups.Up]) -> None:
+        """Raise `InvalidConfig` when an `up` of this app runs, or one that it must not meet."""
+        for each in running:
+            if _module(each.app) == _module(self.app):
+                raise errors.InvalidConfig(
+                    f"{each.app} runs already: `{PROG} up` with pid {each.pid}, since {each.since},"
+                    f" on database {self.database}; `kill {each.pid}` stops it, and --db NAME "
+                    "starts another one on a database of its own"
+                )
+        self.refuse_other(running)
+
+    def refuse_other(self, running: list[ups.Up]) -> None:
+        """Raise `InvalidConfig` when an `up` of another app runs and sharing was not asked for."""
+        for each in running:
+            if not self.shared and _module(each.app) != _module(self.app):
+                raise errors.InvalidConfig(
+                    f"`{PROG} up` of another app, {each.app} with pid {each.pid}, serves database "
+                    f"{self.database} of this folder, and would fail the nodes of {self.app}: give "
+                    "this app a database of its own by --db NAME, or a folder of its own; "
+                    f"--db {self.database} shares the one that is there"
+                )
+
+
+def _module(app: str) -> str:
+    return app.partition(":")[0]
 
 
 @contextlib.contextmanager

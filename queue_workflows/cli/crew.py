@@ -105,7 +105,7 @@ class Crew:
                 "this database has unfinished runs of workflows that this app does not know "
                 f"({found}); processes of two apps would fail each other's: let their own app "
                 f"finish them, end each by `{command.PROG} cancel RUN`, name another database by "
-                "QUEUE_WORKFLOWS_DB_URL or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR, or, "
+                "QUEUE_WORKFLOWS_DB_URL, or one of the embedded server by --db NAME, or, "
                 "where processes that know both serve it, add --no-up"
             )
 

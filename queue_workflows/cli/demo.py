@@ -91,6 +91,7 @@ def _run(
     code = run.finish(row["id"], seen, as_json=as_json)
     if not as_json:
         _show_reports(seen)
+        _show_way_back(row["id"])
     return code
 
 
@@ -124,9 +125,16 @@ def _refuse_company() -> None:
         return
     raise errors.InvalidConfig(
         f"this database has {what}, which the demo's workers must not mix with: name another one "
-        "by QUEUE_WORKFLOWS_DB_URL or another folder by QUEUE_WORKFLOWS_EMBEDDED_DIR; unfinished "
+        "by QUEUE_WORKFLOWS_DB_URL, or one of the embedded server by --db NAME; unfinished "
         "runs are ended by `queue-workflows cancel RUN`"
     )
+
+
+def _show_way_back(run_id: str) -> None:
+    """Name the command that shows the run: no folder leads to the demo's embedded database."""
+    if config.database_url() is None:
+        name = config.EMBEDDED_DB.read()
+        output.echo(f"what happened: {command.PROG} show {run_id} --db {name}")
 
 
 def _show_reports(seen: picture.Picture) -> None:

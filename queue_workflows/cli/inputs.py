@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from queue_workflows import errors
 
 
-def context(given: Iterable[str]) -> dict[str, Any]:
-    """The members of all `k=v` and files, the later ones win; a value that is no JSON is text.
+def context(
+    given: Iterable[str], accepts: Callable[[str, Any], bool] = lambda _key, _value: True
+) -> dict[str, Any]:
+    """Return the members of all `k=v` and files, the later ones win.
 
-    Raises `InvalidConfig` that names the option and the form it should have.
+    A value that is no JSON is text; so is one that `accepts(key, value)` takes as text alone, as a
+    parameter annotated `str` takes `123`. Raises `InvalidConfig` that names the option and the form
+    it should have.
     """
     merged: dict[str, Any] = {}
     for text in given:
@@ -24,6 +28,8 @@ def context(given: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise errors.InvalidConfig(f"--input {text!r}: it should be key=value or @file.json")
         merged[key] = value_of(value, f"--input {key}")
+        if not accepts(key, merged[key]) and accepts(key, value):
+            merged[key] = value
     return merged
 
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,12 +74,13 @@ def run(
         alone = no_up or no_wait
         request = Request(
             workflow=workflow,
-            context=inputs.context(given or ()),
+            context=_context(workflow, given or ()),
             out_dir=folder(out),
             priority=priority,
             queues=used_queues(workflow, app=chosen),
         )
-        with command.until_stopped() as stop, command.database(create=not alone) as words:
+        joined = command.database(create=not alone, app=None if alone else chosen)
+        with command.until_stopped() as stop, joined as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
                 return stopped_early()
@@ -152,6 +153,19 @@ class Request:
             priority=self.priority,
             context=self.context,
         )
+
+
+def _context(workflow: str, given: Iterable[str]) -> JsonDict:
+    """Return the run's context, checked if the app declares the workflow in Python."""
+    declared = config.get_config().workflow_map.get(workflow)
+    if declared is None:
+        return inputs.context(given)
+    found = inputs.context(given, declared.accepts_input)
+    try:
+        declared.check_inputs(found)
+    except errors.ArgsRefused as error:
+        raise errors.ArgsRefused(f"{error}; inputs are given by --input KEY=VALUE") from None
+    return found
 
 
 def folder(out: Path | None) -> Path | None:

@@ -54,7 +54,8 @@ def up(
         wanted = fleet.roles(
             cpu=cpu, gpu=gpu, ingest=not no_ingest, pool=pool, beside=set(ingest or ())
         )
-        with command.until_stopped() as stop, command.database(create=True) as words:
+        joined = command.database(create=True, app=chosen or "", up=True)
+        with command.until_stopped() as stop, joined as words:
             command.say(words)
             if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
                 return 0

@@ -11,6 +11,8 @@ from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, cast
 
+from queue_workflows.dag import annotated
+
 _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
 
 
@@ -25,14 +27,25 @@ class Signature:
         self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
         scope = scope_of(body)
         self.paths = frozenset(p.name for p in named if _takes_path(p.annotation, scope))
+        self._kinds = {p.name: annotated.read(p.annotation, scope) for p in named}
+        rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+        self._rest = annotated.read(rest[0].annotation, scope) if rest else Any
 
     def bind(
-        self, inputs: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]
+        self,
+        inputs: Mapping[str, Any],
+        offers: Mapping[str, Callable[[], Any]],
+        *,
+        where: str | None = None,
     ) -> dict[str, Any]:
-        """Keyword arguments: the inputs by name, then the offers, each made only when asked for.
+        """Return keyword arguments: the inputs by name, then the offers that are asked for.
 
         None leaves a parameter to its default. A missing argument is the call's own TypeError.
+        With `where`, each input becomes what its annotation names (`annotated.taken`), or raises
+        `ArgsRefused` that starts with it; without, only a text for a `Path` is converted.
         """
+        if where is not None:
+            inputs = self._converted(inputs, where)
         bound: dict[str, Any] = {}
         for name in self.names:
             if name in inputs:
@@ -47,6 +60,14 @@ class Signature:
         if self.takes_rest:
             bound |= {name: value for name, value in inputs.items() if name not in self.names}
         return bound
+
+    def _converted(self, inputs: Mapping[str, Any], where: str) -> dict[str, Any]:
+        return {
+            name: value
+            if value is None and name in self.defaulted
+            else annotated.taken(value, self._kinds.get(name, self._rest), f"{where}: {name!r}")
+            for name, value in inputs.items()
+        }
 
 
 @functools.lru_cache(maxsize=512)

@@ -74,9 +74,9 @@ def db_url() -> str:
     if url is not None:
         return url
     if config.embedded_wanted():
-        from queue_workflows import embedded
+        from queue_workflows.db import databases
 
-        return embedded.ensure().dsn
+        return databases.url()
     raise errors.DatabaseUrlMissing(
         f"no database: set {' or '.join(config.db_url_variables())} to a PostgreSQL DSN, or ask "
         "for the embedded server with --embedded, configure(embedded=True) or "

@@ -19,6 +19,7 @@ from typing import (
 )
 
 from queue_workflows import config, errors
+from queue_workflows.dag import annotated
 from queue_workflows.dag import policy as policies
 from queue_workflows.declare import bodies, building, handles
 
@@ -33,6 +34,7 @@ __all__ = [
     "Policy",
     "Workflow",
     "ask",
+    "declared_in",
     "filtered",
     "install",
     "node",
@@ -177,6 +179,7 @@ class Workflow(Generic[P]):
         self.name = name
         self.needs = building.needs_of(function, name)
         """The keys that a run's context must have."""
+        self._inputs = building.inputs_of(function)
         self._function = function
         self._lock = threading.Lock()
         self._compiled: building.Compiled | None = None
@@ -194,6 +197,28 @@ class Workflow(Generic[P]):
         """The context of a run with these arguments, for `run_store.insert_run(context=...)`."""
         bound = inspect.signature(self._function).bind(*args, **kwargs)
         return handles.constant(dict(bound.arguments), f"workflow {self.name!r}")
+
+    def check_inputs(self, given: Any) -> None:
+        """Raise `ArgsRefused` unless this is a context that a run of the workflow can have.
+
+        It names what is missing, unknown (with the key that was meant) or of another type than the
+        parameter's annotation. Values may be what JSON is made of, or what it makes of them.
+        """
+        where = f"inputs of workflow {self.name!r}"
+        annotated.check_as_stored(self._check_stored, given, where)
+
+    def _check_stored(self, given: Any, where: str) -> None:
+        optional: Mapping[str, Any] = {}
+        if isinstance(given, dict) and given.keys() - set(self.needs):
+            try:
+                optional = self._built().run_inputs
+            except errors.InvalidWorkflow:
+                return  # the run fails with this reason when it starts
+        self._inputs.bound(given, where, optional)
+
+    def accepts_input(self, key: str, value: Any) -> bool:
+        """Return whether the value fits the parameter of this name; True if there is none."""
+        return self._inputs.accepts(key, value)
 
     def install(self) -> None:
         """Let this process's provider know it; `InvalidConfig` when another has that name."""
@@ -252,6 +277,7 @@ def _policy(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
         if key not in _POLICY:
             raise errors.InvalidConfig(
                 f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
+                f"{policies.hint(key)}"
             )
     named = {"retry_on", "discard_on"} & policy.keys()
     return {**policy, **{key: policies.error_names(policy[key]) for key in sorted(named)}}
@@ -356,14 +382,23 @@ def ask(
 
 
 def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
-    """The value under a key of the run's context that is no parameter's name; `kind` its type."""
-    del kind
-    return cast("T", building.needed("run_input()").of_run(key))
+    """Return the value under a key of the run's context that is no parameter's name.
+
+    A run may lack the key; a value that it has is checked against `kind`.
+    """
+    graph = building.needed("run_input()")
+    graph.run_inputs[key] = Any if kind is object else kind
+    return cast("T", graph.of_run(key))
 
 
 def filtered(items: L, conditions: dict[str, Any]) -> L:
     """Those members of a list to come that match, as refs have it: `{"kind:eq": "csv"}`."""
     return cast("L", handles.filtered(items, conditions))
+
+
+def declared_in(module: str) -> list[Node[..., Any] | Workflow[...]]:
+    """Return the nodes and workflows that the functions of this module, by its name, declared."""
+    return [thing for (_, owner, _), thing in _declared.items() if owner == module]
 
 
 def install(*things: Node[..., Any] | Workflow[...] | ModuleType) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
+from queue_workflows.dag import annotated, arguments
 from queue_workflows.declare import bodies, handles
 
 _current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
@@ -27,6 +28,8 @@ class Compiled(NamedTuple):
 
     document: dict[str, Any]
     pipelines: dict[str, dict[str, Any]]
+    run_inputs: dict[str, Any]
+    """The keys that `run_input` names, with their types."""
 
 
 class _Step:
@@ -55,6 +58,7 @@ class Graph:
         self.steps: dict[str, _Step] = {}
         self.group: _Step | None = None
         self.defaults: Mapping[str, Any] = {}
+        self.run_inputs: dict[str, Any] = {}
 
     def add_node(
         self, body: bodies.Body, entry: Mapping[str, Any], given: dict[str, Any], options: Options
@@ -196,7 +200,7 @@ class Graph:
         steps = [step.entry for step in self.steps.values()]
         for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
             self._refuse_text(kind, entries)
-        return Compiled({"name": self.name, "steps": steps}, pipelines)
+        return Compiled({"name": self.name, "steps": steps}, pipelines, self.run_inputs)
 
     def _refuse_text(self, kind: str, entries: list[dict[str, Any]]) -> None:
         for entry in entries:
@@ -284,6 +288,12 @@ def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
                 "cannot have: give it to the parameter of a node"
             )
     return tuple(each.name for each in parameters)
+
+
+def inputs_of(function: Callable[..., Any]) -> annotated.Keywords:
+    """Return what a run's context is checked against: the parameters of a workflow's function."""
+    parameters = list(inspect.signature(function).parameters.values())
+    return annotated.Keywords(parameters, arguments.scope_of(function))
 
 
 def build(function: Callable[..., Any], name: str) -> Compiled:

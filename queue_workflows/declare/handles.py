@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any, NoReturn, cast
 
 from queue_workflows import errors, refs
+from queue_workflows.dag import jsonable
 
 _TO_COME = " of a run to come>"
 
@@ -171,19 +171,21 @@ def template(value: Any, where: str) -> Any:
 
 
 def constant(value: Any, where: str) -> Any:
-    """A value without handles, paths in it as text; what JSON cannot carry is found on expanding.
+    """Return a value without handles as JSON has it: paths, dates and the like as text.
 
-    Raises `InvalidWorkflow` that starts with `where` for a handle.
+    What JSON cannot carry stays as it is, and is found on expanding. Raises `InvalidWorkflow` that
+    starts with `where` for a handle.
     """
     if isinstance(value, Handle):
         raise errors.InvalidWorkflow(
             f"{where}: an output of a node stands where only a constant can"
         )
-    if isinstance(value, PurePath):
-        return str(value)
     if isinstance(value, dict):
         members = cast("dict[Any, Any]", value)
         return {key: constant(member, where) for key, member in members.items()}
     if isinstance(value, (list, tuple)):
         return [constant(member, where) for member in cast("list[Any]", value)]
-    return value
+    try:
+        return jsonable.plain(value, where)
+    except errors.InvalidPayload:
+        return value

@@ -6,15 +6,20 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from queue_workflows import config, db, errors
+from queue_workflows import config, db, errors, run_store
 from queue_workflows.dag import definition, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, payload, runs, tables
 from queue_workflows.types import Row
 
 State: TypeAlias = Callable[[Row], bool]
-NEVER_RUNS = (errors.InvalidWorkflow, errors.UnknownWorkflow, errors.UnreadableRow)
-"""What a run's definition or context raises that no later try will fix: the run fails with it."""
+NEVER_RUNS = (
+    errors.InvalidWorkflow,
+    errors.UnknownWorkflow,
+    errors.UnreadableRow,
+    errors.ArgsRefused,
+)
+"""What a run's definition, context or inputs raise that no retry fixes: the run fails with it."""
 
 # Progress is shared by the threads of a process. Whoever waits for it holds no pooled connection
 # that its holder could need: under the run's lock all reads go over the transaction's own.
@@ -123,6 +128,7 @@ def advance(
     try:
         progress, unfrozen = knowledge.prepare(begin, run)
         if finished is None and unfrozen is not None:
+            _check_inputs(begin, run)
             count = _start_fresh(begin, run, progress, unfrozen)
             if count is not None:
                 knowledge.keep(run, progress)
@@ -143,6 +149,19 @@ def advance(
     if count is not None and unfrozen is not None:
         knowledge.keep(run, progress)
     return count
+
+
+def _check_inputs(begin: knowledge.Begin, run: Row) -> None:
+    """Raise `ArgsRefused` for inputs that a declared workflow does not take.
+
+    A plain SQL INSERT submits a run that nothing has checked yet.
+    """
+    name = run["workflow_name"]
+    if name not in config.get_config().workflow_map:
+        return  # its inputs are not declared: spare the query
+    with knowledge.reading(begin) as conn:
+        context = runs.context(conn, run["id"])
+    run_store.check_inputs(name, context)
 
 
 class _NothingYet(knowledge.Blind):

@@ -8,7 +8,7 @@ from typing import Any, cast
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
-from queue_workflows.store import nodes, outbox, payload, runs, submissions
+from queue_workflows.store import app_connections, nodes, outbox, payload, runs, submissions
 from queue_workflows.types import Row, Unreadable
 
 PREFIX = "__input__"
@@ -85,9 +85,11 @@ def submit_input(
     value: Any,
     *,
     check: bool = False,
-    conn: db.Connection | None = None,
+    conn: Any = None,
 ) -> str:
-    """Answer an input node; the submission's id. `conn`: join the caller's transaction.
+    """Answer an input node; return the submission's id.
+
+    `conn` (psycopg, SQLAlchemy, Django): join the caller's transaction.
 
     The first answer wins: `InputRefused` (a ValueError) for a later one and for a node that does
     not wait; `check`: also for one that its `input_spec` does not allow. A node that has not parked
@@ -96,7 +98,7 @@ def submit_input(
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
-    with db.transaction(conn) as own:
+    with app_connections.transaction(conn) as own:
         # First, and outside: without a transaction under way the block below would commit its own.
         job = _refuse_unless_open(nodes.get_by_node(own, run_id, node_id), where)
         if check:
@@ -115,6 +117,17 @@ def submit_input(
         return row["id"]
 
 
+async def submit_input_async(
+    run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None
+) -> str:
+    """`submit_input` for an event loop, which it does not block.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
+    the engine's, in another thread. A call that is cancelled may have answered all the same.
+    """
+    return await app_connections.call_async(submit_input, conn, run_id, node_id, value, check=check)
+
+
 def _refuse_unless_open(job: Row | None, where: str) -> Row:
     if job is None:
         raise errors.UnknownJob(f"there is no {where} yet")
@@ -126,12 +139,12 @@ def _refuse_unless_open(job: Row | None, where: str) -> Row:
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
-    """The inputs of a job, its template resolved once against the context as it is now.
+    """Return the inputs of a job, its template resolved once against the context as it is now.
 
-    A ref that has stopped resolving keeps the value from `inputs`. A host that queued the job
-    itself left no template: there `inputs` is the template, and `InvalidPayload` (a ValueError)
-    names the input that does not resolve. Raises `UnknownJob` (a KeyError), and `UnreadableRow`
-    (an `InvalidPayload`) for stored inputs that cannot be loaded.
+    A ref that does not resolve keeps the value from `inputs`. An app that queued the job itself
+    left no template: there `inputs` is the template, so that such a ref is passed as it stands.
+    Raises `UnknownJob` (a KeyError), and `UnreadableRow` (an `InvalidPayload`) for stored inputs
+    that cannot be loaded.
     """
     if job is None:
         with db.transaction() as conn:
@@ -152,8 +165,4 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
             context = nodes.context(conn, job["run_id"], heads)
     context = _record(context, f"context of {where}")
     resolver = config.get_config().get_resolve_ref()
-    found = refs.resolve_inputs(template, context, {} if by_host else inputs, resolver)
-    for name in template.keys() - found.keys():
-        _, reason = refs.attempt(template[name], context, resolver)
-        raise errors.InvalidPayload(f"node {job['node_id']!r}: input {name!r}: {reason}")
-    return found
+    return refs.resolve_inputs(template, context, inputs, resolver)

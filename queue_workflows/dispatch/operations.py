@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
-from queue_workflows.store import nodes, runs, tables
+from queue_workflows.store import app_connections, nodes, runs, tables
 from queue_workflows.store import transitions as moves
 from queue_workflows.types import Row
 
 
-def cancel_run(run_id: str, *, conn: db.Connection | None = None) -> Row | None:
+def cancel_run(run_id: str, *, conn: Any = None) -> Row | None:
     """Cancel a run and, in one transaction, its waiting nodes; running ones get `cancel_event`.
 
-    The run's row; None when there is no such run or it is over. `conn`: join a transaction.
+    Returns the run's row; None when there is no such run or it is over. `conn` (psycopg,
+    SQLAlchemy, Django): join the caller's transaction.
     """
-    with db.transaction(conn) as own:
+    with app_connections.transaction(conn) as own:
         return runs.cancel(own, run_id)
+
+
+async def cancel_run_async(run_id: str, *, conn: Any = None) -> Row | None:
+    """`cancel_run` for an event loop, which it does not block.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
+    the engine's, in another thread. A call that is cancelled may have cancelled the run all the
+    same.
+    """
+    return await app_connections.call_async(cancel_run, conn, run_id)
 
 
 def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
@@ -35,17 +48,32 @@ def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
         return row
 
 
-def retry_run(
-    run_id: str, *, from_node: str | None = None, conn: db.Connection | None = None
-) -> Row:
-    """Run a finished run again in a new generation; its row. `conn`: join a transaction.
+def retry_run(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
+    """Run a finished run again in a new generation; return its row.
 
+    `conn` (psycopg, SQLAlchemy, Django): join the caller's transaction.
     Completed nodes keep their outputs, but for `from_node` and what depends on it. Raises
     `UnknownJob` (a KeyError) for no such run or node, `InvalidConfig` (a ValueError) for a run that
     is not over, a completed one without `from_node`, and while a node to be run again still runs.
     """
-    with db.transaction(conn) as own:
-        return _retry(own, run_id, from_node)
+    with app_connections.transaction(conn) as own:
+        # This statement begins the caller's transaction, if need be: the block below would
+        # otherwise begin and commit one. The block is for connections in autocommit, on which the
+        # row's lock would not last from one statement to the next.
+        if runs.head(own, run_id) is None:
+            raise errors.UnknownJob(f"no run {run_id!r}")
+        with own.transaction():
+            return _retry(own, run_id, from_node)
+
+
+async def retry_run_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
+    """`retry_run` for an event loop, which it does not block.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
+    the engine's, in another thread. A call that is cancelled may have reopened the run all the
+    same.
+    """
+    return await app_connections.call_async(retry_run, conn, run_id, from_node=from_node)
 
 
 def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:

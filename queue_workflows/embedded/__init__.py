@@ -23,13 +23,14 @@ __all__ = ["Server", "data_dir", "ensure"]
 class _Membership:
     """This process's share in one folder's server, common to all its `Server` handles."""
 
-    __slots__ = ("folder", "handles", "socket_dir", "users_fd")
+    __slots__ = ("chosen", "folder", "handles", "socket_dir", "users_fd")
 
     def __init__(self, folder: Path, users_fd: int) -> None:
         self.folder = folder
         self.users_fd = users_fd
         self.handles = 0
         self.socket_dir = ""
+        self.chosen: dict[object, str] = {}
 
 
 class Server:
@@ -45,20 +46,29 @@ class Server:
 
     @property
     def dsn(self) -> str:
-        """A URL over the unix socket, for the role `postgres` and the engine's database."""
+        """A URL over the unix socket, for the role `postgres` and the database of no project."""
+        return self.dsn_of(cluster.DATABASE)
+
+    def dsn_of(self, database: str) -> str:
+        """Return the URL of a database of this server, whether or not it exists."""
         host = quote(self._membership.socket_dir, safe="")
-        return f"postgresql://postgres@/{cluster.DATABASE}?host={host}&port={cluster.PORT}"
+        return f"postgresql://postgres@/{quote(database, safe='')}?host={host}&port={cluster.PORT}"
+
+    @property
+    def chosen(self) -> dict[object, str]:
+        """The databases that this process chose, and why; empty again when it has left."""
+        return self._membership.chosen
 
     @property
     def data_dir(self) -> Path:
         """The folder of cluster, locks and log."""
         return self._membership.folder
 
-    def describe(self) -> str:
-        """One line that says which database is in use."""
+    def describe(self, database: str = cluster.DATABASE, of: Path | None = None) -> str:
+        """Return one line that names the database in use, and the project's folder if `of` is."""
         how = "started" if self.started else "joined"
-        name = f"embedded PostgreSQL {cluster.MAJOR}, database {cluster.DATABASE}"
-        return f"{name}, in {self.data_dir} ({how})"
+        name = f"embedded PostgreSQL {cluster.MAJOR}, database {database}"
+        return f"{name}{f' of {of}' if of else ''}, in {self.data_dir} ({how})"
 
     def release(self) -> None:
         """Give the handle back; the last process to do so stops the server. Safe to call again."""

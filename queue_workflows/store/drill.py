@@ -25,12 +25,16 @@ _EARLIER = (
 )
 _NEXT = (
     b"SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM ("
-    b"SELECT min(available_at) AS at FROM workflow_node_jobs WHERE status = 'queued'"
-    b" UNION ALL SELECT min(available_at) FROM ingest_jobs WHERE status = 'queued'"
-    b" UNION ALL SELECT min(available_at) FROM workflow_runs WHERE status = 'queued'"
-    b" UNION ALL SELECT min(available_at) FROM workflow_dispatch_events WHERE processed_at IS NULL"
+    b"SELECT min(available_at) AS at FROM workflow_node_jobs"
+    b" WHERE status = 'queued' AND available_at > %(after)s"
+    b" UNION ALL SELECT min(available_at) FROM ingest_jobs"
+    b" WHERE status = 'queued' AND available_at > %(after)s"
+    b" UNION ALL SELECT min(available_at) FROM workflow_runs"
+    b" WHERE status = 'queued' AND available_at > %(after)s"
+    b" UNION ALL SELECT min(available_at) FROM workflow_dispatch_events"
+    b" WHERE processed_at IS NULL AND available_at > %(after)s"
     b" UNION ALL SELECT min(available_at) FROM workflow_input_submissions"
-    b" WHERE status = 'pending') waits WHERE at > now()"
+    b" WHERE status = 'pending' AND available_at > %(after)s) waits"
 )
 _EXPIRE = {
     "workflow_node_jobs": b"UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s'"
@@ -46,9 +50,12 @@ def pass_time(conn: db.Connection, seconds: float) -> None:
         conn.execute(statement, {"by": datetime.timedelta(seconds=seconds)})
 
 
-def next_due_s(conn: db.Connection) -> float | None:
-    """Seconds until the next thing that waits for its time comes due; None: nothing does."""
-    row = conn.execute(_NEXT).fetchone()
+def next_due_s(conn: db.Connection, *, after: datetime.datetime) -> float | None:
+    """Return the seconds until the first instant later than `after` at which something comes due.
+
+    Negative when that instant has passed; None when nothing waits for a later one.
+    """
+    row = conn.execute(_NEXT, {"after": after}).fetchone()
     return row["seconds"] if row else None
 
 

@@ -6,8 +6,8 @@ Frameworks are known by the names of their classes and reached through the host'
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -16,6 +16,7 @@ from queue_workflows import errors
 from queue_workflows.store import ingest, newjobs
 from queue_workflows.types import JobId
 
+T = TypeVar("T")
 _Rows: TypeAlias = "Sequence[Sequence[Any]]"
 _AS_TEXT = ingest.PUT.replace("%(prefix)s", ":prefix").replace("%(jobs)s", ":jobs")
 """The statement as SQLAlchemy's `text()` takes it, for any driver."""
@@ -33,25 +34,25 @@ def put(conn: Any, call: newjobs.Call) -> list[JobId]:
     """
     if is_own(conn):
         return ingest.put(conn, call)
-    ask = _found(conn, _SYNC)
+    ask = known(conn, _SYNC)
     if ask is None:
-        instead = "; its kind takes enqueue_ingest_job_async()" if _found(conn, _ASYNC) else ""
+        instead = "; its kind takes enqueue_ingest_job_async()" if known(conn, _ASYNC) else ""
         raise errors.UnknownConnection(
             "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
-            f"{_names(conn)[0]}{instead}"
+            f"{class_name(conn)}{instead}"
         )
     return call.ids(ask(conn, {"prefix": call.prefix, "jobs": call.jobs}))
 
 
 async def put_async(conn: Any, call: newjobs.Call) -> list[JobId]:
     """`put` on an asynchronous connection."""
-    ask = _found(conn, _ASYNC)
+    ask = known(conn, _ASYNC)
     if ask is None:
-        blocks = is_own(conn) or _found(conn, _SYNC) is not None
+        blocks = is_own(conn) or known(conn, _SYNC) is not None
         instead = "; one that blocks takes enqueue_ingest_job()" if blocks else ""
         raise errors.UnknownConnection(
             "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
-            f"{_names(conn)[0]}{instead}"
+            f"{class_name(conn)}{instead}"
         )
     return call.ids(await ask(conn, {"prefix": call.prefix, "jobs": call.jobs}))
 
@@ -59,13 +60,15 @@ async def put_async(conn: Any, call: newjobs.Call) -> list[JobId]:
 _Ask: TypeAlias = "Callable[[Any, dict[str, Any]], Any]"
 
 
-def _found(conn: Any, known: dict[str, _Ask]) -> _Ask | None:
-    return next((known[name] for name in _names(conn) if name in known), None)
+def known(conn: Any, by_class: Mapping[str, T]) -> T | None:
+    """Return the member for the connection's class or its nearest base; None if there is none."""
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(conn).__mro__)
+    return next((by_class[name] for name in names if name in by_class), None)
 
 
-def _names(conn: Any) -> list[str]:
-    """Its class and that class's bases, nearest first."""
-    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(conn).__mro__]
+def class_name(conn: Any) -> str:
+    """Return the name of the connection's class, with its module."""
+    return f"{type(conn).__module__}.{type(conn).__qualname__}"
 
 
 def _text(conn: Any) -> Any:

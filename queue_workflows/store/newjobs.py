@@ -111,7 +111,7 @@ def plain(job: Job) -> dict[str, Any]:
     Raises before any write: `UnknownQueue`, `UnknownTask`, `InvalidJob`, `InvalidPayload`, all of
     them ValueErrors.
     """
-    return {**_base(job), "args": _args(job)}
+    return {**columns(job), "args": _args(job)}
 
 
 def calls(jobs: Iterable[Job], *, whole: bool = False) -> list[Call]:
@@ -152,23 +152,27 @@ def merged(
         yield Job(**found)
 
 
+_NAMES_PLACE = (errors.InvalidJob, errors.ArgsRefused, errors.InvalidPayload)
+"""Errors about one job; of several jobs the message says which one."""
+
+
 def _rows(jobs: Sequence[Job]) -> Iterator[str]:
     """Each job as a JSON object whose members are columns."""
     for place, job in enumerate(jobs):
         try:
             yield _row(job)
-        except errors.InvalidJob as error:
+        except _NAMES_PLACE as error:
             if len(jobs) == 1:
                 raise
-            raise errors.InvalidJob(f"job {place}: {error}") from None
+            raise type(error)(f"job {place}: {error}") from None
 
 
 def _row(job: Job) -> str:
-    columns = _base(job)
+    found = columns(job)
     where = f"job of task {job.task_name!r}"
     if has_options(job):
-        columns |= _options(job, where)
-    return f'{payload.encode(columns, where)[:-1]}, "args": {_args(job)}}}'
+        found |= _options(job, where)
+    return f'{payload.encode(found, where)[:-1]}, "args": {_args(job)}}}'
 
 
 def _options(job: Job, where: str) -> dict[str, Any]:
@@ -181,7 +185,11 @@ def _options(job: Job, where: str) -> dict[str, Any]:
     return columns | _policy(job, where)
 
 
-def _base(job: Job) -> dict[str, Any]:
+def columns(job: Job) -> dict[str, Any]:
+    """Return the columns of a job without its args and options, checked.
+
+    Raises `UnknownQueue`, `UnknownTask` or `InvalidJob`, all of them ValueErrors.
+    """
     task_name, queue, reason, priority = job[:4]
     if queue is not None:
         config.check_queue(queue, config.get_config().ingest_queues)
@@ -214,6 +222,20 @@ def args_text(task_name: str, args: Mapping[str, Any] | None) -> str:
     """The args of a job as JSON text; `ArgsRefused` and `InvalidPayload` (ValueErrors)."""
     taken = tasks.check_args(task_name, {} if args is None else args)
     return payload.encode(taken, f"args of task {task_name!r}")
+
+
+def args_texts(task_name: str, args: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the args of several jobs of a task as JSON texts; raise as `args_text` does.
+
+    The message names the place of the job in the call, from 0.
+    """
+    texts: list[str] = []
+    for place, one in enumerate(args):
+        try:
+            texts.append(args_text(task_name, one))
+        except _NAMES_PLACE as error:
+            raise type(error)(f"job {place}: {error}") from None
+    return texts
 
 
 def _policy(job: Job, where: str) -> dict[str, Any]:

@@ -80,6 +80,9 @@ def _told(error: BaseException) -> str:
     """The traceback of an error and of those behind it; of too many behind it only its own."""
     try:
         told = traceback.TracebackException.from_exception(error)
+        if isinstance(error, errors.QueueWorkflowsError) and _is_ours_alone(told):
+            # The message says it all; frames of the engine would tell the app's author nothing.
+            return "".join(told.format_exception_only())
         _leave_out_engine(told)
         return "".join(told.format())
     except Exception as untold:  # noqa: BLE001  the boundary around host code: an error's own code
@@ -87,22 +90,28 @@ def _told(error: BaseException) -> str:
         return f"{frames}{type(error).__name__}; no more can be told: {type(untold).__name__}"
 
 
+def _is_ours_alone(told: traceback.TracebackException) -> bool:
+    """Return whether no code of the app raised it, and no other error stands behind it."""
+    behind = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    return behind is None and all(map(_is_engine, told.stack))
+
+
+def _is_engine(frame: traceback.FrameSummary) -> bool:
+    path = Path(frame.filename)
+    # An async task is reached through asyncio.
+    between = path.parent.name == "asyncio"
+    own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
+    return own or between
+
+
 def _leave_out_engine(first: traceback.TracebackException) -> None:
     """Drop the frames by which a body was reached, and those of its streams; not all there are."""
-
-    def is_engine(frame: traceback.FrameSummary) -> bool:
-        path = Path(frame.filename)
-        # An async task is reached through asyncio.
-        between = path.parent.name == "asyncio"
-        own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
-        return own or between
-
     streams = str(_PACKAGE / "worker" / "capture.py")
     todo: list[traceback.TracebackException | None] = [first]
     while todo:
         if (told := todo.pop()) is None:
             continue
-        rest = itertools.dropwhile(is_engine, told.stack)
+        rest = itertools.dropwhile(_is_engine, told.stack)
         if frames := [frame for frame in rest if frame.filename != streams]:
             told.stack = traceback.StackSummary.from_list(frames)
         todo += (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ()))

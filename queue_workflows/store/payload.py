@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from queue_workflows import config, errors, refs
-from queue_workflows.dag import plan, policy
+from queue_workflows.dag import jsonable, plan, policy
 
 ERROR_LIMIT = 8000
 """Characters of an error text that are kept (the contract's figure)."""
@@ -17,25 +17,28 @@ KIB = 1024
 PART_BYTES = 8 * KIB * KIB
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _to_json = json.JSONEncoder(allow_nan=False).encode
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
 
 
 def encode(value: Any, what: str) -> str:
-    """The value as JSON text that PostgreSQL's jsonb takes.
+    """Return the value as JSON text that PostgreSQL's jsonb takes.
 
-    Raises `InvalidPayload` (a ValueError) naming `what`, for values that JSON cannot carry (sets,
-    NaN, infinities, other objects, keys that are not strings), for NUL characters and lone
-    surrogates, and past MAX_PAYLOAD_DEPTH levels of nesting or MAX_PAYLOAD_KB KiB.
+    Dates, times, UUIDs, Decimals, paths, enum members, dataclasses and pydantic models are encoded
+    as `jsonable.plain` says. Raises `InvalidPayload` (a ValueError), one line that starts with
+    `what` and names the place of what JSON cannot carry (sets, NaN, other objects, keys that are
+    not strings), of NUL characters and lone surrogates; also past MAX_PAYLOAD_DEPTH levels of
+    nesting or MAX_PAYLOAD_KB KiB.
     """
     if not _is_flat(value):
         _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), config.MAX_PAYLOAD_KB.read())
     try:
         text = _to_json(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise errors.InvalidPayload(f"{what}: JSON cannot carry it: {error}") from error
+    except (TypeError, ValueError, RecursionError):
+        text = None
+    if text is None:  # outside of the handler: a refusal shall not carry the encoder's error
+        text = _to_json(jsonable.plain(value, what))
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
-        raise errors.InvalidPayload(f"{what}: text with a NUL character or a lone surrogate")
+        jsonable.plain(value, what)  # raises, and names the place of the text
     if len(text) > KIB and len(text) > (limit_kb := config.MAX_PAYLOAD_KB.read()) * KIB:
         raise _too_large(what, f"{len(text) / KIB:.0f} KiB of JSON", limit_kb)
     return text
@@ -111,7 +114,7 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
             if isinstance(item, dict):
                 for key, member in item.items():  # pyright: ignore[reportUnknownVariableType]
                     if not isinstance(key, str):
-                        raise errors.InvalidPayload(f"{what}: key {key!r} is not a string")
+                        jsonable.plain(value, what)  # raises, and names the place of the key
                     if isinstance(member, (dict, list, tuple)):
                         deeper.append(member)
             else:
@@ -130,7 +133,7 @@ def _unstorable(value: Any) -> bool:
     while todo:
         item = todo.pop()
         if isinstance(item, str):
-            if _UNSTORABLE.search(item):
+            if jsonable.UNSTORABLE.search(item):
                 return True
         elif isinstance(item, dict):
             todo.extend(item.keys())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
@@ -142,7 +145,7 @@ def _unstorable(value: Any) -> bool:
 
 def is_storable(text: str) -> bool:
     """Whether the database can store this text: it has no NUL and no lone surrogate."""
-    return _UNSTORABLE.search(text) is None
+    return jsonable.UNSTORABLE.search(text) is None
 
 
 def error_text(error: object) -> str:
@@ -151,4 +154,4 @@ def error_text(error: object) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001  the boundary around host code: an error's own __str__
         text = f"{type(error).__name__} that cannot be printed"
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]
+    return jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]

@@ -162,6 +162,14 @@ def context_type(conn: db.Connection, run_id: str) -> str | None:
     return row["kind"] if row else None
 
 
+def context(conn: db.Connection, run_id: str) -> Any:
+    """Return the run's own context, without its nodes' outputs; None if there is no such run."""
+    row = conn.execute(
+        "SELECT context FROM workflow_runs WHERE id = %s", (run_id,), prepare=True
+    ).fetchone()
+    return row["context"] if row else None
+
+
 def freeze(conn: db.Connection, run_id: str, definition_json: str, digest: str) -> bool:
     """Store the definition unless there is one; whether it was stored."""
     return (

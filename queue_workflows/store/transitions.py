@@ -61,6 +61,8 @@ _TRIP = sql.SQL(
     " WHEN " + _TRIPS + " <= %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
     " watchdog_retries = " + _TRIPS + ", error = %(error)s, seconds = %(seconds)s::float8,"
     " finished_at = CASE WHEN {over} OR " + _TRIPS + " > %(cap)s::integer THEN now() END,"
+    " priority = CASE WHEN " + _TRIPS + " <= %(cap)s::integer"
+    " THEN least(j.priority, %(band)s::smallint) ELSE j.priority END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _HAND_BACK_ALL = sql.SQL(
@@ -267,12 +269,15 @@ def trip(
     seconds: float,
     detail: str | None = None,
 ) -> Row | None:
-    """A watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, ingest jobs fail.
+    """Record a watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, with at most
+    FRONT_PRIORITY; an ingest job fails.
 
     None: the claim is lost.
     """
     cap = config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0
-    parameters = tables.fence(lease, error=error, seconds=seconds, detail=detail, cap=cap)
+    parameters = tables.fence(
+        lease, error=error, seconds=seconds, detail=detail, cap=cap, band=FRONT_PRIORITY
+    )
     return conn.execute(_TRIP_SQL[lease.table.name], parameters).fetchone()
 
 

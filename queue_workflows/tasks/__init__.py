@@ -1,18 +1,20 @@
-"""What a host says of its ingest tasks, and what their bodies can ask."""
+"""Register ingest tasks, check their args, and tell a task or a node about its job."""
 
 from __future__ import annotations
 
 from queue_workflows.tasks.args import check_args
 from queue_workflows.tasks.bodies import is_async
-from queue_workflows.tasks.job import Job, current_job
+from queue_workflows.tasks.job import Job, NodeJob, current_job, running
 from queue_workflows.tasks.registering import TaskPolicy, register_ingest_task, row_defaults
 
 __all__ = [
     "Job",
+    "NodeJob",
     "TaskPolicy",
     "check_args",
     "current_job",
     "is_async",
     "register_ingest_task",
     "row_defaults",
+    "running",
 ]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors
-from queue_workflows.dag import arguments
-from queue_workflows.tasks import annotated
+from queue_workflows.dag import annotated, arguments, jsonable
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -77,8 +76,9 @@ _cached = functools.lru_cache(maxsize=512)(Taker)
 
 
 def check_args(task_name: str, args: Any) -> dict[str, Any]:
-    """The args as a new job of this task stores them: a dict as it is, a model as its JSON dict.
+    """Return the args as a new job of this task stores them.
 
+    A dict stays as it is; a pydantic model and a dataclass become the dict that JSON has of them.
     Raises `ArgsRefused` (a ValueError) for args that the task does not take, as far as its
     signature tells; a task that is not registered here takes all.
     """
@@ -90,9 +90,11 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
     where = f"args of task {task_name!r}"
     if (dump := getattr(found, "model_dump", None)) is not None:
         found = dump(mode="json")
+    elif annotated.is_record(type(found)):
+        found = jsonable.plain(found, where)
     if not isinstance(found, Mapping):
         raise errors.ArgsRefused(f"{where}: a dict, not {type(found).__name__}")
     found = dict(cast("Mapping[str, Any]", found))
     if takes is not None and takes.checks:
-        takes.checked(found, where)
+        annotated.check_as_stored(takes.checked, found, where)
     return found

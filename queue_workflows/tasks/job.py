@@ -1,9 +1,11 @@
-"""The job whose task runs here: what it was given, and what its body may say."""
+"""The job that runs here, an ingest task's or a node's: what it was given, what it may report."""
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from queue_workflows import errors
@@ -12,7 +14,7 @@ from queue_workflows.types import Row
 
 
 class Job:
-    """The ingest job that runs, for its task's body: `queue_workflows.current_job()`."""
+    """The job that runs: `queue_workflows.current_job()`. In a node it is a `NodeJob`."""
 
     __slots__ = ("_control", "_row", "left")
 
@@ -26,6 +28,38 @@ class Job:
     def id(self) -> str:
         """Its id: the same for every attempt, so that it can key what must happen once."""
         return self._row["id"]
+
+    @property
+    def run_id(self) -> str | None:
+        """Return the id of the node's run; None in an ingest task."""
+        return None
+
+    @property
+    def node_id(self) -> str | None:
+        """Return the id of the node in its run; None in an ingest task."""
+        return None
+
+    @property
+    def claim(self) -> int:
+        """Return the number of this claim: 1 for the first, one more each time a worker takes it.
+
+        It grows after crashes and hand-backs too, which `attempt` does not count.
+        """
+        return self._row["claim_no"]
+
+    @property
+    def idempotency_key(self) -> str:
+        """Return a text that is the same for every attempt, also after a retry by a person.
+
+        Pass it to services that carry out one request per key. It is the job's id, not the key
+        that `enqueue_ingest_job` was given.
+        """
+        return self._row["id"]
+
+    @property
+    def worker(self) -> str:
+        """Return the id of the worker that holds the claim, as in the `workers` table."""
+        return self._row["worker_id"]
 
     @property
     def task_name(self) -> str:
@@ -84,11 +118,94 @@ class Job:
         return f"<job {self.id} of task {self.task_name!r}, attempt {self.attempt}>"
 
 
+class NodeJob(Job):
+    """The node job that runs, for the node's function: `queue_workflows.current_job()`."""
+
+    __slots__ = ("_inputs",)
+
+    def __init__(
+        self,
+        row: Row,
+        inputs: Mapping[str, Any],
+        cancel_event: threading.Event,
+        status_callback: Callable[..., object],
+    ) -> None:
+        super().__init__(row, _NodeControl(cancel_event, status_callback))
+        self._inputs = inputs
+
+    @property
+    def run_id(self) -> str:
+        """Return the id of the node's run."""
+        return self._row["run_id"]
+
+    @property
+    def node_id(self) -> str:
+        """Return the id of the node in its run, as `<step>/<node>`."""
+        return self._row["node_id"]
+
+    @property
+    def task_name(self) -> str:
+        """Return the name of the node's module or registered function."""
+        return self._row["node_module"]
+
+    @property
+    def reason(self) -> str:
+        """Return an empty text: only ingest jobs have a reason."""
+        return ""
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Return the node's inputs with their refs resolved, as JSON has them."""
+        return dict(self._inputs)
+
+    def set_result(self, value: Any) -> None:  # noqa: ARG002  the base class's name
+        """Raise `InvalidConfig`: a node returns its result."""
+        raise errors.InvalidConfig("set_result() is for ingest tasks: a node returns its result")
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} of node {self.node_id!r}, attempt {self.attempt}>"
+
+
+class _NodeControl:
+    """The `control.Control` of a node: passes on what it reports, and whether it was cancelled."""
+
+    interrupted: str | None = None
+    """A node is ended by its `cancel_event`, or with its process."""
+
+    def __init__(
+        self, cancel_event: threading.Event, status_callback: Callable[..., object]
+    ) -> None:
+        self._cancel_event = cancel_event
+        self._status_callback = status_callback
+
+    def said(self, value: Any) -> None:
+        """Report progress or a sign of life."""
+        self._status_callback(value)
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Return whether the job or its run was cancelled."""
+        return self._cancel_event.is_set()
+
+    def when_interrupted(self, call: Callable[[], object] | None) -> None:
+        """Do nothing: a node is never interrupted."""
+
+
 current: contextvars.ContextVar[Job] = contextvars.ContextVar("job")
 
 
+@contextlib.contextmanager
+def running(job: Job) -> Generator[None]:
+    """Make this job what `current_job()` returns, in this thread, until the block ends."""
+    token = current.set(job)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
 def current_job() -> Job:
-    """The job whose task this is called by, in its own thread, tasks and `asyncio.to_thread`.
+    """Return the job whose task or node calls this, in its thread, tasks and `asyncio.to_thread`.
 
     Raises `NoCurrentJob` (a LookupError) elsewhere.
     """
@@ -96,6 +213,6 @@ def current_job() -> Job:
         return current.get()
     except LookupError:
         raise errors.NoCurrentJob(
-            "no job runs here: current_job() is for the body of an ingest task, and for threads "
-            "that were started with its context (contextvars.copy_context)"
+            "no job runs here: current_job() is for the function of a node or an ingest task, and "
+            "for threads that were started with its context (contextvars.copy_context)"
         ) from None

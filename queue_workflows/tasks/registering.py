@@ -82,6 +82,7 @@ def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key not in _OPTIONS:
             raise errors.InvalidConfig(
                 f"{where}: unknown option {key!r}; known are {', '.join(sorted(_OPTIONS))}"
+                f"{policies.hint(key, _OPTIONS)}"
             )
     entry = {key: value for key, value in said.items() if key in policies.KEYS}
     if (most := said.get("max_attempts")) is not None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
-import importlib
-import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from queue_workflows import (
     config,
@@ -29,18 +26,15 @@ from queue_workflows import (
     scheduler,
 )
 from queue_workflows.db import scratch
+from queue_workflows.dispatch import hooks
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.store import drill, schedules, tables
-from queue_workflows.tasks import registering
-from queue_workflows.testing import faults, result, servers
+from queue_workflows.testing import apps, faults, result, servers
 from queue_workflows.types import JsonDict, Row
 
-App: TypeAlias = "str | Callable[[], object] | None"
 HOST = "test-host"
 ROUNDS = 100_000
 """Jobs and turns after which a run counts as one that goes on for ever."""
-_loaded: dict[str, dict[str, Any]] = {}
-"""What apps that wire themselves in when they are imported have set: that happens only once."""
 
 
 class Harness:
@@ -93,10 +87,12 @@ class Harness:
     def finish(self, run_id: str, *, answers: Mapping[str, Any] | None = None) -> result.Result:
         """Work until the run is over or waits for an answer that is not here; its `Result`.
 
-        What waits for its time (back-off, `available_at`) has it: the clock is moved to it.
+        What waits for its time (back-off, `available_at`) has it: the clock is moved to it. Raises
+        `AssertionError` with the reason for a run that cannot start.
         """
         given = dict(answers or {})
         for _ in range(ROUNDS):
+            began = self._database_now()
             self.work()
             found = result.of_run(run_id)
             if found.status in tables.TERMINAL:
@@ -107,8 +103,11 @@ class Harness:
                 self.answer(
                     run_id, node_id, value(found.waiting[node_id]) if callable(value) else value
                 )
-            if not asked and not self._skip_ahead():
-                return found
+            if asked or self._skip_ahead(began):
+                continue
+            if found.status == "queued":
+                raise AssertionError(f"run {run_id} stays queued: {self._why_queued(found)}")
+            return found
         raise AssertionError(f"run {run_id} goes on for ever")
 
     def retry(self, run_id: str, *, from_node: str | None = None) -> result.Result:
@@ -128,10 +127,13 @@ class Harness:
         """Queue an ingest job, work until it is over, and return its row."""
         job_id = node_queue.enqueue_ingest_job(task_name=task, queue=queue, args=args or {})
         for _ in range(ROUNDS):
+            began = self._database_now()
             self.work()
             row = node_queue.get_ingest_job(job_id)
-            if row is None or row["status"] not in ("queued", "running") or not self._skip_ahead():
+            if row is None or row["status"] not in ("queued", "running"):
                 return row or {}
+            if not self._skip_ahead(began):
+                return row
         raise AssertionError(f"ingest job {job_id} goes on for ever")
 
     # --- work
@@ -181,9 +183,11 @@ class Harness:
 
     def now(self) -> datetime.datetime:
         """The database's clock, and what `advance` has added to it."""
+        return self._database_now() + datetime.timedelta(seconds=self._passed_s)
+
+    def _database_now(self) -> datetime.datetime:
         with db.transaction() as conn:
-            real = schedules.database_now(conn)
-        return real + datetime.timedelta(seconds=self._passed_s)
+            return schedules.database_now(conn)
 
     def advance(self, seconds: float) -> None:
         """Let time pass for what waits: due times, back-offs, leases, heartbeats, schedules.
@@ -211,13 +215,28 @@ class Harness:
         """
         return self._ticker.run_once()
 
-    def _skip_ahead(self) -> bool:
+    def _skip_ahead(self, began: datetime.datetime) -> bool:
+        """Move the clock to what comes due next after `began`, when the last work began.
+
+        What was due before was part of that work, and cannot run. What came due since, by itself,
+        was perhaps not.
+        """
         with db.transaction() as conn:
-            wait_s = drill.next_due_s(conn)
+            wait_s = drill.next_due_s(conn, after=began)
         if wait_s is None:
             return False
-        self.advance(wait_s + 0.001)
+        if wait_s >= 0:
+            self.advance(wait_s + 0.001)
         return True
+
+    def _why_queued(self, run: result.Result) -> str:
+        if not hooks.has_provider():
+            return (
+                "the app has no workflow provider, and declares no workflow; call "
+                "set_workflow_provider() in it, or name another by harness(app=...) or the "
+                "fixture workflows_app"
+            )
+        return run.error or "its row is locked by another transaction, or its mode is not 'node'"
 
     # --- trouble
 
@@ -254,7 +273,7 @@ class Harness:
 
 @contextlib.contextmanager
 def harness(
-    *, app: App = None, dsn: str | None = None, own: bool = False, out: Path | None = None
+    *, app: apps.App = None, dsn: str | None = None, own: bool = False, out: Path | None = None
 ) -> Generator[Harness]:
     """A `Harness` on a scratch database, the app wired in; afterwards all is as it was.
 
@@ -269,9 +288,9 @@ def harness(
         else:
             scratch.checked(dsn)
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flows-")))
-        stack.enter_context(_restored())
+        stack.enter_context(apps.restored())
         stack.enter_context(servers.environment(QUEUE_WORKFLOWS_DB_URL=dsn))
-        _wire(app)
+        apps.load(app)
         # The app may have named a variable of its own.
         stack.enter_context(servers.environment(**{config.db_url_variables()[0]: dsn}))
         db.close_pool()
@@ -290,48 +309,3 @@ def harness(
 def _empty() -> None:
     with db.connection() as conn:
         scratch.empty(conn, keep={"queue_schema_version"})
-
-
-@contextlib.contextmanager
-def _restored() -> Generator[None]:
-    settings, models = _settings(), model_registry.known_ids()
-    specs = [model_registry.get(model) for model in models]
-    try:
-        yield
-    finally:
-        _set(settings)
-        model_registry.clear_for_tests()
-        for spec in specs:
-            model_registry.register(spec)
-
-
-def _settings() -> dict[str, Any]:
-    return {name: copy.copy(value) for name, value in vars(config.get_config()).items()}
-
-
-def _set(settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        setattr(config.get_config(), name, copy.copy(value))
-
-
-def _wire(app: App) -> None:
-    if app is None:
-        return
-    config.reset_for_tests()
-    registering.register_decorated()
-    if not isinstance(app, str):
-        app()
-    elif ":" in app:
-        config.load_app(app)
-    else:
-        _wire_module(app)
-
-
-def _wire_module(name: str) -> None:
-    """An app without a callable wires itself in when it is imported, which happens once."""
-    if name not in _loaded:
-        if name in sys.modules:
-            importlib.reload(sys.modules[name])
-        config.load_app(name)
-        _loaded[name] = _settings()
-    _set(_loaded[name])

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from queue_workflows.testing import bench, servers
+from queue_workflows.testing import apps, bench, servers
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def workflows_dsn() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def workflows_app() -> bench.App:
+def workflows_app() -> apps.App:
     """Override to name the host app: `"letters:setup"`, or a function that wires the host in."""
     return None
 
@@ -32,7 +32,7 @@ def workflows_database(workflows_dsn: str | None) -> Generator[str]:
 
 
 @pytest.fixture
-def flows(workflows_database: str, workflows_app: bench.App) -> Generator[bench.Harness]:
+def flows(workflows_database: str, workflows_app: apps.App) -> Generator[bench.Harness]:
     """A `Harness` of the app on an emptied database; the configuration is restored afterwards."""
     with bench.harness(app=workflows_app, dsn=workflows_database, own=True) as made:
         yield made

@@ -103,6 +103,31 @@ def test_a_python_app_is_run_by_its_name(
     assert jobs["again/count"]["context_delta"] == {"words": 2, "longest": "be,"}
 
 
+def test_inputs_that_the_workflow_does_not_take_are_refused_before_anything_starts(
+    cli: Commands, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.json").write_text('{"text": [1]}')
+    for given, words in (
+        ((), "'text' missing"),
+        (("--input", "txet=a"), "'text' missing; 'txet' (did you mean 'text'?) unknown"),
+        (("--input", f"@{tmp_path}/wrong.json"), "'text': str, not [1]"),
+    ):
+        done = cli.run("queue-workflows", "run", "hello", "--app", "declared_app", *given, **env)
+        assert done.process.returncode == 2
+        (line,) = done.err.splitlines()
+        assert f"inputs of workflow 'hello': {words}" in line
+        assert "--input KEY=VALUE" in line
+    assert run_store.list_runs() == []
+    done = cli.run(
+        "queue-workflows", "run", "hello", "--app", "declared_app",
+        "--no-wait", "--input", "text=123", **env,
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    row = run_store.get_run(done.out.strip())
+    assert row is not None
+    assert row["context"] == {"text": "123"}
+
+
 def test_a_question_in_python_waits_for_its_answer(
     cli: Commands, env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -35,6 +37,7 @@ class Reader:
         self.folder = folder
         self.dsn = dsn
         self.names: dict[str, Any] = {"__name__": "page"}
+        self._running = contextlib.ExitStack()
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(folder),
@@ -74,6 +77,10 @@ class Reader:
                 pytest.fail(f"{block}: {error}")
 
     def _console(self, block: markdown.Block) -> None:
+        if block.background:
+            (command,) = markdown.commands(block)
+            self._running.enter_context(self._goes_on(block, command.text))
+            return
         for command in markdown.commands(block):
             done = subprocess.run(
                 ["bash", "-c", command.text],
@@ -90,6 +97,33 @@ class Reader:
             same = doctest.OutputChecker().check_output(command.output, done.stdout, _FLAGS)
             assert same or not command.output, f"the page shows\n{command.output}but {got}"
 
+    @contextlib.contextmanager
+    def _goes_on(self, block: markdown.Block, command: str) -> Generator[None]:
+        """A command that runs until Ctrl-C, in a terminal of its own."""
+        with (self.folder / "printed").open("wb") as printed:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield
+            process.send_signal(signal.SIGINT)
+            code = process.wait(COMMAND_S)
+            told = (self.folder / "printed").read_text()
+            assert code == 0, f"{block}: $ {command}\nexit code {code}: {told}"
+        finally:
+            process.kill()
+            process.wait()
+
+    def end(self) -> None:
+        """Press Ctrl-C where a command still runs."""
+        self._running.close()
+
 
 @pytest.fixture
 def reader(
@@ -101,7 +135,9 @@ def reader(
     monkeypatch.setenv("QUEUE_WORKFLOWS_TEST_DB_URL", fresh_database)
     before = set(sys.modules)
     db.bootstrap()
-    yield Reader(tmp_path, fresh_database)
+    made = Reader(tmp_path, fresh_database)
+    yield made
+    made.end()
     db.close_pool()
     model_registry.clear_for_tests()
     for name in set(sys.modules) - before:
@@ -114,6 +150,7 @@ def test_blocks_of_page_run(page: Path, reader: Reader) -> None:
     for block in BLOCKS[page]:
         if (block.language in markdown.RUN or block.file) and not block.no_run:
             reader.follow(block)
+    reader.end()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -162,6 +199,15 @@ def test_a_wrong_block_fails(reader: Reader, tmp_path: Path) -> None:
     for block in markdown.blocks(page):
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             reader.follow(block)
+
+
+def test_a_command_that_goes_on_ends_with_the_page(reader: Reader, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- background: until Ctrl-C -->\n```console\n$ sleep 300\n```\n")
+    (block,) = markdown.blocks(page)
+    reader.follow(block)
+    with pytest.raises(AssertionError, match="exit code -2"):
+        reader.end()
 
 
 def test_commands_and_marks_are_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from psycopg import conninfo
 
 from queue_workflows import dispatcher, embedded, node_queue, run_store
-from queue_workflows.embedded import postmaster
+from queue_workflows.embedded import postmaster, project
 from tests.support import commands, markdown, toyhost
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
@@ -290,9 +290,9 @@ def test_without_a_dsn_it_brings_the_embedded_server_and_stops_it(
     work.mkdir()
     done = cli.run(*RUN, "chain", "--input", folder_of(work), timeout_s=60)
     assert done.process.returncode == 0, done.err
-    assert (
-        f"embedded PostgreSQL 18, database queue_workflows, in {base / 'pg'} (started)" in done.err
-    )
+    own = project.of_folder(ROOT)
+    where = f"database {own.name} of {ROOT}, in {base / 'pg'} (started)"
+    assert f"embedded PostgreSQL 18, {where}" in done.err
     assert not postmaster.alive(base / "pg")
     found = json.loads(cli.run("queue-workflows", "status", "--json").out)
     assert (found["embedded"], found["runs"]) == (True, {"completed": 1})
@@ -303,7 +303,7 @@ def test_without_a_dsn_it_brings_the_embedded_server_and_stops_it(
         told = cli.run("queue-workflows", "status").out.splitlines()[1]
         given = shlex.split(told.partition(" connects to it")[0])
         assert given[0] == "psql"
-        with psycopg.connect(given[1]) as by_hand, psycopg.connect(server.dsn) as ours:
+        with psycopg.connect(given[1]) as by_hand, psycopg.connect(server.dsn_of(own.name)) as ours:
             where = "SELECT current_user, current_database(), pg_postmaster_start_time()"
             assert by_hand.execute(where).fetchone() == ours.execute(where).fetchone()
         joined = cli.run("queue-workflows", "runs")

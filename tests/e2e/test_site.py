@@ -111,11 +111,20 @@ def test_search_finds_a_page_and_a_function(site: Path) -> None:
 
 
 def test_pictures_are_drawn(site: Path) -> None:
-    for page, pictures in {"pictures": 3, "reliability": 1}.items():
+    for page, pictures in {"": 1, "pictures": 3, "reliability": 1}.items():
         text = (site / page / "index.html").read_text(encoding="utf-8")
-        assert text.count('<figure class="diagram">') == pictures
+        assert text.count('<figure class="diagram"') == pictures
         assert "stateDiagram" not in text
         assert "sequenceDiagram" not in text
+
+
+def test_pictures_fill_the_width_of_the_text(site: Path) -> None:
+    # The theme's own rule, which a style of the element comes before.
+    theme = "".join(path.read_text() for path in site.rglob("main*.css"))
+    assert re.search(r"\.md-typeset figure\{[^}]*width:fit-content", theme)
+    text = (site / "pictures" / "index.html").read_text(encoding="utf-8")
+    figures = re.findall(r'<figure class="diagram" style="([^"]*)"><svg [^>]*style="([^"]*)"', text)
+    assert figures == [("width:100%", "width:100%;height:auto")] * 3
 
 
 def test_ci_builds_the_site() -> None:

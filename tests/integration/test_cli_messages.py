@@ -49,7 +49,7 @@ def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
     line = said.err.splitlines()[-1]
     for part in (f"1 run of 'slow': {theirs}", "`queue-workflows cancel RUN`", "--no-up"):
         assert part in line
-    for variable in ("QUEUE_WORKFLOWS_DB_URL", "QUEUE_WORKFLOWS_EMBEDDED_DIR"):
+    for variable in ("QUEUE_WORKFLOWS_DB_URL", "--db NAME"):
         assert variable in line
     assert [run["id"] for run in run_store.list_runs()] == [theirs]
     assert "starting" not in said.err

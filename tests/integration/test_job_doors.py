@@ -498,6 +498,25 @@ def test_args_that_a_task_does_not_take_are_refused_before_any_write(conn: Any) 
     assert get(job_id)["args"] == {"day": "2026-03-01"}
 
 
+def test_each_of_many_args_is_checked_and_named(conn: Any) -> None:
+    def typed(*, day: datetime.date) -> None: ...
+
+    queue_workflows.register_ingest_task("typed", typed, queue="fetch")
+    good = [{"day": "2026-03-01"}, {"day": "2026-03-02"}]
+    ids = node_queue.enqueue_ingest_jobs(task_name="typed", args=good)
+    assert [get(job_id)["args"] for job_id in ids] == good
+    assert node_queue.enqueue_ingest_jobs(task_name="typed", args=[]) == []
+    bad: list[dict[str, Any]] = [good[0], {"day": "soon"}]
+    many: list[Any] = [{"args": args} for args in bad]
+    for door in (
+        lambda: node_queue.enqueue_ingest_jobs(task_name="typed", args=bad),
+        lambda: node_queue.enqueue_ingest_jobs(many, task_name="typed"),
+    ):
+        with pytest.raises(errors.ArgsRefused, match="job 1: args of task 'typed': 'day': date"):
+            door()
+    assert count(conn) == 2
+
+
 def test_many_jobs_of_many_kinds_are_one_statement(conn: Any, heard: Callable[[], Any]) -> None:
     jobs = [
         {"args": {"n": 0}, "priority": 9},

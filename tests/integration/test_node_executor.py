@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 import pytest
 
 import queue_workflows
-from queue_workflows import config, dispatcher, model_registry, node_executor, node_queue, run_store
+from queue_workflows import (
+    config,
+    dispatcher,
+    errors,
+    model_registry,
+    node_executor,
+    node_queue,
+    run_store,
+)
 from queue_workflows import db as engine
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
@@ -75,6 +84,73 @@ def failure(body: Any, inputs: Row | None = None, **more: Any) -> str:
 
 def returning(value: Any) -> Callable[[], Any]:
     return lambda: value
+
+
+# --- the job that runs
+
+
+def test_a_node_can_ask_for_its_job() -> None:
+    reported: list[Any] = []
+    cancel = threading.Event()
+
+    def body(text: str) -> Row:
+        job = queue_workflows.current_job()
+        job.report(0.5)
+        with pytest.raises(errors.InvalidConfig, match="a node returns its result"):
+            job.set_result({})
+        return {
+            "id": job.id,
+            "run_id": job.run_id,
+            "node_id": job.node_id,
+            "attempt": job.attempt,
+            "claim": job.claim,
+            "key": job.idempotency_key,
+            "worker": job.worker,
+            "args": job.args,
+            "name": job.task_name,
+            "queue": job.queue,
+            "cancelled": job.cancel_requested,
+            "shown": repr(job),
+        }
+
+    job = claimed(body, inputs={"text": "x"})
+    node_executor.execute_node(job, cancel_event=cancel, status_callback=reported.append)
+    assert after(job)["context_delta"] == {
+        "id": job["id"],
+        "run_id": job["run_id"],
+        "node_id": "s/n",
+        "attempt": 1,
+        "claim": 1,
+        "key": job["id"],
+        "worker": job["worker_id"],
+        "args": {"text": "x"},
+        "name": "body",
+        "queue": "cpu",
+        "cancelled": False,
+        "shown": f"<job {job['id']} of node 's/n', attempt 1>",
+    }
+    assert reported == [0.5]
+    with pytest.raises(errors.NoCurrentJob):
+        queue_workflows.current_job()
+
+
+def test_another_attempt_has_the_same_key_and_another_claim() -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def body() -> None:
+        job = queue_workflows.current_job()
+        seen.append((job.idempotency_key, job.attempt, job.claim))
+        if len(seen) == 1:
+            raise queue_workflows.Retry(0)
+
+    job = claimed(body)
+    with engine.transaction() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET max_attempts = 2")
+    node_executor.execute_node(job)
+    again = node_queue.claim_next_cpu_job(host="box")
+    assert again is not None
+    node_executor.execute_node(again)
+    assert seen == [(job["id"], 1, 1), (job["id"], 2, 2)]
 
 
 # --- arguments
@@ -327,17 +403,17 @@ loop["loop"] = loop
     [
         ({"a": "x\x00y"}, "NUL"),
         ({"a\x00": 1}, "NUL"),
-        ({"a": math.nan}, "JSON cannot carry it"),
-        ({"a": math.inf}, "JSON cannot carry it"),
+        ({"a": math.nan}, "JSON cannot carry"),
+        ({"a": math.inf}, "JSON cannot carry"),
         ({"a": "\ud800"}, "surrogate"),
-        ({"a": {1, 2}}, "JSON cannot carry it"),
-        ({"a": b"bytes"}, "JSON cannot carry it"),
-        ({"a": object()}, "JSON cannot carry it"),
+        ({"a": {1, 2}}, "JSON cannot carry"),
+        ({"a": b"bytes"}, "JSON cannot carry"),
+        ({"a": object()}, "JSON cannot carry"),
         ({1: 2}, "key 1 is not a string"),
         ({"a": "x" * 1_100_000}, "MAX_PAYLOAD_KB"),
         (deep(3000), "nested deeper"),
         (loop, "nested deeper"),
-        ({"a": 10**5000}, "JSON cannot carry it"),
+        ({"a": 10**5000}, "JSON cannot carry"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -347,6 +423,13 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
     error = failure(returning(value))
     assert error.startswith("InvalidPayload: result of node 's/n'")
     assert reason in error
+    with engine.connect() as conn:
+        trace = factories.one(
+            conn,
+            "SELECT detail ->> 'traceback' FROM workflow_node_events WHERE detail ? 'traceback'",
+        )
+    # No code of the app raised: the engine's own frames would tell its author nothing.
+    assert trace.strip() == f"queue_workflows.errors.{error}"
 
 
 @pytest.mark.parametrize(
@@ -419,6 +502,21 @@ def test_a_node_that_nobody_knows_fails_and_is_named() -> None:
     assert "'body' is not registered" in failure(None)
     config.set_node_resolver(lambda name: object())
     assert "node module 'body' has no run()" in failure(None)
+
+
+def test_a_node_that_nobody_knows_names_the_worker_and_the_age_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "letters_of_old.py").write_text("__version__ = '1.7'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "a worker without an app (queue_workflows" in failure(None)
+    config.load_app("letters_of_old")
+    row = run(None)
+    made = (run_store.get_run(row["run_id"]) or {})["created_at"]
+    version = queue_workflows.__version__
+    assert f"worker of app letters_of_old 1.7 (queue_workflows {version}, pid " in row["error"]
+    assert f"the run exists since {made:%Y-%m-%d %H:%M:%S} UTC" in row["error"]
+    del sys.modules["letters_of_old"]
 
 
 def test_no_string_of_a_row_is_ever_imported() -> None:

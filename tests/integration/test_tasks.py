@@ -206,7 +206,8 @@ def test_a_body_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
         job = queue_workflows.current_job()
         told.append(
             (job.id, job.task_name, job.queue, job.reason, job.args, job.attempt, job.headers,
-             job.lock_key, job.partition_key, job.cancel_requested)
+             job.lock_key, job.partition_key, job.cancel_requested, job.claim, job.worker,
+             job.idempotency_key, job.run_id, job.node_id)
         )  # fmt: skip
 
     def function() -> None:
@@ -234,7 +235,7 @@ def test_a_body_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
         assert ingest_executor.execute_ingest_job(job) == "completed"
         assert told.pop() == (
             made["id"], "t", taskhost.QUEUE, "boot", {"a": 1}, 2, {"trace": "x"},
-            "lock", "p", False,
+            "lock", "p", False, 1, job["worker_id"], made["id"], None, None,
         )  # fmt: skip
     with pytest.raises(errors.NoCurrentJob, match="no job runs here"):
         queue_workflows.current_job()

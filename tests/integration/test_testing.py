@@ -24,7 +24,7 @@ from queue_workflows import db as engine
 from queue_workflows.db import scratch
 from queue_workflows.runtime import service
 from queue_workflows.scheduler import ScheduleEntry
-from queue_workflows.testing import bench
+from queue_workflows.testing import apps
 from tests.support import factories, flow, laws, taskhost
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,7 +285,7 @@ def test_an_app_that_wires_itself_in_by_its_import_may_come_twice(
         "import queue_workflows\nqueue_workflows.register_node('n', dict)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(bench, "_loaded", {})
+    monkeypatch.setattr(apps, "_loaded", {})
     for _ in range(2):
         with testing.harness(app="once_only", dsn=dsn, own=True):
             assert set(config.get_config().node_map) == {"n"}

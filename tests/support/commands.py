@@ -33,13 +33,14 @@ class Command:
         env: Mapping[str, str],
         *,
         terminal: int | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         self.mark = secrets.token_hex(8)
         self._out = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._err = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [script(argv[0]), *argv[1:]],
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, **env, _MARK: self.mark},
             stdin=subprocess.DEVNULL if terminal is None else terminal,
             stdout=self._out if terminal is None else terminal,
@@ -112,15 +113,17 @@ class Commands:
         self.env = env
         self._started: list[Command] = []
 
-    def start(self, *argv: str, terminal: int | None = None, **env: str) -> Command:
+    def start(
+        self, *argv: str, terminal: int | None = None, cwd: Path = ROOT, **env: str
+    ) -> Command:
         """Start it and go on; `terminal`: the descriptor that all three of its streams are."""
-        started = Command(argv, {**self.env, **env}, terminal=terminal)
+        started = Command(argv, {**self.env, **env}, terminal=terminal, cwd=cwd)
         self._started.append(started)
         return started
 
-    def run(self, *argv: str, timeout_s: float = 30.0, **env: str) -> Command:
+    def run(self, *argv: str, timeout_s: float = 30.0, cwd: Path = ROOT, **env: str) -> Command:
         """Start it and wait for its end; its process's `returncode` is set."""
-        done = self.start(*argv, **env)
+        done = self.start(*argv, cwd=cwd, **env)
         done.wait(timeout_s)
         return done
 

@@ -9,14 +9,15 @@ from typing import NamedTuple
 RUN = ("python", "sql", "console")
 SHOWN = ("text", "json", "mermaid")
 _FENCE = re.compile(r"^(```+)\s*(\S*)\s*$")
-_MARK = re.compile(r"<!--\s*(no-run|file):\s*(.+?)\s*-->")
+_MARK = re.compile(r"<!--\s*(no-run|file|background):\s*(.+?)\s*-->")
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
 class Block(NamedTuple):
     """A fenced block; `line` is that of its first line of text.
 
-    `no_run` is the reason why nobody runs it; `file` the name under which it is stored first.
+    `no_run` is the reason why nobody runs it; `file` the name under which it is stored first;
+    `background` the reason why its command runs until the page ends.
     """
 
     page: Path
@@ -25,6 +26,7 @@ class Block(NamedTuple):
     text: str
     no_run: str = ""
     file: str = ""
+    background: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -49,9 +51,8 @@ def blocks(page: Path) -> list[Block]:
         elif fence and match and match[1] == fence and not match[2]:
             marks = dict(_MARK.findall(mark))
             text = "".join(f"{each}\n" for each in body)
-            found.append(
-                Block(page, start, language, text, marks.get("no-run", ""), marks.get("file", ""))
-            )
+            named = [marks.get(each, "") for each in ("no-run", "file", "background")]
+            found.append(Block(page, start, language, text, *named))
             fence, mark = "", ""
         elif fence:
             body.append(line)

@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 
 import pytest
 
-from queue_workflows import check, config, errors, model_registry
+import queue_workflows
+from queue_workflows import check, config, declare, errors, model_registry
 from queue_workflows.cli import drawing, main
 from queue_workflows.dag import definition
 
@@ -174,6 +175,22 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
          "pipeline 'p': nothing reads the key 'timeout_s' here"),
         ((step("s", "p"),), {"p": {"nodes": [node("gather")], "default": {"retries": 3}}},
          "pipeline 'p': nothing reads the key 'default'; write 'defaults'"),
+        ((step("s", "p"),), one(node("gather", retry=3)),
+         "node 'gather': nothing reads the key 'retry'; write 'retries'"),
+        ((step("s", "p"),), one(node("gather", max_attempts=3)),
+         "nothing reads the key 'max_attempts'; write 'retries' (one less: the first attempt"),
+        ((step("s", "p"),), one(node("gather", timeout=3)), "'timeout'; write 'timeout_s'"),
+        ((step("s", "p"),), one(node("gather", retry_delay=3)), "write 'backoff'"),
+        ((step("s", "p", retry=3),), one(node("gather")),
+         "step 's': nothing reads the key 'retry'; write 'retries' in a node, or in 'defaults'"),
+        ((step("s", "p"),), {"p": {"nodes": [node("gather")], "lock": "x"}},
+         "pipeline 'p': nothing reads the key 'lock'; write 'lock_key' in a node"),
+        (({**READ}, {**question(["a"]), "widget": "turnuot"}), {},
+         "step 'q': unknown widget 'turnuot'; did you mean 'turnout'?"),
+        (({**READ}, {**question(["a"]), "widget": "map"}), {},
+         "step 'q': unknown widget 'map'; register_input_widget() says what it asks for"),
+        (({**READ}, {**question(["a"]), "timeout": 5, "timeout_s": None}), {},
+         "step 'q': nothing reads the key 'timeout'; write 'timeout_s'"),
         (({**CHOOSE, "turnout_options": None, "depends_on": []},), {}, "'turnout' offers nothing"),
         ((step("s", "p"),), one(node("handle")), "asks for model_handle, and gets None"),
         (({**READ, "skip_if": True}, tell()), {}, "'read/count' may be skipped, and then the run"),
@@ -186,6 +203,28 @@ def test_what_may_be_meant_is_a_warning(steps: Any, pipelines: Any, words: str) 
     assert [each.level for each in found.findings] == ["warning"], found.findings
     assert words in str(found.findings[0])
     assert found.ok
+
+
+def test_a_registered_widget_is_known_and_its_keys_are_its_own() -> None:
+    config.register_input_widget("map", lambda _step, _run: {})
+    own = {"id": "q", "kind": "input", "widget": "map", "timeout": 5, "sources": 1}
+    assert report(READ, own).findings == ()
+    meant = report(READ, {**own, "widget": "mapp"}).findings
+    assert [each.remedy for each in meant] == ["did you mean 'map'?"]
+
+
+def test_a_wrong_policy_key_is_refused_with_the_right_one() -> None:
+    with pytest.raises(errors.InvalidConfig, match="did you mean 'retries'"):
+        declare.node(max_retries=3)(lambda: None)  # type: ignore[call-overload]
+    with pytest.raises(errors.InvalidConfig, match="did you mean 'timeout_s'"):
+        queue_workflows.register_ingest_task("t", timeout=3)  # type: ignore[call-overload]
+    for pipeline, right in (
+        ({"nodes": [node("gather")], "defaults": {"retry": 3}}, "retries"),
+        ({"nodes": [node("gather", backoff={"base": 3})]}, "base_s"),
+    ):
+        (found,) = report(step("s", "p"), pipelines={"p": pipeline}).findings
+        assert found.level == "error"
+        assert f"did you mean {right!r}?" in found.message
 
 
 def test_what_is_right_though_it_looks_odd_is_let_be() -> None:
@@ -392,6 +431,26 @@ def test_files_and_formats_of_the_command(
     assert (code, out.startswith("flowchart TD"), "gone" in out, "'gone'" in err) == (
         1, True, False, True,
     )  # fmt: skip
+
+
+def test_a_workflow_of_any_name_is_found_and_a_file_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {"name": "media/cut", "steps": [READ]}
+    named = {"media/cut": found, "cut.json": {**found, "name": "cut.json"}}
+    config.set_workflow_provider(named.__getitem__, PIPELINES.__getitem__)
+    for name in named:
+        code, out, _ = run(capsys, name)
+        assert (code, out.splitlines()[-1]) == (0, f"{name}: nothing to mend")
+    (tmp_path / "media").mkdir()
+    (tmp_path / "media" / "other").write_text(json.dumps({"name": "in the file", "steps": [READ]}))
+    code, out, _ = run(capsys, "media/other")
+    assert (code, out.splitlines()[-1]) == (0, "in the file: nothing to mend")
+    code, _, err = run(capsys, "media/none")
+    assert code == 2
+    assert "knows no workflow 'media/none'" in err
+    assert "media/none: No such file" in err
 
 
 def test_warnings_count_only_when_asked_to(

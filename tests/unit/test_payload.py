@@ -6,9 +6,15 @@ import json
 import math
 import sys
 import time
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from pathlib import Path, PurePosixPath
 from typing import Any
+from uuid import UUID
 
+import pydantic
 import pytest
 
 from queue_workflows import errors
@@ -37,7 +43,7 @@ def nested(levels: int, leaf: Any = 1) -> Any:
         -math.inf,
         {"a": {1, 2}},
         {"a": b"bytes"},
-        {"a": datetime(2020, 1, 1)},
+        {"a": timedelta(1)},
         {"a": object()},
         {1: "int key"},
         {None: 1},
@@ -73,6 +79,102 @@ def test_what_cannot_be_stored_is_refused_by_name(value: Any) -> None:
 )
 def test_what_json_carries_round_trips(value: Any) -> None:
     assert json.loads(payload.encode(value, "it")) == value
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+@dataclass
+class Span:
+    first: date
+    parts: list[Any] = field(default_factory=list[Any])
+
+
+class Order(pydantic.BaseModel):
+    day: date
+    price: Decimal = Decimal("1.50")
+
+
+ID = UUID("12345678-1234-5678-1234-567812345678")
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (date(2026, 3, 1), "2026-03-01"),
+        (datetime(2026, 3, 1, 10, 30), "2026-03-01T10:30:00"),
+        (datetime(2026, 3, 1, 10, tzinfo=timezone.utc), "2026-03-01T10:00:00+00:00"),
+        (datetime(2026, 3, 1, 10).time(), "10:00:00"),
+        (ID, str(ID)),
+        (Decimal("1.10"), "1.10"),
+        (Path("a/b"), "a/b"),
+        (PurePosixPath("a/b"), "a/b"),
+        (Colour.RED, "red"),
+        (Level.LOW, 1),
+        (Span(date(2026, 3, 1), [Span(date(2026, 3, 2))]), {
+            "first": "2026-03-01", "parts": [{"first": "2026-03-02", "parts": []}],
+        }),
+        (Order(day=date(2026, 3, 1)), {"day": "2026-03-01", "price": "1.50"}),
+        ({"a": [1, {"b": (ID, None, 1.5, True)}]}, {"a": [1, {"b": [str(ID), None, 1.5, True]}]}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_of_common_types_are_encoded(value: Any, stored: Any) -> None:
+    assert json.loads(payload.encode(value, "it")) == stored
+    assert json.loads(payload.encode({"k": [value]}, "it")) == {"k": [stored]}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"a": [1, 2, 3, {4}]}, "result['a'][3]: a set, which JSON cannot carry"),
+        ({1, 2}, "result: a set, which JSON cannot carry"),
+        ({"a": {"b": (1, object())}}, "result['a']['b'][1]: an object, which JSON cannot carry"),
+        ({"a": Span(date(2026, 3, 1), [b"x"])}, "result['a']['parts'][0]: a bytes, which"),
+        ({"a": Span}, "result['a']: a type, which JSON cannot carry"),
+        ({"a": [math.nan]}, "result['a'][0]: nan, which JSON cannot carry"),
+        ({"a": {1: 2}}, "result['a']: key 1 is not a string"),
+        ({"a": [10**5000]}, "result['a'][0]: an integer of too many digits"),
+        ({"a": ["b\x00"]}, "result['a'][0]: text with a NUL character or a lone surrogate"),
+        ({"a": [ID, Path("b\x00")]}, "result['a'][1]: text with a NUL character"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_refusal_names_the_place_in_one_line(value: Any, words: str) -> None:
+    with pytest.raises(errors.InvalidPayload) as refused:
+        payload.encode(value, "result of node 's/n'")
+    text = str(refused.value)
+    assert text.startswith(f"result of node 's/n': {words}")
+    assert "\n" not in text
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+def test_what_dataclasses_hold_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    span = Span(date(2026, 3, 1))
+    for _ in range(100):
+        span = Span(date(2026, 3, 1), [span])
+    with pytest.raises(errors.InvalidPayload, match="it: nested deeper than 64 levels"):
+        payload.encode(span, "it")
+    loop = Span(date(2026, 3, 1))
+    loop.parts.append(loop)
+    with pytest.raises(errors.InvalidPayload, match="deeper"):
+        payload.encode(loop, "it")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "100000")
+    with pytest.raises(errors.InvalidPayload, match="deeper than Python can follow"):
+        payload.encode(loop, "it")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "100")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "4")
+    span = Span(date(2026, 3, 1))
+    for _ in range(30):
+        span = Span(date(2026, 3, 1), [span, span])
+    with pytest.raises(errors.InvalidPayload, match="too many values"):
+        payload.encode(span, "it")
 
 
 def test_a_tuple_is_stored_as_a_list() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import json
+import uuid
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -14,7 +17,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import errors, tasks
-from queue_workflows.tasks import annotated
+from queue_workflows.dag import annotated
+from queue_workflows.store import payload
 from queue_workflows.tasks import args as taking
 
 Row = dict[str, Any]
@@ -72,6 +76,7 @@ def both_and_keyword(reason: str, args: Row, *, client: Any = "its own") -> Any:
 
 
 DAY = datetime.date(2026, 3, 1)
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 
 @pytest.mark.parametrize(
@@ -101,11 +106,12 @@ def test_a_task_gets_the_model_or_the_keywords_that_it_takes(
         (record, {"first": "yesterday"}, "args of task 't': 'first': date, not 'yesterday'"),
         (record, {}, "args of task 't': 'first' missing"),
         (keywords, {}, "args of task 't': 'day' missing"),
+        (keywords, {"dya": "x"}, "'day' missing; 'dya' unknown; it takes 'day', 'limit'"),
         (keywords, {"day": 1}, "args of task 't': 'day': str, not 1"),
         (
             keywords,
             {"day": "x", "limt": 1},
-            "args of task 't': 'limt' unknown; it takes 'day', 'limit'",
+            "args of task 't': 'limt' (did you mean 'limit'?) unknown; it takes 'day', 'limit'",
         ),
         (keywords, ["day"], "args of task 't': a dict, not list"),
         (rest, {"day": "x", "n": "one"}, "args of task 't': 'n': int, not 'one'"),
@@ -141,6 +147,12 @@ def test_what_a_task_does_not_take_is_refused_and_named(task: Any, args: Any, wo
         (dict[str, datetime.date], {"a": "2026-03-01"}, {"a": DAY}),
         (Mapping[str, list[int]], {"a": [1]}, {"a": [1]}),
         (datetime.datetime, "2026-03-01T10:00:00", datetime.datetime(2026, 3, 1, 10)),
+        (datetime.time, "10:30:00", datetime.time(10, 30)),
+        (uuid.UUID, str(ID), ID),
+        (Decimal, "1.10", Decimal("1.10")),
+        (Decimal, 3, Decimal(3)),
+        (Decimal, 1.5, Decimal("1.5")),
+        (Decimal | None, "1.10", Decimal("1.10")),
         (Colour, "red", Colour.RED),
         (list[Span], [{"first": "2026-03-01"}], [Span(DAY)]),
         (set[int], [1], [1]),
@@ -176,6 +188,12 @@ def test_a_value_that_fits_its_annotation(kind: Any, value: Any, got: Any) -> No
         (datetime.date, "2026-13-01"),
         (datetime.date, 20260301),
         (Colour, "blue"),
+        (uuid.UUID, "no"),
+        (uuid.UUID, 5),
+        (Decimal, "1,5"),
+        (Decimal, True),
+        (Decimal, None),
+        (datetime.time, "soon"),
         (Span, 3),
         (list[Span], [{"first": "2026-03-01", "more": 1}]),
     ],
@@ -195,6 +213,29 @@ def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
         called(task, {"day": 1, "limit": "x"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (datetime.date, DAY),
+        (datetime.datetime, datetime.datetime(2026, 3, 1, 10, 0, 0, 5, datetime.timezone.utc)),
+        (datetime.time, datetime.time(10, 30)),
+        (uuid.UUID, ID),
+        (Decimal, Decimal("1.10")),
+        (Path, Path("a/b")),
+        (Colour, Colour.RED),
+        (Span, Span(DAY, 3)),
+        (Order, Order(day=DAY, rows=3)),
+        (dict[str, list[Span]], {"a": [Span(DAY)]}),
+        (tuple[uuid.UUID, ...], (ID, ID)),
+    ],
+    ids=str,
+)
+def test_a_typed_parameter_gets_back_what_was_encoded(kind: Any, value: Any) -> None:
+    stored = json.loads(payload.encode(value, "it"))
+    made = annotated.taken(stored, kind, "x")
+    assert (type(made), made) == (type(value), value)
+
+
 # --- at enqueue -------------------------------------------------------------------------------
 
 
@@ -205,6 +246,18 @@ def test_args_are_checked_and_given_back_as_they_are_stored() -> None:
     with pytest.raises(errors.ArgsRefused, match="args of task 't': day: Field req") as refused:
         tasks.check_args("t", {"rows": 3})
     assert isinstance(refused.value, ValueError)
+
+
+def test_args_may_be_what_their_parameters_are() -> None:
+    def task(*, day: datetime.date, price: Decimal, spans: list[Span]) -> None: ...
+
+    queue_workflows.register_ingest_task("t", task)
+    given = {"day": DAY, "price": Decimal("1.10"), "spans": [Span(DAY)]}
+    assert tasks.check_args("t", given) == given
+    with pytest.raises(errors.ArgsRefused, match="'price': Decimal, not '2026-03-01'"):
+        tasks.check_args("t", given | {"price": DAY})
+    queue_workflows.register_ingest_task("r", record)
+    assert tasks.check_args("r", Span(DAY)) == {"first": "2026-03-01", "days": 1}
 
 
 def test_args_of_a_task_that_is_not_known_here_are_taken() -> None:

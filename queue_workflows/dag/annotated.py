@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
+import difflib
 import enum
 import inspect
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from queue_workflows import errors
+from queue_workflows.dag import jsonable
 
 _PLAIN: dict[type, tuple[type, ...]] = {
     str: (str,),
@@ -71,26 +75,66 @@ class Keywords:
     def __bool__(self) -> bool:
         return bool(self._kinds)
 
-    def bound(self, given: Any, where: str) -> dict[str, Any]:
-        """The keywords; `ArgsRefused` names those that are missing, unknown or of another type."""
+    def bound(
+        self, given: Any, where: str, optional: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the keywords; raise `ArgsRefused` that starts with `where`.
+
+        It names those that are missing, unknown (with the name that was meant) or of another type.
+        `optional`: further names that may be given, with their annotations.
+        """
         if not isinstance(given, dict):
             raise errors.ArgsRefused(f"{where}: a dict, not {type(given).__name__}")
         given = cast("dict[str, Any]", given)
-        if missing := [name for name in self._needed if name not in given]:
-            raise errors.ArgsRefused(f"{where}: {_listed(missing)} missing")
-        found: dict[str, Any] = {}
+        kinds = {**self._kinds, **optional} if optional else self._kinds
+        self._refuse_names(given, kinds, where)
+        return {
+            name: taken(value, kinds.get(name, self._rest), f"{where}: {name!r}")
+            for name, value in given.items()
+            if name in kinds or self._takes_rest
+        }
+
+    def _refuse_names(self, given: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+        missing = [name for name in self._needed if name not in given]
         unknown: list[str] = []
-        for name, value in given.items():
-            if name in self._kinds:
-                found[name] = taken(value, self._kinds[name], f"{where}: {name!r}")
-            elif self._takes_rest:
-                found[name] = taken(value, self._rest, f"{where}: {name!r}")
-            else:
-                unknown.append(name)
-        if unknown and self._strict:
-            known = _listed([*self._kinds])
-            raise errors.ArgsRefused(f"{where}: {_listed(unknown)} unknown; it takes {known}")
-        return found
+        if self._strict and not self._takes_rest:
+            unknown = [name for name in given if name not in kinds]
+        reasons = [f"{_listed(missing)} missing"] if missing else []
+        if unknown:
+            names = ", ".join(f"{name!r:.80}{_meant(name, kinds)}" for name in unknown)
+            reasons.append(f"{names} unknown; it takes {_listed([*kinds]) or 'nothing'}")
+        if reasons:
+            raise errors.ArgsRefused(f"{where}: {'; '.join(reasons)}")
+
+    def accepts(self, name: str, value: Any) -> bool:
+        """Return whether the value fits the annotation of this name; True for another name."""
+        try:
+            taken(value, self._kinds.get(name, Any), name)
+        except errors.ArgsRefused:
+            return False
+        return True
+
+
+def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str) -> None:
+    """Call `check(given, where)`; if it refuses, check what JSON makes of the given values.
+
+    So a date, a path or a dataclass may be given for a parameter that is annotated so. Raises
+    `ArgsRefused`, and `InvalidPayload` for what JSON cannot carry.
+    """
+    try:
+        check(given, where)
+    except errors.ArgsRefused:
+        stored = jsonable.plain(given, where)
+        if stored == given:
+            raise
+    else:
+        return
+    check(stored, where)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -100,8 +144,8 @@ def _listed(names: Sequence[str]) -> str:
 def taken(value: Any, kind: Any, where: str) -> Any:
     """What a body gets for a JSON value; `ArgsRefused` that starts with `where` if it fits not.
 
-    Paths, dates, enum members, tuples, dataclasses and models are made of it. An annotation that is
-    none of those and not known here takes any value.
+    Paths, dates, times, UUIDs, Decimals, enum members, tuples, dataclasses and models are made of
+    it. An annotation that is none of those and not known here takes any value.
     """
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
@@ -165,13 +209,27 @@ def _made(value: Any, kind: type, where: str) -> Any:
         make: Callable[[Any], Any] = pathlib.Path if kind is pathlib.Path else kind
     elif issubclass(kind, enum.Enum):
         return _converted(value, kind, kind, where)
-    elif issubclass(kind, datetime.date):
+    elif issubclass(kind, (datetime.date, datetime.time)):
         make = kind.fromisoformat
+    elif issubclass(kind, uuid.UUID):
+        make = kind
+    elif issubclass(kind, decimal.Decimal):
+        return _decimal(value, kind, where)
     else:
         return value
     if not isinstance(value, str):
         raise _refused(value, kind, where)
     return _converted(value, make, kind, where)
+
+
+def _decimal(value: Any, kind: type[decimal.Decimal], where: str) -> decimal.Decimal:
+    """Return the number that a text or a JSON number writes."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise _refused(value, kind, where)
+    try:
+        return kind(str(value))
+    except (decimal.InvalidOperation, ValueError):
+        raise _refused(value, kind, where) from None
 
 
 def _converted(value: Any, make: Callable[[Any], Any], kind: Any, where: str) -> Any:

@@ -1,0 +1,177 @@
+"""The databases of the embedded server: one per project, made when an app starts in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import rows, sql
+
+from queue_workflows import config, embedded, errors
+from queue_workflows.embedded import project
+
+EARLIER = "queue_workflows"
+"""The one database of the versions before projects had databases of their own."""
+_CONNECT_S = 10
+_NAMES = (
+    b"SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,"
+    b" pg_database_size(d.oid) AS size_bytes FROM pg_database d"
+    b" WHERE NOT d.datistemplate AND d.datname <> 'postgres' ORDER BY d.datname"
+)
+_SCHEMA = b"SELECT to_regclass('workflow_runs') IS NOT NULL AS found"
+_UNFINISHED = (
+    b"SELECT count(*) AS n FROM workflow_runs"
+    b" WHERE status NOT IN ('completed', 'failed', 'cancelled')"
+)
+
+
+class Joined(NamedTuple):
+    """The embedded server, joined by this process, and the database to use on it."""
+
+    server: embedded.Server
+    project: project.Project
+    made: bool
+    """Whether this call made the database."""
+
+    @property
+    def dsn(self) -> str:
+        """A URL over the unix socket."""
+        return self.server.dsn_of(self.project.name)
+
+    def describe(self) -> str:
+        """Return one line that says which database is in use."""
+        return self.server.describe(self.project.name, self.project.folder)
+
+
+class Database(NamedTuple):
+    """One database of the server. Each of the last two is None where there is no schema."""
+
+    name: str
+    folder: str | None
+    size_bytes: int
+    unfinished: int | None
+
+
+def join(*, create: bool, asked: str = "") -> Joined:
+    """Join the embedded server and choose the database: the one asked for, else the project's.
+
+    The knob EMBEDDED_DB asks for one as well. The project is that of the app that was loaded, else
+    of the script that runs, else of the current folder. `create` makes server and database where
+    they are missing; without it `EmbeddedUnavailable` names those that exist.
+    """
+    server = embedded.ensure(create=create)
+    try:
+        return _choose(server, asked or config.EMBEDDED_DB.read(), create=create)
+    except BaseException:
+        server.release()
+        raise
+
+
+def url() -> str:
+    """Return the DSN of this process's database on the embedded server, made if it is missing."""
+    server = embedded.ensure()
+    app, asked = config.get_config().app, config.EMBEDDED_DB.read()
+    key = (app, asked, project.here())
+    if key not in server.chosen:
+        server.chosen[key] = _choose(server, asked, create=True).project.name
+    return server.dsn_of(server.chosen[key])
+
+
+def listing(server: embedded.Server) -> list[Database]:
+    """Return the databases of the server. One without a project and without tables is left out."""
+    found = list[Database]()
+    for row in _rows(server, "postgres", _NAMES):
+        unfinished: int | None = None
+        with contextlib.suppress(psycopg.Error):
+            if _rows(server, row["name"], _SCHEMA)[0]["found"]:
+                unfinished = _rows(server, row["name"], _UNFINISHED)[0]["n"]
+        if row["folder"] is not None or unfinished is not None:
+            found.append(Database(row["name"], row["folder"], row["size_bytes"], unfinished))
+    return found
+
+
+def has_earlier(server: embedded.Server) -> bool:
+    """Return whether the database of earlier versions is there, with tables in it."""
+    with contextlib.suppress(psycopg.Error):
+        return bool(_rows(server, EARLIER, _SCHEMA)[0]["found"])
+    return False
+
+
+def _choose(server: embedded.Server, asked: str, *, create: bool) -> Joined:
+    existing = {row["name"]: row["folder"] for row in _rows(server, "postgres", _NAMES)}
+    chosen = _wanted(asked, existing)
+    if chosen.name in existing:
+        if create:
+            _note_folder(server, chosen, existing[chosen.name])
+        return Joined(server, chosen, made=False)
+    if not create:
+        raise errors.EmbeddedUnavailable(_missing(chosen, asked, existing))
+    return Joined(server, chosen, made=_make(server, chosen))
+
+
+def _wanted(asked: str, existing: dict[str, Any]) -> project.Project:
+    if asked:
+        return project.named(asked)
+    if app := config.get_config().app:
+        return project.of_module(app.partition(":")[0])
+    if (script := project.of_script()) is not None:
+        return script
+    around = project.around(project.here())
+    return next((each for each in around if each.name in existing), around[0])
+
+
+def _missing(wanted: project.Project, asked: str, existing: dict[str, Any]) -> str:
+    others = ", ".join(name for name, folder in existing.items() if folder or name != EARLIER)
+    there = f"name one of {others} by --db" if others else "none has been made yet"
+    if asked:
+        return f"the embedded server has no database {asked!r}: {there}"
+    return (
+        f"the embedded server has no database of the project in {wanted.folder}, and this command "
+        f"makes none: go to the folder of an app or name it by --app, {there} "
+        "(`queue-workflows databases` lists them), or start the app by `queue-workflows up --app "
+        "MODULE[:CALLABLE]`"
+    )
+
+
+def _make(server: embedded.Server, wanted: project.Project) -> bool:
+    """Make the database; False when another process has just made it."""
+    name = sql.Identifier(wanted.name)
+    with _connected(server, "postgres") as conn:
+        try:
+            # Nobody can be connected to template0, which would keep a database from being made.
+            conn.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name))
+        except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+            return False
+    _note_folder(server, wanted, None)
+    return True
+
+
+def _note_folder(server: embedded.Server, wanted: project.Project, noted: str | None) -> None:
+    """Keep the project's folder with the database, for people and for look-ups from below it."""
+    if wanted.folder is None:
+        return
+    # A folder's name may hold bytes that are no UTF-8, which a text in PostgreSQL cannot.
+    folder = os.fsencode(wanted.folder).decode(errors="backslashreplace")
+    if noted == folder:
+        return
+    statement = sql.SQL("COMMENT ON DATABASE {} IS {}").format(
+        sql.Identifier(wanted.name), sql.Literal(folder)
+    )
+    with _connected(server, "postgres") as conn:
+        conn.execute(statement)
+
+
+def _connected(server: embedded.Server, name: str) -> psycopg.Connection[rows.DictRow]:
+    return psycopg.Connection[rows.DictRow].connect(
+        server.dsn_of(name),
+        autocommit=True,
+        connect_timeout=_CONNECT_S,
+        row_factory=rows.dict_row,
+    )
+
+
+def _rows(server: embedded.Server, name: str, statement: bytes) -> list[dict[str, Any]]:
+    with _connected(server, name) as conn:
+        return conn.execute(statement).fetchall()

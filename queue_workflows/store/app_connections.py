@@ -1,0 +1,256 @@
+"""Run the engine's statements on a connection of the app, inside the app's transaction.
+
+psycopg, SQLAlchemy and Django connections are known by the names of their classes; the frameworks
+are reached through the app's own imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias, TypeVar, cast
+
+from psycopg.rows import dict_row
+
+from queue_workflows import db, errors
+from queue_workflows.db import loading
+from queue_workflows.store import joined
+from queue_workflows.types import Row
+
+R = TypeVar("R")
+_Params: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%|:")
+_JSON_COLUMNS = frozenset(
+    {
+        "context", "context_delta", "definition", "input_spec", "input_template", "inputs",
+        "policy", "progress", "resolved_inputs", "steps_done",
+    }
+)  # fmt: skip
+"""What some drivers and frameworks leave as text: asyncpg, Django."""
+
+
+class _Result:
+    """The rows of a statement, as psycopg's cursor gives them."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def fetchone(self) -> Row | None:
+        """Return the first row, or None."""
+        return self._rows[0] if self._rows else None
+
+    def fetchall(self) -> list[Row]:
+        """Return all rows."""
+        return self._rows
+
+
+class _Adapter:
+    """What the statements in `store` use of a psycopg connection, on top of another one."""
+
+    def execute(
+        self,
+        query: str,
+        params: _Params = (),
+        *,
+        prepare: bool | None = None,  # noqa: ARG002  the driver of the app decides
+    ) -> _Result:
+        """Execute one statement; its placeholders are those of psycopg."""
+        return _Result([_loaded(row) for row in self._rows(query, params)])
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Return a savepoint in the app's transaction; a transaction where there is none."""
+        raise NotImplementedError
+
+    def _rows(self, query: str, params: _Params) -> list[Row]:
+        raise NotImplementedError
+
+
+def _loaded(row: Row) -> Row:
+    for name in _JSON_COLUMNS & row.keys():
+        value = row[name]
+        if isinstance(value, str) and value[:1] in ("{", "["):
+            row[name] = loading.load_json(value)
+    return row
+
+
+class _SqlAlchemy(_Adapter):
+    def __init__(self, conn: Any) -> None:
+        if conn.dialect.name != "postgresql":
+            raise errors.UnknownConnection(f"conn= leads to {conn.dialect.name}, not to PostgreSQL")
+        self._conn = conn
+
+    def _rows(self, query: str, params: _Params) -> list[Row]:
+        text, values = _as_text(query, params)
+        found = self._conn.execute(sys.modules["sqlalchemy"].text(text), values)
+        return [dict(row) for row in found.mappings()] if found.returns_rows else []
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self._conn.begin_nested()
+
+
+def _as_text(query: str, params: _Params) -> tuple[str, dict[str, Any]]:
+    """Return the statement as SQLAlchemy's `text()` has it for any driver, and its values."""
+    values = dict(params) if isinstance(params, Mapping) else {}
+    positional = iter([] if isinstance(params, Mapping) else params)
+
+    def placed(match: re.Match[str]) -> str:
+        if match[1]:
+            return f":{match[1]}"
+        if match[0] == "%s":
+            name = f"p{len(values)}"
+            values[name] = next(positional)
+            return f":{name}"
+        return {"%%": "%", ":": r"\:"}[match[0]]
+
+    return _PLACEHOLDER.sub(placed, query), values
+
+
+class _Django(_Adapter):
+    def __init__(self, conn: Any) -> None:
+        if conn.vendor != "postgresql":
+            raise errors.UnknownConnection(f"conn= leads to {conn.vendor}, not to PostgreSQL")
+        self._conn = conn
+
+    def _rows(self, query: str, params: _Params) -> list[Row]:
+        with self._conn.cursor() as cursor:
+            cursor.execute(query, params)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor] if names else []
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return sys.modules["django.db.transaction"].atomic(using=self._conn.alias)
+
+
+_BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
+    "sqlalchemy.engine.base.Connection": _SqlAlchemy,
+    # Not the session's own execute(), which SQLModel's and others' sessions have replaced.
+    "sqlalchemy.orm.session.Session": lambda session: _SqlAlchemy(session.connection()),
+    "sqlalchemy.orm.scoping.scoped_session": lambda session: _SqlAlchemy(session.connection()),
+    "django.db.backends.base.base.BaseDatabaseWrapper": _Django,
+    "django.utils.connection.ConnectionProxy": _Django,
+}
+
+
+@contextmanager
+def transaction(conn: Any = None) -> Generator[db.Connection]:
+    """Yield a connection for the engine's statements: `db.transaction` on any app's connection.
+
+    Nothing is committed or rolled back on a connection that was given. Raises `UnknownConnection`
+    before any statement.
+    """
+    if isinstance(conn, _Adapter):
+        yield cast("db.Connection", conn)
+    elif conn is None or joined.is_own(conn):
+        with db.transaction(conn) as own:
+            yield own
+    else:
+        adapt = joined.known(conn, _BLOCKING)
+        if adapt is None:
+            twin = "; it takes the function whose name ends in _async"
+            raise errors.UnknownConnection(
+                "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
+                f"{joined.class_name(conn)}{twin if joined.known(conn, _ASYNC) else ''}"
+            )
+        yield cast("db.Connection", adapt(conn))
+
+
+async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywords: Any) -> R:
+    """Call a function that takes `conn=`, without blocking the event loop; return its result.
+
+    `conn`: an asynchronous connection, whose transaction the call joins; None: a connection of the
+    engine's, in another thread, where a call that is cancelled may take effect all the same.
+    """
+    if conn is None:
+        return await asyncio.to_thread(function, *args, **keywords)
+    run = joined.known(conn, _ASYNC)
+    if run is None:
+        blocks = joined.is_own(conn) or joined.known(conn, _BLOCKING) is not None
+        raise errors.UnknownConnection(
+            "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
+            f"{joined.class_name(conn)}"
+            f"{f'; one that blocks takes {function.__name__}()' if blocks else ''}"
+        )
+    return await run(conn, lambda own: function(*args, conn=own, **keywords))
+
+
+_Operation: TypeAlias = "Callable[[_Adapter], Any]"
+
+
+async def _on_connection(conn: Any, operation: _Operation) -> Any:
+    def work(blocking: Any) -> Any:
+        return operation(_SqlAlchemy(blocking))
+
+    return await conn.run_sync(work)
+
+
+async def _on_session(session: Any, operation: _Operation) -> Any:
+    return await _on_connection(await session.connection(), operation)
+
+
+class _Bridge(_Adapter):
+    """For a thread that works on a psycopg AsyncConnection: the event loop executes for it."""
+
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+        self._loop = asyncio.get_running_loop()
+        self._statement: asyncio.Task[list[Row]] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel the statement under way, and refuse further ones; called on the event loop."""
+        self._is_cancelled = True
+        if self._statement is not None:
+            self._statement.cancel()
+
+    def _rows(self, query: str, params: _Params) -> list[Row]:
+        return self._await(self._execute(query, params))
+
+    async def _execute(self, query: str, params: _Params) -> list[Row]:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        self._statement = cast("asyncio.Task[list[Row]]", asyncio.current_task())
+        try:
+            async with self._conn.cursor(row_factory=dict_row) as cursor:
+                await cursor.execute(query, params)
+                return await cursor.fetchall() if cursor.description else []
+        finally:
+            self._statement = None
+
+    def _await(self, work: Coroutine[Any, Any, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        block = self._conn.transaction()
+        self._await(block.__aenter__())
+        try:
+            yield
+        except BaseException as error:
+            self._await(block.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self._await(block.__aexit__(None, None, None))
+
+
+async def _on_psycopg(conn: Any, operation: _Operation) -> Any:
+    bridge = _Bridge(conn)
+    work = asyncio.ensure_future(asyncio.to_thread(operation, bridge))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        # The caller will use its connection again, so nothing of this call may still run on it.
+        bridge.cancel()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # read, so that asyncio does not report it as never retrieved
+        raise
+
+
+_ASYNC: dict[str, Callable[[Any, _Operation], Coroutine[Any, Any, Any]]] = {
+    "psycopg.AsyncConnection": _on_psycopg,
+    "sqlalchemy.ext.asyncio.engine.AsyncConnection": _on_connection,
+    "sqlalchemy.ext.asyncio.session.AsyncSession": _on_session,
+    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": _on_session,
+}

@@ -1,0 +1,260 @@
+"""Runs submitted, answered, retried and cancelled on the app's own connection, of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import pool
+
+import queue_workflows
+from queue_workflows import errors, node_queue, run_store
+from queue_workflows.store import runs
+from tests.support import factories, flow, laws
+from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
+
+CONTEXT = {"%s": ":a", "words": ["é", {"n": None}], "n": 1.5}
+
+
+@pytest.fixture
+def app(db: ModuleType) -> Iterator[flow.Flow]:
+    made = flow.Flow()
+    made.define(flow.ask("q"), flow.step("s", depends_on=["q"]), s=flow.nodes(a=""))
+    yield made
+    made.close()
+    with db.connect() as conn:
+        assert laws.broken(conn, slack_s=5) == []
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[Any]:
+    with db.connect() as conn:
+        yield conn
+
+
+def asking(app: flow.Flow) -> str:
+    """A run whose node `q` waits for its answer; its id."""
+    run_id = app.started()
+    assert node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"]) is not None
+    app.look()
+    return run_id
+
+
+def over(app: flow.Flow) -> str:
+    """A cancelled run; its id."""
+    run_id = app.started()
+    queue_workflows.cancel_run(run_id)
+    return run_id
+
+
+def answers(conn: Any) -> list[Any]:
+    return factories.column(
+        conn, "SELECT value FROM workflow_input_submissions ORDER BY created_at"
+    )
+
+
+# --- connections that block --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_comes_and_goes_with_the_apps_transaction(
+    kind: str, app: flow.Flow, conn: Any, dsn: str
+) -> None:
+    def insert() -> dict[str, Any]:
+        return run_store.insert_run(
+            workflow_name="w", context=CONTEXT, parcel_id="p", out_dir="/x", conn=host.conn
+        )
+
+    with KINDS[kind](dsn) as host:
+        insert()
+        host.rollback()
+        assert factories.one(conn, "SELECT count(*) FROM workflow_runs") == 0
+        row = insert()
+        assert run_store.get_run(row["id"]) is None
+        host.commit()
+    assert row == run_store.get_run(row["id"])
+    assert row["context"] == CONTEXT
+    assert row["steps_done"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_comes_and_goes_with_the_apps_transaction(
+    kind: str, app: flow.Flow, conn: Any, dsn: str
+) -> None:
+    run_id = asking(app)
+    with KINDS[kind](dsn) as host:
+        queue_workflows.submit_input(run_id, "q", {"f": ":x %s"}, conn=host.conn)
+        host.rollback()
+        assert answers(conn) == []
+        queue_workflows.submit_input(run_id, "q", "x.csv", check=True, conn=host.conn)
+        with pytest.raises(errors.InputRefused, match="answered already"):
+            queue_workflows.submit_input(run_id, "q", "y.csv", conn=host.conn)
+        with pytest.raises(errors.InputRefused):
+            queue_workflows.submit_input(run_id, "q", 5, check=True, conn=host.conn)
+        with pytest.raises(errors.UnknownJob):
+            queue_workflows.submit_input(run_id, "nope", 1, conn=host.conn)
+        host.commit()
+    assert answers(conn) == ["x.csv"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_cancelled_and_retried_with_the_apps_transaction(
+    kind: str, app: flow.Flow, dsn: str
+) -> None:
+    run_id = app.started()
+    with KINDS[kind](dsn) as host:
+        queue_workflows.cancel_run(run_id, conn=host.conn)
+        host.rollback()
+        assert flow.status(run_id) == "running"
+        row = queue_workflows.cancel_run(run_id, conn=host.conn)
+        assert row is not None
+        assert (row["status"], row["definition"]["workflow"]) == ("cancelled", "w")
+        assert queue_workflows.cancel_run(run_id, conn=host.conn) is None
+        host.commit()
+        assert flow.status(run_id) == "cancelled"
+        assert queue_workflows.retry_run(run_id, conn=host.conn)["status"] == "queued"
+        host.rollback()
+        assert flow.status(run_id) == "cancelled"
+        row = queue_workflows.retry_run(run_id, from_node="q", conn=host.conn)
+        assert (row["status"], row["generation"]) == ("queued", 2)
+        with pytest.raises(errors.InvalidConfig, match="only a finished one is retried"):
+            queue_workflows.retry_run(run_id, conn=host.conn)
+        host.commit()
+    assert flow.status(run_id) == "queued"
+
+
+def test_in_autocommit_each_call_takes_effect_at_once_and_whole(
+    app: flow.Flow, conn: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = asking(app)
+    with KINDS["django's connection"](dsn) as host:
+        host.conn.set_autocommit(True)
+        queue_workflows.submit_input(run_id, "q", "x", conn=host.conn)
+        assert answers(conn) == ["x"]
+        assert run_store.insert_run(workflow_name="w", run_id="own", conn=host.conn)["id"] == "own"
+        assert run_store.get_run("own") is not None
+        queue_workflows.cancel_run("own", conn=host.conn)
+        assert flow.status("own") == "cancelled"
+
+        reopen = runs.reopen
+
+        def broken(*given: Any) -> None:
+            reopen(*given)
+            raise RuntimeError("after the write")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "reopen", broken)
+            with pytest.raises(RuntimeError):
+                queue_workflows.retry_run("own", conn=host.conn)
+        assert flow.status("own") == "cancelled"
+        queue_workflows.retry_run("own", conn=host.conn)
+        assert flow.status("own") == "queued"
+
+
+# --- connections of an event loop --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ASYNC_KINDS)
+def test_all_four_join_an_asynchronous_transaction(
+    kind: str, app: flow.Flow, conn: Any, dsn: str
+) -> None:
+    waiting, ended, live = asking(app), over(app), app.started()
+
+    async def work(host: AsyncHost) -> dict[str, Any]:
+        row = await run_store.insert_run_async(workflow_name="w", context=CONTEXT, conn=host.conn)
+        await queue_workflows.submit_input_async(waiting, "q", "x", check=True, conn=host.conn)
+        with pytest.raises(errors.InputRefused, match="answered already"):
+            await queue_workflows.submit_input_async(waiting, "q", "y", conn=host.conn)
+        again = await queue_workflows.retry_run_async(ended, from_node="q", conn=host.conn)
+        assert again["status"] == "queued"
+        gone = await queue_workflows.cancel_run_async(live, conn=host.conn)
+        assert gone is not None
+        return row
+
+    async def story() -> dict[str, Any]:
+        async with ASYNC_KINDS[kind](dsn) as host:
+            await work(host)
+            await host.rollback()
+            assert answers(conn) == []
+            assert factories.one(conn, "SELECT count(*) FROM workflow_runs") == 3
+            assert (flow.status(ended), flow.status(live)) == ("cancelled", "running")
+            row = await work(host)
+            await host.commit()
+            return row
+
+    row = asyncio.run(story())
+    assert row == run_store.get_run(row["id"])
+    assert answers(conn) == ["x"]
+    assert (flow.status(ended), flow.status(live)) == ("queued", "cancelled")
+
+
+def test_without_a_connection_they_work_beside_the_loop(app: flow.Flow, conn: Any) -> None:
+    waiting = asking(app)
+
+    async def story() -> str:
+        row = await run_store.insert_run_async(workflow_name="w", run_id="own")
+        assert await queue_workflows.cancel_run_async("own") is not None
+        assert (await queue_workflows.retry_run_async("own"))["status"] == "queued"
+        await queue_workflows.submit_input_async(waiting, "q", "x")
+        return row["id"]
+
+    assert asyncio.run(story()) == "own"
+    assert (flow.status("own"), answers(conn)) == ("queued", ["x"])
+
+
+def test_a_call_that_is_cancelled_leaves_the_connection_usable(
+    app: flow.Flow, conn: Any, dsn: str, db: ModuleType
+) -> None:
+    run_id = over(app)
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        " AND datname = current_database()"
+    )
+
+    async def story() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as mine:
+            with conn.transaction():
+                conn.execute("SELECT FROM workflow_runs WHERE id = %s FOR UPDATE", (run_id,))
+                asked = asyncio.ensure_future(queue_workflows.retry_run_async(run_id, conn=mine))
+                with db.connect() as other:
+                    while not factories.one(other, waits):
+                        await asyncio.sleep(0.01)
+                asked.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asked
+            await mine.rollback()
+            assert (await queue_workflows.retry_run_async(run_id, conn=mine))["status"] == "queued"
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert flow.status(run_id) == "queued"
+
+
+# --- what cannot be joined ---------------------------------------------------------------------
+
+
+def test_what_is_no_connection_that_can_be_joined_is_refused(app: flow.Flow, dsn: str) -> None:
+    async def story() -> None:
+        async with ASYNC_KINDS["sqlalchemy session, asyncpg"](dsn) as host:
+            with pytest.raises(errors.UnknownConnection, match="whose name ends in _async"):
+                queue_workflows.cancel_run("r", conn=host.conn)
+        refused = pytest.raises(errors.UnknownConnection, match=r"takes retry_run\(\)$")
+        with KINDS["sqlalchemy session, psycopg2"](dsn) as host, refused:
+            await queue_workflows.retry_run_async("r", conn=host.conn)
+        with pytest.raises(errors.UnknownConnection, match=r"not a builtins\.object$"):
+            await run_store.insert_run_async(workflow_name="w", conn=object())
+
+    asyncio.run(story())
+    lite = sqlalchemy.create_engine("sqlite://", poolclass=pool.NullPool)
+    with lite.connect() as theirs, pytest.raises(errors.UnknownConnection, match="leads to sqlite"):
+        run_store.insert_run(workflow_name="w", conn=theirs)
+    with pytest.raises(TypeError, match=r"Django, not a builtins\.object$"):
+        queue_workflows.submit_input("r", "q", 1, conn=object())
+    with engine(dsn, "psycopg2") as made, made.connect() as theirs:
+        alone = theirs.execution_options(isolation_level="AUTOCOMMIT")
+        assert run_store.insert_run(workflow_name="w", run_id="own", conn=alone)["id"] == "own"
+        assert run_store.get_run("own") is not None
