@@ -119,8 +119,12 @@ def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
     """The fleet on this database, settled; killed at the end."""
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
     env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "innocent-machine"}
-    env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT)}
+    env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT), "PYTHONPATH": str(commands.ROOT)}
     with commands.commands(**env) as made:
-        started = Fleet({seat.name: made.start(*seat.argv, **dict(seat.env)) for seat in seats})
+        # A relative folder that nobody refuses is made where `folders.touched` looks.
+        where = folders.OUTSIDE
+        started = Fleet(
+            {seat.name: made.start(*seat.argv, cwd=where, **dict(seat.env)) for seat in seats}
+        )
         started.settle()
         yield started

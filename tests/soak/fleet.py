@@ -229,8 +229,15 @@ class Fleet:
             options.append("--supervise")
         if seat.care and seat.care != DEFAULT:
             options.append(f"--lease-seconds={LEASE_S:g}")
-        # Elsewhere than in the checkout, whose package would come before another version's.
-        argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && cd / && exec "$@"', str(log)]
+        # Elsewhere than in the checkout, whose package would come before another version's, and
+        # where a relative folder that nobody refuses is seen.
+        argv = [
+            "/bin/sh",
+            "-c",
+            'exec >>"$0" 2>&1 && cd "$1" && shift && exec "$@"',
+            str(log),
+            str(folders.OUTSIDE),
+        ]
         argv += [sys.executable, "-m", f"queue_workflows.{module}", *options]
         own = {
             "QUEUE_WORKFLOWS_DB_URL": self.proxies[seat.name].dsn,
