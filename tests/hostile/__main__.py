@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import time
 
 from tests.hostile import fleet, roles, sweep
@@ -16,6 +17,8 @@ PAIRS = 200
 def main(argv: list[str] | None = None) -> int:
     """Sweep each role's columns, then random pairs until the time is over."""
     options = _parser().parse_args(argv)
+    # An interrupt undoes everything; a plain SIGTERM would leave the fleet and the server behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     ends = time.monotonic() + options.minutes * 60
     purposes = options.roles or [*roles.WRITES]
     print(f"seed {options.seed}, {', '.join(purposes)}, {options.minutes:g} min", flush=True)
