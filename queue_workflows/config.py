@@ -244,6 +244,18 @@ MAX_NODES_PER_RUN = Knob("MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded 
 LOG_CAPTURE_KB = Knob(
     "LOG_CAPTURE_KB", 64, "KiB", "what is kept of a body's output per attempt; <= 0: nothing"
 )
+OUT_ROOTS = Knob(
+    "OUT_ROOTS",
+    "",
+    "paths",
+    "folders, separated by `:`, that a run's `out_dir` must resolve into; empty: anywhere",
+)
+STATE_DIR = Knob(
+    "STATE_DIR",
+    "",
+    "path",
+    "folder of a worker's notes to the one after it; empty: systemd's, or one for temporary files",
+)
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
 )

@@ -80,6 +80,10 @@ class UnreadableRow(InvalidPayload):
     """A stored row that cannot be loaded or has the wrong shape; trying again would not help."""
 
 
+class FolderRefused(InvalidPayload):
+    """A run's folder outside of OUT_ROOTS, or a symbolic link in its place; the text names it."""
+
+
 class InvalidJob(QueueWorkflowsError, ValueError):
     """A job that cannot be queued as it was asked for; the text names the keyword."""
 

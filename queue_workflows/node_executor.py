@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
-from queue_workflows.dag import arguments
+from queue_workflows.dag import arguments, confinement
 from queue_workflows.declare import bodies
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
@@ -175,6 +175,7 @@ def _invoke(
         raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
     handle, load_seconds = _model(job, model_cache)
     folders = _Folders(job, cancel)
+    folders.check()
     try:
         offers: dict[str, Callable[[], Any]] = {
             "inputs": lambda: inputs,
@@ -288,50 +289,45 @@ class _Folders:
     def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job
         self._cancel = cancel
-        self._scratch: Path | None = None
+        self._scratch: confinement.Scratch | None = None
 
-    def _root(self) -> Path | None:
+    def check(self) -> None:
+        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
+        if confinement.roots():
+            confinement.check(self._root())
+
+    def _root(self) -> str | None:
         if "run" in self._job:
-            out_dir = self._job["run"]["out_dir"]
-        else:
-            out_dir = _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
-        return None if out_dir is None else Path(out_dir)
+            return self._job["run"]["out_dir"]
+        return _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
 
     def out(self) -> Path | None:
         """`<out_dir>/<node_id>`, created; None when the run has no out_dir."""
         root = self._root()
         if root is None:
             return None
-        folder = _inside(root, self._job["node_id"])
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        node_id = self._job["node_id"]
+        return confinement.make(root, node_id, f"node id {node_id!r:.120}")
 
     def scratch(self) -> Path:
         """A folder of this attempt alone, under `<out_dir>/.scratch` or the system's own."""
         import tempfile
 
-        root = self._root()
-        parent = None
-        if root is not None:
-            parent = root / ".scratch"
-            parent.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"{self._job['claim_no']}-", dir=parent))
-        return self._scratch
+        root, prefix = self._root(), f"{self._job['claim_no']}-"
+        if root is None:
+            parent = tempfile.gettempdir()
+            opened = confinement.anywhere(parent)
+        else:
+            parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+            opened = confinement.opened(root, confinement.SCRATCH, create=True)
+        with opened as fd:
+            self._scratch = confinement.Scratch(parent, fd, prefix)
+        return self._scratch.path
 
     def close(self) -> None:
         """Remove the scratch folder with all that is in it."""
         if self._scratch is not None:
-            import shutil
-
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _inside(root: Path, node_id: str) -> Path:
-    top = root.resolve()
-    folder = (top / node_id).resolve()
-    if folder == top or not folder.is_relative_to(top):
-        raise errors.InvalidPayload(f"node id {node_id!r} leads outside the run's out_dir")
-    return folder
+            self._scratch.remove()
 
 
 def takes_status_callback(body: Callable[..., Any]) -> bool:

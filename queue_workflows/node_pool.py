@@ -207,10 +207,13 @@ class Sweeps:
     BREAK_S = 15.0
     BREAK_MIN_S = 1.0
     """A break is half of a small SILENT_WORKER_AFTER_S, within these bounds."""
+    MISSED_S = 1.0
+    """What a busy machine may add to the time between two looks."""
 
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
-        self._since = self._seen = now_fn()
+        self._since = self._seen = self._whole = now_fn()
+        """`_whole`: since when no look was missed, which is finer than what counts as a break."""
         self._kept = db.Kept()
         """Idle sweeps are single statements, not pool checkouts."""
         self._rows = isolation.Isolation(now_fn)
@@ -246,9 +249,14 @@ class Sweeps:
             self._wake(*names)
 
     def reclaim(self) -> None:
-        """Take back what is lapsed, and note that the database was there."""
+        """Take back what is lapsed, and note that the database was there.
+
+        Where it was not since before the last renewal of a claim, the claim's end is no evidence of
+        a crash: its worker could not renew either.
+        """
+        had_s = 0.0 if self._missed() else self._now() - self._whole
         with self._kept.using() as conn:
-            reclaim(conn, self._rows)
+            reclaim(conn, self._rows, had_s=had_s)
         self._note()
 
     def reclaim_gone(self) -> None:
@@ -294,7 +302,13 @@ class Sweeps:
     def _note(self) -> None:
         if self._broke():
             self._since = self._now()
+        if self._missed():
+            self._whole = self._now()
         self._seen = self._now()
+
+    def _missed(self) -> bool:
+        """Whether the last look is so long ago that one at least failed, or waited for a reply."""
+        return self._now() - self._seen > self.MISSED_S + 2 * config.LEASE_RECLAIM_INTERVAL_S.read()
 
     def _broke(self) -> bool:
         half_s = config.SILENT_WORKER_AFTER_S.read() / 2
@@ -374,23 +388,37 @@ def maintenance(duties: Sweeps) -> list[service.Task]:
     ]
 
 
-def reclaim(conn: db.Connection | None = None, rows: isolation.Isolation | None = None) -> None:
+def reclaim(
+    conn: db.Connection | None = None,
+    rows: isolation.Isolation | None = None,
+    *,
+    had_s: float | None = None,
+) -> None:
     """Take back the jobs of both families whose lease has lapsed, batch after batch.
 
-    Rows that raise are set aside in `rows` (None: for this call), here and below.
+    Rows that raise are set aside in `rows` (None: for this call), here and below. `had_s`: for how
+    long the caller has had the database; a lease that was renewed last before that counts no
+    crash. None: all count one.
     """
     kept = rows or isolation.Isolation()
-    while taken := node_queue.reclaim_expired_leases(conn=conn, rows=kept):
-        for row in taken:
-            _log.warning(
-                "node %s of run %s: lease lapsed, now %s",
-                row["node_id"],
-                row["run_id"],
-                row["status"],
-            )
-    while taken := node_queue.reclaim_expired_ingest_leases(conn=conn, rows=kept):
-        for row in taken:
-            _log.warning("ingest job %s: lease lapsed, now %s", row["id"], row["status"])
+    with db.statement(conn) as own:
+        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            if had_s is not None:
+                excused = transitions.excused_duty(table, had_s)
+                while taken := kept.batch(own, excused):
+                    _say_lapsed(taken, "lease lapsed while the database was away")
+            lapsed = transitions.lapsed_duty(table, had_s)
+            while taken := kept.batch(own, lapsed):
+                _say_lapsed(taken, "lease lapsed")
+
+
+def _say_lapsed(rows: list[Row], what: str) -> None:
+    for row in rows:
+        if "node_id" in row:
+            name = f"node {row['node_id']} of run {row['run_id']}"
+        else:
+            name = f"ingest job {row['id']}"
+        _log.warning("%s: %s, now %s", name, what, row["status"])
 
 
 def sweep_orphans(

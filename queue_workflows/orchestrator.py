@@ -29,12 +29,13 @@ def bring_schema(stop: signals.StopRequest) -> bool:
 def recover(stop: signals.StopRequest) -> None:
     """Reclaim what is lapsed or ownerless; a fresh lease is never touched.
 
+    No crash is counted: nobody knows whether the database was there until now.
     Retried NODE_POOL_RECOVERY_RETRIES times; what fails then is left to the sweeps.
     """
     tries = max(1, config.NODE_POOL_RECOVERY_RETRIES.read())
     for attempt in range(1, tries + 1):
         try:
-            node_pool.reclaim()
+            node_pool.reclaim(had_s=0.0)
             node_pool.sweep_orphans()
         except db.Error as error:
             _log.warning("recovery at boot, try %d of %d: %s", attempt, tries, error)

@@ -533,6 +533,16 @@ def test_rights_past_the_purpose_are_found_and_revoked(
             conn.execute("INSERT INTO workflow_runs (workflow_name, status) VALUES ('w', 'x')")
 
 
+@pytest.mark.parametrize("purpose", ["submit", "work"])
+def test_a_submitter_is_told_the_knob_that_confines_runs(home: str, purpose: str) -> None:
+    named = passed(home, purpose).get("files")
+    if purpose == "submit":
+        assert named is not None
+        assert "QUEUE_WORKFLOWS_OUT_ROOTS=/" in named.text
+    else:
+        assert named is None
+
+
 def test_what_is_needed_for_a_purpose_names_every_table() -> None:
     """All that the schema page describes, but what hosts or the tables' owner alone write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}

@@ -82,7 +82,7 @@ class Flaky:
         self.calls = 0
         self.act = act
 
-    def __call__(self) -> Any:
+    def __call__(self, **_: object) -> Any:
         self.calls += 1
         if self.calls <= self.failures:
             raise engine.OperationalError("gone")
