@@ -22,8 +22,7 @@ from queue_workflows.cli import connect, doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.db import reach
 from queue_workflows.store import rights
-from tests.faults import test_postgres
-from tests.support import catalog, commands, database
+from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands
 from tests.support.proxy import Proxy
 from tests.support.reachable import Server
@@ -555,7 +554,7 @@ def test_what_is_needed_for_a_purpose_names_every_table() -> None:
 
 
 def test_a_clock_that_is_off(home: str, tmp_path: Any) -> None:
-    wall = test_postgres.Wall(tmp_path / "wall")
+    wall = faketime.Wall(tmp_path / "wall")
     wall.put(1)
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=home, **wall.env) as cli:
         done = cli.run("queue-workflows", "connect", "--json")
