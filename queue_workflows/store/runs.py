@@ -255,7 +255,7 @@ def delay(conn: db.Connection, run_id: str, *, error: str, after_s: float) -> in
     """Count a start that failed and let the run rest; how many starts have failed."""
     row = conn.execute(
         "UPDATE workflow_runs SET error = %s,"
-        " start_attempts = least(greatest(start_attempts, 0), 1000000) + 1,"
+        " start_attempts = least(greatest(start_attempts, 0), 999999) + 1,"
         " available_at = now() + %s * interval '1 second', updated_at = now()"
         " WHERE id = %s AND status = 'queued' RETURNING start_attempts",
         (error, after_s, run_id),

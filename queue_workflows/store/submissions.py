@@ -19,7 +19,7 @@ _CLAIM = (
     "WITH next AS MATERIALIZED (SELECT id FROM workflow_input_submissions"
     " WHERE id = %(id)s AND " + _DUE + " FOR UPDATE SKIP LOCKED)"
     " UPDATE workflow_input_submissions s SET status = 'processing', claimed_at = now(),"
-    " attempts = least(greatest(s.attempts, 0), 1000000) + 1"
+    " attempts = least(greatest(s.attempts, 0), 999999) + 1"
     " WHERE s.id = (SELECT id FROM next) RETURNING s.*"
 )
 
@@ -80,7 +80,7 @@ def count_failure(conn: db.Connection, submission_id: str, *, error: str, after_
     """Count a failed attempt and let the answer rest; how many have failed, 0 if it is over."""
     row = conn.execute(
         "UPDATE workflow_input_submissions SET status = 'pending', error = %s,"
-        " attempts = least(greatest(attempts, 0), 1000000) + 1,"
+        " attempts = least(greatest(attempts, 0), 999999) + 1,"
         " available_at = now() + %s * interval '1 second'"
         " WHERE id = %s AND status IN ('pending', 'processing') RETURNING attempts",
         (error, after_s, submission_id),

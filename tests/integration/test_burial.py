@@ -17,6 +17,7 @@ from queue_workflows import config, node_queue, run_store
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.store import claims, tables
 from queue_workflows.worker import burial, guards, oversight
+from tests.support import hostile
 from tests.support.wait import until
 
 LABEL = "box"
@@ -466,7 +467,7 @@ def test_a_place_in_line_at_its_end_is_buried_like_any(db: ModuleType) -> None:
     run_id, ended = dies_holding(db, "a", "b")
     last = 2**63 - 1
     with db.connect() as conn:
-        conn.execute("UPDATE workflow_node_jobs SET seq = %s WHERE node_id = 'a'", (last,))
+        hostile.change(conn, "workflow_node_jobs", "a", key="node_id", seq=str(last))
         # As the shared status tells it, which holds doubles.
         rows = burial.bury(conn, ended, host_label=LABEL, ran={int(float(last))})
     assert {row["node_id"]: row["crash_count"] for row in rows} == {"a": 1, "b": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Generator
 from types import ModuleType
 
@@ -10,7 +11,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import input_listener
 from queue_workflows.store import isolation
-from tests.support import factories, flow
+from tests.support import factories, flow, hostile
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
@@ -41,14 +42,16 @@ def waiting(flows: flow.Flow) -> str:
 
 
 def answer(conn: engine.Connection, run_id: str, value: str, created_at: str = "now") -> str:
-    """A submission as SQL writes it; its id."""
-    row = conn.execute(
-        "INSERT INTO workflow_input_submissions (run_id, node_id, value, created_at)"
-        " VALUES (%s, 'q', %s::jsonb, %s) RETURNING id",
-        (run_id, value, created_at),
-    ).fetchone()
-    assert row is not None
-    return row["id"]
+    """A submission as SQL writes it, or wrote it when nothing was refused; its id."""
+    submission_id = str(uuid.uuid4())
+    columns = {"id": submission_id, "run_id": run_id, "node_id": "q", "value": value}
+    hostile.put(
+        conn,
+        "workflow_input_submissions",
+        **{name: hostile.quoted(text) for name, text in columns.items()},
+        created_at=hostile.quoted(created_at),
+    )
+    return submission_id
 
 
 def outcome(conn: engine.Connection, submission_id: str) -> tuple[str, str | None]:
@@ -63,8 +66,8 @@ def outcome(conn: engine.Connection, submission_id: str) -> tuple[str, str | Non
 def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
     flows: flow.Flow, conn: engine.Connection, value: str
 ) -> None:
-    hostile, innocent = waiting(flows), waiting(flows)
-    bad = answer(conn, hostile, value, "2001-01-01")
+    bad_run, innocent = waiting(flows), waiting(flows)
+    bad = answer(conn, bad_run, value, "2001-01-01")
     good = answer(conn, innocent, "5")
     flows.look()
     status, error = outcome(conn, bad)
@@ -72,27 +75,27 @@ def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
     assert error is not None and ("cannot be read" in error or "nested deeper" in error)
     assert outcome(conn, good)[0] == "processed"
     flows.look()
-    assert (flow.status(innocent), flow.states(hostile)) == ("completed", {"q": "awaiting_input"})
-    answer(conn, hostile, "6")
+    assert (flow.status(innocent), flow.states(bad_run)) == ("completed", {"q": "awaiting_input"})
+    answer(conn, bad_run, "6")
     flows.look()
     flows.look()
-    assert flow.status(hostile) == "completed"
+    assert flow.status(bad_run) == "completed"
 
 
 @pytest.mark.parametrize("inputs", [DEEP, '"x"', "[1]"])
 def test_a_node_whose_inputs_cannot_be_read_takes_no_answer_and_stops_no_other(
     flows: flow.Flow, conn: engine.Connection, inputs: str
 ) -> None:
-    hostile, innocent = waiting(flows), waiting(flows)
+    bad_run, innocent = waiting(flows), waiting(flows)
     conn.execute(
-        "UPDATE workflow_node_jobs SET inputs = %s::jsonb WHERE run_id = %s", (inputs, hostile)
+        "UPDATE workflow_node_jobs SET inputs = %s::jsonb WHERE run_id = %s", (inputs, bad_run)
     )
-    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
     flows.look()
     status, error = outcome(conn, bad)
     assert status == "failed" and "inputs of node 'q'" in (error or "")
     assert outcome(conn, good)[0] == "processed"
-    assert flow.states(hostile) == {"q": "awaiting_input"}
+    assert flow.states(bad_run) == {"q": "awaiting_input"}
 
 
 def guard(conn: engine.Connection, table: str, state: str, column: str, value: str) -> None:
@@ -112,9 +115,9 @@ def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
     flows: flow.Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "2")
-    hostile, innocent = waiting(flows), waiting(flows)
-    guard(conn, "workflow_node_jobs", state, "run_id", hostile)
-    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad_run, innocent = waiting(flows), waiting(flows)
+    guard(conn, "workflow_node_jobs", state, "run_id", bad_run)
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
     flows.look()
     assert outcome(conn, bad)[0] == "pending"
     assert "the app refuses" in (outcome(conn, bad)[1] or "")
@@ -128,8 +131,8 @@ def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
 def test_an_answer_whose_row_cannot_be_written_stops_no_other(
     flows: flow.Flow, conn: engine.Connection
 ) -> None:
-    hostile, innocent = waiting(flows), waiting(flows)
-    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
+    bad_run, innocent = waiting(flows), waiting(flows)
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
     guard(conn, "workflow_input_submissions", "P0001", "id", bad)
     flows.look()
     assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("pending", "processed")
@@ -139,13 +142,9 @@ def test_an_answer_whose_row_cannot_be_written_stops_no_other(
 def test_a_counter_at_its_end_stops_no_answer(
     flows: flow.Flow, conn: engine.Connection, attempts: int
 ) -> None:
-    hostile, innocent = waiting(flows), waiting(flows)
-    bad, good = answer(conn, hostile, "1", "2001-01-01"), answer(conn, innocent, "5")
-    with conn.transaction():
-        conn.execute("SET LOCAL session_replication_role = replica")
-        conn.execute(
-            "UPDATE workflow_input_submissions SET attempts = %s WHERE id = %s", (attempts, bad)
-        )
+    bad_run, innocent = waiting(flows), waiting(flows)
+    bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
+    hostile.change(conn, "workflow_input_submissions", bad, attempts=str(attempts))
     flows.look()
     assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("processed", "processed")
 
@@ -155,8 +154,8 @@ def test_an_answer_claimed_in_the_future_is_taken_back(
 ) -> None:
     run_id = waiting(flows)
     held = answer(conn, run_id, "1")
-    conn.execute(
-        "UPDATE workflow_input_submissions SET status = 'processing', claimed_at = 'infinity'"
+    hostile.change(
+        conn, "workflow_input_submissions", held, status="'processing'", claimed_at="'infinity'"
     )
     flows.look()
     assert outcome(conn, held)[0] == "processed"

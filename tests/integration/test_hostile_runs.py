@@ -13,7 +13,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, errors, run_store
 from queue_workflows.dag import frozen
-from tests.support import factories, flow
+from tests.support import factories, flow, hostile
 from tests.support.cpu import cpu_seconds
 
 DEEP = "[" * 1500 + "]" * 1500
@@ -34,12 +34,8 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 
 
 def set_column(conn: engine.Connection, run_id: str, column: str, value: str) -> None:
-    """Write a column of a run past its triggers, as an older database may hold it."""
-    with conn.transaction():
-        conn.execute("SET LOCAL session_replication_role = replica")
-        conn.execute(
-            f"UPDATE workflow_runs SET {column} = %s WHERE id = %s".encode(), (value, run_id)
-        )
+    """Write a column of a run past its bounds, as an older database may hold it."""
+    hostile.change(conn, "workflow_runs", run_id, **{column: hostile.quoted(value)})
 
 
 def definition(**deps: str) -> dict[str, Any]:
@@ -62,10 +58,10 @@ def test_a_birth_at_the_end_of_time_holds_up_no_start(
     flows: flow.Flow, conn: engine.Connection, born: str
 ) -> None:
     flows.dag(a="", b="a")
-    hostile, innocent = flows.submit(priority=1), flows.submit()
-    set_column(conn, hostile, "created_at", born)
+    bad_run, innocent = flows.submit(priority=1), flows.submit()
+    set_column(conn, bad_run, "created_at", born)
     flows.go()
-    assert (flow.status(hostile), flow.status(innocent)) == ("completed", "completed")
+    assert (flow.status(bad_run), flow.status(innocent)) == ("completed", "completed")
 
 
 @pytest.mark.parametrize("context", ["[1]", '"x"', "1", "null"])
@@ -73,10 +69,10 @@ def test_a_context_that_is_no_object_fails_its_run_at_its_start(
     flows: flow.Flow, conn: engine.Connection, context: str
 ) -> None:
     flows.dag(a="")
-    hostile, innocent = flows.submit(priority=1), flows.submit()
-    set_column(conn, hostile, "context", context)
+    bad_run, innocent = flows.submit(priority=1), flows.submit()
+    set_column(conn, bad_run, "context", context)
     flows.look()
-    found = flow.run(hostile)
+    found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert "its context is a JSON" in found["error"] and "not an object" in found["error"]
     assert flow.status(innocent) == "running"
@@ -90,11 +86,11 @@ def test_a_context_that_cannot_be_loaded_fails_its_run_when_a_ref_reads_it(
         flow.step("s", inputs={"x": {"$from": "big.x"}}),
         s=[{"id": "a", "node": "ok", "inputs": [{"name": "x", "from": "pipeline.x"}]}],
     )
-    hostile = flows.submit(priority=1)
+    bad_run = flows.submit(priority=1)
     innocent = flows.submit(context={"big": {"x": 1}})
-    set_column(conn, hostile, "context", f'{{"big": {value}, "small": 1}}')
+    set_column(conn, bad_run, "context", f'{{"big": {value}, "small": 1}}')
     flows.look()
-    found = flow.run(hostile)
+    found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert "its context under 'big' cannot be read" in found["error"]
     assert flow.status(innocent) == "running"
@@ -168,21 +164,21 @@ def test_a_forged_definition_fails_its_run_with_its_reason(
     forged, reason = FORGED[name]
     flows.dag(a="", b="a")
     innocent = flows.started()
-    hostile = factories.run(
+    bad_run = factories.run(
         conn, mode="node", status=status, definition_hash=flow.run(innocent)["definition_hash"]
     )
     conn.execute(
         "UPDATE workflow_runs SET definition = %s::jsonb WHERE id = %s",
-        (json.dumps(forged), hostile),
+        (json.dumps(forged), bad_run),
     )
     if status == "running":
         # A worker has just completed its first node.
-        factories.node(conn, hostile, "a", status="completed")
+        factories.node(conn, bad_run, "a", status="completed")
         factories.insert(
-            conn, "workflow_dispatch_events", run_id=hostile, node_id="a", kind="completed"
+            conn, "workflow_dispatch_events", run_id=bad_run, node_id="a", kind="completed"
         )
     flows.look()
-    found = flow.run(hostile)
+    found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert reason in found["error"]
     flows.go()
@@ -195,11 +191,11 @@ def test_a_definition_that_cannot_be_loaded_fails_its_run(
     flows: flow.Flow, conn: engine.Connection, text: str
 ) -> None:
     flows.dag(a="")
-    hostile, innocent = flows.submit(priority=1), flows.submit()
-    set_column(conn, hostile, "definition", text)
+    bad_run, innocent = flows.submit(priority=1), flows.submit()
+    set_column(conn, bad_run, "definition", text)
     flows.look()
-    assert "its definition cannot be read" in flow.run(hostile)["error"]
-    assert (flow.status(hostile), flow.status(innocent)) == ("failed", "running")
+    assert "its definition cannot be read" in flow.run(bad_run)["error"]
+    assert (flow.status(bad_run), flow.status(innocent)) == ("failed", "running")
 
 
 def test_a_definition_of_a_million_nodes_is_refused_at_once() -> None:
@@ -325,18 +321,16 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
     flows: flow.Flow, conn: engine.Connection, attempts: int
 ) -> None:
     flows.dag(a="", b="a")
-    hostile, innocent = flows.started(), flows.started()
+    bad_run, innocent = flows.started(), flows.started()
 
     def broken(run_id: str) -> Any:
         raise RuntimeError("no")
 
-    conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (hostile,))
-    dispatcher.forget(hostile)
-    for each in (hostile, innocent):
+    conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (bad_run,))
+    dispatcher.forget(bad_run)
+    for each in (bad_run, innocent):
         flow.complete(each, "s/a")
-    conn.execute(
-        "UPDATE workflow_dispatch_events SET attempts = %s WHERE run_id = %s", (attempts, hostile)
-    )
+    hostile.change(conn, "workflow_dispatch_events", bad_run, key="run_id", attempts=str(attempts))
     flows.workflows["w"] = None
     flows.provide()
     from queue_workflows import set_workflow_provider
@@ -345,4 +339,4 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
     flows.look()
     assert list(flow.states(innocent)) == ["s/a", "s/b"]
     want = {32767: "failed", -32768: "running"}
-    assert flow.status(hostile) == want[attempts]
+    assert flow.status(bad_run) == want[attempts]

@@ -228,11 +228,8 @@ def test_a_context_that_cannot_be_loaded_fails_the_nodes_that_need_it(
     conn: engine.Connection, ran: list[Any], value: str
 ) -> None:
     run_id = factories.run(conn)
-    conn.execute(
-        "UPDATE workflow_runs SET context = jsonb_build_object('big',"  # pyright: ignore[reportArgumentType]
-        f" {hostile.UNREADABLE[value]}) WHERE id = %s",
-        (run_id,),
-    )
+    unreadable = f"jsonb_build_object('big', {hostile.UNREADABLE[value]})"
+    hostile.change(conn, "workflow_runs", run_id, context=unreadable)
     needs = {"input_template": {"x": {"$from": "big"}}, "ref_heads": ["big"]}
     bad = factories.node(conn, run_id, "bad", max_attempts=5, **needs)["id"]
     good = factories.node(conn, run_id, "good", input_template={"x": 1}, ref_heads=[], priority=1)[
@@ -398,11 +395,7 @@ def test_a_worker_dispatches_past_a_run_whose_context_cannot_be_loaded(
     for value in hostile.UNREADABLE.values():
         run_id = factories.run(conn, status="queued", context={"big": {"x": 1}}, mode="node")
         dispatcher.start_run(run_id)
-        conn.execute(
-            "UPDATE workflow_runs SET context = jsonb_build_object('big',"  # pyright: ignore[reportArgumentType]
-            f" {value}) WHERE id = %s",
-            (run_id,),
-        )
+        hostile.change(conn, "workflow_runs", run_id, context=f"jsonb_build_object('big', {value})")
     count = len(hostile.UNREADABLE)
     good = factories.node(conn, priority=200)["id"]
     with serving(single("cpu")):
