@@ -71,7 +71,8 @@ def test_a_number_at_the_bound_is_stored(conn: engine.Connection) -> None:
     largest = 17976931348623157 * 10**292
     args = {"n": [largest, -largest, 1.7976931348623157e308]}
     job_id = node_queue.enqueue_ingest_job(**JOB, args=args)
-    assert factories.reread(conn, {"id": job_id})["args"] == args
+    stored = factories.reread(conn, {"id": job_id})["args"]["n"]
+    assert stored == [largest, -largest, largest], "jsonb keeps all digits of a float's text"
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
