@@ -24,6 +24,7 @@ from queue_workflows.store import (
     outbox,
     payload,
     quarantine,
+    refusals,
     tables,
     transitions,
     workers,
@@ -55,6 +56,7 @@ def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> clai
 # --- node jobs ---------------------------------------------------------------------------------
 
 
+@refusals.translated()
 def enqueue_node_job(
     *,
     run_id: str,
@@ -107,6 +109,7 @@ def _model(node_id: str, queue: str, required_model: str | None) -> str | None:
     return required_model
 
 
+@refusals.translated()
 def insert_skipped_job(
     *,
     run_id: str,
@@ -437,6 +440,7 @@ def flag_stale_workers_holding_running_jobs(
 # --- ingest jobs -------------------------------------------------------------------------------
 
 
+@refusals.translated()
 def enqueue_ingest_job(
     *,
     task_name: str,
@@ -474,6 +478,7 @@ def enqueue_ingest_job(
         return ingest.enqueue(own, values)
 
 
+@refusals.translated()
 def enqueue_ingest_jobs(
     jobs: Iterable[NewIngestJob] | None = None,
     *,
@@ -533,7 +538,8 @@ async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJ
     if conn is None:
         return await _in_thread(enqueue_ingest_job, **given)
     (call,) = newjobs.calls([newjobs.Job(**given)])
-    return (await joined.put_async(conn, call))[0]
+    with refusals.translated():
+        return (await joined.put_async(conn, call))[0]
 
 
 async def enqueue_ingest_jobs_async(
@@ -550,7 +556,8 @@ async def enqueue_ingest_jobs_async(
     if conn is None:
         return await _in_thread(enqueue_ingest_jobs, jobs, args=args, **defaults)
     calls = newjobs.calls(newjobs.merged(defaults, jobs, args), whole=True)
-    return [one for call in calls for one in await joined.put_async(conn, call)]
+    with refusals.translated():
+        return [one for call in calls for one in await joined.put_async(conn, call)]
 
 
 async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import controls, limits, newjobs, payload
+from queue_workflows.store import controls, limits, newjobs, payload, refusals
 from queue_workflows.types import Row
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
@@ -25,6 +25,7 @@ KEEP: Final = _Keep.KEEP
 """A limit that is left as it is."""
 
 
+@refusals.translated()
 def pause(
     queue: str,
     *,
@@ -55,6 +56,7 @@ def resume(queue: str, *, partition: str | None = None, conn: db.Connection | No
         return limits.resume(own, queue, partition)
 
 
+@refusals.translated()
 def limit(
     queue: str,
     *,

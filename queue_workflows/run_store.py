@@ -6,13 +6,14 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import app_connections, payload, runs
+from queue_workflows.store import app_connections, payload, refusals, runs
 from queue_workflows.types import NewRun, Row
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@refusals.translated()
 def insert_run(
     *,
     run_id: str | None = None,
@@ -83,6 +84,7 @@ def get_run(run_id: str) -> Row | None:
         return runs.get(conn, run_id)
 
 
+@refusals.translated()
 def update_run(run_id: str, **columns: Any) -> Row | None:
     """Set columns; the row, or None: no such run, or one that is over and would change status.
 

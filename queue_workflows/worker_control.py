@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from queue_workflows import config, db, errors, queues
 from queue_workflows.runtime import display, process
-from queue_workflows.store import controls
+from queue_workflows.store import controls, refusals
 from queue_workflows.types import ExitFn, Row
 
 _log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ def handler(policy: str) -> StopPolicy:
     return found or _hard
 
 
+@refusals.translated()
 def set_worker_control(
     host: str,
     queue: str,

@@ -16,6 +16,8 @@ from queue_workflows import config, errors
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL does not store in a text or a jsonb value."""
+LARGEST = 17976931348623157 * 10**292
+"""The bound of the database's own check. Many readers of JSON make every number a float."""
 _AS_TEXT = (uuid.UUID, decimal.Decimal, pathlib.PurePath)
 _DATES = (datetime.date, datetime.time)  # a datetime is a date as well
 
@@ -103,11 +105,8 @@ class _Converter:
     def _number(self, value: float, place: str) -> float:
         if isinstance(value, float) and not math.isfinite(value):
             raise self._refused(place, f"{value!r}, which JSON cannot carry")
-        try:
-            repr(value)
-        except ValueError:  # Python refuses to write integers of more than 4,300 digits
-            reason = "an integer of too many digits, which JSON cannot carry"
-            raise self._refused(place, reason) from None
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise self._refused(place, "a number beyond 1.7976931348623157e308; store it as a text")
         return value
 
     def _refused(self, place: str, reason: str) -> errors.InvalidPayload:

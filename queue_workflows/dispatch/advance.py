@@ -10,7 +10,7 @@ from queue_workflows import config, db, errors, run_store
 from queue_workflows.dag import confinement, definition, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, payload, runs, tables
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
@@ -158,13 +158,18 @@ def advance(
 def _check_inputs(begin: knowledge.Begin, run: Row) -> None:
     """Raise `ArgsRefused` for inputs that a declared workflow does not take.
 
-    A plain SQL INSERT submits a run that nothing has checked yet.
+    A plain SQL INSERT submits a run that nothing has checked yet. Raises `UnreadableRow` for a
+    context that cannot be loaded or is no object.
     """
     name = run["workflow_name"]
     if name not in config.get_config().workflow_map:
         return  # its inputs are not declared: spare the query
     with knowledge.reading(begin) as conn:
         context = runs.context(conn, run["id"])
+        if not isinstance(context, (dict, Unreadable)):
+            _check_context(conn, run["id"])
+    if isinstance(context, Unreadable):
+        raise errors.UnreadableRow(f"its context cannot be read: {context.reason}")
     run_store.check_inputs(name, context)
 
 

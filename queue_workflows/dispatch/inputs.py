@@ -8,7 +8,15 @@ from typing import Any, cast
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
-from queue_workflows.store import app_connections, nodes, outbox, payload, runs, submissions
+from queue_workflows.store import (
+    app_connections,
+    nodes,
+    outbox,
+    payload,
+    refusals,
+    runs,
+    submissions,
+)
 from queue_workflows.types import Row, Unreadable
 
 PREFIX = "__input__"
@@ -79,6 +87,7 @@ def _record(value: Any, what: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value or {})
 
 
+@refusals.translated()
 def submit_input(
     run_id: str,
     node_id: str,
@@ -162,7 +171,10 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
     if context is None or custom:
         with db.transaction() as conn:
             heads = None if custom else refs.heads(template)
-            context = nodes.context(conn, job["run_id"], heads)
+            try:
+                context = nodes.context(conn, job["run_id"], heads)
+            except errors.UnreadableRow as error:
+                raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
     context = _record(context, f"context of {where}")
     resolver = config.get_config().get_resolve_ref()
     return refs.resolve_inputs(template, context, inputs, resolver)

@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
-from queue_workflows.store import app_connections, nodes, runs, tables
+from queue_workflows.store import app_connections, nodes, refusals, runs, tables
 from queue_workflows.store import transitions as moves
 from queue_workflows.types import Row
 
@@ -48,6 +48,7 @@ def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
         return row
 
 
+@refusals.translated()
 def retry_run(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
     """Run a finished run again in a new generation; return its row.
 
@@ -84,6 +85,11 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
         raise errors.InvalidConfig(
             f"run {run_id!r} is {run['status']}: only a finished one is retried"
         )
+    if run["generation"] > tables.LAST_GENERATION - 2:
+        raise errors.InvalidConfig(
+            f"run {run_id!r} is in generation {run['generation']}, the last one that can be "
+            "stored: submit it again as a new run"
+        )
     if from_node is not None:
         again = _from(conn, run_id, from_node)
         _refuse_running(conn, run_id, again)
@@ -118,6 +124,7 @@ def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
         )
 
 
+@refusals.translated()
 def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
     """Run a failed or cancelled job again in a new generation; its row.
 
@@ -130,7 +137,9 @@ def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
         if job is None:
             row = moves.reopen_ingest(own, job_id)
             if row is None:
-                raise errors.UnknownJob(f"no failed or cancelled job {job_id!r}")
+                raise errors.UnknownJob(
+                    f"no failed or cancelled job {job_id!r} with a generation to go"
+                )
             return row
         if job["status"] not in ("failed", "cancelled"):
             raise errors.InvalidConfig(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
+from psycopg import sql
 from psycopg.rows import dict_row
 
 from queue_workflows import db, errors
@@ -52,13 +53,14 @@ class _Adapter:
 
     def execute(
         self,
-        query: str,
+        query: str | sql.Composed,
         params: _Params = (),
         *,
         prepare: bool | None = None,  # noqa: ARG002  the driver of the app decides
     ) -> _Result:
         """Execute one statement; its placeholders are those of psycopg."""
-        return _Result([_loaded(row) for row in self._rows(query, params)])
+        text = query if isinstance(query, str) else query.as_string(None)
+        return _Result([_loaded(row) for row in self._rows(text, params)])
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Return a savepoint in the app's transaction; a transaction where there is none."""

@@ -30,8 +30,8 @@ _LIST = (
 )
 # In one order, so that no two callers wait for each other.
 _LOCK = (
-    "SELECT id, status::text, cancel_requested_at FROM ingest_jobs WHERE id = ANY (%s)"
-    " ORDER BY id FOR UPDATE"
+    "SELECT id, status::text, generation, cancel_requested_at FROM ingest_jobs"
+    " WHERE id = ANY (%s) ORDER BY id FOR UPDATE"
 )
 _CANCEL = (
     "UPDATE ingest_jobs SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
@@ -77,7 +77,7 @@ def name_actor(conn: db.Connection, by: str) -> None:
 
 
 def locked(conn: db.Connection, ids: Sequence[str]) -> dict[str, Row]:
-    """The rows (id, status, cancel_requested_at) of those that exist, locked, by id."""
+    """The rows (id, status, generation, cancel_requested_at) of those that exist, locked, by id."""
     return {row["id"]: row for row in conn.execute(_LOCK, (list(ids),)).fetchall()}
 
 

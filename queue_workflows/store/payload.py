@@ -17,6 +17,8 @@ KIB = 1024
 PART_BYTES = 8 * KIB * KIB
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _to_json = json.JSONEncoder(allow_nan=False).encode
+_DIGITS = 308
+_TENTHS = re.compile("[0-9]{10}")
 _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
 
 
@@ -27,7 +29,7 @@ def encode(value: Any, what: str) -> str:
     as `jsonable.plain` says. Raises `InvalidPayload` (a ValueError), one line that starts with
     `what` and names the place of what JSON cannot carry (sets, NaN, other objects, keys that are
     not strings), of NUL characters and lone surrogates; also past MAX_PAYLOAD_DEPTH levels of
-    nesting or MAX_PAYLOAD_KB KiB.
+    nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.
     """
     if not _is_flat(value):
         _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), config.MAX_PAYLOAD_KB.read())
@@ -39,6 +41,9 @@ def encode(value: Any, what: str) -> str:
         text = _to_json(jsonable.plain(value, what))
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
         jsonable.plain(value, what)  # raises, and names the place of the text
+    # A number that is too large has 309 digits: each tenth of them stands in every 30th character.
+    if len(text) > _DIGITS and _TENTHS.search(text[::30]):
+        jsonable.plain(value, what)  # raises for a number, and names its place
     if len(text) > KIB and len(text) > (limit_kb := config.MAX_PAYLOAD_KB.read()) * KIB:
         raise _too_large(what, f"{len(text) / KIB:.0f} KiB of JSON", limit_kb)
     return text

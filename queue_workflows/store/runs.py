@@ -303,7 +303,8 @@ def reenqueue_running(conn: db.Connection) -> int:
     """running → queued at the front, `resume_count` + 1; how many."""
     return conn.execute(
         "UPDATE workflow_runs SET status = 'queued', priority = least(priority, 10),"
-        " resume_count = resume_count + 1, queued_at = now(), updated_at = now()"
+        " resume_count = least(greatest(resume_count, 0), 29999) + 1,"
+        " queued_at = now(), updated_at = now()"
         " WHERE status = 'running' AND mode = 'node'"
     ).rowcount
 

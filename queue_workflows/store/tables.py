@@ -38,6 +38,9 @@ def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
 
 TERMINAL = ("completed", "failed", "cancelled")
 """Terminal run states; those of jobs have `skipped` besides."""
+LAST_GENERATION = 1_000_000
+"""The end of the range that the database allows; a retry adds one, or two in a run. Statements
+name it as a number."""
 
 # The attempt of a node's event is a smallint, its job's an integer: no counter may keep a job from
 # its end.

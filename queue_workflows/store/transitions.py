@@ -520,6 +520,7 @@ _ANEW: Final = (
     " watchdog_retries = 0, cancel_requested_at = NULL, blocked_reason = NULL,"
     " available_at = NULL, progress = NULL,"
     " {result} = NULL WHERE j.status IN ('failed', 'cancelled')"
+    " AND j.generation < 1000000"
 )
 _REOPEN = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = %(job)s"))
 _REOPEN_ALL = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = ANY (%(jobs)s)"))

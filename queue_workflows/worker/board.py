@@ -32,6 +32,8 @@ _RUNNING = slice(_CELLS.stop, _CELLS.stop + 8 * PLACES)
 _SLOTS = (_RUNNING.stop, _RUNNING.stop + (SIZE - _RUNNING.stop) // 2)
 _ROOM = (SIZE - _RUNNING.stop) // 2 - _SLOT.size
 _BEAT, _JOB, _HEARD, _TELLS, _DUE, _FENCED = range(6)
+_ZERO = 0.5
+"""Stands for the `seq` 0, which an old row may have: a cell of 0.0 is empty."""
 
 
 class Seen(NamedTuple):
@@ -45,8 +47,8 @@ class Seen(NamedTuple):
     """When the body of that job last showed life, if its guards want to know."""
     ran: frozenset[int] | None
     """The `seq` of the jobs whose bodies run; None: this worker runs all that it holds."""
-    due: int
-    """The `seq` of the job for whose budget the kernel timer is armed; 0: it tells none."""
+    due: int | None
+    """The `seq` of the job for whose budget the kernel timer is armed; None: it tells none."""
     fenced: bool
     """Whether it ends itself because the database kept it from renewing its leases."""
     record: Row
@@ -80,23 +82,23 @@ class Board:
         """This worker may hold more jobs than those that run: it tells which do."""
         self._cells[_TELLS] = 1.0
 
-    def begin(self, record: Mapping[str, Any] | None = None, *, seq: int = 0) -> None:
+    def begin(self, record: Mapping[str, Any] | None = None, *, seq: int | None = None) -> None:
         """A job runs from now on; without its record the next `beat` brings that.
 
-        `seq`: that of the job, in a worker that tells.
+        `seq`: that of the job, in a worker that tells; None in any other.
         """
         self._count += 1
         self._cells[_HEARD] = 0.0
-        if seq and self._free:
+        if seq is not None and self._free:
             self._places[seq] = place = self._free.pop()
-            self._running[place] = seq
+            self._running[place] = seq or _ZERO
         if record is not None:
             self._write(record)
         self._cells[_JOB] = self._count
 
     def due(self, seq: int) -> None:
         """Of the jobs that run this one's budget ends first."""
-        self._cells[_DUE] = seq
+        self._cells[_DUE] = seq or _ZERO
 
     def fence(self) -> None:
         """The worker ends itself now, because the database kept it from renewing its leases."""
@@ -106,9 +108,9 @@ class Board:
         """The body showed life."""
         self._cells[_HEARD] = now
 
-    def end(self, *, seq: int = 0) -> None:
+    def end(self, *, seq: int | None = None) -> None:
         """A job has ended; `seq` as it was given to `begin`."""
-        place = self._places.pop(seq, None)
+        place = None if seq is None else self._places.pop(seq, None)
         if place is not None:
             self._running[place] = 0.0
             self._free.append(place)
@@ -137,7 +139,8 @@ class Board:
         ran = None
         if tells:
             ran = frozenset(int(seq) for seq in self._running.tolist() if seq and job)
-        return Seen(beat, job, heard, ran, int(due), fenced != 0.0, self._read())
+        due_seq = int(due) if due else None
+        return Seen(beat, job, heard, ran, due_seq, fenced != 0.0, self._read())
 
     def _read(self) -> Row:
         """The newest slot that is whole."""

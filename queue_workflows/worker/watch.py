@@ -244,7 +244,7 @@ class Watch:
     def end(self, work: current.Work) -> None:
         """The job has ended; it is judged no more."""
         with self._lock:
-            self._board.end(seq=work.job["seq"] if self._batches else 0)
+            self._board.end(seq=work.job["seq"] if self._batches else None)
             self._works = [each for each in self._works if each is not work]
 
     def _close(self) -> None:

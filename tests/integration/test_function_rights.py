@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import factories
+from queue_workflows.store import quarantine, rights, tables
+from tests.support import factories, hostile
 
 OURS = (
     " FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace"
@@ -134,6 +135,36 @@ def test_the_work_of_a_start_is_bounded_by_the_rate(conn: Any) -> None:
     conn.execute("SELECT queue_workflows_note_starts('fetch', 2000000000)")
     assert factories.one(conn, "SELECT count(*) FROM partition_starts") == 2
     assert factories.one(conn, "SELECT count(*) FROM queue_starts") == 3
+
+
+@pytest.mark.parametrize("family", ["ingest", "node"])
+def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str) -> None:
+    table = tables.INGEST_JOBS if family == "ingest" else tables.NODE_JOBS
+    who = factories.who("fetch" if family == "ingest" else "cpu")
+    for each in ("bad", "good"):
+        priority = 1 if each == "bad" else 2
+        if family == "ingest":
+            factories.ingest(conn, id=each, priority=priority)
+        else:
+            factories.node(conn, id=each, priority=priority)
+    hostile.change(conn, table.name, "bad", claim_no=str(2**63 - 1))
+    with conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE queue_workflows_guest")
+        conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
+        lacks = rights.lacking(conn, "work")
+        conn.execute("RESET SESSION AUTHORIZATION")
+        for lack in lacks:
+            conn.execute(
+                f"GRANT {lack.right} ON {lack.kind} {lack.name} TO queue_workflows_guest".encode()
+            )
+        conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
+        found = quarantine.claim_apart(conn, table, who, promote=True)
+        assert found is not None
+        assert factories.reread(conn, {"id": "good"} | NODE[family])["status"] == "running"
+        assert factories.reread(conn, {"id": "bad"} | NODE[family])["status"] == "failed"
+
+
+NODE: dict[str, dict[str, str]] = {"node": {"node_id": "n"}, "ingest": {}}
 
 
 def test_an_insert_of_any_kind_needs_no_function(conn: Any) -> None:

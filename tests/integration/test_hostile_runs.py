@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, errors, run_store
+from queue_workflows import declare, dispatcher, errors, run_store
 from queue_workflows.dag import frozen
 from tests.support import factories, flow, hostile
 from tests.support.cpu import cpu_seconds
@@ -93,6 +93,36 @@ def test_a_context_that_cannot_be_loaded_fails_its_run_when_a_ref_reads_it(
     found = flow.run(bad_run)
     assert (found["status"], found["start_attempts"]) == ("failed", 0)
     assert "its context under 'big' cannot be read" in found["error"]
+    assert flow.status(innocent) == "running"
+
+
+@pytest.mark.parametrize(
+    ("context", "reason"),
+    [
+        (f'{{"text": {DEEP}}}', "its context cannot be read: it is nested deeper than 200 levels"),
+        (f'{{"text": {DIGITS}}}', "its context cannot be read: Exceeds the limit"),
+        ("[1]", "its context is a JSON array, not an object"),
+        ("null", "its context is a JSON null, not an object"),
+    ],
+)
+def test_a_context_that_a_declared_workflow_cannot_read_fails_its_run_at_its_start(
+    flows: flow.Flow, conn: engine.Connection, context: str, reason: str
+) -> None:
+    @declare.node
+    def shown(text: str) -> str:
+        return text
+
+    @declare.workflow
+    def takes(text: str) -> None:
+        shown(text)
+
+    bad_run = run_store.insert_run(workflow_name="takes", context={"text": "x"})["id"]
+    innocent = run_store.insert_run(workflow_name="takes", context={"text": "x"})["id"]
+    set_column(conn, bad_run, "context", context)
+    flows.look()
+    found = flow.run(bad_run)
+    assert (found["status"], found["start_attempts"]) == ("failed", 0)
+    assert reason in found["error"]
     assert flow.status(innocent) == "running"
 
 

@@ -14,7 +14,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, ingest_executor, node_queue
 from queue_workflows import db as engine
-from tests.support import factories, laws
+from tests.support import factories, hostile, laws
 
 Row = dict[str, Any]
 ARGS = {"scenario": 7}
@@ -231,7 +231,9 @@ def test_a_policy_that_sql_got_wrong_fails_the_job_by_the_default_one(
 
     job = claimed(raises)
     with db.connect() as conn:
-        conn.execute("UPDATE ingest_jobs SET policy = %s, max_attempts = 2", (policy,))
+        hostile.change(
+            conn, "ingest_jobs", job["id"], policy=hostile.quoted(policy), max_attempts="2"
+        )
     ingest_executor.execute_ingest_job(job)
     row = after(job)
     assert (row["status"], row["attempts"], row["blocked_reason"]) == ("queued", 1, "not_due")

@@ -77,7 +77,7 @@ def note(text: str) -> str:
 
 
 @node
-def tell() -> dict[str, Any]:
+def identify() -> dict[str, Any]:
     job = queue_workflows.current_job()
     return {
         "id": job.id,
@@ -92,7 +92,7 @@ def tell() -> dict[str, Any]:
 
 @workflow
 def who() -> None:
-    tell()
+    identify()
 
 
 @workflow
@@ -121,7 +121,7 @@ def plain() -> None:
 @pytest.fixture
 def app(db: ModuleType) -> Iterator[flow.Flow]:
     made = flow.Flow()
-    declare.install(keep, make, early, note, tell, who, passed, report, constant, plain)
+    declare.install(keep, make, early, note, identify, who, passed, report, constant, plain)
     received.clear()
     yield made
     made.close()
@@ -217,14 +217,14 @@ def test_what_declares_no_inputs_takes_any(app: flow.Flow) -> None:
 def test_a_node_of_a_worker_knows_its_job(app: flow.Flow, conn: Any) -> None:
     row = run_store.insert_run(workflow_name="who")
     app.go()
-    job = flow.job(row["id"], "tell/tell")
+    job = flow.job(row["id"], "identify/identify")
     (claimed,) = conn.execute(
         "SELECT claim_no, worker_id FROM workflow_node_events WHERE event_type = 'claimed'"
     ).fetchall()
     assert job["context_delta"] == {
         "id": job["id"],
         "run": row["id"],
-        "node": "tell/tell",
+        "node": "identify/identify",
         "attempt": 1,
         "claim": claimed["claim_no"],
         "worker": claimed["worker_id"],

@@ -36,7 +36,7 @@ def given(parents: board.Board, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int) -> None:
-    assert parents.read() == (0, 0, 0, None, 0, False, {})
+    assert parents.read() == (0, 0, 0, None, None, False, {})
     own = board.attach()
     own.beat(5.0, IDLE)
     own.begin()
@@ -45,11 +45,11 @@ def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int
     assert seen[:3] == (5.0, 1, 6.0)
     assert seen.record == IDLE | {"number": 0}, "the next beat tells of the job"
     own.begin(IDLE)
-    assert parents.read() == (5.0, 2, 0, None, 0, False, IDLE | {"number": 2})
+    assert parents.read() == (5.0, 2, 0, None, None, False, IDLE | {"number": 2})
     own.end()
     assert parents.read().job == 0
     own.clear()
-    assert parents.read() == (0, 0, 0, None, 0, False, {})
+    assert parents.read() == (0, 0, 0, None, None, False, {})
 
 
 def test_the_parent_sees_whose_bodies_run(parents: board.Board, given: int) -> None:
@@ -73,6 +73,17 @@ def test_the_parent_sees_whose_bodies_run(parents: board.Board, given: int) -> N
     own.begin(seq=78)
     own.clear()
     assert parents.read().ran == frozenset(), "what it still holds when it ends did not kill it"
+
+
+def test_a_job_of_number_zero_is_shown_like_any(parents: board.Board, given: int) -> None:
+    own = board.attach()
+    own.tell()
+    for seq in (0, -1):
+        own.begin(seq=seq)
+    own.due(0)
+    assert (parents.read().ran, parents.read().due) == ({0, -1}, 0)
+    own.end(seq=0)
+    assert parents.read().ran == {-1}
 
 
 def test_as_many_bodies_are_shown_as_may_run(parents: board.Board, given: int) -> None:
@@ -124,4 +135,4 @@ def test_a_record_that_breaks_off_leaves_the_one_before(parents: board.Board) ->
 
 def test_a_record_without_room_is_left_out(parents: board.Board) -> None:
     parents.beat(1.0, IDLE | {"host": "x" * board.SIZE})
-    assert parents.read() == (1.0, 0, 0, None, 0, False, {})
+    assert parents.read() == (1.0, 0, 0, None, None, False, {})
