@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -67,7 +67,7 @@ class ClaimWorker:
         self._cache = adapted(model_cache)
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
-        self._metrics = self._sampler(label) if queue == "gpu" else None
+        self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
         own = lane.Lane(self._claimant)
         self._watch = watch.Watch(
             [own],
@@ -81,11 +81,6 @@ class ClaimWorker:
         self._loop = loop.WorkLoop(
             queue, own, self._watch, model_cache=self._cache, batch_size=batch
         )
-
-    def _sampler(self, host: str) -> hw_metrics.Sampler | None:
-        if config.DISABLE_HW_METRICS.read():
-            return None
-        return hw_metrics.Sampler(host, ready=lambda: self._watch.wake("metrics"))
 
     @property
     def worker_id(self) -> str:
@@ -142,6 +137,11 @@ class ClaimWorker:
         self._loop.stop()
 
 
+def _sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
+    """Return the sampler of the machine; None: switched off. The first worker's one samples."""
+    return None if config.DISABLE_HW_METRICS.read() else hw_metrics.Sampler(host, ready=ready)
+
+
 class WorkerPool:
     """Several jobs at once in one process, of several ingest queues: see docs/jobs.md.
 
@@ -192,7 +192,8 @@ class WorkerPool:
                 )
             )
         self._lanes = lanes
-        self._watch = watch.Watch(lanes, on_exit=on_exit)
+        self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
+        self._watch = watch.Watch(lanes, metrics=self._metrics, on_exit=on_exit)
         self._loop = pool.PoolLoop(lanes, self._watch)
 
     @property
@@ -202,7 +203,7 @@ class WorkerPool:
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop` and the end of what runs then; once."""
-        with self._watch.watching():
+        with self._watch.watching(), self._metrics or nullcontext():
             self._loop.run_forever()
 
     def stop(self) -> None:

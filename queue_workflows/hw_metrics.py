@@ -190,7 +190,7 @@ class Sampler:
 
     def __enter__(self) -> Sampler:
         tasks = [
-            service.Task("sample", SAMPLE_EVERY_S, self._sample),
+            service.Task("sample", self._sample_pause_s, self._sample),
             service.Task("tell", TELL_EVERY_S, self._tell),
             service.Task("fold", FOLD_EVERY_S, self._fold),
         ]
@@ -220,6 +220,11 @@ class Sampler:
                 found.append(self._waiting.popleft())
         return found
 
+    def _sample_pause_s(self) -> float:
+        """Seconds to the next sample: as often as they are sent, where there is no GPU."""
+        blind = self._latest is not None and not self._latest["gpus"]
+        return TELL_EVERY_S if blind else SAMPLE_EVERY_S
+
     def _sample(self) -> None:
         if not self._is_ours():
             self._forget()
@@ -229,7 +234,9 @@ class Sampler:
             return
         self._latest = sample = self._probe.sample()
         self._minute.append(sample)
-        self._put(FINE_S, sample, tell=False)
+        if sample["gpus"]:
+            # Without a GPU minutes are enough: an idle worker has next to nothing to write.
+            self._put(FINE_S, sample, tell=False)
 
     def _forget(self) -> None:
         """Nothing is known of the box any more: another samples it, or nobody."""

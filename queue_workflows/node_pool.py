@@ -52,7 +52,8 @@ class NodePool:
     """Runs the orchestrator's threads; any number of pools may work on one database.
 
     `register_builtins` is called once at start. `cpu_workers` and `gpu_workers` are accepted and
-    ignored: workers are processes of their own.
+    ignored: workers are processes of their own. `pause(seconds)` waits between tries of the
+    recovery and returns whether to stop; by default it waits for `stop`.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class NodePool:
         cpu_workers: int | None = None,
         gpu_workers: int | None = None,
         now_fn: NowFn = time.monotonic,
+        pause: Callable[[float], bool] | None = None,
     ) -> None:
         del cpu_workers, gpu_workers
+        self._pause = pause
         self._register = register_builtins
         self._now = now_fn
         self._look_at = self._drained_at = -math.inf
@@ -80,11 +83,19 @@ class NodePool:
         self._services: list[service.Service] = []
 
     def start(self) -> None:
-        """Start dispatching and sweeping; RuntimeError when it was started before."""
+        """Recover what is lapsed or has no owner, then start dispatching and sweeping.
+
+        The recovery is tried NODE_POOL_RECOVERY_RETRIES times with NODE_POOL_RECOVERY_BACKOFF_S
+        seconds between; then its error is raised, nothing has started, and `start` may be called
+        again. Raises RuntimeError when the pool was started before. Returns without having started
+        anything when `stop` was called meanwhile.
+        """
         if self._services or self._stopped.is_set():
             raise RuntimeError("this pool was started before; make a new one")
         if self._register is not None:
             self._register()
+        if not recover(self._pause or self._stopped.wait):
+            return
         listener = db.listen(CHANNEL, poll_s=self._poll_s)
         self._services = [
             service.Follow("dispatch", listener, self._act),
@@ -196,6 +207,29 @@ def _again(act: Callable[[], bool], todo: list[Callable[[], bool]]) -> None:
     """Do `act`, and put it on the list if there may be more for it to do."""
     if act():
         todo.append(act)
+
+
+def recover(pause: Callable[[float], bool]) -> bool:
+    """Reclaim lapsed and ownerless jobs, and touch no fresh lease; False when `pause` says stop.
+
+    No crash is counted: nobody knows whether the database was there until now. Tried
+    NODE_POOL_RECOVERY_RETRIES times, with `pause(NODE_POOL_RECOVERY_BACKOFF_S)` between; then the
+    error is raised.
+    """
+    left = max(1, config.NODE_POOL_RECOVERY_RETRIES.read())
+    while True:
+        left -= 1
+        try:
+            reclaim(had_s=0.0)
+            sweep_orphans()
+        except db.Error as error:
+            if not left:
+                raise
+            _log.warning("recovery at start, %d tries left: %s", left, error)
+            if pause(config.NODE_POOL_RECOVERY_BACKOFF_S.read()):
+                return False
+        else:
+            return True
 
 
 class Sweeps:

@@ -449,8 +449,14 @@ class Watch:
         works, holds, who = self._works_of(own), bool(own.held.ids()), own.who()
         if not (works or holds or self._gear.holds_model):
             return
-        with self._kept.using() as conn:
-            policy = worker_control.stop_policy_for(conn, who.host, who.queue)
+        watcher = worker_control.WorkerControlWatcher(
+            _Stopped(self, own),
+            on_exit=self._leaving.obeyed,
+            host=who.host,
+            queue=who.queue,
+            read=self._stop_policy,
+        )
+        policy = watcher.policy()
         if policy is None:
             return
         if holds:
@@ -460,10 +466,13 @@ class Watch:
         if not works and (holds or self._works_of(own)):
             return
         if not works or any(self._is_running(work) for work in works):
-            handler = worker_control.handler(policy)
-            if handler is worker_control.HARD:
+            if worker_control.handler(policy) is worker_control.HARD:
                 self._fuses.leave(guards.EXIT_CONTROL)
-            handler(_Stopped(self, own), on_exit=self._leaving.obeyed)
+            watcher.obey(policy)
+
+    def _stop_policy(self, host: str, queue: str) -> str | None:
+        with self._kept.using() as conn:
+            return worker_control.stop_policy_for(conn, host, queue)
 
     def _note_doubts(self) -> None:
         """Store progress, and say what guards suspect."""
