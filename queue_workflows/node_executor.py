@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
-from queue_workflows.dag import arguments, confinement
+from queue_workflows.dag import arguments, confinement, outputs
 from queue_workflows.declare import bodies
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
@@ -296,31 +296,29 @@ class _Folders:
         if confinement.roots():
             confinement.check(self._root())
 
-    def _root(self) -> str | None:
+    def _root(self) -> str:
         if "run" in self._job:
-            return self._job["run"]["out_dir"]
-        return _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
+            found = self._job["run"]["out_dir"]
+        else:
+            found = _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
+        # A job that an app queued into a run of its own: no start has given the run a folder.
+        return _patiently(self._give, self._cancel) if found is None else found
 
-    def out(self) -> Path | None:
-        """`<out_dir>/<node_id>`, created; None when the run has no out_dir."""
-        root = self._root()
-        if root is None:
-            return None
+    def _give(self) -> str:
+        default = outputs.of_run(self._job["run_id"])
+        with db.statement() as conn:
+            return runs.give_out_dir(conn, self._job["run_id"], default) or default
+
+    def out(self) -> Path:
+        """Return `<out_dir>/<node_id>`, created."""
         node_id = self._job["node_id"]
-        return confinement.make(root, node_id, f"node id {node_id!r:.120}")
+        return confinement.make(self._root(), node_id, f"node id {node_id!r:.120}")
 
     def scratch(self) -> Path:
-        """A folder of this attempt alone, under `<out_dir>/.scratch` or the system's own."""
-        import tempfile
-
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
         root, prefix = self._root(), f"{self._job['claim_no']}-"
-        if root is None:
-            parent = tempfile.gettempdir()
-            opened = confinement.anywhere(parent)
-        else:
-            parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
-            opened = confinement.opened(root, confinement.SCRATCH, create=True)
-        with opened as fd:
+        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
             self._scratch = confinement.Scratch(parent, fd, prefix)
         return self._scratch.path
 

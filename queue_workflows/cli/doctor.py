@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.cli import command, options, output
-from queue_workflows.dag import confinement
+from queue_workflows.dag import confinement, outputs
 from queue_workflows.runtime import process
 from queue_workflows.store import bad_rows, health
 
@@ -291,6 +291,15 @@ def _files(conn: db.Connection) -> Iterator[Finding]:
         yield Finding("files", WARNING, text, remedy)
     else:
         yield Finding("files", OK, "no role may do no more than submit runs")
+    yield _outputs(health.machines(conn))
+
+
+def _outputs(machines: int) -> Finding:
+    text = f"runs without an out_dir keep their files in {outputs.folder()}"
+    if machines < 2 or config.OUTPUTS_DIR.read():
+        return Finding("outputs", OK, text)
+    remedy = f"set {config.OUTPUTS_DIR.variables[0]} to a folder that all of them share, on each"
+    return Finding("outputs", WARNING, f"{text}, on each of {machines} machines", remedy)
 
 
 def _outbox(conn: db.Connection) -> Iterator[Finding]:

@@ -72,16 +72,6 @@ def opened(out_dir: str, *parts: str, create: bool = False) -> Generator[int]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def anywhere(folder: str) -> Generator[int]:
-    """Yield the descriptor of a folder of the system's, such as that of temporary files."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def inside(out_dir: str, path: str, what: str) -> tuple[str, ...]:
     """Return the names of the folders that lead from `out_dir` to the relative `path`, resolved.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors, run_store
-from queue_workflows.dag import confinement, definition, plan, readiness
+from queue_workflows.dag import confinement, definition, outputs, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, payload, runs, tables
 from queue_workflows.types import Row, Unreadable
@@ -128,6 +128,7 @@ def advance(
         run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
+    run = outputs.given(run)
     count = None
     try:
         progress, unfrozen = knowledge.prepare(begin, run)
@@ -213,6 +214,9 @@ def _plan_locked(
     made: plan.Plan | None,
 ) -> int:
     """Plan if need be, start a queued run, and write the plan; how many rows are new."""
+    if locked["out_dir"] is None:
+        locked = outputs.given(locked)
+        runs.give_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:

@@ -66,6 +66,16 @@ def submitters(conn: db.Connection) -> list[str]:
     return [row["rolname"] for row in rows]
 
 
+def machines(conn: db.Connection) -> int:
+    """Return how many hosts have had a worker of nodes within the last day."""
+    row = _one(
+        conn,
+        b"SELECT count(DISTINCT host_label) AS n FROM workers"
+        b" WHERE queue IN ('cpu', 'gpu') AND last_seen > now() - interval '1 day'",
+    )
+    return row["n"]
+
+
 def server(conn: db.Connection) -> Row:
     """version_num, version, standby (it replays another's log), read_only, role."""
     return _one(
