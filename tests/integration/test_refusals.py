@@ -62,7 +62,7 @@ def test_a_number_that_the_database_refuses_is_refused_before_any_write(
     conn: engine.Connection, call: Callable[[], Any]
 ) -> None:
     factories.run(conn, id="r")
-    with pytest.raises(errors.InvalidPayload, match=r"a number beyond 1\.7976931348623157e308"):
+    with pytest.raises(errors.InvalidPayload, match=r"e308; store it as a text"):
         call()
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
 
