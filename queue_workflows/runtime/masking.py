@@ -40,7 +40,7 @@ def mask(text: str) -> str:
     Masked are the passwords and tokens in URLs, bearer values, and what stands behind a name that
     ends in password, token, secret, api_key, key, authorization, cookie or a relative of them, as
     `name=value`, `name: value`, in JSON, in a Python repr and in an HTTP header. The keys of this
-    project that name rows (`lock_key` and such) stay readable.
+    project that name rows (`lock_key` and such) stay readable, and so does `KEY=VALUE` in a usage.
     """
     text = _URL_TOKEN.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}", text))
     text = _BEARER.sub(rf"\1{MASK}", _HEADER.sub(rf"\1{MASK}", text))
@@ -49,7 +49,8 @@ def mask(text: str) -> str:
     for found in _NAME.finditer(text):
         if found.start() >= done and _is_secret(found["name"], bare_key=_is_labelled(found)):
             value = _VALUE.match(text, found.end())
-            if value is not None:
+            is_usage = value is not None and (found["name"] + value[0]).lower() == "keyvalue"
+            if value is not None and not is_usage:
                 parts += (text[done : found.end()], MASK)
                 done = value.end()
     return "".join((*parts, text[done:]))

@@ -31,7 +31,7 @@ def test_audit_says_ok_and_by_its_exit_code_when_not(cli: Commands, db: ModuleTy
     done = cli.run(QW, "audit", "--json", "--since", "all")
     assert (done.process.returncode, done.err) == (1, "")
     found = json.loads(done.out)
-    assert list(found) == ["database", "since", "laws"]
+    assert list(found) == ["database", "since", "laws", "bad_rows"]
     assert set(found["laws"][0]) == {
         "law", "name", "sentence", "state", "note", "offenders", "more", "seconds",
     }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import declare, dispatcher, errors, run_store
+from queue_workflows import declare, dispatcher, errors, run_store, set_workflow_provider
 from queue_workflows.dag import frozen
 from tests.support import factories, flow, hostile
 from tests.support.cpu import cpu_seconds
@@ -363,10 +363,26 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
     hostile.change(conn, "workflow_dispatch_events", bad_run, key="run_id", attempts=str(attempts))
     flows.workflows["w"] = None
     flows.provide()
-    from queue_workflows import set_workflow_provider
-
     set_workflow_provider(broken, broken)
     flows.look()
     assert list(flow.states(innocent)) == ["s/a", "s/b"]
     want = {32767: "failed", -32768: "running"}
     assert flow.status(bad_run) == want[attempts]
+
+
+@pytest.mark.parametrize("attempts", [2147483647, 1_000_000, -2147483648])
+def test_a_count_of_starts_at_its_end_holds_up_no_other(
+    flows: flow.Flow, conn: engine.Connection, attempts: int
+) -> None:
+    def load(name: str) -> Any:
+        if name == "broken":
+            raise RuntimeError("no")
+        return flows.workflows[name]
+
+    flows.dag(a="")
+    set_workflow_provider(load, flows.pipelines.__getitem__)
+    bad_run, innocent = flows.submit(workflow_name="broken", priority=1), flows.submit()
+    hostile.change(conn, "workflow_runs", bad_run, start_attempts=str(attempts))
+    flows.look()
+    assert flow.status(innocent) == "running"
+    assert flow.status(bad_run) == ("queued" if attempts < 0 else "failed")

@@ -42,6 +42,7 @@ def test_a_secret_does_not_show(text: str) -> None:
         'duplicate key value violates unique constraint "x"', "Key (id)=(r1) already exists.",
         "postgres://u@h:5432/db", "at 10:30 the worker stopped", "result['a'][3]: a set",
         "the token was refused", "http://127.0.0.1:8081/health",
+        "inputs are given by --input KEY=VALUE", "it should be key=value or @file.json",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
