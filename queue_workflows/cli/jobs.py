@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import db, errors, jobs, waiting
+from queue_workflows import db, errors, jobs
 from queue_workflows.cli import command, ids, options, output, show, views
 from queue_workflows.runtime import display, process
 from queue_workflows.types import JsonDict, Row
@@ -322,7 +322,7 @@ def _note(row: Row) -> str:
         at = row["available_at"]
         due = f" until {display.moment(at, zone=False)}" if at else ""
         if row["blocked_reason"] == "unserved":
-            return waiting.unserved_text(row["queue"])
+            return "no worker serves its queue; its lock key passed on"
         return row["blocked_reason"].replace("_", " ") + due
     if row["status"] == "running":
         asked = "asked to stop, " if row["cancel_requested_at"] else ""

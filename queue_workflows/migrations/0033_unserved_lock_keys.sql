@@ -66,7 +66,7 @@ BEGIN
             SELECT b.id FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
                 SELECT j.id FROM %1$I j
                  WHERE j.status = 'queued' AND j.blocked_reason = 'unserved' AND j.queue = s.queue
-                 ORDER BY j.blocked_reason, j.queue, j.lock_key LIMIT $2 FOR UPDATE SKIP LOCKED) b
+                 ORDER BY j.lock_key LIMIT $2 FOR UPDATE SKIP LOCKED) b
              LIMIT $2) u
         $q$, p_jobs) USING p_served, p_limit INTO v_ids;
     IF v_ids IS NULL THEN
@@ -108,11 +108,13 @@ BEGIN
                  WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key AND j.status = 'queued'
                    AND j.blocked_reason IS NULL LIMIT 1) a
              WHERE a.queue <> ALL ($1) AND EXISTS (
+                   -- The next in this order: said as equal, the line of the key may be read for it as a whole.
                    SELECT FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
-                       SELECT FROM %1$I w
-                        WHERE w.status = 'queued' AND w.blocked_reason = 'locked' AND w.queue = s.queue
-                          AND w.lock_key = line.key
-                        ORDER BY w.blocked_reason, w.queue, w.lock_key LIMIT 1) o OFFSET 0)
+                       SELECT w.queue, w.lock_key FROM %1$I w
+                        WHERE w.status = 'queued' AND w.blocked_reason = 'locked'
+                          AND (w.queue, w.lock_key) >= (s.queue, line.key)
+                        ORDER BY w.queue, w.lock_key LIMIT 1) o
+                    WHERE o.queue = s.queue AND o.lock_key = line.key OFFSET 0)
              LIMIT $2) c
         $q$, p_jobs) USING p_served, p_limit INTO v_keys;
     FOREACH v_key IN ARRAY coalesce(v_keys, '{}') LOOP
