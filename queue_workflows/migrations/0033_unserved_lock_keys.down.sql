@@ -9,3 +9,6 @@ UPDATE workflow_node_jobs SET blocked_reason = CASE WHEN lock_key IS NOT NULL TH
  WHERE status = 'queued' AND blocked_reason = 'unserved';
 UPDATE ingest_jobs SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN 'locked' END
  WHERE status = 'queued' AND blocked_reason = 'unserved';
+-- Give their turns now: the table of turns cannot be dropped by an earlier step while they are pending.
+SET CONSTRAINTS ALL IMMEDIATE;
+SET CONSTRAINTS ALL DEFERRED;
