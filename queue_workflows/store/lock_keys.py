@@ -8,7 +8,7 @@ from queue_workflows.types import Row
 
 BATCH = 1_000
 """Jobs of a family that one transaction blocks, or puts back in line."""
-BATCHES = 10
+BATCHES = 3
 """Transactions of a family and direction in one sweep; the rest is left to the next sweep."""
 _COUNTED = 10_000
 _FAMILIES = (tables.INGEST_JOBS.name, tables.NODE_JOBS.name)
