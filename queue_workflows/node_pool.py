@@ -26,6 +26,7 @@ from queue_workflows.store import (
     fleet,
     isolation,
     limits,
+    lock_keys,
     nodes,
     outbox,
     payload,
@@ -323,8 +324,22 @@ class Sweeps:
             expire_inputs(conn, self._rows)
 
     def mend_turns(self) -> None:
-        """Let in whose turn with a lock key was missed."""
+        """Let in whose turn with a lock key was missed, or was kept by a job that nobody serves.
+
+        No job loses its turn before the database was there for as long as makes a worker stale.
+        """
+        stale_after_s = config.STALE_WORKER_AFTER_S.read()
         with self._kept.using() as conn:
+            served = lock_keys.served(conn, stale_after_s)
+            lock_keys.unblock_served(conn, served)
+            if self._was_there_for(stale_after_s) and (
+                count := lock_keys.block_unserved(conn, served)
+            ):
+                _log.warning(
+                    "%d jobs gave up their turn with a lock key: no worker serves their queue; "
+                    "`queue-workflows status` names it",
+                    count,
+                )
             if count := nodes.mend_turns(conn):
                 _log.warning("%d jobs had missed their turn with a lock key", count)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.runtime import display, shapes
-from queue_workflows.store import limits, tables, whys
+from queue_workflows.store import limits, lock_keys, tables, whys
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
@@ -74,6 +74,8 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         turn = whys.turn(conn, table, row)
         has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
+    if reason == "unserved":
+        return "unserved", _of_unserved(conn, row)
     if reason == "limited":
         return _of_partition(whys.limits_of(conn, row), row["partition_key"])
     if reason is not None:
@@ -83,6 +85,22 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         if said["paused"]:
             return _of_partition(said, row["partition_key"])
     return _of_queue(conn, row["queue"])
+
+
+def unserved_text(queue: str) -> str:
+    """Return in words why a job of this queue is blocked as `unserved`."""
+    return f"its queue {queue} is served by no worker, so its lock key passed to others"
+
+
+def _of_unserved(conn: db.Connection, row: Row) -> str:
+    """Say why others have its lock key, and when it stands in line again."""
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    if row["queue"] in lock_keys.served(conn, stale_s):
+        return "its queue has a worker again: it is about to stand in line for its lock key"
+    clause, detail = _of_queue(conn, row["queue"])
+    if clause == "paused":
+        return f"its {detail}, so its lock key passed to others"
+    return unserved_text(row["queue"])
 
 
 def _of_partition(said: Row, key: str) -> tuple[str, str]:

@@ -396,3 +396,49 @@ _FREE = (
     "SELECT count(*) FROM ingest_jobs WHERE queue = 'fetch' AND status = 'queued'"
     " AND blocked_reason IS NULL"
 )
+
+
+LINE, SEVERAL = 5_000, 200
+GHOSTS = f"""
+SET session_replication_role = replica;
+INSERT INTO ingest_jobs (task_name, queue, lock_key, blocked_reason, priority)
+    SELECT 't', 'ghost', 'ghosts only', CASE WHEN i > 0 THEN 'locked' END, 100
+      FROM generate_series(0, {LINE}) i;
+INSERT INTO ingest_jobs (task_name, queue, lock_key, blocked_reason, priority)
+    SELECT 't', CASE WHEN i = {SEVERAL} THEN 'line' ELSE 'ghost' END, 'stuck',
+           CASE WHEN i > 0 THEN 'locked' END, 100 FROM generate_series(0, {SEVERAL}) i;
+SET session_replication_role = origin;
+"""
+
+
+def ask(conn: Any, function: str, limit: int = 1000) -> tuple[int, int]:
+    """What the function returns, and how many rows it reads."""
+    before = rows_read(conn)
+    call = f"SELECT queue_workflows_{function}('ingest_jobs', ARRAY['line', 'more'], {limit})"
+    return factories.one(conn, call), rows_read(conn) - before
+
+
+def test_a_sweep_of_unserved_queues_reads_little_but_what_it_writes(many: Any) -> None:
+    assert ask(many, "block_unserved") == (0, pytest.approx(2, abs=6))
+    many.execute(GHOSTS.encode())
+    count, read = ask(many, "block_unserved")
+    assert count == SEVERAL, "the admitted one, and all in line but the last"
+    assert read <= 10 * SEVERAL + 30
+    many.execute("SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED")
+    count, read = ask(many, "block_unserved")
+    assert count == 0
+    assert read <= 20
+    assert ask(many, "unblock_served") == (0, 0)
+    many.execute("UPDATE ingest_jobs SET queue = 'more' WHERE blocked_reason = 'unserved'")
+    count, read = ask(many, "unblock_served")
+    assert count == SEVERAL
+    assert read <= 10 * SEVERAL + 30
+
+
+@pytest.mark.parametrize("key", ["stuck", "busy", "nobody's"])
+def test_a_turn_is_given_by_its_keys_own_line(many: Any, key: str) -> None:
+    many.execute(GHOSTS.encode())
+    before = rows_read(many)
+    call = f"SELECT queue_workflows_give_turns('ingest_jobs', ARRAY[$q${key}$q$])"
+    assert factories.one(many, call) == 0
+    assert rows_read(many) - before <= 10

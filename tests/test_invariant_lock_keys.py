@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.store import claims, nodes, tables, transitions
+from queue_workflows.store import claims, lock_keys, nodes, tables, transitions
 from tests.support import factories, laws
 from tests.support.wait import until
 
@@ -458,3 +458,258 @@ def test_a_claim_that_knows_no_keys_finds_nothing_where_one_is_taken(db: ModuleT
         assert len(conn.execute(claim).fetchall()) == 1
         assert conn.execute(claim).fetchall() == []
         assert sorted(states(conn, "ingest")) == sorted([("running", None), OUT])
+
+
+STALE_S = 30.0
+OTHER = {"node": "gpu", "ingest": "ghost"}
+PASSED = ("queued", "unserved")
+
+
+def served_by(conn: Any, queue: str, state: str = "idle", age_s: float = 0) -> None:
+    """A worker of this queue that was seen so long ago, instead of any other of it."""
+    conn.execute("DELETE FROM workers WHERE queue = %s", (queue,))
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid, state, last_seen)"
+        " VALUES (%s, 'box', %s, 1, %s, now() - %s * interval '1 second')",
+        (f"of {queue}", queue, state, age_s),
+    )
+
+
+def sweep(conn: Any) -> tuple[int, int]:
+    """One sweep: how many stand in line again, how many gave up their turn."""
+    queues = lock_keys.served(conn, STALE_S)
+    back = lock_keys.unblock_served(conn, queues)
+    return back, lock_keys.block_unserved(conn, queues)
+
+
+@pytest.fixture
+def passed(db: ModuleType, family: str) -> Iterator[tuple[Any, Row, Row]]:
+    """A job in an unserved queue that gave up its turn, and the one that got it instead."""
+    with db.connect() as conn:
+        served_by(conn, FAMILIES[family][2])
+        ghost = add(conn, family, queue=OTHER[family])
+        innocent = add(conn, family)
+        assert states(conn, family) == [IN, OUT]
+        assert take(conn, family) is None
+        assert sweep(conn) == (0, 1)
+        yield conn, ghost, innocent
+
+
+def test_a_job_that_nobody_serves_keeps_its_key_from_nobody(
+    passed: tuple[Any, Row, Row], family: str
+) -> None:
+    conn, _, innocent = passed
+    assert states(conn, family) == [PASSED, IN]
+    job = take(conn, family)
+    assert job is not None
+    assert job["id"] == innocent["id"]
+    end(conn, job)
+    assert states(conn, family) == [PASSED, ("completed", None)]
+    add(conn, family)
+    assert states(conn, family) == [PASSED, ("completed", None), IN]
+    assert sweep(conn) == (0, 0)
+
+
+def test_it_stands_in_line_again_one_sweep_after_a_worker_came(
+    passed: tuple[Any, Row, Row], family: str
+) -> None:
+    conn, ghost, _ = passed
+    assert sweep(conn) == (0, 0)
+    served_by(conn, OTHER[family])
+    assert sweep(conn) == (1, 0)
+    assert states(conn, family) == [IN, OUT], "it is the older one"
+    assert factories.reread(conn, ghost)["attempts"] == 0
+    assert sweep(conn) == (0, 0)
+
+
+def test_it_waits_for_the_one_that_runs(passed: tuple[Any, Row, Row], family: str) -> None:
+    conn, _, _ = passed
+    job = take(conn, family)
+    assert job is not None
+    served_by(conn, OTHER[family])
+    assert sweep(conn) == (1, 0)
+    assert states(conn, family) == [OUT, ("running", None)]
+    end(conn, job)
+    assert states(conn, family) == [IN, ("completed", None)]
+
+
+NOT_SERVED = {
+    "nobody": lambda conn, queue: None,
+    "stopped": lambda conn, queue: served_by(conn, queue, "stopped"),
+    "dead": lambda conn, queue: served_by(conn, queue, "dead"),
+    "parked": lambda conn, queue: served_by(conn, queue, "parked"),
+    "paused": lambda conn, queue: served_by(conn, queue, "paused"),
+    "stale": lambda conn, queue: served_by(conn, queue, age_s=STALE_S + 1),
+}
+SERVED = {
+    "idle": lambda conn, queue: served_by(conn, queue),
+    "busy": lambda conn, queue: served_by(conn, queue, "busy", STALE_S - 10),
+    "0.3.0": lambda conn, queue: beats(conn, queue),
+}
+
+
+def beats(conn: Any, queue: str, age_s: float = 0) -> None:
+    """The heartbeat of a worker of 0.3.0, which has no row in `workers`."""
+    conn.execute(
+        "INSERT INTO worker_heartbeats (host_label, queue, last_seen)"
+        " VALUES ('old', %s, now() - %s * interval '1 second')",
+        (queue, age_s),
+    )
+
+
+@pytest.mark.parametrize("state", [*NOT_SERVED, *SERVED])
+def test_only_a_worker_that_takes_jobs_serves_a_queue(
+    db: ModuleType, family: str, state: str
+) -> None:
+    with db.connect() as conn:
+        served_by(conn, FAMILIES[family][2])
+        (NOT_SERVED | SERVED)[state](conn, OTHER[family])
+        add(conn, family, queue=OTHER[family])
+        add(conn, family)
+        sweep(conn)
+        assert states(conn, family) == ([PASSED, IN] if state in NOT_SERVED else [IN, OUT])
+
+
+def test_a_parked_workers_heartbeat_and_an_old_one_serve_nothing(db: ModuleType) -> None:
+    with db.connect() as conn:
+        served_by(conn, "fetch", "parked")
+        conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('box', 'fetch')")
+        beats(conn, "load", STALE_S + 1)
+        assert lock_keys.served(conn, STALE_S) == []
+
+
+def test_a_paused_queue_lets_others_have_the_key_until_it_is_resumed(
+    db: ModuleType, family: str
+) -> None:
+    with db.connect() as conn:
+        for queue in (FAMILIES[family][2], OTHER[family]):
+            served_by(conn, queue)
+        add(conn, family, queue=OTHER[family])
+        add(conn, family)
+        pause = "INSERT INTO queue_settings (queue, paused_at) VALUES (%s, now())"
+        conn.execute(pause, (OTHER[family],))
+        assert sweep(conn) == (0, 1)
+        assert states(conn, family) == [PASSED, IN]
+        conn.execute("UPDATE queue_settings SET paused_at = NULL")
+        assert sweep(conn) == (1, 0)
+        assert states(conn, family) == [IN, OUT]
+
+
+def test_a_key_stays_where_nobody_else_could_use_it(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        for _ in range(2):
+            add(conn, family, queue=OTHER[family])
+        served_by(conn, FAMILIES[family][2])
+        add(conn, family, lock_key="other")
+        assert sweep(conn) == (0, 0)
+        assert states(conn, family) == [IN, OUT, IN]
+        conn.execute("DELETE FROM workers")
+        add(conn, family)
+        assert sweep(conn) == (0, 0), "nothing is served at all"
+
+
+def test_1500_unserved_jobs_of_a_key_delay_a_job_by_one_sweep(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        served_by(conn, FAMILIES[family][2])
+        many(conn, family, 1500)
+        innocent = add(conn, family)
+        other = add(conn, family, queue=OTHER[family], lock_key="also")
+        behind = add(conn, family, lock_key="also", **{"node_id": "m"} if family == "node" else {})
+        assert sweep(conn) == (0, 1501)
+        for job in (innocent, behind):
+            assert factories.reread(conn, job)["blocked_reason"] is None
+        assert factories.reread(conn, other)["blocked_reason"] == "unserved"
+        served_by(conn, OTHER[family])
+        assert sweep(conn) == (1501, 0)
+        assert factories.reread(conn, innocent)["blocked_reason"] == "locked"
+
+
+def many(conn: Any, family: str, count: int) -> None:
+    """So many jobs of key k and the best priority in a queue that nobody serves."""
+    if family == "ingest":
+        conn.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, lock_key, priority)"
+            " SELECT 't', 'ghost', 'k', 0 FROM generate_series(1, %s)",
+            (count,),
+        )
+    else:
+        conn.execute(
+            "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, lock_key,"
+            " priority) SELECT %s, i::text, 'm', 'gpu', 'k', 0 FROM generate_series(1, %s) i",
+            (factories.run(conn), count),
+        )
+
+
+def test_served_jobs_keep_their_order_among_unserved_ones(db: ModuleType, family: str) -> None:
+    drawn = random.Random(11)
+    with db.connect() as conn:
+        served_by(conn, FAMILIES[family][2])
+        rows = list[Row]()
+        for number in range(24):
+            queue = FAMILIES[family][2] if number % 2 else OTHER[family]
+            rows.append(add(conn, family, queue=queue, priority=drawn.choice((5, 10, 100))))
+        first = min(rows, key=lambda row: (row["priority"], row["seq"]))
+        if first["queue"] != OTHER[family]:
+            add(conn, family, queue=OTHER[family], priority=0)
+        sweep(conn)
+        taken = list[str]()
+        while (job := take(conn, family)) is not None:
+            taken.append(job["id"])
+            end(conn, job)
+        line = sorted(rows, key=lambda row: (row["priority"], row["seq"]))
+        assert taken == [row["id"] for row in line if row["queue"] == FAMILIES[family][2]]
+
+
+def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_turn(
+    passed: tuple[Any, Row, Row], family: str
+) -> None:
+    conn, ghost, _ = passed
+    assert take(conn, family) is not None
+    table = sql.Identifier(factories.table_of(ghost).name)
+    claim = "UPDATE {} SET status = 'running', claimed_by = 'old' WHERE id = %s RETURNING id"
+    assert conn.execute(sql.SQL(claim).format(table), (ghost["id"],)).fetchall() == []
+
+
+def test_a_job_whose_key_is_taken_off_can_be_claimed_once_it_is_served(
+    passed: tuple[Any, Row, Row], family: str
+) -> None:
+    conn, ghost, _ = passed
+    plain("lock_key = NULL")(conn, ghost)
+    served_by(conn, OTHER[family])
+    assert sweep(conn) == (1, 0)
+    assert states(conn, family) == [IN, IN]
+
+
+def test_a_job_that_is_being_claimed_keeps_its_turn(db: ModuleType, family: str) -> None:
+    with db.connect() as conn, db.connect() as other:
+        served_by(conn, FAMILIES[family][2])
+        ghost = add(conn, family, queue=OTHER[family])
+        add(conn, family, queue=OTHER[family])
+        add(conn, family)
+        table = sql.Identifier(factories.table_of(ghost).name)
+        with other.transaction():
+            other.execute(
+                sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(table), (ghost["id"],)
+            )
+            assert sweep(conn) == (0, 0)
+        assert sweep(conn) == (0, 2)
+
+
+def test_an_unserved_job_that_cannot_be_written_delays_no_other_key(db: ModuleType) -> None:
+    with db.connect() as conn:
+        served_by(conn, "fetch")
+        for key in ("k", "l"):
+            add(conn, "ingest", id=f"ghost of {key}", queue="ghost", lock_key=key)
+            add(conn, "ingest", id=f"fetch of {key}", lock_key=key)
+        conn.execute(
+            "CREATE FUNCTION app_guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF OLD.id = 'ghost of k' THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END $$;"
+            " CREATE TRIGGER app_guard BEFORE UPDATE ON ingest_jobs FOR EACH ROW"
+            " EXECUTE FUNCTION app_guard()"
+        )
+        try:
+            assert sweep(conn) == (0, 1)
+            assert states(conn, "ingest") == [IN, OUT, PASSED, IN]
+        finally:
+            conn.execute("DROP FUNCTION app_guard() CASCADE")
+        assert sweep(conn) == (0, 1)

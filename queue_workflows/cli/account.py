@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from queue_workflows import waiting
 from queue_workflows.cli import box, output, picture, summary, views
 from queue_workflows.runtime import display, process, shapes
 
@@ -253,7 +254,9 @@ def _state(job: dict[str, Any]) -> str:
     parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
     if status == "queued" and job.get("blocked_reason"):
         due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
-        parts.append(f"{job['blocked_reason'].replace('_', ' ')}{due}")
+        why = job["blocked_reason"].replace("_", " ")
+        unserved = why == "unserved"
+        parts.append(waiting.unserved_text(job["queue"]) if unserved else f"{why}{due}")
     if status == "running" and (shown := views.progress_text(job["progress"])):
         parts.append(shown)
     if status == "running" and job["cancel_requested_at"]:

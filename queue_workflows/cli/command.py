@@ -18,6 +18,7 @@ from queue_workflows.runtime import process, signals
 PROG = "queue-workflows"
 asked_database = ""
 """What `--db` of the command that runs names."""
+PERMISSION_DENIED = "42501"
 PATIENCE_S = 10.0
 """How long a command that does one thing waits for a database that does not answer."""
 
@@ -32,6 +33,8 @@ def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
         except db.Error as error:
+            if error.sqlstate == PERMISSION_DENIED:
+                raise  # its remedy is another: `process.run_main` names the GRANT
             # Such as a counter at the end of its type, which no command can raise further.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.RowRefused(f"the database refused it: {lines[0]}") from error

@@ -5,15 +5,21 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
+<<<<<<< HEAD
 from queue_workflows.cli import command, options, output
 from queue_workflows.dag import confinement, outputs
+=======
+from queue_workflows.cli import command, fleet, options, output
+from queue_workflows.dag import confinement
+>>>>>>> h/lockkeys
 from queue_workflows.runtime import process
-from queue_workflows.store import bad_rows, health
+from queue_workflows.store import bad_rows, health, lock_keys
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest that the tests run on."""
@@ -141,7 +147,8 @@ def _reached(words: str) -> Iterator[Finding]:
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (
-            _files, _outbox, _runs, _bad_rows, _leases, _queues, _workers, _dead_rows, _renewals,
+            _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers, _dead_rows,
+            _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -362,6 +369,19 @@ def _queues(conn: db.Connection) -> Iterator[Finding]:
             text = f"{row['queue']}: {output.counted(row['n'], 'due job')}, its workers take none"
             remedy = f"queue-worker-control --queue={row['queue']} --on"
         yield Finding("queues", WARNING, text, remedy)
+
+
+def _lock_keys(conn: db.Connection) -> Iterator[Finding]:
+    rows = lock_keys.unserved(conn)
+    if not rows:
+        yield Finding("lock keys", OK, "none passed over a queue that no worker serves")
+    for row in rows:
+        queue = shlex.quote(row["queue"])
+        remedy = (
+            f"start queue-claim-worker --queue={queue}, `queue-workflows queues resume {queue}` if"
+            f" it is paused, or `queue-workflows jobs cancel --queue {queue}`"
+        )
+        yield Finding("lock keys", WARNING, fleet.unserved_text(row), remedy)
 
 
 def _workers(conn: db.Connection) -> Iterator[Finding]:

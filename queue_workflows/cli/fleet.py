@@ -229,6 +229,15 @@ def pause_text(row: Row) -> str:
     return output.line(f"{what}: `{resume}` goes on", 500)
 
 
+def unserved_text(row: Row) -> str:
+    """Return what `lock_keys.unserved` found of a queue, in one sentence."""
+    jobs = output.counted(row["n"], "job")
+    text = (
+        f"queue {row['queue']} is served by no worker, so the lock keys of {jobs} passed to others"
+    )
+    return output.line(text, 500)
+
+
 def strangers() -> str:
     """Unfinished runs of workflows that this app does not know, in words; "" for none.
 

@@ -321,6 +321,8 @@ def _note(row: Row) -> str:
     if row["status"] == "queued" and row["blocked_reason"]:
         at = row["available_at"]
         due = f" until {display.moment(at, zone=False)}" if at else ""
+        if row["blocked_reason"] == "unserved":
+            return "no worker serves its queue; its lock key passed on"
         return row["blocked_reason"].replace("_", " ") + due
     if row["status"] == "running":
         asked = "asked to stop, " if row["cancel_requested_at"] else ""

@@ -11,7 +11,7 @@ from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import outputs
 from queue_workflows.store import fleet as fleet_rows
-from queue_workflows.store import limits, overview
+from queue_workflows.store import limits, lock_keys, overview
 from queue_workflows.store import workers as workers_rows
 from queue_workflows.types import Row
 
@@ -54,6 +54,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "workers": [],
         "switched_off": [],
         "unassignable": [],
+        "unserved": [],
         "paused": [],
         "runs": {},
         "orchestrator": None,
@@ -66,6 +67,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
+        found["unserved"] = lock_keys.unserved(conn)
         found["paused"] = limits.paused(conn)
     found["workers"] = workers_command.listing()
     found["queues"] = _queues(known, counts, found["workers"])
@@ -151,6 +153,8 @@ def _show(found: dict[str, Any], psql: str) -> None:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")
         output.echo(output.line(f"no worker can take {jobs}{of}: {row['detail']}"))
+    for row in found["unserved"]:
+        output.echo(fleet.unserved_text(row))
     if found["workers"]:
         output.echo()
         workers_command.show(found["workers"])

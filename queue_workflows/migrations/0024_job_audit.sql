@@ -105,7 +105,7 @@ BEGIN
     END IF;
     IF NEW.status = 'running' THEN
         IF NEW.claim_no = OLD.claim_no THEN
-            IF OLD.blocked_reason IN ('locked', 'limited') OR EXISTS (
+            IF OLD.blocked_reason IN ('locked', 'limited', 'unserved') OR EXISTS (
                 SELECT FROM queue_settings s
                  WHERE s.queue = OLD.queue
                    AND (s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now())

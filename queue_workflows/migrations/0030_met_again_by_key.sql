@@ -6,7 +6,9 @@
 
 -- As in 0017.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
@@ -16,10 +18,12 @@ BEGIN
                 SELECT j.id FROM %1$I j
                  WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
                    AND j.blocked_reason IS NULL
-                   AND EXISTS (SELECT FROM %1$I w
-                                WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                                  AND w.blocked_reason = 'locked'
-                                  AND (w.priority, w.seq) < (j.priority, j.seq))
+                   -- The first in line only: whether one is before it may be looked for among all that wait.
+                   AND EXISTS (SELECT FROM (
+                       SELECT w.priority, w.seq FROM %1$I w
+                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                          AND w.blocked_reason = 'locked'
+                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
                    FOR UPDATE OF j SKIP LOCKED) b)
         UPDATE %1$I j SET blocked_reason = 'taken_back' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
         $q$, p_jobs) USING p_keys;

@@ -35,7 +35,7 @@ _JOBS = (
     "SELECT j.queue::text, count(*) FILTER (WHERE j.status = 'running') AS running,"
     " count(*) FILTER (WHERE j.status = 'queued' AND j.blocked_reason IS NULL) AS ready,"
     " count(*) FILTER (WHERE j.blocked_reason = 'limited') AS limited,"
-    " count(*) FILTER (WHERE j.blocked_reason = 'locked') AS locked,"
+    " count(*) FILTER (WHERE j.blocked_reason IN ('locked', 'unserved')) AS locked,"
     " count(*) FILTER (WHERE j.blocked_reason = 'not_due') AS not_due,"
     " extract(epoch FROM now())::float8 - extract(epoch FROM min(j.created_at)"
     " FILTER (WHERE j.status = 'queued'"

@@ -16,7 +16,7 @@ class Found(NamedTuple):
     overdue: bool
     """An input node past its wait."""
     turns: bool
-    """Somebody in the line of a lock key."""
+    """Somebody in the line of a lock key, or who gave up the turn with one."""
     lines: bool
     """Limits of partitions, somebody in the line of one, or such a line that is due."""
 
@@ -33,6 +33,10 @@ _LOOK = (
     " AND status = 'queued' AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1),"
     " (SELECT true FROM ingest_jobs WHERE lock_key IS NOT NULL"
     " AND status = 'queued' AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1),"
+    " (SELECT true FROM workflow_node_jobs WHERE status = 'queued'"
+    " AND blocked_reason = 'unserved' ORDER BY blocked_reason, queue LIMIT 1),"
+    " (SELECT true FROM ingest_jobs WHERE status = 'queued'"
+    " AND blocked_reason = 'unserved' ORDER BY blocked_reason, queue LIMIT 1),"
     " false) AS turns,"
     " EXISTS (SELECT FROM partition_dues WHERE due_at <= now())"
     " OR EXISTS (SELECT FROM queue_partition_limits)"

@@ -165,9 +165,6 @@ class Writer:
         """What is needed for the row to be fine, were it not for the change."""
         found: dict[str, str | None] = {}
         known = self._known.get(table.name, {})
-        if "queue" in dict(change.given):
-            # In a queue that nobody serves a job holds its lock key until somebody removes it.
-            known = {name: drawn for name, drawn in known.items() if name != "lock_key"}
         for column in table.columns.values():
             if column.refers_to is not None and self._parked:
                 found[column.name] = self._parked.pop()

@@ -462,7 +462,7 @@ def test_one_line_a_law_and_what_breaks_it_below(
     assert (code, len(lines)) == (1, 16)
     at = next(n for n, line in enumerate(lines) if "BROKEN" in line)
     assert lines[at].startswith("law 12  BROKEN")
-    assert "a [31m: completed after 2 attempts (of 1)" in lines[at + 1]
+    assert r"a\x1b[31m: completed after 2 attempts (of 1)" in lines[at + 1]
 
 
 def test_an_unfinished_law_fails_too(

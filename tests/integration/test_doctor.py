@@ -13,7 +13,7 @@ from psycopg import sql
 from queue_workflows import db as engine
 from queue_workflows.cli import doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.store import health
+from queue_workflows.store import health, lock_keys
 from tests.support import database, factories
 from tests.support.proxy import Proxy
 from tests.support.wait import until
@@ -68,6 +68,7 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
         "rights", "schema", "files", "outputs", "outbox", "runs", "bad rows", "leases", "queues",
+        "lock keys",
         "workers", "dead rows", "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
@@ -384,6 +385,21 @@ def waiting(db: ModuleType) -> None:
         for _ in range(2):
             factories.ingest(conn, queue="mail", created_at=now - age)
         factories.ingest(conn, queue="later", available_at=now + age, created_at=now - age)
+
+
+@pytest.mark.usefixtures("db")
+def test_lock_keys_that_passed_over_a_queue_without_a_worker() -> None:
+    serve("mail", state="idle")
+    with engine.connect() as conn:
+        for queue in ("bin", "mail"):
+            factories.ingest(conn, queue=queue, lock_key="k")
+        lock_keys.block_unserved(conn, lock_keys.served(conn, 30))
+    (row,) = [finding for finding in doctor.examine() if finding.check == "lock keys"]
+    assert row.level == WARNING
+    assert row.text == (
+        "queue bin is served by no worker, so the lock keys of 1 job passed to others"
+    )
+    assert "start queue-claim-worker --queue=bin, " in row.remedy
 
 
 def unserved() -> dict[str, str]:

@@ -279,6 +279,23 @@ def missed_turn(conn: Any) -> str:
     return "SELECT blocked_reason IS NULL FROM ingest_jobs"
 
 
+def turn_of_nobody(conn: Any) -> str:
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid, last_seen)"
+        " VALUES ('w', 'box', 'fetch', 1, now() + interval '1 hour')"
+    )
+    for queue in ("ghost", "fetch"):
+        factories.ingest(conn, queue=queue, lock_key="k")
+    return "SELECT blocked_reason = 'unserved' FROM ingest_jobs WHERE queue = 'ghost'"
+
+
+def turn_given_up(conn: Any) -> str:
+    turn_of_nobody(conn)
+    conn.execute("DELETE FROM ingest_jobs WHERE queue = 'fetch'")
+    conn.execute("UPDATE ingest_jobs SET blocked_reason = 'unserved', queue = 'fetch'")
+    return "SELECT blocked_reason IS NULL FROM ingest_jobs"
+
+
 def missed_in_line(conn: Any) -> str:
     conn.execute("INSERT INTO queue_settings (queue, partition_max_running) VALUES ('fetch', 1)")
     factories.ingest(conn, partition_key="p")
@@ -302,7 +319,15 @@ def passed_over(conn: Any, waiting: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lapsed_node, lapsed_ingest, nobody_answers, missed_turn, missed_in_line, line_that_is_due],
+    [
+        lapsed_node,
+        lapsed_ingest,
+        nobody_answers,
+        missed_turn,
+        turn_given_up,
+        missed_in_line,
+        line_that_is_due,
+    ],
 )
 def test_what_a_look_finds_is_done_in_its_round(
     conn: Any, rounds: Rounds, make: Callable[[Any], str]
@@ -311,6 +336,14 @@ def test_what_a_look_finds_is_done_in_its_round(
     rounds.go_on(4.9)
     assert not factories.one(conn, done)
     rounds.go_on(0.2)
+    assert factories.one(conn, done)
+
+
+def test_no_job_loses_its_turn_before_workers_could_report(conn: Any, rounds: Rounds) -> None:
+    done = turn_of_nobody(conn)
+    rounds.go_on(25)
+    assert not factories.one(conn, done)
+    rounds.go_on(10)
     assert factories.one(conn, done)
 
 

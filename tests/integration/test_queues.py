@@ -156,6 +156,11 @@ def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
     assert [row[name] for name in stand] == [1, 1, 0, 1, 1]
     assert (row["in_per_min"], row["out_per_min"]) == (1.0, 0.2)
     assert 0 <= row["oldest_s"] < 60
+    with db.connect() as conn:
+        conn.execute(
+            "UPDATE ingest_jobs SET blocked_reason = 'unserved' WHERE blocked_reason = 'locked'"
+        )
+    assert [of()[name] for name in stand] == [1, 1, 0, 1, 1]
 
 
 def test_why_names_the_limit(db: ModuleType) -> None:

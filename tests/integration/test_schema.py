@@ -501,6 +501,34 @@ def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> Non
         assert factories.one(conn, "SELECT count(*) FROM workflow_node_jobs") == 1
 
 
+def test_a_downgrade_puts_unserved_jobs_back_in_line(fresh: ModuleType) -> None:
+    fresh.bootstrap()
+    with fresh.connect() as conn:
+        first, second, keyless = [factories.ingest(conn, lock_key="k") for _ in range(3)]
+        factories.claim_ingest(conn)
+        conn.execute(
+            "UPDATE ingest_jobs SET blocked_reason = 'unserved', lock_key = nullif(lock_key,"
+            " CASE id WHEN %s THEN 'k' END) WHERE id <> %s",
+            (keyless["id"], first["id"]),
+        )
+        assert 33 in fresh.downgrade(to_version=32)
+        rows = [factories.reread(conn, job) for job in (second, keyless)]
+        assert [row["blocked_reason"] for row in rows] == ["locked", None]
+
+
+@pytest.mark.parametrize("reason", ["unserved", "set_aside"])
+def test_a_downgrade_below_lock_keys_gives_their_turns_first(
+    fresh: ModuleType, reason: str
+) -> None:
+    fresh.bootstrap()
+    with fresh.connect() as conn:
+        for _ in range(2):
+            factories.ingest(conn, lock_key="k")
+        conn.execute("UPDATE ingest_jobs SET blocked_reason = %s", (reason,))
+        assert fresh.downgrade(to_version=12, allow_data_loss=True)[-1] == 13
+        assert factories.one(conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'") == 2
+
+
 def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: ModuleType) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import cli, waiting, worker_control
-from queue_workflows.store import claims, fleet, workers
+from queue_workflows.store import claims, fleet, lock_keys, workers
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
 
@@ -128,6 +128,39 @@ def test_what_keeps_every_worker_from_it(conn: Any) -> None:
     over = factories.node(conn, factories.run(conn, status="cancelled"))
     assert (waiting.why(over["id"]) or {})["clause"] == "run_over"
     assert waiting.why("nothing") is None
+
+
+def test_an_unserved_queue_lets_others_have_its_lock_key(
+    conn: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(conn, factories.who("fetch", "me"))
+    ghost = factories.ingest(conn, queue="my_ghost", lock_key="k")
+    node = factories.node(conn, queue="gpu", lock_key="k")
+    factories.ingest(conn, lock_key="k")
+    factories.node(conn, lock_key="k")
+    report(conn, factories.who("cpu", "other"))
+    queues = lock_keys.served(conn, 30)
+    assert (queues, lock_keys.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
+    said = "its queue {} is served by no worker, so its lock key passed to others"
+    for job, text in ((ghost, said.format("my_ghost")), (node, said.format("gpu"))):
+        told = waiting.why(job["id"]) or {}
+        assert (told["clause"], told["detail"]) == ("unserved", text)
+    assert cli.main(["jobs", "list"]) == 0
+    assert "no worker serves its queue; its lock key passed on\n" in capsys.readouterr().out
+    assert cli.main(["show", node["run_id"]]) == 0
+    assert said.format("gpu") in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["status"]) == 0
+    text = "is served by no worker, so the lock keys of 1 job passed to others"
+    shown = capsys.readouterr().out
+    assert f"queue my_ghost {text}\n" in shown
+    assert f"queue gpu {text}\n" in shown
+    conn.execute("INSERT INTO queue_settings (queue, paused_at) VALUES ('my_ghost', now())")
+    detail = (waiting.why(ghost["id"]) or {})["detail"]
+    assert detail == "its queue my_ghost is paused, so its lock key passed to others"
+    conn.execute("DELETE FROM queue_settings")
+    report(conn, factories.who("my_ghost", "new"))
+    detail = (waiting.why(ghost["id"]) or {})["detail"]
+    assert detail.startswith("its queue has a worker again")
 
 
 def test_what_keeps_a_worker_from_it(conn: Any) -> None:
