@@ -7,12 +7,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
-from queue_workflows.model_cache import ModelCache
+from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
@@ -28,7 +28,8 @@ class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
     `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue. `batch`: ingest jobs a claim. `shutdown_timeout_s`
+    the process-wide one on the gpu queue; of another object than a `ModelCache` only
+    `require_model(id)` has to exist. `batch`: ingest jobs a claim. `shutdown_timeout_s`
     defaults to SHUTDOWN_TIMEOUT_S. `on_exit` leaves the process when a guard trips. Raises
     `UnknownQueue` and `InvalidConfig` (both ValueErrors).
     """
@@ -40,7 +41,7 @@ class ClaimWorker:
         host: str | None = None,
         host_priority: int | None = None,
         lease_s: float = 600,
-        model_cache: ModelCache | None = None,
+        model_cache: RequiresModels | None = None,
         batch: int = 1,
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
@@ -63,10 +64,10 @@ class ClaimWorker:
             newest=priority < 0,
             obey=not config.DISABLE_WORKER_CONTROL.read(),
         )
-        self._cache = model_cache
+        self._cache = adapted(model_cache)
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
-        self._metrics = self._sampler(label) if queue == "gpu" else None
+        self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
         own = lane.Lane(self._claimant)
         self._watch = watch.Watch(
             [own],
@@ -80,11 +81,6 @@ class ClaimWorker:
         self._loop = loop.WorkLoop(
             queue, own, self._watch, model_cache=self._cache, batch_size=batch
         )
-
-    def _sampler(self, host: str) -> hw_metrics.Sampler | None:
-        if config.DISABLE_HW_METRICS.read():
-            return None
-        return hw_metrics.Sampler(host, ready=lambda: self._watch.wake("metrics"))
 
     @property
     def worker_id(self) -> str:
@@ -141,6 +137,11 @@ class ClaimWorker:
         self._loop.stop()
 
 
+def _sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
+    """Return the sampler of the machine; None: switched off. The first worker's one samples."""
+    return None if config.DISABLE_HW_METRICS.read() else hw_metrics.Sampler(host, ready=ready)
+
+
 class WorkerPool:
     """Several jobs at once in one process, of several ingest queues: see docs/jobs.md.
 
@@ -191,7 +192,8 @@ class WorkerPool:
                 )
             )
         self._lanes = lanes
-        self._watch = watch.Watch(lanes, on_exit=on_exit)
+        self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
+        self._watch = watch.Watch(lanes, metrics=self._metrics, on_exit=on_exit)
         self._loop = pool.PoolLoop(lanes, self._watch)
 
     @property
@@ -201,7 +203,7 @@ class WorkerPool:
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop` and the end of what runs then; once."""
-        with self._watch.watching():
+        with self._watch.watching(), self._metrics or nullcontext():
             self._loop.run_forever()
 
     def stop(self) -> None:

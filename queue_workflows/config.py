@@ -12,6 +12,7 @@ from queue_workflows import errors
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from queue_workflows.types import (
         JsonDict,
@@ -243,6 +244,25 @@ MAX_PAYLOAD_DEPTH = Knob("MAX_PAYLOAD_DEPTH", 64, "levels", "deepest nesting of 
 MAX_NODES_PER_RUN = Knob("MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow")
 LOG_CAPTURE_KB = Knob(
     "LOG_CAPTURE_KB", 64, "KiB", "what is kept of a body's output per attempt; <= 0: nothing"
+)
+OUT_ROOTS = Knob(
+    "OUT_ROOTS",
+    "",
+    "paths",
+    "folders, separated by `:`, that a run's `out_dir` must resolve into; empty: anywhere",
+)
+OUTPUTS_DIR = Knob(
+    "OUTPUTS_DIR",
+    "",
+    "path",
+    "folder of the runs that name no `out_dir`, one folder each; empty: the first of OUT_ROOTS, "
+    "else `outputs` in the user's data folder",
+)
+STATE_DIR = Knob(
+    "STATE_DIR",
+    "",
+    "path",
+    "folder of a worker's notes to the one after it; empty: systemd's, or one for temporary files",
 )
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
@@ -543,6 +563,22 @@ def register_ingest_task(
 def set_ingest_schedule(entries: Iterable[Any]) -> None:
     """The `scheduler.ScheduleEntry` list that the ticker follows."""
     _config.ingest_schedule = list(entries)
+
+
+def data_folder() -> Path:
+    """Return the folder for what this package keeps; it may not exist.
+
+    `/var/lib/queue_workflows` for root, else below XDG_DATA_HOME or `~/.local/share`. Raises
+    RuntimeError for an account without a home.
+    """
+    from pathlib import Path
+
+    if os.geteuid() == 0:
+        return Path("/var/lib/queue_workflows")
+    base = Path(os.environ.get("XDG_DATA_HOME", ""))
+    if not base.is_absolute():
+        base = Path.home() / ".local" / "share"
+    return base / "queue_workflows"
 
 
 def db_url_variables() -> tuple[str, ...]:

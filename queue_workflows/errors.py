@@ -27,6 +27,10 @@ class DatabaseRefused(QueueWorkflowsError, PermissionError):
     """The database's user lacks a right; the text names the user and the grant."""
 
 
+class RowRefused(QueueWorkflowsError, ValueError):
+    """The database cannot compute with a stored row, or refuses what it would become."""
+
+
 class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
     """The embedded server is not installed, or cannot be started, joined or stopped."""
 
@@ -78,6 +82,10 @@ class InvalidPayload(QueueWorkflowsError, ValueError):
 
 class UnreadableRow(InvalidPayload):
     """A stored row that cannot be loaded or has the wrong shape; trying again would not help."""
+
+
+class FolderRefused(InvalidPayload):
+    """A run's folder outside of OUT_ROOTS, or a symbolic link in its place; the text names it."""
 
 
 class InvalidJob(QueueWorkflowsError, ValueError):

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.runtime import shapes
 from queue_workflows.store import history, samples, tables
 from queue_workflows.store import logs as logs_of
 from queue_workflows.types import JsonDict, Row
@@ -85,8 +86,7 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
         job = history.node(own, job_id)
         if job is None:
             return _ingest_job(own, job_id)
-        run = history.run(own, job["run_id"])
-        assert run is not None
+        run = history.run(own, job["run_id"]) or {"definition": None, "started_at": None}
         names = [job["node_id"]]
         events = _by(history.node_events(own, job["run_id"], names), "node_id")
         logs = _by(history.logs(own, tables.NODE_JOBS, [job_id]), "job_id")
@@ -149,14 +149,13 @@ def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
         )
         if found is not None:
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
-            attempt["box"] = times | found["sample"]
+            attempt["box"] = shapes.mapping(found["sample"]) | times
     return jobs
 
 
-def _graph(definition: Row | None) -> dict[str, Row]:
+def _graph(definition: Any) -> dict[str, Row]:
     """The nodes of a frozen definition by id, in its order; of a run that never started none."""
-    entries: list[Row] = definition["nodes"] if definition else []
-    return {entry["id"]: entry for entry in entries}
+    return shapes.graph_nodes(definition)
 
 
 def _by(rows: Iterable[Row], key: str) -> Mapping[str, list[Row]]:
@@ -181,8 +180,8 @@ def _node(
 def _waiting(entry: Row, run_id: str) -> JsonDict:
     return {
         "kind": "node job", "id": None, "run_id": run_id, "node_id": entry["id"],
-        "node_module": entry["module"], "pipeline_name": entry["pipeline"],
-        "queue": entry["queue"], "required_model": entry["model"], "status": "waiting",
+        "node_module": entry.get("module"), "pipeline_name": entry.get("pipeline"),
+        "queue": entry.get("queue"), "required_model": entry.get("model"), "status": "waiting",
         "depends_on": list(entry["deps"]), "inputs": None, "output": None, "error": None,
         "traceback": None, "attempts": [],
     }  # fmt: skip
@@ -298,8 +297,8 @@ def _event(event: Row) -> JsonDict:
 def _add(attempt: JsonDict, event: Row) -> None:
     attempt["events"].append(_event(event))
     kind = event["event_type"]
-    detail: Row = event["detail"] or {}
-    attempt["traceback"] = detail.get("traceback") or attempt["traceback"]
+    trace = shapes.text(shapes.mapping(event["detail"]).get("traceback"))
+    attempt["traceback"] = trace or attempt["traceback"]
     if event["error"] and (kind in _TRIPS or attempt["error"] is None):
         attempt["error"] = event["error"]
     if kind in _ENDS and attempt["ended_at"] is None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import cgroup_attribution, db, errors, types
-from queue_workflows.runtime import service
+from queue_workflows.runtime import service, shapes
 from queue_workflows.store import samples
 from queue_workflows.telemetry import cards
 from queue_workflows.types import JsonDict, NowFn
@@ -128,12 +128,12 @@ def fit(sample: JsonDict) -> JsonDict:
 def fold(many: Iterable[JsonDict]) -> JsonDict:
     """What many samples come to: the mean of percentages, the most of what is in use."""
     taken = list(many)
-    by_card: dict[int, list[JsonDict]] = {}
+    by_card: dict[str, list[JsonDict]] = {}
     for sample in taken:
-        for card in sample["gpus"]:
-            by_card.setdefault(card["id"], []).append(card)
+        for card in map(shapes.mapping, shapes.sequence(sample.get("gpus"))):
+            by_card.setdefault(str(card.get("id")), []).append(card)
     return _folded([{**sample, "gpus": None} for sample in taken]) | {
-        "gpus": [_folded(rows) for _, rows in sorted(by_card.items())]
+        "gpus": [_folded(rows) for rows in by_card.values()]
     }
 
 
@@ -141,7 +141,10 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     found: JsonDict = {}
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows if row.get(key) is not None]
-        if not values:
+        if not all(shapes.number(value) is not None for value in values):
+            # Times, and what no sampler of ours has written.
+            found[key] = values[-1]
+        elif not values:
             found[key] = None
         elif key.endswith(("_percent", "_pct")):
             found[key] = round(sum(values) / len(values), 1)
@@ -187,7 +190,7 @@ class Sampler:
 
     def __enter__(self) -> Sampler:
         tasks = [
-            service.Task("sample", SAMPLE_EVERY_S, self._sample),
+            service.Task("sample", self._sample_pause_s, self._sample),
             service.Task("tell", TELL_EVERY_S, self._tell),
             service.Task("fold", FOLD_EVERY_S, self._fold),
         ]
@@ -217,6 +220,11 @@ class Sampler:
                 found.append(self._waiting.popleft())
         return found
 
+    def _sample_pause_s(self) -> float:
+        """Seconds to the next sample: as often as they are sent, where there is no GPU."""
+        blind = self._latest is not None and not self._latest["gpus"]
+        return TELL_EVERY_S if blind else SAMPLE_EVERY_S
+
     def _sample(self) -> None:
         if not self._is_ours():
             self._forget()
@@ -226,7 +234,9 @@ class Sampler:
             return
         self._latest = sample = self._probe.sample()
         self._minute.append(sample)
-        self._put(FINE_S, sample, tell=False)
+        if sample["gpus"]:
+            # Without a GPU minutes are enough: an idle worker has next to nothing to write.
+            self._put(FINE_S, sample, tell=False)
 
     def _forget(self) -> None:
         """Nothing is known of the box any more: another samples it, or nobody."""
@@ -315,7 +325,8 @@ def look_back(
             fine = row["sampled_at"]
         elif fine is not None and row["sampled_at"] - fine < timedelta(seconds=COARSE_S):
             continue
-        found.append({"sampled_at": row["sampled_at"], "every_s": row["every_s"], **row["sample"]})
+        times = {"sampled_at": row["sampled_at"], "every_s": row["every_s"]}
+        found.append(shapes.mapping(row["sample"]) | times)
     return found
 
 

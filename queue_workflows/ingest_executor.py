@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import claimed, outcomes, payload, tables
+from queue_workflows.store import claimed, claims, outcomes, payload, tables
 from queue_workflows.tasks import args, bodies, control
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
@@ -18,9 +18,13 @@ def execute_ingest_job(job: Row) -> str:
     `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: the claim is
     no longer held and nothing was written.
     """
+    lease = tables.lease_of(tables.INGEST_JOBS, job)
+    with db.statement() as conn:
+        if not claims.is_held(conn, lease):
+            return "skipped"
     outcome = run_task(job)
     with db.transaction() as conn:
-        return outcomes.record(conn, tables.lease_of(tables.INGEST_JOBS, job), outcome)
+        return outcomes.record(conn, lease, outcome)
 
 
 def run_task(

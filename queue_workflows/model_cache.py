@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import config, errors, model_registry, types
 
@@ -33,6 +33,14 @@ class Held(NamedTuple):
     est_vram_gb: float
     load_s: float
     held_s: float
+
+
+class RequiresModels(Protocol):
+    """The one member that a model cache of an app must have."""
+
+    def require_model(self, model_id: str, /) -> Any:
+        """Return the model's handle, loaded if need be."""
+        ...
 
 
 class ModelCache:
@@ -237,6 +245,74 @@ class ModelCache:
             self._publish_current_model(model_id)
         except Exception:  # noqa: BLE001  boundary around host code
             _log.exception("announcing current model %s failed", model_id)
+
+
+class _AppCache(ModelCache):
+    """A model cache of an app, of whose members only `require_model` has to exist."""
+
+    def __init__(self, cache: RequiresModels) -> None:
+        super().__init__()
+        self._app = cache
+
+    def _has(self, name: str) -> Any:
+        member = getattr(self._app, name, None)
+        return member if callable(member) else None
+
+    def _call(self, name: str) -> Any:
+        member = self._has(name)
+        return member() if member is not None else None
+
+    @property
+    def current_model(self) -> str | None:
+        return getattr(self._app, "current_model", None)
+
+    @property
+    def current_handle(self) -> Any:
+        return getattr(self._app, "current_handle", None)
+
+    @property
+    def held(self) -> Held | None:
+        model = self.current_model
+        load_s, at = self._loaded
+        return None if model is None else Held(model, 0.0, load_s, self._now() - at)
+
+    def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
+        self._publish_current_model = publish_current_model
+        if (own := self._has("set_publisher")) is not None:
+            own(publish_current_model)
+
+    def require_model(self, model_id: str) -> Any:
+        started, before = self._now(), self.current_model
+        self._loading = None if before == model_id else model_id
+        try:
+            return self._app.require_model(model_id)
+        finally:
+            self._loading = None
+            self._last_load_seconds = 0.0 if before == model_id else self._now() - started
+            if before != model_id:
+                self._loaded = (self._last_load_seconds, self._now())
+            if before != self.current_model and self._has("set_publisher") is None:
+                self._publish(self.current_model)
+
+    def drop_cache(self) -> None:
+        self._call("drop_cache")
+
+    def mark_busy(self) -> None:
+        self._call("mark_busy")
+
+    def mark_idle(self) -> None:
+        self._call("mark_idle")
+
+    def is_idle_too_long(self) -> bool:
+        return bool(self._call("is_idle_too_long"))
+
+    def reap_idle_once(self) -> bool:
+        return bool(self._call("reap_idle_once"))
+
+
+def adapted(cache: RequiresModels | None) -> ModelCache | None:
+    """Return what the engine can use of an app's cache; a `ModelCache` and None are themselves."""
+    return cache if cache is None or isinstance(cache, ModelCache) else _AppCache(cache)
 
 
 def _reason(error: BaseException) -> str:

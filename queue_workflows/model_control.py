@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.runtime import shapes
 from queue_workflows.store import model_controls
 from queue_workflows.types import Row
 
@@ -54,8 +55,8 @@ def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> l
 
 
 def _holding(row: Row) -> Row:
-    model: Row = (row["model"] if row["state"] != "dead" else None) or {}
-    held_s = model.get("held_s")
+    model = shapes.mapping(row["model"] if row["state"] != "dead" else None)
+    held_s = shapes.number(model.get("held_s"))
     return {
         "worker_id": row["worker_id"],
         "host_label": row["host_label"],
@@ -64,7 +65,7 @@ def _holding(row: Row) -> Row:
         "job_ids": row["job_ids"],
         "model": model.get("id"),
         "loading": model.get("loading", False),
-        "since": None if held_s is None else row["last_seen"] - timedelta(seconds=held_s),
+        "since": None if held_s is None else _earlier(row["last_seen"], held_s),
         "held_s": None if held_s is None else held_s + row["age_s"],
         "load_s": model.get("load_s"),
         "est_vram_gb": model.get("est_vram_gb") or None,
@@ -74,6 +75,13 @@ def _holding(row: Row) -> Row:
         "last_seen": row["last_seen"],
         "age_s": row["age_s"],
     }
+
+
+def _earlier(instant: datetime, seconds: float) -> datetime | None:
+    try:
+        return instant - timedelta(seconds=seconds)
+    except (OverflowError, ValueError):
+        return None
 
 
 def _ask(

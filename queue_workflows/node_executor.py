@@ -15,10 +15,10 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
-from queue_workflows.dag import arguments
+from queue_workflows.dag import arguments, confinement, outputs
 from queue_workflows.declare import bodies
-from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import claimed, nodes, outcomes, payload, runs, tables
+from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
+from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -35,20 +35,26 @@ def _ignore(*_: object, **__: object) -> None:
 def execute_node(
     job: Row,
     *,
-    model_cache: ModelCache | None = None,
+    model_cache: RequiresModels | None = None,
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
 ) -> str:
     """Run a claimed node job and record how it ended, fenced by the claim in `job`.
 
-    `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was cancelled, or
-    its claim is no longer held and nothing was written.
+    Return `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was
+    cancelled, or its claim is not held and nothing was written. A job that is not claimed is
+    skipped before its handler runs. `model_cache`: any object with `require_model(id)`; its other
+    members are used if it has them.
     """
-    with _busy(model_cache):
-        outcome = run_body(
-            job, model_cache=model_cache, cancel_event=cancel_event, status_callback=status_callback
-        )
     lease = tables.lease_of(tables.NODE_JOBS, job)
+    with db.statement() as conn:
+        if not claims.is_held(conn, lease):
+            return "skipped"
+    cache = adapted(model_cache)
+    with _busy(cache):
+        outcome = run_body(
+            job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
+        )
     with db.transaction() as conn:
         recorded = outcomes.record(conn, lease, outcome)
     if recorded == "completed" and outcome.kind == "completed":
@@ -169,6 +175,7 @@ def _invoke(
         raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
     handle, load_seconds = _model(job, model_cache)
     folders = _Folders(job, cancel)
+    folders.check()
     try:
         offers: dict[str, Callable[[], Any]] = {
             "inputs": lambda: inputs,
@@ -282,50 +289,43 @@ class _Folders:
     def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job
         self._cancel = cancel
-        self._scratch: Path | None = None
+        self._scratch: confinement.Scratch | None = None
 
-    def _root(self) -> Path | None:
+    def check(self) -> None:
+        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
+        if confinement.roots():
+            confinement.check(self._root())
+
+    def _root(self) -> str:
         if "run" in self._job:
-            out_dir = self._job["run"]["out_dir"]
+            found = self._job["run"]["out_dir"]
         else:
-            out_dir = _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
-        return None if out_dir is None else Path(out_dir)
+            found = _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
+        # A job that an app queued into a run of its own: no start has given the run a folder.
+        return _patiently(self._give, self._cancel) if found is None else found
 
-    def out(self) -> Path | None:
-        """`<out_dir>/<node_id>`, created; None when the run has no out_dir."""
-        root = self._root()
-        if root is None:
-            return None
-        folder = _inside(root, self._job["node_id"])
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def _give(self) -> str:
+        default = outputs.of_run(self._job["run_id"])
+        with db.statement() as conn:
+            return runs.give_out_dir(conn, self._job["run_id"], default) or default
+
+    def out(self) -> Path:
+        """Return `<out_dir>/<node_id>`, created."""
+        node_id = self._job["node_id"]
+        return confinement.make(self._root(), node_id, f"node id {node_id!r:.120}")
 
     def scratch(self) -> Path:
-        """A folder of this attempt alone, under `<out_dir>/.scratch` or the system's own."""
-        import tempfile
-
-        root = self._root()
-        parent = None
-        if root is not None:
-            parent = root / ".scratch"
-            parent.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"{self._job['claim_no']}-", dir=parent))
-        return self._scratch
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
+        root, prefix = self._root(), f"{self._job['claim_no']}-"
+        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
+            self._scratch = confinement.Scratch(parent, fd, prefix)
+        return self._scratch.path
 
     def close(self) -> None:
         """Remove the scratch folder with all that is in it."""
         if self._scratch is not None:
-            import shutil
-
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _inside(root: Path, node_id: str) -> Path:
-    top = root.resolve()
-    folder = (top / node_id).resolve()
-    if folder == top or not folder.is_relative_to(top):
-        raise errors.InvalidPayload(f"node id {node_id!r} leads outside the run's out_dir")
-    return folder
+            self._scratch.remove()
 
 
 def takes_status_callback(body: Callable[..., Any]) -> bool:

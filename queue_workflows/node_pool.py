@@ -52,7 +52,8 @@ class NodePool:
     """Runs the orchestrator's threads; any number of pools may work on one database.
 
     `register_builtins` is called once at start. `cpu_workers` and `gpu_workers` are accepted and
-    ignored: workers are processes of their own.
+    ignored: workers are processes of their own. `pause(seconds)` waits between tries of the
+    recovery and returns whether to stop; by default it waits for `stop`.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class NodePool:
         cpu_workers: int | None = None,
         gpu_workers: int | None = None,
         now_fn: NowFn = time.monotonic,
+        pause: Callable[[float], bool] | None = None,
     ) -> None:
         del cpu_workers, gpu_workers
+        self._pause = pause
         self._register = register_builtins
         self._now = now_fn
         self._look_at = self._drained_at = -math.inf
@@ -80,11 +83,19 @@ class NodePool:
         self._services: list[service.Service] = []
 
     def start(self) -> None:
-        """Start dispatching and sweeping; RuntimeError when it was started before."""
+        """Recover what is lapsed or has no owner, then start dispatching and sweeping.
+
+        The recovery is tried NODE_POOL_RECOVERY_RETRIES times with NODE_POOL_RECOVERY_BACKOFF_S
+        seconds between; then its error is raised, nothing has started, and `start` may be called
+        again. Raises RuntimeError when the pool was started before. Returns without having started
+        anything when `stop` was called meanwhile.
+        """
         if self._services or self._stopped.is_set():
             raise RuntimeError("this pool was started before; make a new one")
         if self._register is not None:
             self._register()
+        if not recover(self._pause or self._stopped.wait):
+            return
         listener = db.listen(CHANNEL, poll_s=self._poll_s)
         self._services = [
             service.Follow("dispatch", listener, self._act),
@@ -198,6 +209,29 @@ def _again(act: Callable[[], bool], todo: list[Callable[[], bool]]) -> None:
         todo.append(act)
 
 
+def recover(pause: Callable[[float], bool]) -> bool:
+    """Reclaim lapsed and ownerless jobs, and touch no fresh lease; False when `pause` says stop.
+
+    No crash is counted: nobody knows whether the database was there until now. Tried
+    NODE_POOL_RECOVERY_RETRIES times, with `pause(NODE_POOL_RECOVERY_BACKOFF_S)` between; then the
+    error is raised.
+    """
+    left = max(1, config.NODE_POOL_RECOVERY_RETRIES.read())
+    while True:
+        left -= 1
+        try:
+            reclaim(had_s=0.0)
+            sweep_orphans()
+        except db.Error as error:
+            if not left:
+                raise
+            _log.warning("recovery at start, %d tries left: %s", left, error)
+            if pause(config.NODE_POOL_RECOVERY_BACKOFF_S.read()):
+                return False
+        else:
+            return True
+
+
 class Sweeps:
     """The sweeps that need a memory: since when this process has had the database without a break.
 
@@ -207,10 +241,13 @@ class Sweeps:
     BREAK_S = 15.0
     BREAK_MIN_S = 1.0
     """A break is half of a small SILENT_WORKER_AFTER_S, within these bounds."""
+    MISSED_S = 1.0
+    """What a busy machine may add to the time between two looks."""
 
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
-        self._since = self._seen = now_fn()
+        self._since = self._seen = self._whole = now_fn()
+        """`_whole`: since when no look was missed, which is finer than what counts as a break."""
         self._kept = db.Kept()
         """Idle sweeps are single statements, not pool checkouts."""
         self._rows = isolation.Isolation(now_fn)
@@ -246,9 +283,14 @@ class Sweeps:
             self._wake(*names)
 
     def reclaim(self) -> None:
-        """Take back what is lapsed, and note that the database was there."""
+        """Take back what is lapsed, and note that the database was there.
+
+        Where it was not since before the last renewal of a claim, the claim's end is no evidence of
+        a crash: its worker could not renew either.
+        """
+        had_s = 0.0 if self._missed() else self._now() - self._whole
         with self._kept.using() as conn:
-            reclaim(conn, self._rows)
+            reclaim(conn, self._rows, had_s=had_s)
         self._note()
 
     def reclaim_gone(self) -> None:
@@ -294,7 +336,13 @@ class Sweeps:
     def _note(self) -> None:
         if self._broke():
             self._since = self._now()
+        if self._missed():
+            self._whole = self._now()
         self._seen = self._now()
+
+    def _missed(self) -> bool:
+        """Whether the last look is so long ago that one at least failed, or waited for a reply."""
+        return self._now() - self._seen > self.MISSED_S + 2 * config.LEASE_RECLAIM_INTERVAL_S.read()
 
     def _broke(self) -> bool:
         half_s = config.SILENT_WORKER_AFTER_S.read() / 2
@@ -374,23 +422,37 @@ def maintenance(duties: Sweeps) -> list[service.Task]:
     ]
 
 
-def reclaim(conn: db.Connection | None = None, rows: isolation.Isolation | None = None) -> None:
+def reclaim(
+    conn: db.Connection | None = None,
+    rows: isolation.Isolation | None = None,
+    *,
+    had_s: float | None = None,
+) -> None:
     """Take back the jobs of both families whose lease has lapsed, batch after batch.
 
-    Rows that raise are set aside in `rows` (None: for this call), here and below.
+    Rows that raise are set aside in `rows` (None: for this call), here and below. `had_s`: for how
+    long the caller has had the database; a lease that was renewed last before that counts no
+    crash. None: all count one.
     """
     kept = rows or isolation.Isolation()
-    while taken := node_queue.reclaim_expired_leases(conn=conn, rows=kept):
-        for row in taken:
-            _log.warning(
-                "node %s of run %s: lease lapsed, now %s",
-                row["node_id"],
-                row["run_id"],
-                row["status"],
-            )
-    while taken := node_queue.reclaim_expired_ingest_leases(conn=conn, rows=kept):
-        for row in taken:
-            _log.warning("ingest job %s: lease lapsed, now %s", row["id"], row["status"])
+    with db.statement(conn) as own:
+        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            if had_s is not None:
+                excused = transitions.excused_duty(table, had_s)
+                while taken := kept.batch(own, excused):
+                    _say_lapsed(taken, "lease lapsed while the database was away")
+            lapsed = transitions.lapsed_duty(table, had_s)
+            while taken := kept.batch(own, lapsed):
+                _say_lapsed(taken, "lease lapsed")
+
+
+def _say_lapsed(rows: list[Row], what: str) -> None:
+    for row in rows:
+        if "node_id" in row:
+            name = f"node {row['node_id']} of run {row['run_id']}"
+        else:
+            name = f"ingest job {row['id']}"
+        _log.warning("%s: %s, now %s", name, what, row["status"])
 
 
 def sweep_orphans(

@@ -26,38 +26,34 @@ def bring_schema(stop: signals.StopRequest) -> bool:
     return False
 
 
-def recover(stop: signals.StopRequest) -> None:
-    """Reclaim what is lapsed or ownerless; a fresh lease is never touched.
-
-    Retried NODE_POOL_RECOVERY_RETRIES times; what fails then is left to the sweeps.
-    """
-    tries = max(1, config.NODE_POOL_RECOVERY_RETRIES.read())
-    for attempt in range(1, tries + 1):
-        try:
-            node_pool.reclaim()
-            node_pool.sweep_orphans()
-        except db.Error as error:
-            _log.warning("recovery at boot, try %d of %d: %s", attempt, tries, error)
-            if stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read()):
-                return
-        else:
-            return
-
-
 def serve(stop: signals.StopRequest) -> int:
     """Bootstrap, recover and dispatch until a stop is requested; 0."""
     if not bring_schema(stop):
         return 0
-    recover(stop)
-    pool = node_pool.NodePool(config.get_config().builtin_model_registrar)
+    registrar = config.get_config().builtin_model_registrar
+    pool = node_pool.NodePool(registrar, pause=stop.requested.wait)
     try:
-        pool.start()
-        _log.info("orchestrator dispatches on %s", db.describe())
-        stop.requested.wait()
+        if start(pool, stop):
+            _log.info("orchestrator dispatches on %s", db.describe())
+            stop.requested.wait()
     finally:
         pool.stop()
         db.close_pool()
     return 0
+
+
+def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
+    """Start the pool, however long the database is away; False when a stop came first."""
+    while not stop.requested.is_set():
+        try:
+            pool.start()
+        except db.Error as error:
+            _log.warning("recovery failed, waiting for the database: %s", error)
+            if not stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read()):
+                db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait)
+        else:
+            break
+    return not stop.requested.is_set()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.runtime import display, shapes
 from queue_workflows.store import limits, tables, whys
 from queue_workflows.types import JsonDict, Row
 
@@ -67,7 +68,7 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         return "run_over", f"its run is {row['run_status']}"
     reason = row["blocked_reason"]
     if reason == "not_due":
-        until = f" until {row['available_at']:%Y-%m-%d %H:%M:%S %Z}" if row["available_at"] else ""
+        until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
         return "not_due", f"it is not due{until}"
     if reason == "locked":
         turn = whys.turn(conn, table, row)
@@ -109,7 +110,8 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
         return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
     if said["due_s"] is not None:
         rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
-        return "limited", f"queue {queue} starts {rate}: the next in {said['due_s']:.1f} s"
+        due = display.number(said["due_s"], ".1f", " s")
+        return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None
 
 
@@ -118,13 +120,13 @@ def _until(instant: Any) -> str:
 
 
 def _at(instant: Any) -> str:
-    return f" {instant:%Y-%m-%d %H:%M:%S %Z}"
+    return f" {display.moment(instant)}"
 
 
 def _of_worker(
     conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
 ) -> tuple[str | None, str | None]:
-    claim: Row = worker["claim"] or {}
+    claim = shapes.mapping(worker["claim"])
     if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
@@ -136,7 +138,10 @@ def _of_worker(
             return "model", f"it does not know model {row['required_model']}"
         if fit["misfit"] == "vram":
             card_gb = worker["vram_total_mb"] // 1000
-            return "vram", f"the model needs {fit['needs_gb']:g} GB, its card has {card_gb} GB"
+            return (
+                "vram",
+                f"the model needs {display.number(fit['needs_gb'])} GB, its card has {card_gb} GB",
+            )
     if blocked:
         return None, None
     return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
@@ -146,7 +151,7 @@ def _by_place(
     conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
     """The place in a plain line."""
-    claim: Row = worker["claim"] or {}
+    claim = shapes.mapping(worker["claim"])
     newest = bool(claim.get("newest")) and table == tables.NODE_JOBS.name
     ahead = whys.ahead(conn, table, row, newest=newest, models=models)
     if not ahead["every"]:
@@ -168,7 +173,10 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     choice = whys.choice(conn, worker, can)
     own, chosen = row["required_model"] or "", choice["model"]
     if chosen == own and _is_it(conn, row, choice):
-        return NEXT, f"it is what the worker takes next ({_REASONS[choice['why']]})"
+        return (
+            NEXT,
+            f"it is what the worker takes next ({_reason(choice)})",
+        )
     if own and choice["why"] in ("worth", "left") and (told := _left(conn, worker, own)):
         return "left", told
     if chosen is None:
@@ -178,7 +186,7 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
         return _by_place(conn, tables.NODE_JOBS.name, row, worker, can)
     if chosen == own:
         return "line", f"behind other jobs of {_line(own)}"
-    return choice["why"], f"behind {_line(chosen)}: {_REASONS[choice['why']]}"
+    return choice["why"], f"behind {_line(chosen)}: {_reason(choice)}"
 
 
 _REASONS: dict[str, Any] = {
@@ -188,6 +196,10 @@ _REASONS: dict[str, Any] = {
     "worth": "most waiting ends there per second of load and work",
     "overdue": "it has waited too much longer than the others",
 }
+
+
+def _reason(choice: Row) -> Any:
+    return _REASONS.get(choice["why"], choice["why"])
 
 
 def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
@@ -203,7 +215,8 @@ def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
         return None
     hosts = ", ".join(line["holders"] or ())
     reach_s, load_s = line["reach_s"], line["load_s"]
-    return f"left to {hosts}, through with it in {reach_s:.0f} s; a load takes {load_s:.0f} s here"
+    reach, load = display.number(reach_s, ".0f"), display.number(load_s, ".0f")
+    return f"left to {hosts}, through with it in {reach} s; a load takes {load} s here"
 
 
 def _line(model: str) -> str:

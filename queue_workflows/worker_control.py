@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from queue_workflows import config, db, errors, queues
-from queue_workflows.runtime import process
+from queue_workflows.runtime import display, process, service
 from queue_workflows.store import controls, refusals
 from queue_workflows.types import ExitFn, Row
 
@@ -174,33 +175,69 @@ def disable_worker(
     )
 
 
+CHANNEL = "worker_control"
+
+
 class WorkerControlWatcher:
-    """Looks at the row of a (host, queue) and stops its worker when it says OFF."""
+    """Follows the row of a (host, queue) and stops its worker when it says OFF.
+
+    `host` and `queue` default to the worker's attributes of these names, `host` then to the
+    environment's label. `read` returns the policy in force, None while the worker is ON. `start`
+    and `stop` run a thread of its own; a worker of this package calls `policy` and `obey` on the
+    thread that renews its leases.
+    """
 
     def __init__(
         self,
         worker: StoppableWorker,
         *,
-        host: str,
-        queue: str,
-        on_exit: ExitFn,
+        on_exit: ExitFn = os._exit,
+        host: str | None = None,
+        queue: str | None = None,
         read: Callable[[str, str], str | None] = policy_in_force,
     ) -> None:
         self._worker = worker
-        self._host = host
-        self._queue = queue
+        self._host: str = host or getattr(worker, "host", None) or config.host_label()
+        self._queue: str = queue or getattr(worker, "queue", "")
+        if not self._queue:
+            raise errors.UnknownQueue("the worker has no attribute queue: pass queue=")
         self._on_exit = on_exit
         self._read = read
+        self._follow: service.Follow[db.Wake] | None = None
+
+    def policy(self) -> str | None:
+        """Return how the worker has to stop now; None while it is ON or control is disabled."""
+        if config.DISABLE_WORKER_CONTROL.read():
+            return None
+        return self._read(self._host, self._queue)
+
+    def obey(self, policy: str) -> None:
+        """Run the handler of a policy."""
+        handler(policy)(self._worker, on_exit=self._on_exit)
 
     def check_once(self) -> bool:
         """Whether the worker is OFF; if so its policy has run."""
-        if config.DISABLE_WORKER_CONTROL.read():
-            return False
-        policy = self._read(self._host, self._queue)
+        policy = self.policy()
         if policy is None:
             return False
-        handler(policy)(self._worker, on_exit=self._on_exit)
+        self.obey(policy)
         return True
+
+    def start(self) -> None:
+        """Check now, at each notification, and every WORKER_CONTROL_POLL_S seconds.
+
+        Errors are logged, and checking goes on. Raises RuntimeError when it was started before.
+        """
+        if self._follow is not None:
+            raise RuntimeError("this watcher was started before; make a new one")
+        listener = db.listen(CHANNEL, poll_s=config.WORKER_CONTROL_POLL_S.read)
+        self._follow = service.Follow("worker-control", listener, lambda _: self.check_once())
+        self._follow.start()
+
+    def stop(self) -> None:
+        """Stop checking."""
+        if self._follow is not None:
+            self._follow.stop()
 
 
 def _until(text: str) -> datetime | timedelta:
@@ -278,8 +315,9 @@ def main(argv: list[str] | None = None) -> int:
             reason=options.reason,
             until=options.until,
         )
-        until = f" until {row['until_at']:%Y-%m-%d %H:%M:%S %z}" if row["until_at"] else ""
-        print(f"{row['host_label']} {row['queue']}: {row['desired_state']}{until}")
+        until = f" until {display.moment(row['until_at'])}" if row["until_at"] else ""
+        text = f"{row['host_label']} {row['queue']}: {row['desired_state']}{until}"
+        print(display.line(text, None))
         return 0
 
     return process.run_main("queue-worker-control", body, debug=options.debug)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Generator
@@ -30,6 +31,7 @@ def _forget_environment() -> dict[str, str]:
     return {name: os.environ.pop(name) for name in names}
 
 
+OUTPUTS = os.path.join(tempfile.gettempdir(), f"queue-workflows-outputs-{os.getpid()}")  # noqa: PTH118
 # Before anything runs: no test, and no import of one, ever sees the database of the person here.
 GIVEN = _forget_environment()
 
@@ -66,6 +68,8 @@ def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
     kept = _forget_environment()
     config.reset_for_tests()
+    # Nothing that a test runs leaves files in the data folder of the person here.
+    os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
     before = set(threading.enumerate())
     yield
     _forget_environment()

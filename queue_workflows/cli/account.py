@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from datetime import timezone
 from typing import Any
 
 from queue_workflows.cli import box, output, picture, summary, views
-from queue_workflows.runtime import process
-from queue_workflows.types import Row
+from queue_workflows.runtime import display, process, shapes
 
 UNCUT = 100_000
 LINES = 40
@@ -57,7 +54,7 @@ class Page:
             f"run {shown['id']} ({shown['workflow_name']}): {state},"
             f" {output.seconds(shown['elapsed_s'])}{error}"
         )
-        self._line(f"created {_day(shown['created_at'])}")
+        self._line(f"created {display.moment(shown['created_at'])}")
         if shown["out_dir"]:
             self._line(f"files in {shown['out_dir']}")
         nodes = shown["nodes"]
@@ -84,18 +81,22 @@ class Page:
 
     def job(self, shown: dict[str, Any]) -> None:
         """A job of either family."""
-        self._line(f"{shown['kind']} {shown['id']} ({name_of(shown)}): {_state(shown)}")
+        self._line(
+            f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
+        )
         if shown.get("run_id"):
             self._line(f"of run {shown['run_id']}{_after(shown)}")
         model = f", model {shown['required_model']}" if shown.get("required_model") else ""
-        self._line(f"queue {shown['queue']}{model}, created {_day(shown['created_at'])}")
+        self._line(f"queue {shown['queue']}{model}, created {display.moment(shown['created_at'])}")
         if keys := keys_text(shown):
             self._line(keys)
         self._body(shown, detailed=True)
 
     def end(self, shown: dict[str, Any]) -> None:
         """How a job ended that was followed, without what was shown of it by then."""
-        self._line(f"{shown['kind']} {shown['id']} ({name_of(shown)}): {_state(shown)}")
+        self._line(
+            f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
+        )
         self._trace(shown)
         self._value("output", shown["output"])
 
@@ -128,18 +129,18 @@ class Page:
             if event["event_type"] not in _QUIET:
                 self._line(event_text(event), "    ")
         if attempt["box"]:
-            at = _clock(attempt["box"]["sampled_at"])
+            at = display.clock(attempt["box"]["sampled_at"])
             self._line(f"{at} its box: {box.line(attempt['box'])}", "    ")
 
     def _value(self, name: str, value: Any) -> None:
         if value in (None, {}):
             return
-        text = json.dumps(value, ensure_ascii=False)
+        text = output.compact(value, 200)
         if len(text) + len(name) + 4 <= min(self._width, 100):
             self._line(f"{name}: {text}", "  ")
             return
         self._line(f"{name}:", "  ")
-        lines = json.dumps(value, ensure_ascii=False, indent=2).splitlines()
+        lines = display.pretty(value)
         self._block(lines if self._full else lines[:LINES])
         if len(lines) > LINES and not self._full:
             self._line(f"... {len(lines) - LINES} lines more: --full", "    ")
@@ -161,7 +162,7 @@ class Page:
                 self._line(f"{name}: as of attempt {same}", "  ")
 
     def _traceback(self, name: str, trace: str | None) -> None:
-        lines = (trace or "").splitlines()
+        lines = display.lines(trace.rstrip()) if trace else []
         if not self._full:
             lines = summary.host_frames(lines)[-summary.TRACE_LINES :]
         if lines:
@@ -171,7 +172,7 @@ class Page:
     def _log(self, attempt: dict[str, Any]) -> None:
         if attempt["log"] is None:
             return
-        lines = attempt["log"]["text"].splitlines()
+        lines = display.lines(attempt["log"]["text"].rstrip("\r\n"))
         shown = lines if self._full else lines[-LINES:]
         left = len(lines) - len(shown)
         before = f" ({left} lines before these: --full)" if left else ""
@@ -180,8 +181,7 @@ class Page:
 
     def _block(self, lines: Iterable[str]) -> None:
         for text in lines:
-            indent = len(text) - len(text.lstrip(" "))
-            self._line(text, "    " + " " * min(indent, 40))
+            self._line(text.rstrip(), "    ")
 
     def _line(self, text: str, indent: str = "") -> None:
         limit = self._width - len(indent)
@@ -190,7 +190,7 @@ class Page:
 
 def name_of(job: dict[str, Any]) -> str:
     """Its node id or its task's name."""
-    return job.get("node_id") or job["task_name"]
+    return job["node_id"] if "node_id" in job else job["task_name"]
 
 
 def keys_text(job: dict[str, Any]) -> str:
@@ -207,16 +207,18 @@ def keys_text(job: dict[str, Any]) -> str:
 
 def act_text(act: dict[str, Any]) -> str:
     """`09:12:01.250 cancel requested by ann`."""
-    detail: Row = act["detail"] or {}
-    why = f": {detail['reason']}" if detail.get("reason") else ""
+    reason = shapes.mapping(act["detail"]).get("reason")
+    why = f": {output.line(reason)}" if reason else ""
     what = act["event_type"].replace("_", " ")
-    return output.line(f"{_clock(act['at'])} {what} by {act['actor']}{why}", 500)
+    return output.line(f"{display.clock(act['at'])} {what} by {act['actor']}{why}", 500)
 
 
 def place_text(attempt: dict[str, Any]) -> str:
     """`09:12:01.250 box pid 77, waited 0.1 s`."""
     pid = f" pid {attempt['pid']}" if attempt["pid"] else ""
-    text = f"{_clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
+    text = (
+        f"{display.clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
+    )
     if attempt["waited_s"] is not None:
         text += f", waited {output.seconds(attempt['waited_s'])}"
     return output.line(text)
@@ -237,36 +239,27 @@ def attempt_text(attempt: dict[str, Any]) -> str:
 
 def event_text(event: dict[str, Any]) -> str:
     """`09:12:01.250 model load done, 3.1 s`."""
-    text = f"{_clock(event['at'])} {event['event_type'].replace('_', ' ')}"
+    text = f"{display.clock(event['at'])} {event['event_type'].replace('_', ' ')}"
     if event["elapsed_s"] is not None:
         text += f", {output.seconds(event['elapsed_s'])}"
-    detail: Row = event["detail"] or {}
-    error = event["error"] or detail.get("reason")
-    return output.line(f"{text}: {error}" if error else text, 500)
-
-
-def _clock(at: Any) -> str:
-    return at.astimezone(timezone.utc).strftime("%H:%M:%S.%f")[:-3] if at else "-"
-
-
-def _day(at: Any) -> str:
-    return f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC" if at else "-"
+    error = event["error"] or shapes.mapping(event["detail"]).get("reason")
+    return output.line(f"{text}: {output.line(error, 500)}" if error else text, 500)
 
 
 def _state(job: dict[str, Any]) -> str:
     """The state, and what an attempt does not say: progress, why it waits, the error."""
     status: str = job["status"]
-    spec: Row = job.get("input_spec") or {}
+    prompt = shapes.mapping(job.get("input_spec")).get("prompt")
     parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
     if status == "queued" and job.get("blocked_reason"):
-        due = f" until {_day(job['available_at'])}" if job["available_at"] else ""
+        due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
         parts.append(f"{job['blocked_reason'].replace('_', ' ')}{due}")
     if status == "running" and (shown := views.progress_text(job["progress"])):
         parts.append(shown)
     if status == "running" and job["cancel_requested_at"]:
         parts.append("asked to stop")
-    if status == "awaiting_input" and spec.get("prompt"):
-        parts.append(str(spec["prompt"]))
+    if status == "awaiting_input" and prompt:
+        parts.append(output.line(prompt, 500))
     return ", ".join(parts) + (f": {job['error']}" if job["error"] else "")
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from queue_workflows import db, dispatcher, errors
-from queue_workflows.cli import answers, command, inputs, options, output
-from queue_workflows.runtime import process
-from queue_workflows.store import nodes, overview
+from queue_workflows.cli import answers, command, ids, inputs, options, output
+from queue_workflows.runtime import display, shapes
+from queue_workflows.store import nodes, overview, payload
 from queue_workflows.types import Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})
@@ -76,13 +74,13 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
         "submission_id": None, "value": None, "status": None,
     }  # fmt: skip
-    for text in (run_id, node_id):
-        if text != text.encode(errors="replace").decode():
-            return done
     with db.transaction() as conn:
-        job = nodes.get_by_node(conn, run_id, node_id)
+        run_id, run = ids.find(conn, run_id)
+        job = _node(conn, run_id, node_id) if payload.is_storable(run_id) else None
+        if job is not None:
+            node_id = job["node_id"]
+            done |= {"run_id": run_id, "node_id": node_id}
         if job is None:
-            run = overview.find(conn, run_id)
             known = run is not None and run["kind"] == "run"
             reason = f"run {run_id} has no node {node_id!r} yet" if known else None
             return done | {"reason": reason}
@@ -98,14 +96,24 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
     return done | {"outcome": "answered", "value": meant}
 
 
+def _node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
+    """The node that has this id, or the one whose id is printed so; None: neither."""
+    for one in dict.fromkeys((node_id, display.restored(node_id))):
+        job = nodes.get_by_node(conn, run_id, one) if payload.is_storable(one) else None
+        if job is not None:
+            return job
+    return None
+
+
 def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[str, Any]:
     """What a refusal means; raised again where the value is what is wrong."""
     asks = job["node_module"].startswith("__input__")
     if asks and job["status"] == "completed":
-        delta: Any = job["context_delta"]
-        given: Any = job["inputs"] or {}
-        target: Any = given.get("target")
-        first = {"value": delta.get(target), "outcome": "already answered"}
+        target = shapes.text(shapes.mapping(job["inputs"]).get("target"))
+        first = {
+            "value": shapes.mapping(job["context_delta"]).get(target or ""),
+            "outcome": "already answered",
+        }
         return first | {"reason": str(error), "status": job["status"]}
     if asks and job["status"] in OPEN:
         if not overview.has_answer(conn, job["run_id"], job["node_id"]):
@@ -118,15 +126,15 @@ def _say(done: dict[str, Any], *, quiet: bool) -> None:
     what = f"node {done['node_id']} of run {done['run_id']}"
     if done["outcome"] == "answered":
         if not quiet:
-            output.echo(f"{what}: answered {output.line(json.dumps(done['value']))}")
+            output.echo(f"{what}: answered {output.compact(done['value'])}")
         return
     text = done["reason"] or f"there is no run {done['run_id']!r}"
     if done["outcome"] == "already answered":
         text = f"{what} has been answered already"
         if done["status"] == "completed":
-            text += f" with {output.line(json.dumps(done['value']))}"
+            text += f" with {output.compact(done['value'])}"
         text += "; the first answer counts"
-    sys.stderr.write(f"{command.PROG} answer: {process.mask(output.line(text, 500))}\n")
+    output.complain(f"{command.PROG} answer: {output.line(text, 500)}")
 
 
 _KEYS = (
@@ -150,10 +158,11 @@ def waiting(
 
     def body() -> int:
         with command.reading(app):
-            rows = listing(run, limit=limit)
-            if run is not None and not rows and not _is_run(run):
-                sys.stderr.write(f"{command.PROG} inputs: there is no run {output.line(run)!r}\n")
+            meant, known = (None, True) if run is None else _named(run)
+            if not known:
+                output.complain(f"{command.PROG} inputs: there is no run {run!r}")
                 return 1
+            rows = listing(meant, limit=limit)
         if as_json:
             output.dump(rows)
         else:
@@ -172,15 +181,16 @@ def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, An
     with db.transaction() as conn:
         rows = overview.waiting_inputs(conn, run_id, limit=limit)
     for row in rows:
-        spec: dict[str, Any] = row["input_spec"] or {}
+        spec = shapes.mapping(row["input_spec"])
         row |= {"widget": spec.get("widget"), "prompt": spec.get("prompt")}
     return [{key: row[key] for key in _KEYS} for row in rows]
 
 
-def _is_run(run_id: str) -> bool:
+def _named(run_id: str) -> tuple[str, bool]:
+    """The stored id of a run that a person names, and whether there is such a run."""
     with db.transaction() as conn:
-        found = overview.find(conn, run_id)
-    return found is not None and found["kind"] == "run"
+        meant, found = ids.find(conn, run_id)
+    return meant, found is not None and found["kind"] == "run"
 
 
 def _show(rows: list[dict[str, Any]], run: str | None) -> None:
@@ -188,15 +198,16 @@ def _show(rows: list[dict[str, Any]], run: str | None) -> None:
         output.echo(f"run {run} waits for no person" if run else "no run waits for a person")
     for row in rows:
         about = f"{row['workflow_name']}, waits for {output.seconds(row['waiting_s'])}"
-        output.echo(f"{row['run_id']} {row['node_id']} ({output.line(about)})")
-        spec = row["input_spec"]
-        if spec is None:
+        where = f"{output.line(row['run_id'])} {output.line(row['node_id'])}"
+        output.echo(f"{where} ({output.line(about)})")
+        spec = shapes.mapping(row["input_spec"])
+        if row["input_spec"] is None:
             output.echo("  what it asks is not known yet: is an orchestrator running?")
             continue
         output.echo(f"  {output.line(row['prompt'] or row['widget'] or 'no question')}")
         choices = answers.options(spec)
         for label, value in choices[:SHOWN]:
-            text = output.line(json.dumps(value), 80)
+            text = output.compact(value, 80)
             same = isinstance(value, dict) or label == value
             output.echo(f"    {label}" if same else f"    {text}  {label}")
         if len(choices) > SHOWN:

@@ -49,7 +49,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
         try:
             return True, read(text.strip(), spec)
         except errors.InputRefused as error:
-            sys.stderr.write(f"{error}\n")
+            output.complain(output.line(error, 500))
 
 
 def _said(value: Any) -> str:

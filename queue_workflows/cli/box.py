@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from queue_workflows.runtime import display, shapes
 from queue_workflows.types import JsonDict
 
 
 def cards(row: JsonDict) -> str:
     """`97 % 21.3/24.0 GB, 0 % 0.2/24.0 GB`; `-` for none."""
     each = [
-        f"{percent(gpu['use_pct'])} {of(gpu['vram_used_mb'], gpu['vram_total_mb'])}"
-        for gpu in row["gpus"]
+        f"{percent(gpu.get('use_pct'))} {of(gpu.get('vram_used_mb'), gpu.get('vram_total_mb'))}"
+        for gpu in map(shapes.mapping, shapes.sequence(row.get("gpus")))
     ]
     return ", ".join(each) or "-"
 
@@ -17,21 +20,26 @@ def cards(row: JsonDict) -> str:
 def line(row: JsonDict) -> str:
     """A sample in a line: `cpu 98 %, ram 63.1/64.0 GB, swap 2.0 GB, cards 0 % 23.9/24.0 GB`."""
     return (
-        f"cpu {percent(row['cpu_percent'])}, ram {of(row['ram_used_mb'], row['ram_total_mb'])},"
-        f" swap {gb(row['swap_used_mb'])}, cards {cards(row)}"
+        f"cpu {percent(row.get('cpu_percent'))},"
+        f" ram {of(row.get('ram_used_mb'), row.get('ram_total_mb'))},"
+        f" swap {gb(row.get('swap_used_mb'))}, cards {cards(row)}"
     )
 
 
-def percent(value: float | None) -> str:
+def percent(value: Any) -> str:
     """`97 %`, or `-`."""
-    return "-" if value is None else f"{value:.0f} %"
+    return display.number(value, ".0f", " %")
 
 
-def gb(value: float | None) -> str:
+def gb(value: Any) -> str:
     """MB as `21.3 GB`, or `-`."""
-    return "-" if value is None else f"{value / 1024:.1f} GB"
+    mb = shapes.number(value)
+    return "-" if mb is None else f"{mb / 1024:.1f} GB"
 
 
-def of(used: float | None, total: float | None) -> str:
+def of(used: Any, total: Any) -> str:
     """`21.3/24.0 GB` of MB, or `-`."""
-    return "-" if used is None or total is None else f"{used / 1024:.1f}/{total / 1024:.1f} GB"
+    used_mb, total_mb = shapes.number(used), shapes.number(total)
+    if used_mb is None or total_mb is None:
+        return "-"
+    return f"{used_mb / 1024:.1f}/{total_mb / 1024:.1f} GB"

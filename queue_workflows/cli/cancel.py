@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from queue_workflows import db, dispatcher
-from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import process
+from queue_workflows.cli import command, ids, options, output
 from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 
 def cancel(
-    what: Annotated[str, typer.Argument(metavar="RUN|JOB", help="The id of a run or a job.")],
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.HELP}")
+    ],
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -39,12 +39,9 @@ def cancelled(any_id: str) -> dict[str, Any]:
     `outcome`: `cancelled`, `asked to stop` (a job that runs), `already over` or `unknown`.
     `stopping`: the jobs that still run, each with its worker. `nodes`: a run's, by status.
     """
-    # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
-    if any_id != any_id.encode(errors="replace").decode():
-        return _done(any_id, "unknown")
     # In one transaction: a worker obeys within milliseconds of its commit, and would not be named.
     with db.transaction() as conn:
-        found = overview.find(conn, any_id)
+        any_id, found = ids.find(conn, any_id)
         if found is None:
             return _done(any_id, "unknown")
         act = dispatcher.cancel_run if found["kind"] == "run" else dispatcher.cancel_job
@@ -92,7 +89,7 @@ def _say(done: dict[str, Any], *, quiet: bool) -> None:
 
 
 def _refuse(text: str) -> None:
-    sys.stderr.write(f"{command.PROG} cancel: {process.mask(text)}\n")
+    output.complain(f"{command.PROG} cancel: {output.line(text, 500)}")
 
 
 def _rest(done: dict[str, Any]) -> str:

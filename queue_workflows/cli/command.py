@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Generator
 from typing import NamedTuple, NoReturn
 
 import typer
 
 from queue_workflows import config, db, errors
+from queue_workflows.cli import output
 from queue_workflows.db import databases
 from queue_workflows.embedded import ups
 from queue_workflows.runtime import process, signals
@@ -31,14 +31,17 @@ def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
         except db.OperationalError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
+        except db.Error as error:
+            # Such as a counter at the end of its type, which no command can raise further.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
 
     raise typer.Exit(process.run_main(f"{PROG} {name}", guarded, debug=debug))
 
 
 def say(text: str) -> None:
     """One line to stderr, where it disturbs no output that a program reads."""
-    sys.stderr.write(f"{PROG}: {process.mask(text)}\n")
-    sys.stderr.flush()
+    output.complain(f"{PROG}: {text}")
 
 
 def until_stopped() -> signals.StopRequest:

@@ -262,6 +262,12 @@ def _version(version: int, needs: int, purpose: str) -> Finding:
 
 def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
     def check(conn: db.Connection) -> Steps:
+        if purpose == "submit":
+            knob = config.OUT_ROOTS.variables[0]
+            text = (
+                f"set {knob}=/folder[:/folder] on workers and orchestrators: runs keep files there"
+            )
+            yield Finding("files", OK, text)
         lacks = rights.lacking(conn, purpose)
         excess = rights.excessive(conn, purpose)
         if not lacks and not excess:

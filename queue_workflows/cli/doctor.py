@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.cli import command, options, output
+from queue_workflows.dag import confinement, outputs
 from queue_workflows.runtime import process
 from queue_workflows.store import bad_rows, health
 
@@ -140,7 +141,7 @@ def _reached(words: str) -> Iterator[Finding]:
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (
-            _outbox, _runs, _bad_rows, _leases, _queues, _workers, _dead_rows, _renewals,
+            _files, _outbox, _runs, _bad_rows, _leases, _queues, _workers, _dead_rows, _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -278,6 +279,27 @@ def _rights(conn: db.Connection) -> Iterator[Finding]:
         yield Finding("rights", ERROR, text, "GRANT them, or connect as the role that has them")
     else:
         yield Finding("rights", OK, "may read and write every table that is there")
+
+
+def _files(conn: db.Connection) -> Iterator[Finding]:
+    knob = config.OUT_ROOTS.variables[0]
+    if roots := confinement.roots():
+        yield Finding("files", OK, f"runs keep theirs in {os.pathsep.join(roots)}")
+    elif submitters := health.submitters(conn):
+        text = f"{', '.join(submitters)} may submit runs, and their out_dir may be any folder"
+        remedy = f"set {knob} here and on every worker and orchestrator"
+        yield Finding("files", WARNING, text, remedy)
+    else:
+        yield Finding("files", OK, "no role may do no more than submit runs")
+    yield _outputs(health.machines(conn))
+
+
+def _outputs(machines: int) -> Finding:
+    text = f"runs without an out_dir keep their files in {outputs.folder()}"
+    if machines < 2 or config.OUTPUTS_DIR.read():
+        return Finding("outputs", OK, text)
+    remedy = f"set {config.OUTPUTS_DIR.variables[0]} to a folder that all of them share, on each"
+    return Finding("outputs", WARNING, f"{text}, on each of {machines} machines", remedy)
 
 
 def _outbox(conn: db.Connection) -> Iterator[Finding]:

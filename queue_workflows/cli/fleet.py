@@ -15,7 +15,7 @@ from typing import NamedTuple
 from queue_workflows import config, db, errors, model_registry
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
-from queue_workflows.runtime import identity, service, signals, supervisor
+from queue_workflows.runtime import display, identity, service, signals, supervisor
 from queue_workflows.store import overview, workers
 from queue_workflows.types import Row
 from queue_workflows.worker import parent, roster
@@ -220,7 +220,7 @@ def switch_text(row: Row) -> str:
 def pause_text(row: Row) -> str:
     """`queue load, partition a is paused until TIME by ops: COMMAND goes on`; as limits.paused."""
     key = f", partition {row['partition']}" if row["partition"] is not None else ""
-    until = f" until {row['until']:%Y-%m-%d %H:%M:%S %Z}" if row["until"] else ""
+    until = f" until {display.moment(row['until'])}" if row["until"] else ""
     by = f" by {row['by']}" if row["by"] else ""
     resume = f"queue-workflows queues resume {shlex.quote(row['queue'])}"
     if row["partition"] is not None:

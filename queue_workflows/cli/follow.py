@@ -70,7 +70,10 @@ class Follower(NamedTuple):
         where = output.line(node["node_id"])
         if self.yes:
             value = answers.default(node["input_spec"])
-            said = answers.submit(run_id, node["node_id"], value) or f"answered {where}: {value!r}"
+            said = (
+                answers.submit(run_id, node["node_id"], value)
+                or f"answered {where}: {output.compact(value)}"
+            )
             self.view.say(output.line(said, 300))
             return
         if not sys.stdin.isatty():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -13,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import errors, jobs
-from queue_workflows.cli import command, options, output, show, views
-from queue_workflows.runtime import process
+from queue_workflows import db, errors, jobs
+from queue_workflows.cli import command, ids, options, output, show, views
+from queue_workflows.runtime import display, process
 from queue_workflows.types import JsonDict, Row
 
 app = typer.Typer(
@@ -31,7 +30,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="JOB", help="Ids; or a filter below.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="JOB", help=f"Ids; or a filter below. {ids.HELP}")
+]
 Queue = Annotated[str | None, typer.Option(metavar="Q", help="Only jobs of this queue.")]
 Task = Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this task.")]
 Status = Annotated[
@@ -84,7 +85,9 @@ def list_(
 
 @app.command("show")
 def show_(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of a job, or its start.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help=f"The id of a job, or its start. {ids.HELP}")
+    ],
     full: Annotated[bool, typer.Option("--full", help="Values, traces and logs uncut.")] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
@@ -107,7 +110,7 @@ def show_(
 
 @app.command("retry")
 def retry(
-    ids: Ids = None,
+    job: Ids = None,
     queue: Queue = None,
     task: Task = None,
     status: Status = None,
@@ -120,14 +123,14 @@ def retry(
     debug: options.Debug = False,
 ) -> None:
     """Queue failed or cancelled jobs anew. They get all attempts; a filter means failed ones."""
-    wanted = _Wanted(ids, queue, task, status, since, key, default=("failed",))
+    wanted = _Wanted(job, queue, task, status, since, key, default=("failed",))
     _run("retry", wanted, lambda some, who: jobs.retry_jobs(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 
 
 @app.command("cancel")
 def cancel(
-    ids: Ids = None,
+    job: Ids = None,
     queue: Queue = None,
     task: Task = None,
     status: Status = None,
@@ -140,7 +143,7 @@ def cancel(
     debug: options.Debug = False,
 ) -> None:
     """Cancel jobs. What waits ends at once, what runs is asked to stop."""
-    wanted = _Wanted(ids, queue, task, status, since, key, default=("queued", "running"))
+    wanted = _Wanted(job, queue, task, status, since, key, default=("queued", "running"))
     running = not status or "running" in status
     _run("cancel", wanted, lambda some, who: jobs.cancel_jobs(some, running=running, by=who),
          by, dry_run, app=app, as_json=as_json, debug=debug)  # fmt: skip
@@ -148,7 +151,7 @@ def cancel(
 
 @app.command("delete")
 def delete(
-    ids: Ids = None,
+    job: Ids = None,
     queue: Queue = None,
     task: Task = None,
     status: Status = None,
@@ -162,7 +165,7 @@ def delete(
 ) -> None:
     """Delete jobs that do not run. A filter means those that are over; their history stays."""
     over = ("completed", "failed", "cancelled")
-    wanted = _Wanted(ids, queue, task, status, since, key, default=over)
+    wanted = _Wanted(job, queue, task, status, since, key, default=over)
     _run("delete", wanted, lambda some, who: jobs.delete_jobs(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 
@@ -190,7 +193,7 @@ class _Wanted:
 
     def __init__(
         self,
-        ids: Sequence[str] | None,
+        given: Sequence[str] | None,
         queue: str | None,
         task: str | None,
         status: Sequence[str] | None,
@@ -199,7 +202,7 @@ class _Wanted:
         *,
         default: Sequence[str],
     ) -> None:
-        self.ids = list(ids or ())
+        self.ids = list(given or ())
         self._given = {"queue": queue, "task_name": task, "status": status or None, "key": key}
         self._since = since
         self._default = default
@@ -218,8 +221,8 @@ class _Wanted:
     def found(self) -> list[str]:
         """The ids, of a filter's the oldest first."""
         if self.ids:
-            # Of bytes that are no UTF-8 the shell makes surrogates, which no id has.
-            return [one.encode(errors="replace").decode() for one in self.ids]
+            with db.transaction() as conn:
+                return [ids.find(conn, one)[0] for one in self.ids]
         given: dict[str, Any] = {"status": list(self._default)}
         given |= {name: value for name, value in self._given.items() if value is not None}
         rows = jobs.list_jobs(**given, since=when(self._since), limit=None)
@@ -240,11 +243,11 @@ def _run(
     def body() -> int:
         wanted.check()
         with command.reading(app):
-            ids = wanted.found()
+            chosen = wanted.found()
             if dry_run:
-                output.dump(ids) if as_json else _say_ids(name, ids)
+                output.dump(chosen) if as_json else _say_ids(name, chosen)
                 return 0
-            done = act(ids, by or _me())
+            done = act(chosen, by or _me())
         if as_json:
             output.dump(done)
         else:
@@ -282,15 +285,15 @@ def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
     if len(refused) > LINES:
         lines.append(f"and {len(refused) - LINES} more")
     for text in lines:
-        sys.stderr.write(f"{command.PROG} jobs {name}: {process.mask(output.line(text, 500))}\n")
+        output.complain(f"{command.PROG} jobs {name}: {output.line(text, 500)}")
 
 
-def _say_ids(name: str, ids: Sequence[str]) -> None:
-    output.echo(f"would {name}: {output.counted(len(ids), 'job')}")
-    for one in ids[:LINES]:
+def _say_ids(name: str, chosen: Sequence[str]) -> None:
+    output.echo(f"would {name}: {output.counted(len(chosen), 'job')}")
+    for one in chosen[:LINES]:
         output.echo(f"  {output.line(one)}")
-    if len(ids) > LINES:
-        output.echo(f"  and {len(ids) - LINES} more")
+    if len(chosen) > LINES:
+        output.echo(f"  and {len(chosen) - LINES} more")
 
 
 def _table(rows: Sequence[Row]) -> None:
@@ -304,7 +307,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row["queue"],
         row["status"],
         f"{_tries(row)}/{row['max_attempts']}",
-        row["created_at"].strftime("%Y-%m-%d %H:%M:%S"),
+        display.moment(row["created_at"], zone=False),
         process.mask(_note(row)),
     )
 
@@ -316,7 +319,8 @@ def _tries(row: Row) -> int:
 
 def _note(row: Row) -> str:
     if row["status"] == "queued" and row["blocked_reason"]:
-        due = f" until {row['available_at']:%Y-%m-%d %H:%M:%S}" if row["available_at"] else ""
+        at = row["available_at"]
+        due = f" until {display.moment(at, zone=False)}" if at else ""
         return row["blocked_reason"].replace("_", " ") + due
     if row["status"] == "running":
         asked = "asked to stop, " if row["cancel_requested_at"] else ""

@@ -44,7 +44,8 @@ def migrate(
             steps = _steps(chain, target, before, folder, table)
             down = target < before
             if sql:
-                output.echo("\n".join((step.down or "") if down else step.up for step in steps))
+                for step in steps:
+                    typer.echo((step.down or "") if down else step.up)
                 return 0
             done = [step.version for step in steps]
             if not dry_run and steps:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from queue_workflows import config, db, errors, model_control
-from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import process, signals
+from queue_workflows.cli import box, command, options, output
+from queue_workflows.runtime import display, process, shapes, signals
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "load", "unload")
@@ -121,11 +121,12 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
 
 
 def _answer(row: Row, number: int) -> Row:
-    request: Row = row["request"] or {}
-    if request.get("no", 0) > number:
+    request = shapes.mapping(row["request"])
+    own = shapes.number(request.get("no")) or 0
+    if own > number:
         return {"state": "failed", "error": "another request took its place"}
-    if request.get("no", 0) == number and request["state"] in _OVER:
-        return request
+    if own == number and request.get("state") in _OVER:
+        return {"seconds": None, "error": None} | request
     if row["state"] == "dead":
         return {"state": "failed", "error": "the worker is dead"}
     return {"state": "waiting"}
@@ -163,7 +164,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
                 f"{row['model']} (loading)" if row["loading"] else row["model"] or "",
                 output.seconds(row["held_s"]),
                 output.seconds(row["load_s"]),
-                f"{row['est_vram_gb']:g} GB" if row["est_vram_gb"] else "-",
+                display.number(row["est_vram_gb"], "g", " GB") if row["est_vram_gb"] else "-",
                 _cards(row["gpus"]),
                 _request(row["request"]),
             )
@@ -172,18 +173,20 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
     )
 
 
-def _cards(gpus: list[Row] | None) -> str:
+def _cards(gpus: Any) -> str:
     """Memory in use of each card of the host: `21.3/24.0, 0.2/24.0 GB`; `-`: no sample tells."""
-    if not gpus:
-        return "-"
-    each = [f"{gpu['vram_used_mb'] / 1024:.1f}/{gpu['vram_total_mb'] / 1024:.1f}" for gpu in gpus]
-    return ", ".join(each) + " GB"
+    each = [
+        box.of(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")).removesuffix(" GB")
+        for gpu in map(shapes.mapping, shapes.sequence(gpus))
+    ]
+    return ", ".join(each) + " GB" if each else "-"
 
 
-def _request(request: Row | None) -> str:
+def _request(request: Any) -> str:
     if request is None:
         return ""
-    by = f" by {request['requested_by']}" if request["requested_by"] else ""
-    error = f": {request['error']}" if request["error"] else ""
-    text = f"{request['action']} {request['model'] or 'whatever is held'}{by}"
-    return f"{text} {request['state']}{error}"
+    said = {key: output.line(value) for key, value in shapes.mapping(request).items() if value}
+    by = f" by {said['requested_by']}" if "requested_by" in said else ""
+    error = f": {said['error']}" if "error" in said else ""
+    text = f"{said.get('action', '-')} {said.get('model', 'whatever is held')}{by}"
+    return f"{text} {said.get('state', '-')}{error}"

@@ -7,7 +7,7 @@ import logging
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.runtime import process
+from queue_workflows.runtime import process, shapes
 from queue_workflows.store import overview, runs, tables
 from queue_workflows.types import Row
 
@@ -66,7 +66,7 @@ class Picture(NamedTuple):
     def questions(self) -> list[Row]:
         """The nodes that wait for a person and say what they ask."""
         waiting = (n for n in self.nodes if n["status"] == "awaiting_input")
-        return [node for node in waiting if node["input_spec"] is not None]
+        return [node for node in waiting if isinstance(node["input_spec"], dict)]
 
 
 class Reader:
@@ -120,8 +120,8 @@ class Reader:
 
 def _totals(definition: dict[str, Any] | None) -> dict[str, int]:
     totals: dict[str, int] = {}
-    for node in (definition or {}).get("nodes", ()):
-        step = node["id"].partition("/")[0]
+    for node_id in shapes.graph_nodes(definition):
+        step = node_id.partition("/")[0]
         totals[step] = totals.get(step, 0) + 1
     return totals
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.cli import account, output, picture, views
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import display, process, signals
 from queue_workflows.store import history as rows
 from queue_workflows.store import tables
 from queue_workflows.types import Row
@@ -42,7 +42,8 @@ class Tail:
         whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
         # A line that is not whole yet follows the cut, if there is one, which ends a line itself.
         self._given = after_cut + len(tail) - (len(fresh) - whole)
-        return fresh[:whole].decode(errors="replace").splitlines()
+        text = fresh[:whole].decode(errors="replace")
+        return display.lines(text.rstrip("\r\n")) if text else []
 
 
 class Tails:
@@ -65,8 +66,7 @@ class Tails:
         """Say what is new in an attempt's log, each line behind the name."""
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
         for text in tail.lines(log, last=last):
-            indent = " " * (len(text) - len(text.lstrip(" ")))
-            shown = process.mask(indent + output.line(text, 1000))
+            shown = process.mask(output.line(text, 1000))
             self._say(f"{output.line(name)} | {shown}".rstrip())
 
 
@@ -88,7 +88,7 @@ def run(
             for at in range(0, len(jobs), account.AT_ONCE):
                 tails.show_jobs(jobs[at : at + account.AT_ONCE], last=last)
             if jobs and not last:
-                since = jobs[-1]["updated_at"] - _MARGIN
+                since = _before(jobs[-1]["updated_at"])
 
     try:
         while not stop.requested.is_set():
@@ -107,6 +107,14 @@ def run(
     finally:
         reader.close()
     return None
+
+
+def _before(instant: datetime) -> datetime:
+    """The instant less the margin; the first instant of Python has none before it."""
+    try:
+        return instant - _MARGIN
+    except OverflowError:
+        return instant
 
 
 class _Progress:

@@ -9,6 +9,7 @@ import typer
 from queue_workflows import errors
 from queue_workflows import queues as doors
 from queue_workflows.cli import command, options, output
+from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "pause", "resume", "limit")
@@ -148,7 +149,7 @@ def _list(rows: list[Row]) -> None:
 def _state(row: Row) -> str:
     if row["state"] == "open":
         return "open"
-    until = f" until {row['paused_until']:%Y-%m-%d %H:%M:%S %Z}" if row["paused_until"] else ""
+    until = f" until {display.moment(row['paused_until'])}" if row["paused_until"] else ""
     by = f" by {row['paused_by']}" if row["paused_by"] else ""
     return f"paused{until}{by}"
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from queue_workflows import db, dispatcher, errors
-from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import process
+from queue_workflows.cli import command, ids, options, output
 from queue_workflows.store import overview
 
 
 def retry(
-    what: Annotated[str, typer.Argument(metavar="RUN|JOB", help="The id of a run or a job.")],
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.HELP}")
+    ],
     from_node: Annotated[
         str | None,
         typer.Option(
@@ -44,11 +44,8 @@ def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
     `outcome`: `queued`, `refused` (`reason` says why, nothing was written) or `unknown`. `nodes`: a
     run's nodes by status, as they stand before its start queues those that run again.
     """
-    # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
-    if any_id != any_id.encode(errors="replace").decode():
-        return _done(any_id, "unknown")
     with db.transaction() as conn:
-        found = overview.find(conn, any_id)
+        any_id, found = ids.find(conn, any_id)
         if found is None:
             return _done(any_id, "unknown")
         if from_node is not None and found["kind"] != "run":
@@ -104,7 +101,7 @@ def _say(done: dict[str, Any], *, quiet: bool) -> None:
 
 
 def _refuse(text: str) -> None:
-    sys.stderr.write(f"{command.PROG} retry: {process.mask(output.line(text, 500))}\n")
+    output.complain(f"{command.PROG} retry: {output.line(text, 500)}")
 
 
 def _rest(done: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from queue_workflows import db, errors, run_store
 from queue_workflows.cli import command, options, output
+from queue_workflows.runtime import display
 from queue_workflows.store import overview
 from queue_workflows.types import Row
 
@@ -80,7 +81,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row["id"],
         row["workflow_name"],
         row["status"],
-        row["created_at"].strftime("%Y-%m-%d %H:%M:%S"),
+        display.moment(row["created_at"], zone=False),
         f"{done}/{total}" if total is not None else "-",
         row["error"] or "",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta, timezone
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from queue_workflows import config, db, errors, history, hw_metrics
 from queue_workflows.cli import box, command, options, output, show
+from queue_workflows.runtime import display
 from queue_workflows.store import samples as rows_of
 from queue_workflows.types import JsonDict
 
@@ -93,7 +95,9 @@ def _of_job(start: str) -> list[JsonDict] | None:
         raise errors.InvalidConfig(f"--job {start[:80]}: no job of this id that was ever claimed")
     last = shown["attempts"][-1]
     end: datetime | None = last["ended_at"]
-    begin: datetime = (end or datetime.now(timezone.utc)) - timedelta(seconds=BEFORE_S)
+    begin = (end or datetime.now(timezone.utc)).replace(tzinfo=timezone.utc)
+    with contextlib.suppress(OverflowError):
+        begin -= timedelta(seconds=BEFORE_S)
     if not last["host_label"]:
         raise errors.InvalidConfig(f"--job {start[:80]}: nobody knows where it ran")
     return hw_metrics.look_back(last["host_label"], since=begin, until=end)
@@ -117,12 +121,12 @@ def table(rows: list[JsonDict]) -> None:
         ("UTC", "cpu", "ours", "ram", "ours", "swap", "cards: use, memory"),
         [
             (
-                row["sampled_at"].astimezone(timezone.utc).strftime("%H:%M:%S"),
-                box.percent(row["cpu_percent"]),
-                box.percent(row["cpu_ours_percent"]),
-                box.of(row["ram_used_mb"], row["ram_total_mb"]),
-                box.gb(row["ram_ours_used_mb"]),
-                box.gb(row["swap_used_mb"]),
+                display.clock(row["sampled_at"])[:8],
+                box.percent(row.get("cpu_percent")),
+                box.percent(row.get("cpu_ours_percent")),
+                box.of(row.get("ram_used_mb"), row.get("ram_total_mb")),
+                box.gb(row.get("ram_ours_used_mb")),
+                box.gb(row.get("swap_used_mb")),
                 box.cards(row),
             )
             for row in rows

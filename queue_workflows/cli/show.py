@@ -13,6 +13,7 @@ from queue_workflows.cli import (
     account,
     command,
     follow,
+    ids,
     options,
     output,
     picture,
@@ -22,7 +23,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.runtime import process, signals
 from queue_workflows.store import history as rows
-from queue_workflows.store import overview
+from queue_workflows.store import payload
 
 CANDIDATES = 5
 """Ids named when the start of an id fits several."""
@@ -30,7 +31,10 @@ CANDIDATES = 5
 
 def show(
     what: Annotated[
-        str, typer.Argument(metavar="RUN|JOB", help="The id of a run or a job, or its start.")
+        str,
+        typer.Argument(
+            metavar="RUN|JOB", help=f"The id of a run or a job, or its start. {ids.HELP}"
+        ),
     ],
     node: Annotated[
         list[str] | None,
@@ -77,12 +81,11 @@ def found(start: str, name: str) -> tuple[str | None, str]:
 
     (None, "") after saying on stderr that there is none, or several; `name`: the command that asks.
     """
-    # Of bytes that are no UTF-8 the shell makes surrogates, which the database cannot take.
-    usable = bool(start) and start == start.encode(errors="replace").decode()
     with db.transaction() as conn:
-        exact = overview.find(conn, start) if usable else None
+        any_id, exact = ids.find(conn, start)
         if exact is not None:
-            return exact["kind"], start
+            return exact["kind"], any_id
+        usable = bool(start) and payload.is_storable(start)
         fitting = rows.starting_with(conn, start, limit=CANDIDATES) if usable else []
     if len(fitting) == 1:
         return fitting[0]["kind"], fitting[0]["id"]
@@ -90,7 +93,7 @@ def found(start: str, name: str) -> tuple[str | None, str]:
     if fitting:
         some = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:CANDIDATES])
         text = f"{start!r} is the start of several ids: {some}, ..."
-    sys.stderr.write(f"{command.PROG} {name}: {process.mask(output.line(text, 500))}\n")
+    output.complain(f"{command.PROG} {name}: {output.line(text, 500)}")
     return None, ""
 
 

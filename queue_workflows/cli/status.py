@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
+from queue_workflows.dag import outputs
 from queue_workflows.store import fleet as fleet_rows
 from queue_workflows.store import limits, overview
 from queue_workflows.store import workers as workers_rows
@@ -46,6 +47,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "database": words,
         "embedded": config.database_url() is None,
+        "outputs": str(outputs.folder()),
         "schema_version": version,
         "required_version": db.REQUIRED_VERSION,
         "queues": [],
@@ -121,6 +123,7 @@ def _show(found: dict[str, Any], psql: str) -> None:
         return
     newer = f" (this code knows {required})" if version > required else ""
     output.echo(f"schema version {version}{newer}")
+    output.echo(f"runs without an out_dir keep their files in {found['outputs']}")
     output.echo()
     output.table(
         ("queue", "workers", "queued", "running", "not due", "oldest"),

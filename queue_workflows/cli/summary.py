@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Mapping
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import db
+from queue_workflows import db, errors
 from queue_workflows.cli import output, views
 from queue_workflows.cli.picture import Picture
 from queue_workflows.dag import graph
-from queue_workflows.runtime import process
+from queue_workflows.runtime import display, process, shapes
 from queue_workflows.store import overview, runs
 
 FAILURES = 20
@@ -36,7 +37,7 @@ def collect(seen: Picture) -> dict[str, Any]:
         frozen = runs.definition(conn, run_id)
         crashes = overview.crashes(conn, run_id)
         failed = overview.failures(conn, run_id, limit=FAILURES)
-    chain = longest_chain(graph.Graph(frozen), seconds) if frozen and seconds else []
+    chain = _chain(frozen, seconds) if seconds else []
     return {
         "id": run_id,
         "workflow_name": seen.run["workflow_name"],
@@ -65,6 +66,16 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
     pid = str(row["worker_id"]).partition(":")[2].partition(":")[0]
     kept = {key: row[key] for key in ("host_label", "queue", "worker_id", "nodes", "seconds")}
     return kept | {"pid": int(pid) if pid.isdecimal() else None}
+
+
+def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
+    """The longest chain of a stored definition; [] for one that is no graph."""
+    nodes = shapes.graph_nodes(frozen)
+    fields = dict.fromkeys(graph.Node._fields)
+    entries = [fields | {"id": name, "deps": node["deps"]} for name, node in nodes.items()]
+    with contextlib.suppress(errors.InvalidWorkflow):
+        return longest_chain(graph.Graph({"version": 1, "nodes": entries}), seconds)
+    return []
 
 
 def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
@@ -113,25 +124,32 @@ def show(found: Mapping[str, Any]) -> None:
             f"longest chain: {output.counted(len(chain['nodes']), 'node')}, "
             f"{output.seconds(chain['seconds'])} ({output.line(ends, 120)})"
         )
-    if found["out_dir"] and Path(found["out_dir"]).is_dir():
+    if found["out_dir"] and _is_folder(found["out_dir"]):
         output.echo(f"files: {output.line(found['out_dir'], 1000)}")
     if found["error"]:
         output.echo(f"error: {output.line(found['error'], 2000)}")
+
+
+def _is_folder(name: str) -> bool:
+    # A name that is too long, or one that this user may not look at, raises.
+    with contextlib.suppress(OSError, ValueError):
+        return Path(name).is_dir()
+    return False
 
 
 def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
     """Print to stderr where the bodies of failed nodes raised; `whole`: all of it."""
     sys.stdout.flush()
     for node in found["failed"][:TRACES]:
-        lines = str(node["traceback"] or "").splitlines()
+        trace = node["traceback"]
+        lines = display.lines(trace.rstrip()) if trace else []
         if not whole:
             lines = host_frames(lines)[-TRACE_LINES:]
         if lines:
             more = "" if whole else " (all of it: --debug)"
-            sys.stderr.write(f"traceback of {output.line(node['node_id'])}{more}:\n")
+            output.complain(f"traceback of {output.line(node['node_id'])}{more}:")
         for line in lines:
-            indent = " " * (len(line) - len(line.lstrip(" ")))
-            sys.stderr.write(process.mask(indent + output.line(line, 400)) + "\n")
+            sys.stderr.write(process.mask(output.line(line, 400)) + "\n")
 
 
 def host_frames(lines: list[str]) -> list[str]:

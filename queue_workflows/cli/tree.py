@@ -86,7 +86,7 @@ class Tree:
 
     def say(self, text: str) -> None:
         """Print a line above the picture."""
-        self._console.print(Text(text))
+        self._console.print(Text(output.line(text, None)))
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:

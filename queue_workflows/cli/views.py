@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,6 +10,7 @@ from typing import Any, Protocol, cast
 
 from queue_workflows.cli import output
 from queue_workflows.cli.picture import Picture, Step
+from queue_workflows.runtime import display
 from queue_workflows.types import NowFn, Row
 
 AGAIN_S = 2.0
@@ -99,8 +99,8 @@ def heading_parts(picture: Picture) -> list[str]:
     run = picture.run
     nodes = f" {picture.done}/{picture.total} nodes," if picture.total else ""
     name, elapsed = output.line(run["workflow_name"]), output.seconds(run["elapsed_s"])
-    state = f"{run['status']},{nodes} {elapsed}"
-    parts = [f"run {run['id']}", f"({name}):"]
+    state = f"{output.line(run['status'])},{nodes} {elapsed}"
+    parts = [f"run {output.line(run['id'])}", f"({name}):"]
     return [*parts, f"{state}:", output.line(run["error"])] if run["error"] else [*parts, state]
 
 
@@ -144,7 +144,7 @@ def place(worker_id: str | None) -> str:
 def progress_text(progress: Any) -> str:
     """`40 %` for a number from 0 to 1, else the members of the dict; "" for none."""
     if isinstance(progress, (int, float)) and not isinstance(progress, bool):
-        return f"{progress * 100:.0f} %"
+        return display.number(progress * 100, ".0f", " %")
     if isinstance(progress, dict):
         members = cast("dict[str, Any]", progress).items()
         return output.line(" ".join(f"{k}={_short(v)}" for k, v in members), 60)
@@ -152,7 +152,7 @@ def progress_text(progress: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else output.compact(value, 60)
 
 
 def _words(status: str) -> str:

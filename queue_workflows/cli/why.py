@@ -7,12 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import errors, waiting
-from queue_workflows.cli import command, options, output, show
+from queue_workflows.cli import command, ids, options, output, show
 
 
 def why(
     what: Annotated[
-        str, typer.Argument(metavar="JOB", help="The id of a node or ingest job, or its start.")
+        str,
+        typer.Argument(
+            metavar="JOB", help=f"The id of a node or ingest job, or its start. {ids.HELP}"
+        ),
     ],
     app: options.App = None,
     as_json: options.AsJson = False,

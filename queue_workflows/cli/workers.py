@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.cli import command, options, output
+from queue_workflows.runtime import shapes
 from queue_workflows.store import limits, overview
 from queue_workflows.store import workers as rows_of
 from queue_workflows.types import Row
@@ -92,9 +94,10 @@ def _state(row: Row) -> str:
     return "paused" if row["stop_policy"] == "pause" else "parked"
 
 
-def _death(detail: Row) -> str:
+def _death(detail: Any) -> str:
     """How a dead worker died, as far as its parent saw it."""
-    number, code = detail.get("signal"), detail.get("exit_code")
+    told = shapes.mapping(detail)
+    number, code = told.get("signal"), told.get("exit_code")
     if number is not None:
         name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
         return f"killed by {name}"

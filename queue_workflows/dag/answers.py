@@ -14,12 +14,17 @@ _FILE_NAMES = ("path", "rel_path", "abs_path", "name")
 _SHOWN = 12
 
 
-def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The choices of a spec as (label, value); [] for a question without.
+def options(spec: Any) -> list[tuple[str, Any]]:
+    """Return the choices of a spec as (label, value); [] for a question without.
+
+    A stored spec may be any JSON, or `Unreadable`: what is no object has no choices.
 
     A record is its own value under the first of its members `label`, `name`, `rel_path` or `id`;
     an option of the widget `turnout` is a pair of label and value.
     """
+    if not isinstance(spec, dict):
+        return []
+    spec = cast("dict[str, Any]", spec)
     given: Any = spec.get("turnout_options") or spec.get("options") or spec.get("library")
     if not isinstance(given, list):
         return []
@@ -35,7 +40,7 @@ def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
     return str(name), record.get("value") if pair else record
 
 
-def check(spec: dict[str, Any] | None, value: Any, where: str) -> None:
+def check(spec: Any, value: Any, where: str) -> None:
     """Raise `InputRefused` for a value that the widget's spec does not allow.
 
     `turnout`, `choose_one`: one of the options (`multiple`: a list of them). `file_upload`,
@@ -47,6 +52,12 @@ def check(spec: dict[str, Any] | None, value: Any, where: str) -> None:
             f"{where} has asked nothing yet: is an orchestrator running? What it takes is known "
             "once it waits"
         )
+    if not isinstance(spec, dict):
+        raise errors.InputRefused(
+            f"{where} asks what cannot be read: cancel its run, or answer without a check"
+            " (`queue-workflows answer --unchecked`)"
+        )
+    spec = cast("dict[str, Any]", spec)
     widget, choices = spec.get("widget"), options(spec)
     if widget in ("turnout", "choose_one") and choices:
         _check_choice(spec, value, choices, where)
@@ -125,13 +136,13 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def meant(spec: dict[str, Any] | None, value: Any) -> Any:
+def meant(spec: Any, value: Any) -> Any:
     """The value that somebody who typed `value` means: an option named by its label is the option.
 
     An option's own value comes first. With `multiple` a single one becomes a list of one, and each
     member is looked at. Anything else is itself.
     """
-    if spec is None or not (choices := options(spec)):
+    if not (choices := options(spec)):
         return value
     if not spec.get("multiple"):
         return _meant(value, choices)

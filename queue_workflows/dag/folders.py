@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from queue_workflows import errors
+from queue_workflows.dag import confinement
 from queue_workflows.types import JsonDict
 
 MAX_FILES = 10_000
 MAX_ENTRIES = 100_000
+MAX_DEPTH = 100
+"""Folders below each other that a listing enters: each costs a descriptor while it is read."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 _KINDS = {
     "image": ".png .jpg .jpeg .gif .bmp .webp .tif .tiff .svg .heic .avif",
@@ -30,88 +36,115 @@ def kind_of(name: str) -> str:
 
 
 def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, list[JsonDict]]:
-    """The files of each folder right under `out_dir` by its name; None: of every folder.
+    """Return the files of each folder right under `out_dir` by its name; None: of every folder.
 
     A file is `{"rel_path", "kind", "abs_path", "size_bytes"}`, `rel_path` from `out_dir`; at most
-    `MAX_FILES` in all, in path order. A link to a file counts where it stays inside; folders behind
-    links are not entered. What cannot be read, and names that are no UTF-8, are left out.
+    `MAX_FILES` in all, in path order. A link to a file counts where it stays inside `out_dir`;
+    folders behind links are not entered. What cannot be read, what is deeper than `MAX_DEPTH`,
+    names that are no UTF-8, and an `out_dir` outside of OUT_ROOTS are left out.
     """
-    if out_dir is None or not _is_folder(Path(out_dir)):
+    if out_dir is None:
         return {}
-    root = Path(out_dir).absolute()
-    names = _folders(root) if wanted is None else sorted(wanted)
     found: dict[str, list[JsonDict]] = {}
-    budget = _Budget()
-    for name in names:
-        folder = root / name
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            continue
-        if _is_folder(folder) and not folder.is_symlink():
-            found[name] = list(_files(root, folder, budget))
+    try:
+        with confinement.opened(out_dir) as fd:
+            listing = _Listing(out_dir, fd)
+            for name in listing.folders() if wanted is None else sorted(wanted):
+                if name in ("", ".", "..") or "/" in name or "\0" in name:
+                    continue
+                with contextlib.suppress(OSError, ValueError):
+                    found[name] = listing.files(name)
+    except (OSError, ValueError):
+        return {}
     return found
 
 
-class _Budget:
-    """Files and directory entries that one listing may still take."""
+class _Listing:
+    """One listing of an `out_dir` that is open, with what it may still take."""
 
-    def __init__(self) -> None:
-        self.files = MAX_FILES
-        self.entries = MAX_ENTRIES
+    def __init__(self, out_dir: str, fd: int) -> None:
+        self._out_dir = out_dir
+        self._root = Path(out_dir).absolute()
+        self._inside = Path(os.path.realpath(out_dir))
+        self._fd = fd
+        self._files = MAX_FILES
+        self._entries = MAX_ENTRIES
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders right under `out_dir`."""
+        return [entry.name for entry in _entries(self._fd) if _is_folder(entry)]
+
+    def files(self, name: str) -> list[JsonDict]:
+        """Return the files of that folder; OSError when it is none, or a link."""
+        fd = os.open(name, _FOLDER, dir_fd=self._fd)
+        try:
+            return list(self._walk(fd, (name,)))
+        finally:
+            os.close(fd)
+
+    def _walk(self, fd: int, parts: tuple[str, ...]) -> Iterator[JsonDict]:
+        for entry in _entries(fd):
+            self._entries -= 1
+            if self._entries < 0 or self._files <= 0:
+                return
+            path = (*parts, entry.name)
+            if not _is_folder(entry):
+                if (file := self._file(entry, path)) is not None:
+                    self._files -= 1
+                    yield file
+                continue
+            if len(path) > MAX_DEPTH:
+                continue
+            with contextlib.suppress(OSError):
+                below = os.open(entry.name, _FOLDER, dir_fd=fd)
+                try:
+                    yield from self._walk(below, path)
+                finally:
+                    os.close(below)
+
+    def _file(self, entry: os.DirEntry[str], parts: tuple[str, ...]) -> JsonDict | None:
+        rel_path = "/".join(parts)
+        try:
+            rel_path.encode()
+            if entry.is_symlink():
+                size = self._size_behind(rel_path)
+            else:
+                size = _size(entry.stat(follow_symlinks=False))
+        except (OSError, RuntimeError, UnicodeEncodeError, errors.InvalidPayload):
+            return None
+        if size is None:
+            return None
+        return {
+            "rel_path": rel_path,
+            "kind": kind_of(entry.name),
+            "abs_path": str(self._root / rel_path),
+            "size_bytes": size,
+        }
+
+    def _size_behind(self, rel_path: str) -> int | None:
+        """Return the size of the file behind a link; None: it is none, or outside of `out_dir`."""
+        target = (self._inside / rel_path).resolve(strict=True)
+        if self._inside not in target.parents:
+            return None
+        *above, name = target.relative_to(self._inside).parts
+        with confinement.opened(self._out_dir, *above) as fd:
+            return _size(os.stat(name, dir_fd=fd, follow_symlinks=False))
 
 
-def _is_folder(path: Path) -> bool:
+def _size(found: os.stat_result) -> int | None:
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
-        return path.is_dir()
+        return entry.is_dir(follow_symlinks=False)
     except OSError:
         return False
 
 
-def _folders(root: Path) -> list[str]:
-    return [entry.name for entry in _entries(root) if entry.is_dir(follow_symlinks=False)]
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(fd: int) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(fd) as entries:
             return sorted(islice(entries, MAX_ENTRIES), key=lambda entry: entry.name)
     except OSError:
         return []
-
-
-def _files(root: Path, folder: Path, budget: _Budget) -> Iterator[JsonDict]:
-    inside = root.resolve()
-    waiting = [iter(_entries(folder))]
-    while waiting:
-        entry = next(waiting[-1], None)
-        if entry is None:
-            waiting.pop()
-            continue
-        budget.entries -= 1
-        if budget.entries < 0 or budget.files <= 0:
-            return
-        if entry.is_dir(follow_symlinks=False):
-            waiting.append(iter(_entries(Path(entry.path))))
-            continue
-        file = _file(root, inside, entry)
-        if file is not None:
-            budget.files -= 1
-            yield file
-
-
-def _file(root: Path, inside: Path, entry: os.DirEntry[str]) -> JsonDict | None:
-    path = Path(entry.path)
-    try:
-        entry.path.encode()
-        if entry.is_symlink() and inside not in path.resolve(strict=True).parents:
-            return None
-        if not entry.is_file():
-            return None
-        size: Any = entry.stat().st_size
-    except (OSError, RuntimeError, UnicodeEncodeError):
-        return None
-    return {
-        "rel_path": path.relative_to(root).as_posix(),
-        "kind": kind_of(entry.name),
-        "abs_path": entry.path,
-        "size_bytes": size,
-    }

@@ -28,6 +28,15 @@ class Kept:
         self._parents: pool.Connection | None = None
         """Kept from collection, which warns of a connection that was left open."""
         self._in_use = threading.RLock()
+        self._used_since: float | None = None
+        self.failure: psycopg.Error | None = None
+        """What the last `using` raised; None: it succeeded."""
+
+    @property
+    def waiting_s(self) -> float:
+        """For how many seconds the `using` under way has lasted; 0.0: there is none."""
+        since = self._used_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def _start_anew_in_child(self) -> None:
         if self._pid != os.getpid():
@@ -62,11 +71,16 @@ class Kept:
         """The connection; after a database error it is closed, and the error passes."""
         self._start_anew_in_child()
         with self._in_use:
+            outer, self._used_since = self._used_since, time.monotonic()
             try:
                 yield self.get()
-            except psycopg.Error:
+                self.failure = None
+            except psycopg.Error as error:
+                self.failure = error.with_traceback(None)
                 self.close()
                 raise
+            finally:
+                self._used_since = outer
 
     @contextmanager
     def lend(self, *, within_s: float, statement_s: float) -> Generator[pool.Connection | None]:

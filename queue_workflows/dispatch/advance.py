@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors, run_store
-from queue_workflows.dag import definition, plan, readiness
+from queue_workflows.dag import confinement, definition, outputs, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.store import nodes, payload, runs, tables
 from queue_workflows.types import Row, Unreadable
@@ -18,8 +18,9 @@ NEVER_RUNS = (
     errors.UnknownWorkflow,
     errors.UnreadableRow,
     errors.ArgsRefused,
+    errors.FolderRefused,
 )
-"""What a run's definition, context or inputs raise that no retry fixes: the run fails with it."""
+"""What a run's definition, context, inputs or `out_dir` raise that no retry fixes: it fails."""
 
 # Progress is shared by the threads of a process. Whoever waits for it holds no pooled connection
 # that its holder could need: under the run's lock all reads go over the transaction's own.
@@ -46,7 +47,8 @@ def make_plan(
 ) -> plan.Plan:
     """What follows from these finished nodes; None: all that has not been done yet.
 
-    Raises `UnreadableRow` for values that are nested deeper than Python can follow.
+    Raises `UnreadableRow` for values that are nested deeper than Python can follow, and
+    `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
     """
     try:
         return _plan(progress, run, reader, finished, committed)
@@ -63,6 +65,8 @@ def _plan(
 ) -> plan.Plan:
     resolver = config.get_config().get_resolve_ref()
     out_dir, custom = run["out_dir"], hooks.host_resolves()
+    if finished is None:
+        confinement.check(out_dir)
     with _planning:
         if finished is None:
             return plan.plan_start(
@@ -124,6 +128,7 @@ def advance(
         run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
+    run = outputs.given(run)
     count = None
     try:
         progress, unfrozen = knowledge.prepare(begin, run)
@@ -209,6 +214,9 @@ def _plan_locked(
     made: plan.Plan | None,
 ) -> int:
     """Plan if need be, start a queued run, and write the plan; how many rows are new."""
+    if locked["out_dir"] is None:
+        locked = outputs.given(locked)
+        runs.give_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:

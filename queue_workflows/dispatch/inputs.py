@@ -148,12 +148,12 @@ def _refuse_unless_open(job: Row | None, where: str) -> Row:
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
-    """The inputs of a job, its template resolved once against the context as it is now.
+    """Return the inputs of a job, its template resolved once against the context as it is now.
 
-    A ref that has stopped resolving keeps the value from `inputs`. A host that queued the job
-    itself left no template: there `inputs` is the template, and `InvalidPayload` (a ValueError)
-    names the input that does not resolve. Raises `UnknownJob` (a KeyError), and `UnreadableRow`
-    (an `InvalidPayload`) for stored inputs that cannot be loaded.
+    A ref that does not resolve keeps the value from `inputs`. An app that queued the job itself
+    left no template: there `inputs` is the template, so that such a ref is passed as it stands.
+    Raises `UnknownJob` (a KeyError), and `UnreadableRow` (an `InvalidPayload`) for stored inputs
+    that cannot be loaded.
     """
     if job is None:
         with db.transaction() as conn:
@@ -177,8 +177,4 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
                 raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
     context = _record(context, f"context of {where}")
     resolver = config.get_config().get_resolve_ref()
-    found = refs.resolve_inputs(template, context, {} if by_host else inputs, resolver)
-    for name in template.keys() - found.keys():
-        _, reason = refs.attempt(template[name], context, resolver)
-        raise errors.InvalidPayload(f"node {job['node_id']!r}: input {name!r}: {reason}")
-    return found
+    return refs.resolve_inputs(template, context, inputs, resolver)

@@ -16,21 +16,30 @@ STARTS = "start of run"
 def start_run(run_id: str, *, begin: knowledge.Begin = db.transaction) -> int:
     """Freeze the definition, queue the first nodes, and flip the run to running; how many new rows.
 
-    Idempotent: 0 for a run that is not queued. A definition that cannot run fails the run, with the
+    Takes a queued run, and one that an app inserted as `running` and that has no definition yet.
+    Idempotent: 0 for any other. A definition that cannot run fails the run, with the
     node and the reason in its `error`. Raises `NoProvider` and `HookFailed` with nothing changed.
     """
-    return _start(run_id, begin, nowait=False) or 0
+    return _start(run_id, begin, nowait=False, expected=_is_unstarted) or 0
+
+
+def _is_unstarted(run: Row) -> bool:
+    undefined = run["status"] == "running" and not run["has_definition"]
+    return advance.is_queued(run) or (run["mode"] == "node" and undefined)
 
 
 def _start(
-    run_id: str, begin: knowledge.Begin, *, nowait: bool, head: Row | None = None
+    run_id: str,
+    begin: knowledge.Begin,
+    *,
+    nowait: bool,
+    head: Row | None = None,
+    expected: advance.State = advance.is_queued,
 ) -> int | None:
-    """How many rows are new; None for a run that is not queued, or `nowait` and locked."""
+    """How many rows are new; None for a run that is not as `expected`, or `nowait` and locked."""
     knowledge.forget(run_id)
     try:
-        return advance.advance(
-            begin, run_id, None, expected=advance.is_queued, nowait=nowait, head=head
-        )
+        return advance.advance(begin, run_id, None, expected=expected, nowait=nowait, head=head)
     except advance.NEVER_RUNS as error:
         advance.fail(begin, run_id, str(error))
         return 0

@@ -42,12 +42,7 @@ def data_dir() -> Path:
     try:
         if chosen := config.EMBEDDED_DIR.read():
             return Path(chosen).expanduser().resolve()
-        if os.geteuid() == 0:
-            return Path("/var/lib/queue_workflows/pg18").resolve()
-        base = Path(os.environ.get("XDG_DATA_HOME", ""))
-        if not base.is_absolute():
-            base = Path.home() / ".local" / "share"
-        return (base / "queue_workflows" / "pg18").resolve()
+        return (config.data_folder() / "pg18").resolve()
     except RuntimeError as error:
         raise errors.EmbeddedUnavailable(
             f"no folder for the embedded server: {error} Name one by {KNOB}"

@@ -170,7 +170,7 @@ BEGIN
          WHERE run_id = NEW.id AND status IN ('queued', 'awaiting_input')
         RETURNING id, run_id, node_id, queue, attempts, claim_no)
     INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
-    SELECT run_id, node_id, id, attempts, 'cancelled', queue, claim_no,
+    SELECT run_id, node_id, id, least(greatest(attempts, 0), 32767), 'cancelled', queue, claim_no,
            jsonb_build_object('reason', 'run ' || NEW.status)
       FROM closed;
     PERFORM pg_notify('job_cancel', left(NEW.id, 1000))

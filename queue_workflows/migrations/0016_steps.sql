@@ -173,7 +173,8 @@ $$;
 -- definition frozen, its first nodes queued; how many. NULL, and nothing written, for any other run, and for
 -- one that somebody else holds.
 CREATE OR REPLACE FUNCTION queue_workflows_start_run(
-    p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb)
+    p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb,
+    p_out_dir text)
 RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -187,6 +188,7 @@ BEGIN
     END IF;
     UPDATE workflow_runs
        SET definition = p_definition, definition_hash = p_hash, status = 'running',
+           out_dir = coalesce(out_dir, p_out_dir),
            started_at = coalesce(started_at, now()), error = NULL, available_at = NULL, updated_at = now()
      WHERE id = p_run;
     RETURN queue_workflows_insert_nodes(p_run, p_rows);

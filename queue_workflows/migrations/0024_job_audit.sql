@@ -123,6 +123,9 @@ BEGIN
         END IF;
         RETURN NEW;
     END IF;
+    IF NEW.status = 'queued' THEN
+        NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
+    END IF;
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text
                                                 WHEN OLD.status = 'running' THEN 'requeued' ELSE 'retried' END);
@@ -154,6 +157,9 @@ BEGIN
             ON CONFLICT (job_id) DO UPDATE SET claim_no = EXCLUDED.claim_no, due_at = EXCLUDED.due_at;
     END IF;
     IF NEW.status = 'queued' THEN
+        -- Apps ask for `claimed_by IS NULL`, and a worker of 0.3.0 stops only when it is cleared.
+        NEW.claimed_by := NULL;
+        NEW.started_at := NULL;
         IF NEW.available_at > now() THEN
             NEW.blocked_reason := 'not_due';
         ELSIF NEW.lock_key IS NOT NULL AND NEW.blocked_reason IS NULL THEN

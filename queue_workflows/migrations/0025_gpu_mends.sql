@@ -214,7 +214,7 @@ BEGIN
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
                                    AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
-     ORDER BY head.priority, (head.model IS DISTINCT FROM p_model), head.place LIMIT 1;
+     ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;
     band := v_band;
     seq := abs(v_place);
@@ -266,6 +266,20 @@ BEGIN
              WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSIF p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSE
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
                            AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;

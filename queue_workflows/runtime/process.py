@@ -6,14 +6,15 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import service
+from queue_workflows.runtime import display, service
 from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
@@ -26,19 +27,60 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
 FLUSH_TIMEOUT_S = 0.5
+MESSAGE_CHARACTERS = 8000
+"""Length of a refusal's line. An error may contain an id of any length."""
 
 logger = logging.getLogger(__name__)
 _explanations: list[Explain] = []
 
 
 class MaskSecrets(logging.Filter):
-    """Masks message and traceback; for handlers, as a logger's filter misses its descendants."""
+    """Masks and escapes message and traceback of a record.
+
+    It belongs to handlers: a logger's filter does not see the records of its descendants. A line
+    end in an argument becomes `\\n`. Every line after a record's first is indented, so that no
+    text of a row can look like a record of its own.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = mask(record.getMessage()), None
+        record.args = _safe_arguments(record.args)
+        record.msg, record.args = _indented(mask(display.block(record.getMessage()))), None
         if record.exc_info and not record.exc_text:
-            record.exc_text = mask(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = "  " + _indented(mask(display.block(record.exc_text))).lstrip()
         return True
+
+
+class _Argument:
+    """An argument of a log message, which escapes the text that it becomes."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return display.line(str(self._value), None)
+
+    def __repr__(self) -> str:
+        return display.line(repr(self._value), None)
+
+
+def _safe_arguments(given: Any) -> Any:
+    """The arguments of a record; numbers stay what they are, as `%d` takes nothing else."""
+    if isinstance(given, Mapping):
+        members = cast("Mapping[str, object]", given)
+        return {name: _safe_argument(value) for name, value in members.items()}
+    if isinstance(given, tuple):
+        return tuple(map(_safe_argument, cast("tuple[object, ...]", given)))
+    return given
+
+
+def _safe_argument(value: object) -> object:
+    return value if isinstance(value, (int, float)) else _Argument(value)
+
+
+def _indented(text: str) -> str:
+    return re.sub(r"\n(?!  )", "\n  ", text)
 
 
 def setup_logging(level: str = "info") -> None:
@@ -109,9 +151,10 @@ def run_main(prog: str, body: Callable[[], int], *, debug: bool = False) -> int:
 
 def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int:
     if debug or config.DEBUG.read():
-        _say("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        trace = traceback.format_exception(type(error), error, error.__traceback__)
+        _say(display.block("".join(trace)))
     message = " ".join(str(error).split()) or type(error).__name__
-    _say(f"{prog}: {message}\n")
+    _say(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
     if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
         _say("".join(traceback.format_tb(error.__cause__.__traceback__)))
     return USAGE_ERROR

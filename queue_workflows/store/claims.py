@@ -241,6 +241,20 @@ def renew(
     return [Renewal(row["id"], row["claim_no"], row["cancel"]) for row in rows]
 
 
+def is_held(conn: db.Connection, lease: tables.Lease) -> bool:
+    """Return whether this claim still holds its job."""
+    row = conn.execute(_IS_HELD[lease.table.name], tables.fence(lease)).fetchone()
+    return row is not None
+
+
+_IS_HELD = {
+    table.name: sql.SQL("SELECT FROM {} j WHERE " + tables.HELD)
+    .format(sql.Identifier(table.name))
+    .as_bytes(None)
+    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+}
+
+
 def has_recorded(conn: db.Connection, lease: tables.Lease, events: Sequence[str]) -> bool:
     """Whether this very claim has left one of these events: its write was committed."""
     # Node events are found through their run and node, which are indexed.

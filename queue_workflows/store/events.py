@@ -13,8 +13,8 @@ from queue_workflows.types import Row
 _NODE_EVENT = (
     "INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, host_label,"
     " queue, model, elapsed_s, error, detail) VALUES (%(run_id)s, %(node_id)s, %(job_id)s,"
-    " %(attempt)s, %(event_type)s, %(host_label)s, %(queue)s, %(model)s, %(elapsed_s)s, %(error)s,"
-    " %(detail)s::jsonb) RETURNING id"
+    " least(greatest(%(attempt)s::bigint, 0), 32767), %(event_type)s, %(host_label)s, %(queue)s,"
+    " %(model)s, %(elapsed_s)s, %(error)s, %(detail)s::jsonb) RETURNING id"
 )
 _PRUNE = (
     "DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM workflow_node_events"
@@ -26,16 +26,15 @@ _NOTE = {
     table.name: sql.SQL(
         "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
         " host_label, queue, elapsed_s, error, detail) VALUES ({node_values} %(id)s,"
-        " {attempt}, %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s,"
-        " %(elapsed_s)s, %(error)s, %(detail)s::jsonb)"
+        " least(greatest(%(attempts)s::bigint, 0), {most_attempts}),"
+        " %(event_type)s, %(claim_no)s, %(worker_id)s, %(claimed_by)s, %(queue)s, %(elapsed_s)s,"
+        " %(error)s, %(detail)s::jsonb)"
     )
     .format(
+        # The older family's column is a smallint. No counter may keep a job from its end.
+        most_attempts=sql.SQL("32767" if table.in_run else "2147483647"),
         events=sql.Identifier(table.events),
         node_columns=sql.SQL("run_id, node_id, model," if table.in_run else ""),
-        # The history of nodes has a smallint, their rows an integer.
-        attempt=sql.SQL(
-            "greatest(0, least(%(attempts)s::integer, 32767))" if table.in_run else "%(attempts)s"
-        ),
         node_values=sql.SQL("%(run_id)s, %(node_id)s, %(required_model)s," if table.in_run else ""),
     )
     .as_bytes(None)

@@ -50,6 +50,32 @@ def reason(error: db.Error) -> str:
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 
+def submitters(conn: db.Connection) -> list[str]:
+    """Return the roles that may insert runs and neither own the tables nor work on jobs.
+
+    At most 10, by name, without superusers and the roles that PostgreSQL itself brings.
+    """
+    rows = conn.execute(
+        b"SELECT r.rolname FROM pg_roles r, pg_class c WHERE c.oid = to_regclass('workflow_runs')"
+        b" AND NOT r.rolsuper AND r.rolname !~ '^pg_'"
+        b" AND NOT pg_has_role(r.oid, c.relowner, 'USAGE')"
+        b" AND has_any_column_privilege(r.oid, c.oid, 'INSERT')"
+        b" AND NOT has_table_privilege(r.oid, to_regclass('workflow_node_jobs'), 'UPDATE')"
+        b" ORDER BY 1 LIMIT 10"
+    ).fetchall()
+    return [row["rolname"] for row in rows]
+
+
+def machines(conn: db.Connection) -> int:
+    """Return how many hosts have had a worker of nodes within the last day."""
+    row = _one(
+        conn,
+        b"SELECT count(DISTINCT host_label) AS n FROM workers"
+        b" WHERE queue IN ('cpu', 'gpu') AND last_seen > now() - interval '1 day'",
+    )
+    return row["n"]
+
+
 def server(conn: db.Connection) -> Row:
     """version_num, version, standby (it replays another's log), read_only, role."""
     return _one(

@@ -15,7 +15,8 @@ from queue_workflows.types import Row
 _RUN = (
     "SELECT id, workflow_name, status::text, error, out_dir, priority, generation, created_at,"
     " queued_at, started_at, finished_at, definition, now() AS read_at,"
-    " extract(epoch FROM coalesce(finished_at, now()) - queued_at)::float8 AS elapsed_s"
+    " extract(epoch FROM coalesce(finished_at, now()))::float8"
+    " - extract(epoch FROM queued_at)::float8 AS elapsed_s"
     " FROM workflow_runs WHERE id = %s"
 )
 _COMMON = (

@@ -37,7 +37,8 @@ _JOBS = (
     " count(*) FILTER (WHERE j.blocked_reason = 'limited') AS limited,"
     " count(*) FILTER (WHERE j.blocked_reason = 'locked') AS locked,"
     " count(*) FILTER (WHERE j.blocked_reason = 'not_due') AS not_due,"
-    " extract(epoch FROM now() - min(j.created_at) FILTER (WHERE j.status = 'queued'"
+    " extract(epoch FROM now())::float8 - extract(epoch FROM min(j.created_at)"
+    " FILTER (WHERE j.status = 'queued'"
     " AND j.blocked_reason IS DISTINCT FROM 'not_due'))::float8 AS oldest_s,"
     " count(*) FILTER (WHERE j.status = 'queued'"
     " AND j.created_at > now() - %(window)s * interval '1 second') AS fresh"
@@ -190,7 +191,8 @@ def use(conn: db.Connection, said: Row) -> Row:
     row = conn.execute(
         "SELECT (SELECT count(*) FROM ingest_jobs j WHERE j.status = 'running'"
         " AND j.queue = %(queue)s) AS running, (SELECT nullif(greatest(0, %(rate_period_s)s::float8"
-        " - extract(epoch FROM now() - s.started_at)), 0)::float8 FROM queue_starts s"
+        " - extract(epoch FROM now())::float8 + extract(epoch FROM s.started_at)::float8), 0)"
+        " FROM queue_starts s"
         " WHERE s.queue = %(queue)s AND s.n = 1 - %(rate_limit)s::bigint + ("
         "SELECT max(n) FROM queue_starts l WHERE l.queue = %(queue)s)) AS due_s",
         said,

@@ -15,8 +15,8 @@ def run_head(conn: db.Connection, run_id: str) -> Row | None:
     """The run without its definition and context, with `elapsed_s` since it was queued; or None."""
     return conn.execute(
         "SELECT id, workflow_name, status, error, out_dir, generation, created_at, started_at,"
-        " finished_at, extract(epoch FROM coalesce(finished_at, now()) - queued_at)::float8"
-        " AS elapsed_s FROM workflow_runs WHERE id = %s",
+        " finished_at, extract(epoch FROM coalesce(finished_at, now()))::float8"
+        " - extract(epoch FROM queued_at)::float8 AS elapsed_s FROM workflow_runs WHERE id = %s",
         (run_id,),
     ).fetchone()
 
@@ -36,7 +36,7 @@ def steps(conn: db.Connection, run_id: str) -> list[Row]:
         " count(*) FILTER (WHERE status = 'failed') AS failed,"
         " count(*) FILTER (WHERE status = 'cancelled') AS cancelled,"
         " extract(epoch FROM CASE WHEN bool_and(finished_at IS NOT NULL) THEN max(finished_at)"
-        " ELSE now() END - min(started_at))::float8 AS elapsed_s"
+        " ELSE now() END)::float8 - extract(epoch FROM min(started_at))::float8 AS elapsed_s"
         " FROM workflow_node_jobs WHERE run_id = %s GROUP BY 1",
         (run_id,),
     ).fetchall()
@@ -50,7 +50,8 @@ def nodes(conn: db.Connection, run_id: str, *, limit: int, live_only: bool) -> l
     return conn.execute(
         "SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress,"
         " input_spec, crash_count, error, seconds,"
-        " extract(epoch FROM coalesce(finished_at, now()) - started_at)::float8 AS elapsed_s"
+        " extract(epoch FROM coalesce(finished_at, now()))::float8"
+        " - extract(epoch FROM started_at)::float8 AS elapsed_s"
         " FROM workflow_node_jobs WHERE run_id = %(run)s"
         " AND (NOT %(live)s OR status IN " + _LIVE + ")"
         " ORDER BY status NOT IN " + _LIVE + ", started_at, seq LIMIT %(limit)s",
@@ -91,8 +92,9 @@ def crashes(conn: db.Connection, run_id: str) -> int:
 _JOBS = (
     "SELECT queue, 'queued' AS state, count(*) FILTER (WHERE blocked_reason IS NULL) AS n,"
     " count(*) FILTER (WHERE blocked_reason IS NOT NULL) AS blocked,"
-    " extract(epoch FROM now() - min(created_at) FILTER (WHERE blocked_reason IS NULL))::float8"
-    " AS oldest_s FROM {jobs} WHERE status = 'queued' GROUP BY queue"
+    " extract(epoch FROM now())::float8 - extract(epoch FROM min(created_at)"
+    " FILTER (WHERE blocked_reason IS NULL))::float8 AS oldest_s"
+    " FROM {jobs} WHERE status = 'queued' GROUP BY queue"
     " UNION ALL SELECT queue, 'running', count(*), 0, NULL FROM {jobs}"
     " WHERE status = 'running' GROUP BY queue"
 )
@@ -125,8 +127,9 @@ def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:
     `patience_s`.
     """
     events = conn.execute(
-        "SELECT count(*) AS n, coalesce(extract(epoch FROM now() - min(created_at)"
-        " FILTER (WHERE available_at IS NULL OR available_at <= now())), 0)::float8 AS lag_s"
+        "SELECT count(*) AS n, coalesce(extract(epoch FROM now())::float8"
+        " - extract(epoch FROM min(created_at)"
+        " FILTER (WHERE available_at IS NULL OR available_at <= now()))::float8, 0) AS lag_s"
         " FROM workflow_dispatch_events WHERE processed_at IS NULL"
     ).fetchone()
     answers = conn.execute(
@@ -158,7 +161,8 @@ def waiting_inputs(conn: db.Connection, run_id: str | None, *, limit: int) -> li
     """
     return conn.execute(
         "SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,"
-        " extract(epoch FROM now() - coalesce(j.started_at, j.created_at))::float8 AS waiting_s,"
+        " extract(epoch FROM now())::float8"
+        " - extract(epoch FROM coalesce(j.started_at, j.created_at))::float8 AS waiting_s,"
         " EXISTS (SELECT FROM workflow_input_submissions s WHERE s.run_id = j.run_id"
         " AND s.node_id = j.node_id AND s.status IN ('pending', 'processing')) AS answered"
         " FROM workflow_node_jobs j JOIN workflow_runs r ON r.id = j.run_id"

@@ -207,12 +207,25 @@ def start_fresh(
     """
     row = conn.execute(
         "SELECT queue_workflows_start_run(r.id, %s::integer, %s::bigint, %s::jsonb, %s::text,"
-        " %s::jsonb) AS n FROM workflow_runs r"
+        " %s::jsonb, %s::text) AS n FROM workflow_runs r"
         " WHERE r.id = %s AND jsonb_typeof(r.context) = 'object'",
-        (run["generation"], run["born"], definition_json, digest, rows_json, run["id"]),
+        (
+            *(run["generation"], run["born"], definition_json, digest, rows_json),
+            *(run["out_dir"], run["id"]),
+        ),
         prepare=True,
     ).fetchone()
     return row["n"] if row else None
+
+
+def give_out_dir(conn: db.Connection, run_id: str, out_dir: str) -> str | None:
+    """Store the folder of a run that has none; return the run's folder, None: no such run."""
+    row = conn.execute(
+        "UPDATE workflow_runs SET out_dir = coalesce(out_dir, %s) WHERE id = %s RETURNING out_dir",
+        (out_dir, run_id),
+        prepare=True,
+    ).fetchone()
+    return row["out_dir"] if row else None
 
 
 def complete(conn: db.Connection, run_id: str) -> bool:

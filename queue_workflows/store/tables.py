@@ -42,11 +42,13 @@ LAST_GENERATION = 1_000_000
 """The end of the range that the database allows; a retry adds one, or two in a run. Statements
 name it as a number."""
 
+# The attempt of a node's event is a smallint, its job's an integer: no counter may keep a job from
+# its end.
 _STATEMENT = sql.SQL(
     "WITH {chosen}done AS ({change} RETURNING j.*), logged AS ("
     "INSERT INTO {events} ({node_columns} job_id, attempt, event_type, claim_no, worker_id,"
     " host_label, queue, elapsed_s, error, detail{actor_column})"
-    " SELECT {node_values} id, {attempt}, {event}, claim_no, %(worker)s::text, claimed_by, queue,"
+    " SELECT {node_values} id, {attempt}, {event}, claim_no, %(worker)s::text, {host}, queue,"
     " %(seconds)s::float8, {error}, coalesce(%(detail)s::jsonb, '{{}}'){actor} FROM done){sent}"
     " SELECT * FROM done"
 )
@@ -83,6 +85,10 @@ def transition(
         node_columns=sql.SQL("run_id, node_id, model," if table.in_run else ""),
         node_values=sql.SQL("run_id, node_id, required_model," if table.in_run else ""),
         event=event,
+        # The trigger has cleared it where the job is queued again; the snapshot has the old row.
+        host=sql.SQL(
+            "coalesce(claimed_by, (SELECT o.claimed_by FROM {} o WHERE o.id = done.id))"
+        ).format(sql.Identifier(table.name)),
         # The history of nodes has a smallint, their rows an integer.
         attempt=sql.SQL("greatest(0, least(attempts, 32767))" if table.in_run else "attempts"),
         error=sql.SQL("coalesce(%(error)s::text, error)"),

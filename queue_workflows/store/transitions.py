@@ -10,7 +10,7 @@ from psycopg import sql
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import policy
-from queue_workflows.store import endings, isolation, payload, quarantine, tables
+from queue_workflows.store import endings, events, isolation, payload, quarantine, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 
@@ -61,6 +61,8 @@ _TRIP = sql.SQL(
     " WHEN " + _TRIPS + " <= %(cap)s::integer THEN 'queued' ELSE 'failed' END,"
     " watchdog_retries = " + _TRIPS + ", error = %(error)s, seconds = %(seconds)s::float8,"
     " finished_at = CASE WHEN {over} OR " + _TRIPS + " > %(cap)s::integer THEN now() END,"
+    " priority = CASE WHEN " + _TRIPS + " <= %(cap)s::integer"
+    " THEN least(j.priority, %(band)s::smallint) ELSE j.priority END,"
     " worker_id = NULL, lease_expires_at = NULL WHERE " + HELD
 )
 _HAND_BACK_ALL = sql.SQL(
@@ -90,13 +92,32 @@ _CRASHED = sql.SQL(
 )
 _CRASH_EVENT = sql.SQL("CASE status WHEN 'queued' THEN 'reclaimed' ELSE status END")
 _IS_LAPSED = "status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())"
+_WATCHED = (
+    "(%(had)s::float8 IS NULL OR heartbeat_at IS NULL"
+    " OR heartbeat_at >= now() - %(had)s::float8 * interval '1 second')"
+)
+_UNWATCHED = "heartbeat_at < now() - %(had)s::float8 * interval '1 second'"
 _LAPSED = sql.SQL(
-    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE " + _IS_LAPSED + ""
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND " + _WATCHED + ""
     " ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED), "
 )
 _LAPSED_AMONG = sql.SQL(
     "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE id = ANY (%(ids)s::text[])"
-    " AND (" + _IS_LAPSED + ") IS TRUE FOR UPDATE SKIP LOCKED), "
+    " AND (" + _IS_LAPSED + " AND " + _WATCHED + ") IS TRUE FOR UPDATE SKIP LOCKED), "
+)
+_UNWATCHED_LAPSED = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND " + _UNWATCHED + ""
+    " ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED), "
+)
+_UNWATCHED_AMONG = sql.SQL(
+    "chosen AS MATERIALIZED (SELECT id FROM {jobs} WHERE id = ANY (%(ids)s::text[])"
+    " AND (" + _IS_LAPSED + " AND " + _UNWATCHED + ") IS TRUE FOR UPDATE SKIP LOCKED), "
+)
+_EXCUSED = sql.SQL(
+    "UPDATE {jobs} j SET status = CASE WHEN {over} THEN 'cancelled' ELSE 'queued' END,"
+    " finished_at = CASE WHEN {over} THEN now() END, worker_id = NULL, lease_expires_at = NULL,"
+    " priority = least(j.priority, %(band)s::smallint)"
+    " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
 )
 LIFE_LOCK = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
@@ -144,15 +165,22 @@ _RECLAIM_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED)
 _GONE_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE)
 _RECLAIM_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED_AMONG)
 _GONE_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE_AMONG)
-_LAPSED_IDS = {
-    table.name: sql.SQL(
-        "SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND id <> ALL (%(aside)s::text[])"
-        " ORDER BY lease_expires_at LIMIT 100"
+
+
+def _lapsed_ids(table: tables.JobTable, also: sql.SQL) -> bytes:
+    return (
+        sql.SQL(
+            "SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND {also}"
+            " AND id <> ALL (%(aside)s::text[]) ORDER BY lease_expires_at LIMIT 100"
+        )
+        .format(jobs=sql.Identifier(table.name), also=also)
+        .as_bytes(None)
     )
-    .format(jobs=sql.Identifier(table.name))
-    .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
-}
+
+
+_FAMILIES = (tables.NODE_JOBS, tables.INGEST_JOBS)
+_LAPSED_IDS = {table.name: _lapsed_ids(table, sql.SQL(_WATCHED)) for table in _FAMILIES}
+_UNWATCHED_IDS = {table.name: _lapsed_ids(table, sql.SQL(_UNWATCHED)) for table in _FAMILIES}
 _GONE_IDS = {
     table.name: sql.SQL("SELECT q.id" + _IS_GONE + " AND q.id <> ALL (%(aside)s::text[]) LIMIT 100")
     .format(jobs=sql.Identifier(table.name))
@@ -161,6 +189,8 @@ _GONE_IDS = {
 }
 _ENDS = {"workflow_node_jobs": endings.node_job, "ingest_jobs": endings.ingest_job}
 _DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
+_EXCUSE_LAPSED_SQL = _both(_EXCUSED, _BACK_EVENT, _UNWATCHED_LAPSED)
+_EXCUSE_AMONG_SQL = _both(_EXCUSED, _BACK_EVENT, _UNWATCHED_AMONG)
 _CHARGE_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_CLAIM)
 
 
@@ -267,12 +297,15 @@ def trip(
     seconds: float,
     detail: str | None = None,
 ) -> Row | None:
-    """A watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, ingest jobs fail.
+    """Record a watchdog's verdict: a node is queued again up to WATCHDOG_MAX_RETRIES, with at most
+    FRONT_PRIORITY; an ingest job fails.
 
     None: the claim is lost.
     """
     cap = config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0
-    parameters = tables.fence(lease, error=error, seconds=seconds, detail=detail, cap=cap)
+    parameters = tables.fence(
+        lease, error=error, seconds=seconds, detail=detail, cap=cap, band=FRONT_PRIORITY
+    )
     return conn.execute(_TRIP_SQL[lease.table.name], parameters).fetchone()
 
 
@@ -282,22 +315,97 @@ def _crash_parameters(error: str | None, **more: Any) -> dict[str, Any]:
         "seconds": None,
         "error": error,
         "detail": None,
+        "had": None,
         "cap": config.MAX_CRASHES.read(),
         "band": FRONT_PRIORITY,
         "backoff": config.CRASH_BACKOFF_S.read(),
     } | more
 
 
-def reclaim_lapsed(conn: db.Connection, table: tables.JobTable) -> list[Row]:
+def reclaim_lapsed(
+    conn: db.Connection, table: tables.JobTable, *, had_s: float | None = None
+) -> list[Row]:
     """Take back up to 100 jobs whose lease has lapsed, counting a crash each; the changed rows.
 
     Queued again at the front the first time, later after CRASH_BACKOFF_S times the crashes; failed
-    as poison at MAX_CRASHES; cancelled when the run is over. Skips rows that are locked.
+    as poison at MAX_CRASHES; cancelled when the run is over. Skips rows that are locked. `had_s`:
+    leaves those to `excuse_lapsed`, called with the same, that it takes back.
     """
-    return conn.execute(_RECLAIM_SQL[table.name], _crash_parameters(None)).fetchall()
+    parameters = _crash_parameters(None, had=had_s)
+    return conn.execute(_RECLAIM_SQL[table.name], parameters).fetchall()
 
 
-def lapsed_duty(table: tables.JobTable) -> isolation.Duty:
+def excuse_lapsed(conn: db.Connection, table: tables.JobTable, *, had_s: float) -> list[Row]:
+    """Take back up to 100 jobs with a lapsed lease that were renewed last over `had_s` ago.
+
+    Counts nothing: the caller has had the database for `had_s` seconds only, and a worker whose
+    renewals failed before is no dead one. Queued at the front, or cancelled; the changed rows.
+    """
+    detail = payload.encode({"reason": "its lease lapsed while the database was away"}, "reason")
+    parameters = _crash_parameters(None, had=had_s, detail=detail)
+    return conn.execute(_EXCUSE_LAPSED_SQL[table.name], parameters).fetchall()
+
+
+def excused_duty(table: tables.JobTable, had_s: float) -> isolation.Duty:
+    """Return `excuse_lapsed` as a duty that leaves out rows which raise."""
+    detail = payload.encode({"reason": "its lease lapsed while the database was away"}, "reason")
+    return isolation.Duty(
+        f"hand-back in {table.name}",
+        _EXCUSE_LAPSED_SQL[table.name],
+        _UNWATCHED_IDS[table.name],
+        _EXCUSE_AMONG_SQL[table.name],
+        _ENDS[table.name],
+        lambda: _crash_parameters(None, had=had_s, detail=detail),
+    )
+
+
+def excuse(conn: db.Connection, lease: tables.Lease, *, ended: bool = True) -> bool:
+    """Undo what the end of this claim has cost its job, as the database kept it from its worker.
+
+    A claim that is still held goes back uncounted, unless its process may still run (`ended`
+    false); a crash that was counted for it is taken back, once, with a `death` event. Returns
+    whether anything was changed. A job that has failed as poison meanwhile stays failed.
+    """
+    with conn.transaction():
+        if ended and hand_back(conn, lease, reason=_NO_DATABASE) is not None:
+            return True
+        row = conn.execute(_REFUND_SQL[lease.table.name], tables.fence(lease)).fetchone()
+        if row is None:
+            return False
+        detail = payload.encode({"charged": False, "reason": _NO_DATABASE}, "reason")
+        job = row | {"worker_id": lease.worker_id, "claim_no": lease.claim_no}
+        events.note(conn, lease.table, job, "death", detail=detail, error=_NO_DATABASE)
+        return True
+
+
+_NO_DATABASE = "its worker could not reach the database"
+
+
+def _refunding(table: tables.JobTable) -> bytes:
+    of_claim = sql.SQL(
+        "SELECT FROM {events} e WHERE {found} e.job_id = j.id AND e.claim_no = %(claim)s"
+    ).format(
+        events=sql.Identifier(table.events),
+        # Node events are found through their run and node, which are indexed.
+        found=sql.SQL("e.run_id = j.run_id AND e.node_id = j.node_id AND" if table.in_run else ""),
+    )
+    return (
+        sql.SQL(
+            "UPDATE {jobs} j SET crash_count = j.crash_count - 1 WHERE j.id = %(job)s"
+            " AND j.crash_count > 0 AND j.status IN ('queued', 'running')"
+            " AND EXISTS ({of_claim} AND e.event_type = 'claimed' AND e.worker_id = %(worker)s)"
+            " AND EXISTS ({of_claim} AND e.event_type = 'reclaimed')"
+            " AND NOT EXISTS ({of_claim} AND e.event_type = 'death') RETURNING j.*"
+        )
+        .format(jobs=sql.Identifier(table.name), of_claim=of_claim)
+        .as_bytes(None)
+    )
+
+
+_REFUND_SQL = {table.name: _refunding(table) for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
+
+
+def lapsed_duty(table: tables.JobTable, had_s: float | None = None) -> isolation.Duty:
     """Return `reclaim_lapsed` as a duty that leaves out rows which raise."""
     return isolation.Duty(
         f"reclaim in {table.name}",
@@ -305,7 +413,7 @@ def lapsed_duty(table: tables.JobTable) -> isolation.Duty:
         _LAPSED_IDS[table.name],
         _RECLAIM_AMONG_SQL[table.name],
         _ENDS[table.name],
-        lambda: _crash_parameters(None),
+        lambda: _crash_parameters(None, had=had_s),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.runtime import shapes
 from queue_workflows.store import limits
 from queue_workflows.types import Row
 
@@ -101,13 +102,14 @@ def models(conn: db.Connection, worker: Row) -> list[str]:
 
 def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
     """What the worker would claim next: model, how, band, seq, why; see migration 0025."""
-    claim: Row = worker["claim"] or {}
+    claim = shapes.mapping(worker["claim"])
+    grace_s, bound_s = shapes.number(claim.get("grace_s")), shapes.number(claim.get("bound_s"))
     values: dict[str, Any] = {
         "models": [*can, ""],
-        "newest": claim.get("newest", False),
-        "policy": claim.get("policy", "strict"),
-        "grace_s": claim.get("grace_s", 300.0),
-        "bound_s": claim.get("bound_s", 2400.0),
+        "newest": claim.get("newest") is True,
+        "policy": shapes.text(claim.get("policy")) or "strict",
+        "grace_s": 300.0 if grace_s is None else grace_s,
+        "bound_s": 2400.0 if bound_s is None else bound_s,
     }
     row = conn.execute(
         "SELECT * FROM queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,"

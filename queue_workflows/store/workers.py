@@ -150,7 +150,8 @@ def flag_stale(conn: db.Connection, stale_after_s: float) -> list[Row]:
 
 _SWITCHED_OFF = (
     "SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_at,"
-    " c.updated_at AS switched_at, extract(epoch FROM c.until_at - now())::float8 AS until_s"
+    " c.updated_at AS switched_at, extract(epoch FROM c.until_at)::float8"
+    " - extract(epoch FROM now())::float8 AS until_s"
     " FROM worker_controls c WHERE c.desired_state = 'off'"
     " AND (c.until_at IS NULL OR c.until_at > now())"
 )
@@ -159,7 +160,8 @@ _LISTING = (
     "SELECT w.worker_id, w.host_label, w.queue, w.pid, CASE WHEN w.state <> 'stopped'"
     " AND w.last_seen < now() - %s * interval '1 second' THEN 'dead' ELSE w.state END AS state,"
     " w.job_ids, w.detail, w.started_at, w.last_seen,"
-    " extract(epoch FROM now() - w.last_seen)::float8 AS age_s,"
+    " extract(epoch FROM now())::float8"
+    " - extract(epoch FROM w.last_seen)::float8 AS age_s,"
     " CASE WHEN c.queue IS NULL THEN 'on' ELSE 'off' END AS desired_state, c.stop_policy,"
     " c.requested_by, c.reason, c.until_at, c.until_s, c.switched_at, h.current_model,"
     " h.last_flagged_dead_at"
@@ -190,7 +192,8 @@ def flagged(conn: db.Connection, host_label: str) -> list[Row]:
     """A host's queues that are flagged dead and not OFF: queue, flagged_at, age_s of the beat."""
     return conn.execute(
         "SELECT h.queue, h.last_flagged_dead_at AS flagged_at,"
-        " extract(epoch FROM now() - h.last_seen)::float8 AS age_s FROM worker_heartbeats h"
+        " extract(epoch FROM now())::float8"
+        " - extract(epoch FROM h.last_seen)::float8 AS age_s FROM worker_heartbeats h"
         " WHERE h.host_label = %s AND h.last_flagged_dead_at IS NOT NULL"
         " AND queue_workflows_off_policy(h.host_label, h.queue) IS NULL ORDER BY h.queue",
         (host_label,),

@@ -27,11 +27,11 @@ _MAGIC = b"qw-board %-15.15b" % __version__.encode()
 """After an upgrade a child may start below an older parent, which would not understand it."""
 _HEADER = struct.Struct("=24sq")
 _SLOT = struct.Struct("=QII")
-_CELLS = slice(32, 72)
+_CELLS = slice(32, 80)
 _RUNNING = slice(_CELLS.stop, _CELLS.stop + 8 * PLACES)
 _SLOTS = (_RUNNING.stop, _RUNNING.stop + (SIZE - _RUNNING.stop) // 2)
 _ROOM = (SIZE - _RUNNING.stop) // 2 - _SLOT.size
-_BEAT, _JOB, _HEARD, _TELLS, _DUE = range(5)
+_BEAT, _JOB, _HEARD, _TELLS, _DUE, _FENCED = range(6)
 _ZERO = 0.5
 """Stands for the `seq` 0, which an old row may have: a cell of 0.0 is empty."""
 
@@ -49,6 +49,8 @@ class Seen(NamedTuple):
     """The `seq` of the jobs whose bodies run; None: this worker runs all that it holds."""
     due: int | None
     """The `seq` of the job for whose budget the kernel timer is armed; None: it tells none."""
+    fenced: bool
+    """Whether it ends itself because the database kept it from renewing its leases."""
     record: Row
     """What the worker said of itself and of its job last: see `account`. May be empty."""
 
@@ -98,6 +100,10 @@ class Board:
         """Of the jobs that run this one's budget ends first."""
         self._cells[_DUE] = seq or _ZERO
 
+    def fence(self) -> None:
+        """The worker ends itself now, because the database kept it from renewing its leases."""
+        self._cells[_FENCED] = 1.0
+
     def heard(self, now: float) -> None:
         """The body showed life."""
         self._cells[_HEARD] = now
@@ -129,11 +135,12 @@ class Board:
 
     def read(self) -> Seen:
         """What it shows now."""
-        beat, job, heard, tells, due = self._cells.tolist()
+        beat, job, heard, tells, due, fenced = self._cells.tolist()
         ran = None
         if tells:
             ran = frozenset(int(seq) for seq in self._running.tolist() if seq and job)
-        return Seen(beat, job, heard, ran, int(due) if due else None, self._read())
+        due_seq = int(due) if due else None
+        return Seen(beat, job, heard, ran, due_seq, fenced != 0.0, self._read())
 
     def _read(self) -> Row:
         """The newest slot that is whole."""
@@ -148,7 +155,7 @@ class Board:
         """Nobody judges, and nothing is known."""
         for seq in [*self._places]:
             self.end(seq=seq)
-        for cell in (_BEAT, _JOB, _HEARD):
+        for cell in (_BEAT, _JOB, _HEARD, _FENCED):
             self._cells[cell] = 0.0
         for at in _SLOTS:
             _SLOT.pack_into(self._memory, at, 0, 0, 0)

@@ -76,7 +76,9 @@ def bury(
             else:
                 taken = _carry_out(conn, sentence, leases)
             for row in taken:
-                _note_death(conn, table, row, holders.get(row["id"]), death | {"gpu": gpu}, how)
+                # A job that is queued again names nobody any more.
+                job = row | {"claimed_by": host_label}
+                _note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
             rows += taken
         orderly = ended.code in leaving.ORDERLY
         workers.bury(conn, prefix, payload.encode(death, "detail"), orderly=orderly)

@@ -22,26 +22,16 @@ from queue_workflows.store import (
     transitions,
 )
 from queue_workflows.types import Row
-from queue_workflows.worker import current
+from queue_workflows.worker import current, fencing
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
-READ_ONLY = "25"
-TOO_LARGE = "54"
-"""SQLSTATE classes: a server that takes no writes now, and a write that it will never take."""
 REFUSALS = 4
 """How often the database may refuse a failure for what it is, before the job is given up."""
 REFUSED_WAIT_S = 60.0
 """How long a job waits whose end nothing records, not even as poison."""
-
-
-def _passes(error: db.Error) -> bool:
-    """Whether the same write may be taken later."""
-    state = error.sqlstate or ""
-    passing = isinstance(error, (db.OperationalError, db.InterfaceError))
-    return (passing and not state.startswith(TOO_LARGE)) or state.startswith(READ_ONLY)
 
 
 class Claimer:
@@ -62,6 +52,8 @@ class Claimer:
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
+        self._unsaved: list[tables.Lease] = []
+        """Claims that ended while the database kept their outcomes from being recorded."""
         self.also_held: Callable[[], set[str]] = lambda: set()
         """The jobs that it holds besides."""
         self._look_again = False
@@ -82,6 +74,9 @@ class Claimer:
         if self._was_lost:
             self._release_strays(conn)
             self._was_lost, self._look_again = False, True
+        while self._unsaved:
+            transitions.excuse(conn, self._unsaved[-1])
+            self._unsaved.pop()
 
     def _release_strays(self, conn: db.Connection) -> None:
         """Give back what a commit whose reply was lost has claimed without anybody here knowing."""
@@ -218,7 +213,7 @@ class Claimer:
                     apart = True
                     continue
                 self._lose()
-                refusals += outcome.kind != "completed" and not _passes(error)
+                refusals += outcome.kind != "completed" and not fencing.may_pass(error)
                 if refusals == REFUSALS:
                     self._give_up(work, error)
                 outcome = self._after(error, work, outcome, ahead)
@@ -267,8 +262,10 @@ class Claimer:
     ) -> outcomes.Outcome:
         """What to record after the database refused: the same, or a failure that says why."""
         if work.verdict() is not None:
+            if fencing.may_pass(error):
+                self._unsaved.append(work.lease)
             raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
-        if _passes(error):
+        if fencing.may_pass(error):
             _log.warning("the result of job %s waits: %s", work.job["id"], error)
             return outcome
         if ahead is not None or outcome.kind != "completed":

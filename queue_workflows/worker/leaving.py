@@ -28,7 +28,7 @@ class Leaving:
     An exit is armed before anything is asked of the database, and comes only if that job still
     runs: `held_` gives what is held, by lane, or None once it does not. What else runs then goes
     back first, uncounted. Asked is over the connection `kept` by the watch; if that is in use or
-    does not answer, over one more.
+    does not answer, over one more. `fence` is called when an exit with EXIT_LOST is certain.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Leaving:
         *,
         kept: db.Kept,
         fuses_: fuses.Fuses,
+        fence: Callable[[], object],
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
@@ -45,6 +46,7 @@ class Leaving:
         self._held = held_
         self._kept = kept
         self._fuses = fuses_
+        self._fence = fence
         self._on_exit = on_exit
         self._now = now_fn
         self.decided = False
@@ -107,6 +109,10 @@ class Leaving:
         with self._asking() if write else contextlib.nullcontext() as conn:
             written = write is None or self._record(conn, work, write, code)
             if self._held(work) is not None and (written or not only_if_written):
+                if code == guards.EXIT_LOST:
+                    # Before what follows, which waits for a renewal that has no reply: the kernel
+                    # timer of the lease may end the process first.
+                    self._fence()
                 self._release(conn, work, others)
                 if not written:
                     self._take_leave(conn, code)

@@ -218,7 +218,8 @@ class Oversight:
     def ended(self, name: str, code: int | None = None) -> frozenset[int] | None:
         """That child was reaped with `code`; what its board shows is over. See `board.Seen.ran`.
 
-        Of one that its timer ended for a budget it is the job with that budget alone.
+        Of one that its timer ended for a budget it is the job with that budget alone; of one that
+        ended itself as the database was away, none.
         """
         ward = self._wards.get(name)
         if ward is None:
@@ -227,6 +228,8 @@ class Oversight:
         ran = seen.ran
         if code == guards.EXIT_BUDGET and ran and seen.due in ran:
             ran = frozenset({seen.due})
+        if code == guards.EXIT_LOST and seen.fenced:
+            ran = frozenset[int]()
         ward.board.clear()
         ward.case = None
         return ran

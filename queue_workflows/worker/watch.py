@@ -18,6 +18,7 @@ from queue_workflows.worker import (
     board,
     capture,
     current,
+    fencing,
     fuses,
     gear,
     guards,
@@ -31,6 +32,10 @@ _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
 JUDGE_S = 0.5
 DOUBTS_S = 0.5
+NOTES_S = 2.0
+"""How often a note is tried again whose process may still run, or while the database is away."""
+NOTES_AGAIN_S = 30.0
+"""How often a worker looks for the notes of others of this machine that do not come back."""
 BATCH_S = 0.5
 PROGRESS_S = 1.0
 """How often progress is stored at most."""
@@ -88,9 +93,13 @@ class Watch:
             self._held_with,
             kept=self._kept,
             fuses_=self._fuses,
+            fence=self._fence,
             on_exit=on_exit,
             now_fn=now_fn,
         )
+        self._renewals = fencing.Renewals(who().lease_s, self._kept, now_fn)
+        self._notes = fencing.Reporter(self._kept)
+        self._notes_left = False
         self._stops: list[float] = []
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
@@ -101,6 +110,7 @@ class Watch:
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
             service.Task("doubts", DOUBTS_S, self._note_doubts),
+            service.Task("notes", self._notes_pause, self._report_notes),
         ]
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
@@ -120,6 +130,9 @@ class Watch:
         if self._loop is not None:
             yield
             return
+        with contextlib.suppress(db.Error):
+            # Before anything is claimed: a job that is claimed again may end as poison.
+            self._report_notes()
         self._loop = service.Loop("worker-watch", self._tasks, now_fn=self._now)
         try:
             with contextlib.ExitStack() as stack:
@@ -202,6 +215,8 @@ class Watch:
         """A job runs from now on."""
         if not self._several:
             self._logs.begin()
+            if not self._batches:
+                self._renewals.renewed()  # its claim was one
         with self._lock:
             self._works = [*self._works, work]
             lease_ends, budget_ends = self._ends()
@@ -274,10 +289,13 @@ class Watch:
             try:
                 with self._kept.using() as conn:
                     found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
-            except db.Error:
+                    self._excuse(conn, found.lost)
+            except db.Error as error:
+                self._renewals.refused(error)
                 for work in works:
                     work.unsaved = work.unsaved or said[work.lease]
                 raise
+            self._renewals.renewed()
         stop_at = sent + config.CANCEL_GRACE_S.read()
         for each in self._lanes:
             each.held.renewed(found, stop_at)
@@ -285,6 +303,32 @@ class Watch:
             self._renewed(work, found, sent, stop_at)
         self._keep_fuses()
         self._mind_batch()
+
+    def _excuse(self, conn: db.Connection, lost: Sequence[tables.Lease]) -> None:
+        """Take back the crash that the end of these claims may have counted: this process lives.
+
+        Not where it was held up itself, as by a handler that kept the GIL past its lease.
+        """
+        if not self._renewals.starved:
+            for lease in lost[: fencing.MAX_LEASES]:
+                transitions.excuse(conn, lease, ended=False)
+
+    def _fence(self) -> None:
+        """Say whether this exit is the database's fault, to a parent and to the next worker."""
+        if not self._renewals.blame_database():
+            return
+        self._board.fence()
+        held_ = [*(work.lease for work in self._works)]
+        for each in self._lanes:
+            held_ += each.held.claims()
+        fencing.write_note((each.who().worker_id for each in self._lanes), dict.fromkeys(held_))
+
+    def _notes_pause(self) -> float:
+        return NOTES_S if self._notes_left else NOTES_AGAIN_S
+
+    def _report_notes(self) -> None:
+        self._notes_left = True
+        self._notes_left = not self._notes.report()
 
     def _renewed(self, work: current.Work, found: held.Found, sent: float, stop_at: float) -> None:
         if work.lease not in found.lost:
@@ -330,6 +374,7 @@ class Watch:
         return board.account(self._who(), works[0] if works else None, shown=self._gear.shown)
 
     def _judge(self) -> None:
+        self._renewals.watched()
         self._keep_fuses()
         with self._lock:
             self._board.beat(self._now(), self._account())
@@ -404,8 +449,14 @@ class Watch:
         works, holds, who = self._works_of(own), bool(own.held.ids()), own.who()
         if not (works or holds or self._gear.holds_model):
             return
-        with self._kept.using() as conn:
-            policy = worker_control.stop_policy_for(conn, who.host, who.queue)
+        watcher = worker_control.WorkerControlWatcher(
+            _Stopped(self, own),
+            on_exit=self._leaving.obeyed,
+            host=who.host,
+            queue=who.queue,
+            read=self._stop_policy,
+        )
+        policy = watcher.policy()
         if policy is None:
             return
         if holds:
@@ -415,10 +466,13 @@ class Watch:
         if not works and (holds or self._works_of(own)):
             return
         if not works or any(self._is_running(work) for work in works):
-            handler = worker_control.handler(policy)
-            if handler is worker_control.HARD:
+            if worker_control.handler(policy) is worker_control.HARD:
                 self._fuses.leave(guards.EXIT_CONTROL)
-            handler(_Stopped(self, own), on_exit=self._leaving.obeyed)
+            watcher.obey(policy)
+
+    def _stop_policy(self, host: str, queue: str) -> str | None:
+        with self._kept.using() as conn:
+            return worker_control.stop_policy_for(conn, host, queue)
 
     def _note_doubts(self) -> None:
         """Store progress, and say what guards suspect."""

@@ -72,7 +72,7 @@ def test_an_answer_that_was_not_asked_for_is_one_line_and_code_2(
     assert 'it is one of "l" (Left), -1' in refused(cli.run(QW, "answer", run_id, "q", "up"))
     assert "No such file" in refused(cli.run(QW, "answer", run_id, "q", f"@{tmp_path}/none"))
     shown = cli.run(QW, "inputs", run_id).out
-    assert shown.splitlines()[1:] == ["  Which way?", '    "l"  Left', "    -1  Down [2J"]
+    assert shown.splitlines()[1:] == [r"  Which\nway?", '    "l"  Left', r"    -1  Down\x1b[2J"]
     (tmp_path / "given").write_text("-1\n")
     unknown = cli.run(QW, "answer", "nope", "q", "1")
     assert unknown.err == "queue-workflows answer: there is no run 'nope'\n"

@@ -22,8 +22,7 @@ from queue_workflows.cli import connect, doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.db import reach
 from queue_workflows.store import rights
-from tests.faults import test_postgres
-from tests.support import catalog, commands, database
+from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands
 from tests.support.proxy import Proxy
 from tests.support.reachable import Server
@@ -534,6 +533,16 @@ def test_rights_past_the_purpose_are_found_and_revoked(
             conn.execute("INSERT INTO workflow_runs (workflow_name, status) VALUES ('w', 'x')")
 
 
+@pytest.mark.parametrize("purpose", ["submit", "work"])
+def test_a_submitter_is_told_the_knob_that_confines_runs(home: str, purpose: str) -> None:
+    named = passed(home, purpose).get("files")
+    if purpose == "submit":
+        assert named is not None
+        assert "QUEUE_WORKFLOWS_OUT_ROOTS=/" in named.text
+    else:
+        assert named is None
+
+
 def test_what_is_needed_for_a_purpose_names_every_table() -> None:
     """All that the schema page describes, but what hosts or the tables' owner alone write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}
@@ -545,7 +554,7 @@ def test_what_is_needed_for_a_purpose_names_every_table() -> None:
 
 
 def test_a_clock_that_is_off(home: str, tmp_path: Any) -> None:
-    wall = test_postgres.Wall(tmp_path / "wall")
+    wall = faketime.Wall(tmp_path / "wall")
     wall.put(1)
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=home, **wall.env) as cli:
         done = cli.run("queue-workflows", "connect", "--json")

@@ -87,7 +87,7 @@ def test_a_failed_run_is_told_node_by_node(toy: Flow, show: Callable[..., Shown]
     (tried,) = (line for line in lines if line.startswith("  attempt 1: ") and "ValueError" in line)
     assert " box pid " in tried
     assert ", waited " in tried
-    assert tried.endswith(" s, failed: ValueError: no  [31mluck")
+    assert tried.endswith(r" s, failed: ValueError: no \x1b[31mluck")
     assert "\x1b" not in done.out
 
 
@@ -354,7 +354,7 @@ def test_follow_shows_the_log_while_it_grows(host: Host, fails: bool) -> None:
     assert "s: running" in following.out
     (host.folder / "go").touch()
     assert following.wait() == int(fails)
-    assert "s/talk | over  [31m\n" in following.out
+    assert "s/talk | over \\x1b[31m\n" in following.out
     assert following.out.count("| begun") == 1
     assert ("raise ValueError" in following.err) is fails
     assert f"run {run_id} (w): {'failed' if fails else 'completed'} in " in following.out
@@ -376,7 +376,7 @@ def test_follow_of_an_ingest_job(host: Host) -> None:
         '  output: {"result": null}',
     ]
     assert [line.split()[-1] for line in lines if line.startswith("attempt 1: ")][-1] == "s"
-    assert "attempt 1 | over  [31m" in lines
+    assert r"attempt 1 | over \x1b[31m" in lines
 
 
 def test_a_follower_that_is_stopped_leaves_the_run(host: Host) -> None:

@@ -77,6 +77,7 @@ def soaking(out: Path, *options: str) -> Generator[Soak]:
         ["--minutes", "0"],
         ["--gap", "-1"],
         ["--rate", "nan"],
+        ["--hostile", "-1"],
         ["--seed", "x"],
         ["--mutant", "unheard-of"],
         ["--mutant", "fires,unheard-of"],

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import migrations, node_pool, orchestrator, run_store, store
-from queue_workflows.runtime import signals
+from queue_workflows import migrations, node_pool, run_store, store
 from queue_workflows.store import claims
 from tests.support import factories, flow, laws, toyhost
 from tests.support.commands import TOYHOST, Commands
@@ -139,7 +138,7 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
     conn.execute("UPDATE workflow_runs SET status = %s", (status,))
     if lapsed:
         factories.expire(conn, held)
-    orchestrator.recover(signals.StopRequest())
+    assert node_pool.recover(lambda _: False) is True
     node_pool.sweep_orphans()
     assert flow.states(run_id) == {"n": "queued" if lapsed else "running", "waits": "queued"}
 

@@ -67,8 +67,8 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
     assert list(result) == [
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
-        "rights", "schema", "outbox", "runs", "bad rows", "leases", "queues", "workers",
-        "dead rows", "renewals",
+        "rights", "schema", "files", "outputs", "outbox", "runs", "bad rows", "leases", "queues",
+        "workers", "dead rows", "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
@@ -162,6 +162,34 @@ def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert wrong(partly) == {"rights": ERROR, "runs": ERROR, "bad rows": ERROR}
     for lacking in ("UPDATE on workers", "SELECT on workflow_runs", "USAGE on workflow_node_ev"):
         assert lacking in partly["rights"].text
+
+
+def test_a_role_that_may_only_submit_while_runs_may_keep_files_anywhere(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_submitter"
+    name = sql.Identifier(role)
+    seen: list[Finding] = []
+    with engine.connect() as conn:
+        seen.append(found("files"))
+        conn.execute(sql.SQL("CREATE ROLE {}").format(name))
+        try:
+            for change in (
+                "GRANT INSERT (id, workflow_name) ON workflow_runs TO {}",
+                "GRANT UPDATE ON workflow_node_jobs TO {}",
+                "REVOKE UPDATE ON workflow_node_jobs FROM {}",
+            ):
+                conn.execute(sql.SQL(change).format(name))
+                seen.append(found("files"))
+            monkeypatch.setenv("QUEUE_WORKFLOWS_OUT_ROOTS", "/srv/runs")
+            seen.append(found("files"))
+        finally:
+            conn.execute(sql.SQL("DROP OWNED BY {}").format(name))
+            conn.execute(sql.SQL("DROP ROLE {}").format(name))
+    assert [finding.level for finding in seen] == [OK, WARNING, OK, WARNING, OK]
+    assert role in seen[1].text
+    assert "QUEUE_WORKFLOWS_OUT_ROOTS" in seen[1].remedy
+    assert "/srv/runs" in seen[4].text
 
 
 def test_a_read_only_role(own: str, monkeypatch: pytest.MonkeyPatch) -> None:

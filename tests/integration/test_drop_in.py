@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from queue_workflows import config, model_cache, model_registry, node_queue
+from queue_workflows import (
+    claim_worker,
+    config,
+    ingest_executor,
+    model_cache,
+    model_registry,
+    node_executor,
+    node_queue,
+)
 from queue_workflows.dag import answers, widgets
+from queue_workflows.store import tables, transitions
+from queue_workflows.types import Row
 from tests.support import factories
 
 
@@ -118,3 +130,159 @@ def test_reap_idle_once_works_while_the_reaper_thread_is_off(
     monkeypatch.setenv("AI_LEADS_DISABLE_GPU_IDLE_REAPER", "1")
     assert cache.reap_idle_once() is True
     assert cache.current_model is None
+
+
+GONE = ("claimed_by", "worker_id", "lease_expires_at", "started_at")
+
+
+def _requeue_by_reclaim(conn: Any, job: Row) -> None:
+    factories.expire(conn, job)
+    transitions.reclaim_lapsed(conn, factories.table_of(job))
+
+
+def _requeue_by_sql(conn: Any, job: Row) -> None:
+    table = factories.table_of(job).name
+    conn.execute(f"UPDATE {table} SET status = 'queued' WHERE id = %s", (job["id"],))
+
+
+def _requeue_by_sql_without_owner(conn: Any, job: Row) -> None:
+    table = factories.table_of(job).name
+    conn.execute(
+        f"UPDATE {table} SET status = 'queued', claimed_by = NULL WHERE id = %s", (job["id"],)
+    )
+
+
+def _lease(job: Row) -> tables.Lease:
+    return tables.lease_of(factories.table_of(job), job)
+
+
+WAYS: dict[str, Callable[[Any, Row], object]] = {
+    "reclaim": _requeue_by_reclaim,
+    "plain SQL": _requeue_by_sql,
+    "plain SQL that clears the owner": _requeue_by_sql_without_owner,
+    "hand-back": lambda conn, job: transitions.hand_back(conn, _lease(job), reason="shutdown"),
+    "hand-back of all": lambda conn, job: transitions.hand_back_all(
+        conn, [_lease(job)], reason="shutdown"
+    ),
+    "OFF": lambda conn, job: transitions.hand_back(conn, _lease(job), reason="off", front=True),
+    "retry": lambda conn, job: transitions.fail(conn, _lease(job), error="no", most=2),
+    "dead process": lambda conn, job: transitions.reclaim_dead(
+        conn, factories.table_of(job), prefix=job["worker_id"], evidence="killed"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["node", "ingest"])
+def test_a_job_that_goes_back_belongs_to_nobody(db: ModuleType, family: str, way: str) -> None:
+    with db.connection() as conn:
+        conn.autocommit = True
+        if family == "node":
+            factories.node(conn)
+            job = factories.claim_node(conn)
+        else:
+            factories.ingest(conn)
+            job = factories.claim_ingest(conn)
+        WAYS[way](conn, job)
+        now = factories.reread(conn, job)
+        assert now["status"] == "queued"
+        assert {name: now[name] for name in GONE} == dict.fromkeys(GONE)
+        if family == "ingest" or "SQL" not in way:  # what plain SQL does to nodes is not recorded
+            host = factories.column(
+                conn,
+                f"SELECT host_label FROM {factories.table_of(job).events} WHERE job_id = %s"
+                " AND event_type IN ('requeued', 'reclaimed', 'retried')",
+                job["id"],
+            )
+            assert host == [job["claimed_by"]]
+
+
+def test_a_watchdog_puts_its_node_to_the_front(db: ModuleType) -> None:
+    with db.connection() as conn:
+        conn.autocommit = True
+        factories.node(conn, priority=100)
+        first = transitions.trip(
+            conn, _lease(factories.claim_node(conn)), error="stalled", seconds=1.0
+        )
+        assert first is not None
+        assert (first["status"], first["priority"], first["claimed_by"]) == ("queued", 10, None)
+
+
+@pytest.mark.parametrize("models", [None, ["sd"]])
+@pytest.mark.parametrize("priority", [1, -1])
+def test_a_gpu_worker_without_a_model_prefers_jobs_without_one(
+    db: ModuleType, models: list[str] | None, priority: int
+) -> None:
+    with db.connection() as conn:
+        conn.autocommit = True
+        run = factories.run(conn)
+        for node, model in (("a", "sd"), ("b", None), ("c", "sd"), ("d", None)):
+            factories.node(conn, run, node, queue="gpu", required_model=model)
+    claimed = [
+        node_queue.claim_next_gpu_job(host="box", known_models=models, host_priority=priority)
+        for _ in range(4)
+    ]
+    order = [job["node_id"] for job in claimed if job is not None]
+    assert order == (["b", "d", "a", "c"] if priority > 0 else ["d", "b", "c", "a"])
+
+
+def test_a_job_that_is_not_claimed_is_skipped_before_its_handler_runs(db: ModuleType) -> None:
+    ran: list[str] = []
+    config.register_node("m", lambda: ran.append("node"))
+    config.register_ingest_task("t", lambda reason: ran.append(reason))
+    with db.connection() as conn:
+        conn.autocommit = True
+        node = factories.node(conn, node_module="m")
+        job = factories.ingest(conn, task_name="t")
+        assert node_executor.execute_node(node) == "skipped"
+        assert ingest_executor.execute_ingest_job(job) == "skipped"
+        node, job = factories.claim_node(conn), factories.claim_ingest(conn)
+        for claimed in (node, job):
+            factories.expire(conn, claimed)
+            transitions.reclaim_lapsed(conn, factories.table_of(claimed))
+    assert node_executor.execute_node(node) == "skipped"
+    assert ingest_executor.execute_ingest_job(job) == "skipped"
+    assert ran == []
+
+
+class _OnlyRequires:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def require_model(self, model_id: str) -> str:
+        self.asked.append(model_id)
+        return f"handle of {model_id}"
+
+
+class _Counts(_OnlyRequires):
+    busy = 0
+    most = 0
+
+    def mark_busy(self) -> None:
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+
+    def mark_idle(self) -> None:
+        self.busy -= 1
+
+
+@pytest.mark.parametrize("cache", [_OnlyRequires(), _Counts()])
+def test_a_model_cache_needs_no_more_than_require_model(
+    db: ModuleType, cache: _OnlyRequires
+) -> None:
+    got: list[str] = []
+    config.register_node("m", lambda model_handle: got.append(model_handle))
+    with db.connection() as conn:
+        conn.autocommit = True
+        run = factories.run(conn)
+        for node_id in ("a", "b"):
+            factories.node(conn, run, node_id, queue="gpu", required_model="sd", node_module="m")
+        claimed = node_queue.claim_next_gpu_job(host="box")
+        assert claimed is not None
+        assert node_executor.execute_node(claimed, model_cache=cache) == "completed"
+    worker = claim_worker.ClaimWorker(queue="gpu", host="box", model_cache=cache)
+    assert worker.run_once() is True
+    assert got == ["handle of sd"] * 2
+    assert cache.asked == ["sd"] * 2
+    if isinstance(cache, _Counts):
+        assert (cache.busy, cache.most) == (0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -420,3 +421,40 @@ def test_what_cannot_be_shown_is_a_line_and_exit_code_2(
     code, out, err = run(capsys, "samples", *argv)
     assert (code, out) == (2, "")
     assert reason in err.splitlines()[-1]
+
+
+# --- the first worker of a machine
+
+
+@pytest.mark.parametrize("kind", ["cpu", "pool"])
+def test_the_first_worker_of_a_machine_samples_it_whatever_its_queue(
+    conn: Any, heard: Heard, fast: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(hw_metrics, "Probe", WithoutGpu)
+    worker: claim_worker.ClaimWorker | claim_worker.WorkerPool
+    if kind == "cpu":
+        worker = claim_worker.ClaimWorker(queue="cpu", host="box")
+    else:
+        worker = claim_worker.WorkerPool([{"queue": "load", "concurrency": 2}], host="box")
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    try:
+        told = json.loads(heard.next())
+        wait.until(lambda: factories.one(conn, "SELECT count(*) FROM hw_samples"))
+    finally:
+        worker.stop()
+        thread.join()
+    assert (told["host"], told["gpus"]) == ("box", [])
+    # A machine without a GPU leaves a row a minute, and none every two seconds.
+    assert factories.column(conn, "SELECT DISTINCT every_s FROM hw_samples") == [60]
+
+
+class WithoutGpu:
+    """The probe of a machine without a GPU."""
+
+    def sample(self) -> Row:
+        return SAMPLE | {"gpus": []}
+
+    def close(self) -> None:
+        pass

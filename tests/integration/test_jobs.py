@@ -389,7 +389,7 @@ def test_what_is_refused_is_said_on_stderr_and_in_the_exit_code(
     assert done.err.splitlines() == [
         "queue-workflows jobs retry: job done: it is completed: only a failed or cancelled one is"
         " retried",
-        "queue-workflows jobs retry: job no [31mbody?: there is no such job",
+        r"queue-workflows jobs retry: job no\x1b[31mbody\udcff: there is no such job",
     ]
     done = said("retry", "dead", "--json")
     assert (done.code, json.loads(done.out)[0]["outcome"]) == (1, "refused")

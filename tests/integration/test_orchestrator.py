@@ -62,7 +62,7 @@ def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any)
     conn.execute(
         "UPDATE workflow_node_jobs SET lease_expires_at = NULL WHERE id = %s", (ownerless["id"],)
     )
-    orchestrator.recover(signals.StopRequest())
+    assert node_pool.recover(never) is True
     states = {job["node_id"]: job["status"] for job in node_rows(conn)}
     assert states == {"a": "running", "b": "queued", "c": "queued", "d": "cancelled"}
     row = factories.reread(conn, fresh)
@@ -82,32 +82,66 @@ class Flaky:
         self.calls = 0
         self.act = act
 
-    def __call__(self) -> Any:
+    def __call__(self, **_: object) -> Any:
         self.calls += 1
         if self.calls <= self.failures:
             raise engine.OperationalError("gone")
         return self.act()
 
 
+def never(_: float) -> bool:
+    return False
+
+
 @pytest.mark.parametrize(("failures", "calls"), [(0, 1), (2, 3), (9, 3)])
-def test_recovery_at_boot_is_tried_a_few_times_and_then_left_to_the_sweeps(
-    monkeypatch: pytest.MonkeyPatch, no_rest: None, failures: int, calls: int
+def test_a_pool_recovers_before_it_starts_and_raises_what_stays_broken(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, no_rest: None, failures: int, calls: int
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "3")
     flaky = Flaky(failures)
     monkeypatch.setattr(node_pool, "reclaim", flaky)
     monkeypatch.setattr(node_pool, "sweep_orphans", lambda: None)
-    orchestrator.recover(signals.StopRequest())
-    assert flaky.calls == calls
+    pool = node_pool.NodePool()
+    try:
+        if failures > 2:
+            with pytest.raises(engine.OperationalError):
+                pool.start()
+            flaky.failures = 0
+        # What failed to start may be started again.
+        pool.start()
+        assert flaky.calls == calls + (failures > 2)
+        with pytest.raises(RuntimeError):
+            pool.start()
+    finally:
+        pool.stop()
 
 
-def test_recovery_ends_when_a_stop_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_waits_for_its_database_where_a_pool_raises(
+    monkeypatch: pytest.MonkeyPatch, no_rest: None
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "2")
+    flaky = Flaky(5)
+    monkeypatch.setattr(node_pool, "reclaim", flaky)
+    monkeypatch.setattr(node_pool, "sweep_orphans", lambda: None)
+    waits: list[object] = []
+    monkeypatch.setattr(engine, "wait_until_reachable", lambda **_: waits.append(1))
+    started: list[int] = []
+    pool = node_pool.NodePool()
+    monkeypatch.setattr(pool, "start", lambda: started.append(node_pool.recover(never)))
+    assert orchestrator.start(pool, signals.StopRequest()) is True
+    assert (flaky.calls, len(waits), started) == (6, 2, [True])
+
+
+def test_recovery_ends_when_a_stop_is_requested(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flaky = Flaky(9)
     monkeypatch.setattr(node_pool, "reclaim", flaky)
     stop = signals.StopRequest()
     stop.request()
-    orchestrator.recover(stop)
+    assert node_pool.recover(stop.requested.wait) is False
     assert flaky.calls == 1
+    assert orchestrator.start(node_pool.NodePool(), stop) is False
 
 
 def test_a_database_that_goes_away_during_the_bootstrap_is_waited_for(

@@ -79,7 +79,7 @@ def test_any_other_error_is_logged_with_its_traceback_and_code_1(
     error = ZeroDivisionError(f"host=h password='{SECRET}'")
     assert process.run_main("prog", raising(error)) == 1
     err = capsys.readouterr().err
-    assert "prog: unexpected error\nTraceback" in err
+    assert "prog: unexpected error\n  Traceback" in err
     assert "ZeroDivisionError: host=h password=***" in err
     assert SECRET not in err
 
@@ -227,7 +227,7 @@ def test_logging_is_one_masked_utc_line(
         lines[0],
     )
     assert lines[1].endswith("ERROR queue_workflows.some.module: failed")
-    assert lines[-1] == "ValueError: password=***"
+    assert lines[-1] == "  ValueError: password=***"
 
 
 def test_log_lines_are_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from queue_workflows import claim_worker, errors, node_queue, worker_control
 from queue_workflows import db as engine
 from queue_workflows.types import ExitFn
-from tests.support import ear, factories, flow
+from tests.support import ear, factories, flow, wait
 
 Row = dict[str, Any]
 
@@ -326,6 +327,51 @@ def test_the_watcher_uses_the_policy_of_the_row(conn: Any) -> None:
     worker_control.disable_worker("box", "gpu", stop_policy="drain")
     assert watcher(worker, exits).check_once() is True
     assert (seen, exits) == ([worker], [])
+
+
+class Named(Worker):
+    host = "box"
+    queue = "gpu"
+
+
+def test_a_started_watcher_stops_its_worker_when_it_is_turned_off(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "3600")
+    left = threading.Event()
+    subject = worker_control.WorkerControlWatcher(worker=Named(), on_exit=lambda _: left.set())
+    subject.start()
+    try:
+        # It listens, and its first check has found nothing.
+        listening = "SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'listen%worker_control%'"
+        wait.until(lambda: conn.execute(listening).fetchone())
+        assert not left.is_set()
+        worker_control.disable_worker("box", "gpu")
+        assert left.wait(10)
+        with pytest.raises(RuntimeError):
+            subject.start()
+    finally:
+        subject.stop()
+
+
+def test_a_started_watcher_polls_where_no_notification_comes(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.05")
+    left = threading.Event()
+    subject = worker_control.WorkerControlWatcher(worker=Named(), on_exit=lambda _: left.set())
+    subject.start()
+    try:
+        worker_control.disable_worker("box", "gpu")
+        assert left.wait(10)
+    finally:
+        subject.stop()
+
+
+def test_a_watcher_needs_to_know_its_queue() -> None:
+    with pytest.raises(ValueError, match="queue"):
+        worker_control.WorkerControlWatcher(worker=Worker())
 
 
 def test_the_watcher_can_be_switched_off(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ def _soak(options: argparse.Namespace) -> int:
             orders_s=options.rate * 0.6,
             mutant=options.mutant,
             twice=options.twice,
+            hostile_s=options.hostile,
+            older=options.older,
         )
     )
     print("\n" + made.text())
@@ -61,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rate", type=_positive, default=2.0, metavar="R", help="runs a second")
     parser.add_argument("--twice", type=float, default=0.5, help="share of second answers")
+    parser.add_argument(
+        "--hostile", type=_positive, default=3.0, metavar="R", help="hostile rows a second"
+    )
+    parser.add_argument(
+        "--older", metavar="REV", help="one worker runs this revision of the checkout"
+    )
     parser.add_argument("--markdown", type=_page, metavar="FILE", help="page with the markers")
     parser.add_argument(
         "--mutant",

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import queue_workflows
@@ -40,6 +41,17 @@ def entries() -> list[ScheduleEntry]:
 
 def quick() -> dict[str, Any]:
     return work.last(random.uniform(0, 0.03), "quick")
+
+
+def instant() -> dict[str, Any]:
+    return work.last(0.0, "instant")
+
+
+def write(out: Path) -> dict[str, Any]:
+    """Leave a file where the engine says that this node may write."""
+    done = work.last(0.0, "write")
+    (out / "written").touch()
+    return done
 
 
 def medium(cancel_event: threading.Event) -> dict[str, Any]:
@@ -101,7 +113,7 @@ def setup() -> None:
 def register() -> None:
     """What the driver needs to know too."""
     queue_workflows.configure(ingest_queues={*tasks.QUEUES})
-    for body in (quick, medium, long, link, hear, predict, raises, exits, killed):
+    for body in (quick, instant, write, medium, long, link, hear, predict, raises, exits, killed):
         queue_workflows.register_node(body.__name__, body)
     queue_workflows.set_workflow_provider(workflows.load_workflow, workflows.load_pipeline)
     queue_workflows.set_builtin_model_registrar(_models)

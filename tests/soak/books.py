@@ -53,4 +53,6 @@ class Books:
     """Keys that were accepted for another payload."""
     undone: set[str] = field(default_factory=set[str])
     """Jobs whose transaction was rolled back."""
+    retried: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    """Run → how often it was run again, or may have been."""
     pauses: list[Pause] = field(default_factory=list[Pause])

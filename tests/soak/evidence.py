@@ -13,12 +13,12 @@ _JOBS = """
 SELECT 'node' AS family, j.id, j.run_id, j.node_id, j.node_module AS what, j.status::text,
        j.claim_no, j.crash_count, j.watchdog_retries, j.attempts, j.max_attempts, j.error,
        j.context_delta AS result, NULL AS reason, j.queue, j.seq, NULL AS key, NULL AS lock_key,
-       NULL AS partition
+       NULL AS partition, extract(epoch FROM j.created_at)::float8 AS epoch
   FROM workflow_node_jobs j
 UNION ALL
 SELECT 'ingest', id, NULL, NULL, task_name, status::text, claim_no, crash_count,
        watchdog_retries, attempts, max_attempts, error, result, reason, queue, seq,
-       idempotency_key, lock_key, partition_key
+       idempotency_key, lock_key, partition_key, extract(epoch FROM created_at)::float8
   FROM ingest_jobs
 """
 _EVENTS = """
@@ -27,7 +27,9 @@ SELECT job_id AS job, id AS place, event_type::text AS kind, claim_no AS claim, 
   FROM {} WHERE job_id IS NOT NULL ORDER BY id
 """
 _RUNS = """
-SELECT id, workflow_name, status, error, definition -> 'nodes' AS nodes FROM workflow_runs
+SELECT id, workflow_name, status, error, definition -> 'nodes' AS nodes,
+       extract(epoch FROM created_at)::float8 AS epoch
+  FROM workflow_runs
 """
 _FIRES = """
 SELECT f.name, extract(epoch FROM f.fire_at)::float8 AS at, f.job_id, j.id IS NOT NULL AS there
@@ -73,6 +75,10 @@ class Evidence:
     stuck: list[str]
     laws: list[str]
     slow: list[str]
+    hostile: list[str] = field(default_factory=list[str])
+    """What a hostile role got done that it may not, or that took too long."""
+    shown: list[str] = field(default_factory=list[str])
+    """What is wrong with what commands and logs showed of hostile rows, and with files."""
     by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
 
     def claims(self, job: str) -> dict[int, Event]:

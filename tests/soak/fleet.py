@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from psycopg import conninfo
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
 from queue_workflows.worker import burial
+from tests.hostile import fleet as attacked
+from tests.hostile import folders
 from tests.soak import app, journal, tasks
 from tests.support import database, proxy, wait
 
@@ -50,6 +53,10 @@ SUPERVISED, REAPED, UNSEEN, DEFAULT = "supervised", "reaped", "unseen", "default
 in `up`, nobody, and nobody with every knob and the lease (600 s) at their defaults."""
 
 
+POLLS, STEPS, OLDER = "polls", "steps", "older"
+"""It listens to nothing and polls; its wall clock is stepped; it runs another version."""
+
+
 class Seat(NamedTuple):
     """A place in the fleet; `care`: who learns that its worker died.
 
@@ -63,6 +70,8 @@ class Seat(NamedTuple):
     care: str = ""
     options: tuple[str, ...] = ()
     pool: tuple[tuple[str, int], ...] = ()
+    odd: str = ""
+    """What makes it differ from the others: `POLLS`, `STEPS` or `OLDER`."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -72,15 +81,15 @@ class Seat(NamedTuple):
 
 SEATS = (
     Seat("orchestrator-1", "orchestrator"),
-    Seat("orchestrator-2", "orchestrator"),
+    Seat("orchestrator-2", "orchestrator", odd=POLLS),
     Seat("cpu-1", "worker", "cpu", "box-a", REAPED),
-    Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN),
+    Seat("cpu-2", "worker", "cpu", "box-a", UNSEEN, odd=OLDER),
     Seat("cpu-3", "worker", "cpu", "box-b", SUPERVISED),
     Seat("cpu-4", "worker", "cpu", "box-c", DEFAULT),
-    Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN),
+    Seat("cpu-5", "worker", "cpu", "box-d", UNSEEN, odd=STEPS),
     Seat("gpu-1", "worker", "gpu", "box-g", REAPED),
     Seat("notes-1", "worker", tasks.NOTES, "box-b", SUPERVISED, ("--batch", "4")),
-    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4")),
+    Seat("notes-2", "worker", tasks.NOTES, "box-c", UNSEEN, ("--batch", "4"), odd=POLLS),
     Seat("pool-1", "worker", "", "box-p", SUPERVISED, (), ((tasks.FEEDS, 4), (tasks.CALLS, 4))),
     Seat(
         "pool-2", "worker", "", "box-q", UNSEEN, (),
@@ -104,8 +113,11 @@ class Ended(NamedTuple):
 class Fleet:
     """Inside the `with` block the processes run; leaving it ends every one of them."""
 
-    def __init__(self, dsn: str, base: Path, mutant: str | None) -> None:
+    def __init__(
+        self, dsn: str, base: Path, mutant: str | None, odd: Mapping[str, Mapping[str, str]]
+    ) -> None:
         self.base = base
+        self._odd = odd
         self.journal = base / "journal"
         self.ended: list[Ended] = []
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
@@ -117,6 +129,7 @@ class Fleet:
             journal.PATH_ENV: str(self.journal),
             tasks.LONG_ENV: str(LONG_S),
             app.MUTANT_ENV: mutant or "",
+            "QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT),
         }
         self._stop = signals.StopRequest()
         self._supervisor: supervisor.Supervisor | None = None
@@ -171,6 +184,15 @@ class Fleet:
         found = self._supervisor.children()
         return {name: child.pid for name, child in found.items() if child.pid is not None}
 
+    def unsafe(self) -> list[str]:
+        """Lines of their logs that a terminal would obey, or that a row has forged."""
+        return [
+            f"log of {seat.name}: {problem}"
+            for seat in SEATS
+            if (log := self.base / f"{seat.name}.log").exists()
+            for problem in attacked.unsafe(log.read_text(errors="replace"))
+        ]
+
     def kill_parent(self, name: str) -> tuple[int, ...]:
         """Kill -9 a `--supervise` parent; it and the worker that is to end by itself."""
         parent = self.parents().get(name)
@@ -207,7 +229,15 @@ class Fleet:
             options.append("--supervise")
         if seat.care and seat.care != DEFAULT:
             options.append(f"--lease-seconds={LEASE_S:g}")
-        argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', str(log)]
+        # Elsewhere than in the checkout, whose package would come before another version's, and
+        # where a relative folder that nobody refuses is seen.
+        argv = [
+            "/bin/sh",
+            "-c",
+            'exec >>"$0" 2>&1 && cd "$1" && shift && exec "$@"',
+            str(log),
+            str(folders.OUTSIDE),
+        ]
         argv += [sys.executable, "-m", f"queue_workflows.{module}", *options]
         own = {
             "QUEUE_WORKFLOWS_DB_URL": self.proxies[seat.name].dsn,
@@ -216,7 +246,9 @@ class Fleet:
         default = seat.care == DEFAULT
         for name, value in KNOBS.items():
             own[f"QUEUE_WORKFLOWS_{name}"] = str(config.KNOBS[name].default if default else value)
-        return supervisor.ChildSpec(seat.name, argv, self._env | own)
+        return supervisor.ChildSpec(
+            seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
+        )
 
 
 def _children(pid: int) -> list[int]:

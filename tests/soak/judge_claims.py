@@ -15,6 +15,8 @@ DEADLY = ("stop", "freeze", "restart", "stall")
 """Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
 PATIENT = ("restart", "stall")
 """The same for a worker whose lease outlasts the others."""
+EVIDENT = ("stop", "stall")
+"""Faults, kills aside, of the process itself; the database was there."""
 LEFT = ("reclaimed", "requeued", "retried", "parked", "completed", "failed", "cancelled")
 """Events with which a claim ends."""
 ENDED = ("completed", "failed", "cancelled")
@@ -23,10 +25,10 @@ Seen = evidence.Evidence
 
 
 def double(seen: Seen) -> Found:
-    """One finalisation a job."""
+    """One finalisation a job and generation: a retried run begins one."""
     for job_id in seen.jobs:
         finals = seen.finals(job_id)
-        if len(finals) > 1:
+        if len(finals) > 1 + seen.books.retried[seen.jobs[job_id]["run_id"] or ""]:
             yield f"job {job_id}: {', '.join(f'{e.kind} by claim {e.claim}' for e in finals)}"
 
 
@@ -35,7 +37,11 @@ def superseded(seen: Seen) -> Found:
     for job_id in seen.jobs:
         claims = seen.claims(job_id)
         for final in seen.finals(job_id):
-            newer = [c for c, e in claims.items() if final.claim is None or c > final.claim]
+            newer = [
+                c
+                for c, e in claims.items()
+                if (final.claim is None or c > final.claim) and e.place < final.place
+            ]
             if newer:
                 by = f"{final.kind} by claim {final.claim}"
                 yield f"job {job_id}: {by}, claimed up to {max(newer)}"
@@ -127,3 +133,26 @@ def crashes(seen: Seen) -> Found:
                     f"{at:.1f} s: job {job_id}: claim {event.claim} of {who} reclaimed after"
                     f" {held:.1f} s for no fault"
                 )
+
+
+def charged(seen: Seen) -> Found:
+    """A crash is charged for what a process did or was done to it, not for the database's absence.
+
+    A frozen connection and a restarted server end claims too, by the fence, and charge nothing.
+    """
+    handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
+    for job_id, job in seen.jobs.items():
+        if not job["crash_count"] or seen.books.retried[job["run_id"] or ""]:
+            continue
+        claims = seen.claims(job_id)
+        evident = 0
+        for event in seen.events.get(job_id, []):
+            claim = claims.get(event.claim or 0)
+            if event.kind not in LEFT or claim is None:
+                continue
+            since, until = claim.at - RECOVERY_S, event.at + 1
+            evident += seen.hit(EVIDENT, claim.pid, since, until) or any(
+                line.pid == claim.pid and since <= line.at <= until for line in handlers
+            )
+        if job["crash_count"] > evident:
+            yield f"job {job_id}: {job['crash_count']} crashes charged, {evident} with evidence"

@@ -45,7 +45,8 @@ def too_early(seen: Seen) -> Found:
     """A node's body starts when all it depends on has ended."""
     jobs = {(j["run_id"], j["node_id"]): j for j in seen.jobs.values() if j["run_id"]}
     ends = {(line.job, line.claim): line.at for line in seen.lines if line.word == "end"}
-    for run_id, run in seen.runs.items():
+    for run_id in seen.books.runs.keys() & seen.runs.keys():
+        run = seen.runs[run_id]
         for node in run["nodes"] or ():
             job = jobs.get((run_id, node["id"]))
             starts = [s.at for s in seen.by_job.get(job["id"], [])] if job else []

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from queue_workflows import db, dispatcher, errors, node_queue, run_store
-from tests.soak import beside, books, orders, tasks, workflows
+from tests.soak import beside, books, orders, rare, tasks, workflows
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
-_WAITING = "SELECT run_id, node_id FROM workflow_node_jobs WHERE status = 'awaiting_input'"
+_WAITING = """
+SELECT run_id, node_id FROM workflow_node_jobs WHERE status = 'awaiting_input' AND run_id = ANY (%s)
+"""
 _LATE = (
     "UPDATE workflow_node_jobs SET status = 'queued' WHERE id = (SELECT id FROM workflow_node_jobs"
     " WHERE status IN ('completed', 'failed', 'cancelled') ORDER BY random() LIMIT 1)"
@@ -57,6 +59,7 @@ class Load(beside.Beside):
         self._number = 0
         self._open = True
         self._orders = orders.Orders(seed, self.books, self._plan, lambda: self._open, kinds or {})
+        self._rare = rare.Rare(seed, self.books)
         self._rates: list[tuple[float, Callable[[], None]]] = [
             (runs_s, self._submit_run),
             (jobs_s, self._submit_job),
@@ -70,6 +73,12 @@ class Load(beside.Beside):
         self._plan(now, self._answer)
         self._plan(now, self._write_late)
         self._plan(now + orders.PAUSE_GAP_S, self._orders.pause)
+        for gap_s, act in (
+            (rare.CROWD_GAP_S, self._rare.crowd),
+            (rare.RETRY_GAP_S, self._rare.retry),
+            (rare.LARGE_GAP_S, self._rare.large),
+        ):
+            self._plan(now + gap_s / 4, lambda gap_s=gap_s, act=act: self._each(gap_s, act))
         while not stop.is_set():
             at, _, act = self._agenda[0]
             if stop.wait(max(0.0, at - time.monotonic())):
@@ -95,6 +104,11 @@ class Load(beside.Beside):
             wait_s = self._rng.expovariate(rate)
             self._plan(time.monotonic() + wait_s, lambda: self._again(rate, submit))
             submit()
+
+    def _each(self, gap_s: float, act: Callable[[], None]) -> None:
+        if self._open:
+            self._plan(time.monotonic() + gap_s, lambda: self._each(gap_s, act))
+            act()
 
     def _submit_run(self) -> None:
         rng = self._rng
@@ -140,7 +154,8 @@ class Load(beside.Beside):
     def _answer(self) -> None:
         self._plan(time.monotonic() + 0.25, self._answer)
         with db.connection() as conn:
-            waiting = [(r["run_id"], r["node_id"]) for r in conn.execute(_WAITING).fetchall()]
+            rows = conn.execute(_WAITING, ([*self.books.runs],)).fetchall()
+        waiting = [(row["run_id"], row["node_id"]) for row in rows]
         for where in sorted(waiting):
             if where in self.books.answers or where in self.books.never_answered:
                 continue

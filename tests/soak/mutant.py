@@ -26,6 +26,14 @@ class Mutant(NamedTuple):
     """Mean seconds between faults: those that last need others at work meanwhile."""
     jobs: Mapping[str, int] = {}
     """Weights of orders of jobs that show it."""
+    hostile: tuple[str, ...] = ()
+    """Columns whose extreme values show it, which most hostile rows then have."""
+    values: str = ""
+    """Of these values only those whose name matches."""
+    calls: float | None = None
+    """Share of calls of functions among what the hostile roles do."""
+    grants: str = ""
+    """What the hostile submitter is granted besides."""
 
 
 def edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:

@@ -10,7 +10,7 @@ from queue_workflows.dag import readiness
 from queue_workflows.runtime import fuse
 from queue_workflows.store import claims, schedules, transitions
 from queue_workflows.worker import guards
-from tests.soak import mutants_jobs
+from tests.soak import mutants_hostile, mutants_jobs
 from tests.soak.mutant import Conn, Mutant, edit
 
 _RUN_IS_LIVE = r"AND \w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
@@ -33,6 +33,10 @@ def together(text: str | None) -> Mutant:
         load={name: n for each in chosen for name, n in each.load.items()},
         gap_s=next((each.gap_s for each in chosen if each.gap_s), None),
         jobs={name: n for each in chosen for name, n in each.jobs.items()},
+        values=next((each.values for each in chosen if each.values), ""),
+        calls=next((each.calls for each in chosen if each.calls), None),
+        hostile=tuple(column for each in chosen for column in each.hostile),
+        grants=next((each.grants for each in chosen if each.grants), ""),
     )  # fmt: skip
 
 
@@ -259,4 +263,5 @@ MUTANTS = {
         "schedulers do not agree on who fires", "doubled or missed fires", _fire_unclaimed
     ),
     **mutants_jobs.MUTANTS,
+    **mutants_hostile.MUTANTS,
 }  # fmt: skip

@@ -16,6 +16,7 @@ from psycopg import conninfo
 
 import queue_workflows
 from queue_workflows import db, node_pool
+from tests.hostile import cli, folders
 from tests.soak import (
     app,
     beside,
@@ -23,11 +24,13 @@ from tests.soak import (
     evidence,
     faults,
     fleet,
+    hostile,
     journal,
     judge_recovery,
     load,
     mutants,
     observer,
+    odd,
     plans,
     report,
     server,
@@ -45,6 +48,8 @@ class Options(NamedTuple):
     """What to run: seconds of load, seed, mean seconds between faults, runs and jobs a second.
 
     `orders_s`: requests for jobs with keys, limits and retries a second; about two jobs each.
+    `hostile_s`: hostile rows and calls a second.
+    `older`: the revision of the checkout that one worker runs.
     `twice`: the share of questions that are answered a second time at once.
     """
 
@@ -57,6 +62,8 @@ class Options(NamedTuple):
     mutant: str | None = None
     quiet: bool = False
     twice: float = 0.5
+    hostile_s: float = 3.0
+    older: str | None = None
 
 
 def soak(options: Options) -> report.Report:
@@ -114,8 +121,14 @@ def _run(options: Options, pg: server.Server) -> report.Report:
 
     time_ = clock.Clock()
     with ExitStack() as stack:
+        stack.enter_context(folders.made())
         stalls = stack.enter_context(clock.Stalls())
-        running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant))
+        stepping = odd.steps(pg.base, options.seed)
+        older = odd.archive(options.older, pg.base) if options.older else None
+        differing = odd.environments(stepping, older, say)
+        running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant, differing))
+        if stepping is not None:
+            stack.enter_context(stepping)
         running.wait_until_up()
         mutant = mutants.together(options.mutant)
         busy = stack.enter_context(
@@ -129,6 +142,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
                 kinds=mutant.jobs,
             )
         )
+        attacking = stack.enter_context(
+            hostile.Hostile(pg.dsn, options.seed, options.hostile_s, mutant)
+        )
         following = plans.plan(options.seed, mutant.gap_s or options.gap_s, mutant.focus)
         began = time.monotonic()
         say(f"{options.seconds:g} s of load and faults, seed {options.seed}")
@@ -137,6 +153,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         with struck:
             _pause(options.seconds)
             busy.close()
+            attacking.close()
         ended = time.monotonic()
         say("faults have stopped; waiting until everything is over")
         books = busy.books
@@ -147,14 +164,17 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             quiet_s=QUIET_S,
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
+        shown = cli.read_everything()[0]
         busy.stop(beside.END_S)
+        attacking.stop(beside.END_S)
         running.stop()
         node_pool.sweep_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
         seen = evidence.gather(
             watching.laws, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
-            stuck=left, slow=watching.slow,
+            stuck=left, slow=watching.slow, hostile=attacking.problems,
+            shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
         head = (
@@ -162,6 +182,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             f"{judge_recovery.knobs()}."
         )
         made = report.make(seen, head=head, settled_s=settled_s)
+        made.figures.extend(attacking.figures())
         if problems:
             made.found["the soak's own trouble"] = problems
         if keep := os.environ.get("SOAK_KEEP"):

@@ -9,6 +9,9 @@ MODELS = ("tiny", "small")
 CHAIN = 5
 POISON = ("raises", "exits", "killed")
 """Workflows whose run must fail, each by a body of another kind."""
+CROWD, WRITES = "crowd", "writes"
+CROWD_NODES = 300
+"""A join of so many; too much for the weights, `rare` submits it. The hostile submitter writes."""
 WEIGHTS = {
     "chain": 4, "join": 2, "diamond": 4, "skips": 3, "asks": 6, "models": 3, "long": 1, "wide": 2,
 }  # fmt: skip
@@ -39,6 +42,11 @@ PIPELINES: dict[str, list[Spec]] = {
         _node("join", "quick", *(f"p{n}" for n in range(8))),
     ],
     "wide": [_node(f"w{n}", "medium") for n in range(10)],
+    WRITES: [_node("n", "write")],
+    CROWD: [
+        *(_node(f"p{n}", "instant") for n in range(CROWD_NODES)),
+        _node("join", "instant", *(f"p{n}" for n in range(CROWD_NODES))),
+    ],
     "model": [
         _node("first", "predict", gpu=True, model=MODELS[0]),
         _node("second", "predict", "first", gpu=True, model=MODELS[1]),
@@ -87,6 +95,8 @@ WORKFLOWS: dict[str, list[Spec]] = {
     "models": [_step("work", "quick"), _step("gpu", "model", "work")],
     "long": [_step("work", "long"), _step("end", "quick", "work")],
     "wide": [_step("w", "wide")],
+    WRITES: [_step("w", WRITES)],
+    CROWD: [_step("c", CROWD)],
     **{name: [_step("bad", name)] for name in POISON},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,23 @@ def lingers_once(reason: str, args: dict[str, Any]) -> None:
         deaf(reason, args)
 
 
+def lingers_thrice(reason: str, args: dict[str, Any]) -> None:
+    """Runs on for its first three starts, each a line in `starts`; then returns at once."""
+    with Path(args["folder"], "starts").open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    if len(Path(args["folder"], "starts").read_text(encoding="ascii").splitlines()) <= 3:
+        ends = time.monotonic() + LONG_S
+        while time.monotonic() < ends:
+            time.sleep(0.05)
+
+
+def kills_itself(reason: str, args: dict[str, Any]) -> None:
+    """Ends its process by SIGKILL, after a line in `starts`."""
+    with Path(args["folder"], "starts").open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 async def awaits_once(reason: str, args: dict[str, Any]) -> None:
     """The same, without a thread of its own."""
     again = Path(args["folder"], "started").exists()
@@ -113,3 +131,5 @@ def setup() -> None:
     queue_workflows.register_ingest_task("hogs_once", hogs_once)
     queue_workflows.register_ingest_task("lingers_once", lingers_once)
     queue_workflows.register_ingest_task("awaits_once", awaits_once)
+    queue_workflows.register_ingest_task("lingers_thrice", lingers_thrice)
+    queue_workflows.register_ingest_task("kills_itself", kills_itself)

@@ -36,7 +36,7 @@ def given(parents: board.Board, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int) -> None:
-    assert parents.read() == (0, 0, 0, None, None, {})
+    assert parents.read() == (0, 0, 0, None, None, False, {})
     own = board.attach()
     own.beat(5.0, IDLE)
     own.begin()
@@ -45,11 +45,11 @@ def test_the_parent_reads_what_its_child_writes(parents: board.Board, given: int
     assert seen[:3] == (5.0, 1, 6.0)
     assert seen.record == IDLE | {"number": 0}, "the next beat tells of the job"
     own.begin(IDLE)
-    assert parents.read() == (5.0, 2, 0, None, None, IDLE | {"number": 2})
+    assert parents.read() == (5.0, 2, 0, None, None, False, IDLE | {"number": 2})
     own.end()
     assert parents.read().job == 0
     own.clear()
-    assert parents.read() == (0, 0, 0, None, None, {})
+    assert parents.read() == (0, 0, 0, None, None, False, {})
 
 
 def test_the_parent_sees_whose_bodies_run(parents: board.Board, given: int) -> None:
@@ -135,4 +135,4 @@ def test_a_record_that_breaks_off_leaves_the_one_before(parents: board.Board) ->
 
 def test_a_record_without_room_is_left_out(parents: board.Board) -> None:
     parents.beat(1.0, IDLE | {"host": "x" * board.SIZE})
-    assert parents.read() == (1.0, 0, 0, None, None, {})
+    assert parents.read() == (1.0, 0, 0, None, None, False, {})

@@ -252,4 +252,18 @@ def test_what_a_dead_worker_showed_is_forgotten(overseen: Overseen) -> None:
     overseen.decide()
     overseen.subject.ended("w")
     assert overseen.watch(0.5) is None
-    assert overseen.board.read() == (0, 0, 0, None, None, {})
+    assert overseen.board.read() == (0, 0, 0, None, None, False, {})
+
+
+@pytest.mark.parametrize(("code", "fenced", "ran"), [
+    (77, True, set[int]()), (77, False, {5}), (-9, True, {5}), (75, True, {5}),
+])  # fmt: skip
+def test_what_ran_in_a_worker_that_the_database_left_is_charged_to_nobody(
+    overseen: Overseen, code: int, fenced: bool, ran: set[int]
+) -> None:
+    overseen.board.tell()
+    overseen.board.begin(seq=5)
+    if fenced:
+        overseen.board.fence()
+    assert overseen.subject.ended("w", code) == ran
+    assert not overseen.board.read().fenced, "that is over"

@@ -1,0 +1,278 @@
+"""Print values that came from rows: escaped, bounded, whatever their type.
+
+A character that a terminal obeys or that nobody sees is written as Python escapes it: `\\x1b`,
+`\\u202e`, `\\n`. A backslash stays as it is, so that paths and JSON stay readable and printing
+twice changes nothing. The text `\\x1b` and the character ESC therefore look the same; JSON output
+tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, cast
+
+from queue_workflows.types import Unreadable
+
+LIMIT = 200
+"""Characters of a line unless its caller says otherwise."""
+DEPTH = 220
+"""Levels of a printed JSON value. The loader of rows refuses more than 200."""
+_SHORT_DEPTH = 20
+"""Levels of a JSON value that is printed on one line."""
+_ELLIPSIS = "..."
+_LATEST = datetime.max.replace(tzinfo=timezone.utc)
+_EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
+
+# Unicode's categories Cc, Cf, Cs, Zl and Zp, and what else Unicode calls ignorable by default. The
+# variation selectors U+FE0E and U+FE0F stay: emoji of ordinary texts contain them.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160"
+    "\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff"
+    "\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+_ENDS = re.compile(r"\r\n|\n|\r")
+_ESCAPED = re.compile(r"\\(?:([ntrbf])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+
+
+def line(value: object, limit: int | None = LIMIT) -> str:
+    """Return any value as one printable line of at most `limit` characters; None: uncut.
+
+    Of a longer one the end says how many characters are left out: `...(+12)`.
+    """
+    return _cut(_text(value, limit), limit)
+
+
+def lines(value: object, limit: int | None = None) -> list[str]:
+    """Return the printable lines of a text, each cut to `limit`, with its tabs as spaces."""
+    return [_cut(one.expandtabs(), limit) for one in _ENDS.split(_text(value, None))]
+
+
+def block(value: object) -> str:
+    """Return a text with its line ends kept and everything else escaped, uncut."""
+    return "\n".join(lines(value))
+
+
+def restored(text: str) -> str:
+    """Return the text that `line` or JSON output shows as this one; itself if nothing is escaped.
+
+    A person can so name a row by the id that a command printed.
+    """
+    found = _ESCAPED.sub(_character, text)
+    if any("\ud800" <= char <= "\udfff" for char in found):
+        # JSON writes a character beyond U+FFFF as a pair of surrogates.
+        found = found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return found
+
+
+def moment(value: Any, *, zone: bool = True) -> str:
+    """Return an instant as `2026-01-31 09:00:00 UTC`, `-` for None, or in words out of range."""
+    if not isinstance(value, datetime):
+        return line(value)
+    if (words := _out_of_range(value)) is not None:
+        return words
+    text = _utc(value).replace(tzinfo=None).isoformat(" ", "seconds")
+    return f"{text} UTC" if zone else text
+
+
+def clock(value: Any) -> str:
+    """Return an instant as `09:12:01.250` in UTC, `-` for None, or in words out of range."""
+    if not isinstance(value, datetime):
+        return line(value)
+    if (words := _out_of_range(value)) is not None:
+        return words
+    return _utc(value).time().isoformat("milliseconds")
+
+
+def duration(value: Any) -> str:
+    """Return seconds in words: `0.3 s`, `2 min 05 s`, `3 h 07 min`; `-` for None."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        return line(value)
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"{_integer(value // 3600)} h"
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "for ever" if value > 0 else "0.0 s"
+    if value < 60:
+        return f"{max(0.0, value):.1f} s"
+    whole = int(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return line(f"{_integer(whole // 3600)} h {whole % 3600 // 60:02d} min")
+
+
+def number(value: Any, form: str = "g", unit: str = "") -> str:
+    """Return a number in this format with its unit; what is no finite number as `line` has it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        return line(value)
+    try:
+        return f"{float(value):{form}}{unit}" if math.isfinite(value) else line(value)
+    except OverflowError:
+        return line(value)
+
+
+def compact(value: Any, limit: int | None = LIMIT) -> str:
+    """Return a value as JSON on one line, escaped as JSON escapes, cut in depth and length."""
+    left = [10 * limit] if limit is not None else None
+    text = json.dumps(_plain(value, _SHORT_DEPTH, left), ensure_ascii=False)
+    return _cut(_UNSAFE.sub(_json_escape, text), limit)
+
+
+def pretty(value: Any) -> list[str]:
+    """Return the lines of a value as indented JSON, escaped as JSON escapes."""
+    text = json.dumps(_plain(value, DEPTH, None), ensure_ascii=False, indent=2)
+    return [_UNSAFE.sub(_json_escape, one) for one in text.split("\n")]
+
+
+def strict_json(value: Any) -> str:
+    """Return a value as indented JSON in ASCII, which every JSON parser takes.
+
+    Times are ISO 8601 in UTC; an infinite or undefined number is a text, as PostgreSQL has it; an
+    unreadable value is `{"unreadable": REASON}`.
+    """
+    text = json.dumps(_plain(value, DEPTH, None), indent=2, allow_nan=False)
+    return text.replace("\x7f", r"\u007f")
+
+
+def _text(value: object, limit: int | None) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, timedelta):
+        return duration(value)
+    # A NamedTuple of ours has words of its own.
+    if isinstance(value, (dict, list)) or type(value) is tuple:
+        return compact(cast("object", value), limit)
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, Unreadable):
+        return f"unreadable: {value.reason}"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(cast("bytes", value)).decode("utf-8", "backslashreplace")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _integer(value)
+    if isinstance(value, float) and math.isinf(value):
+        return "infinity" if value > 0 else "-infinity"
+    return str(value)
+
+
+def _integer(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:
+        # Python converts up to 4,300 digits.
+        return f"an integer of about {int(value.bit_length() * 0.30103)} digits"
+
+
+def _cut(text: str, limit: int | None) -> str:
+    if limit is None:
+        return _UNSAFE.sub(_escape, text)
+    if len(text) <= limit:
+        shown = _UNSAFE.sub(_escape, text)
+        if len(shown) <= limit:
+            return shown
+    room, kept = limit - len(f"{_ELLIPSIS}(+{len(text)})"), 0
+    if room < 0:
+        return _ELLIPSIS[: max(0, limit)]
+    pieces: list[str] = []
+    for char in text[:limit]:
+        piece = _UNSAFE.sub(_escape, char)
+        if len(piece) > room:
+            break
+        room, kept = room - len(piece), kept + 1
+        pieces.append(piece)
+    return f"{''.join(pieces)}{_ELLIPSIS}(+{len(text) - kept})"
+
+
+def _escape(found: re.Match[str]) -> str:
+    char = found[0]
+    code = ord(char)
+    if char in _SHORT:
+        return _SHORT[char]
+    return f"\\x{code:02x}" if code < 0x100 else _wide(code)
+
+
+def _wide(code: int) -> str:
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1] if ord(found[0]) != 0x7F else r"\u007f"
+
+
+def _character(found: re.Match[str]) -> str:
+    if found[1]:
+        return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}[found[1]]
+    code = int(found[2] or found[3] or found[4], 16)
+    return chr(code) if code <= 0x10FFFF else found[0]
+
+
+def _utc(value: datetime) -> datetime:
+    """The instant in UTC; one at the end of what Python has, where it stands."""
+    try:
+        return value if value.tzinfo is None else value.astimezone(timezone.utc)
+    except OverflowError:
+        return _LATEST if value.year > 5000 else _EARLIEST
+
+
+def _out_of_range(value: datetime) -> str | None:
+    at = _utc(value).replace(tzinfo=timezone.utc)
+    return {_LATEST: "after year 9999", _EARLIEST: "before year 1"}.get(at)
+
+
+def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
+    """The value in what JSON has; `left`: characters that may still be written, None: any number.
+
+    What is deeper, or beyond that many characters, is an ellipsis.
+    """
+    if isinstance(value, (dict, list, tuple)):
+        if depth == 0:
+            return _ELLIPSIS
+        return _plain_members(cast("Any", value), depth - 1, left)
+    if left is not None:
+        left[0] -= len(value) if isinstance(value, str) else 8
+        if isinstance(value, str) and left[0] < 0:
+            return value[: len(value) + left[0]] + _ELLIPSIS if len(value) + left[0] > 0 else "..."
+    return _plain_scalar(value)
+
+
+def _plain_members(value: Any, depth: int, left: list[int] | None) -> Any:
+    found: list[tuple[str, Any]] = []
+    members = cast("Any", value.items() if isinstance(value, dict) else enumerate(value))
+    for key, member in members:
+        if left is not None and left[0] <= 0:
+            found.append((_ELLIPSIS, _ELLIPSIS))
+            break
+        if left is not None:
+            left[0] -= len(str(key))
+        found.append((str(key), _plain(member, depth, left)))
+    return dict(found) if isinstance(value, dict) else [member for _, member in found]
+
+
+def _plain_scalar(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Unreadable):
+        return {"unreadable": value.reason}
+    if isinstance(value, datetime):
+        return _utc(value).isoformat()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int):
+        return value if value.bit_length() < 14_000 else _integer(value)
+    return _scalar(value)

@@ -1,0 +1,46 @@
+"""Read stored JSON whose shape nobody has checked, without raising."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from queue_workflows.types import Row
+
+
+def mapping(value: Any) -> Row:
+    """Return the value if it is a JSON object, else an empty dict."""
+    return cast("Row", value) if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """Return the value if it is a JSON array, else an empty list."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def text(value: Any) -> str | None:
+    """Return the value if it is a text, else None."""
+    return value if isinstance(value, str) else None
+
+
+def number(value: Any) -> float | None:
+    """Return the value if it is a number that a float can hold, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def graph_nodes(definition: Any) -> dict[str, Row]:
+    """Return the nodes of a stored definition by id, in its order.
+
+    Each has `deps`, a list of texts. Entries without an id that is a text are left out.
+    """
+    found: dict[str, Row] = {}
+    for entry in map(mapping, sequence(mapping(definition).get("nodes"))):
+        node_id = text(entry.get("id"))
+        if node_id is not None:
+            deps = [dep for dep in sequence(entry.get("deps")) if isinstance(dep, str)]
+            found[node_id] = entry | {"deps": deps}
+    return found

@@ -1,0 +1,207 @@
+"""What goes wrong, row O12: an absent database is charged to no job as a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import node_queue
+from tests.support import proxy, stubborn
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = ("--app", "tests.support.stubborn:setup")
+LEASE_S = "4"
+SERVE = ("queue-claim-worker", *APP, "--lease-seconds", LEASE_S)
+QUEUE = ("--queue", "work")
+POOL = ("--workers", '[{"queue": "work", "concurrency": 2}]')
+BATCH = (*QUEUE, "--batch", "3")
+WAYS = {
+    "plain": (*SERVE, *QUEUE),
+    "batch": (*SERVE, *BATCH),
+    "pool": (*SERVE, *POOL),
+    "supervised": (*SERVE, *QUEUE, "--supervise"),
+    "supervised pool": (*SERVE, *POOL, "--supervise"),
+}
+QUICK = {
+    "QUEUE_WORKFLOWS_SUPERVISOR_BACKOFF_MAX_S": "0.2",
+    "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0.1",
+    "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.2",
+    "QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S": "2",
+    "QUEUE_WORKFLOWS_DB_PING_INTERVAL_S": "1",
+    "QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "0.2",
+}
+STALLS = 3
+"""As many as there are crashes before a job is poison."""
+
+
+@pytest.fixture
+def wire(db: object, dsn: str) -> Iterator[proxy.Proxy]:
+    with proxy.Proxy(dsn) as made:
+        yield made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    """The environment of quick processes whose state folder is the test's own."""
+    return {**QUICK, "QUEUE_WORKFLOWS_STATE_DIR": str(tmp_path / "state")}
+
+
+def enqueued(folder: Path, task: str) -> str:
+    stubborn.setup()
+    folder.mkdir()
+    return node_queue.enqueue_ingest_job(task_name=task, queue="work", args={"folder": str(folder)})
+
+
+def row_of(job_id: str) -> dict[str, Any]:
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def lapsed(job_id: str) -> bool:
+    """Whether nobody holds the job, or nobody renews it any more."""
+    row = row_of(job_id)
+    with engine.connect() as conn:
+        now = conn.execute("SELECT now() AS now").fetchone()
+    assert now is not None
+    return row["status"] != "running" or row["lease_expires_at"] < now["now"]
+
+
+def starts(folder: Path) -> list[int]:
+    try:
+        return [int(line) for line in (folder / "starts").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+class Worker:
+    """A worker that is restarted when it ends, as systemd or Docker does it."""
+
+    def __init__(self, cli: Commands, argv: tuple[str, ...], **env: str) -> None:
+        self._cli, self._argv, self._env = cli, argv, env
+        self.runs: list[Command] = []
+        self.start()
+
+    def start(self) -> None:
+        self.runs.append(self._cli.start(*self._argv, **self._env))
+
+    @property
+    def err(self) -> str:
+        return "\n".join(run.err for run in self.runs)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("everybody", [False, True], ids=["worker alone", "orchestrator too"])
+@pytest.mark.parametrize("way", WAYS)
+def test_three_stalls_longer_than_the_lease_charge_an_innocent_job_nothing(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str,
+    everybody: bool,
+) -> None:  # fmt: skip
+    behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
+    orchestrator = cli.start("queue-orchestrator", *APP, **(behind if everybody else state))
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    worker = Worker(cli, WAYS[way], **behind)
+    for stall in range(1, STALLS + 1):
+        until(lambda: len(starts(folder)) == stall, timeout_s=30)  # noqa: B023  waited for
+        wire.freeze()
+        if way.startswith("supervised"):
+            until(lambda: worker.err.count("with exit code 77; restart") == stall, timeout_s=20)  # noqa: B023
+        else:
+            assert worker.runs[-1].wait(20) == 77, worker.err
+        until(lambda: lapsed(job_id), timeout_s=20)
+        if not everybody:
+            until(lambda: row_of(job_id)["status"] != "running", timeout_s=20)
+        if not way.startswith("supervised"):
+            worker.start()
+        wire.thaw()
+        try:
+            until(lambda: row_of(job_id)["crash_count"] == 0, timeout_s=20)
+        except AssertionError:
+            pytest.fail(f"stall {stall}: a crash is left counted: {row_of(job_id)}\n{worker.err}")
+    until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
+    row = row_of(job_id)
+    assert (row["crash_count"], row["attempts"]) == (0, 0), worker.err
+    assert len(starts(folder)) == 4
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["supervised", "supervised pool"])
+def test_a_parent_needs_no_note(cli: Commands, wire: proxy.Proxy, tmp_path: Path, way: str) -> None:
+    nowhere = {**QUICK, "QUEUE_WORKFLOWS_STATE_DIR": "/proc/none"}
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    worker = Worker(cli, WAYS[way], **nowhere, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    wire.freeze()
+    until(lambda: "with exit code 77; restart" in worker.err, timeout_s=20)
+    wire.thaw()
+    until(lambda: len(starts(folder)) == 2, timeout_s=30)
+    assert "no note is left" in worker.err
+    assert row_of(job_id)["crash_count"] == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["plain", "supervised"])
+def test_a_handler_that_kills_its_worker_is_poison_at_the_bound(
+    cli: Commands, db: object, state: dict[str, str], tmp_path: Path, way: str
+) -> None:
+    orchestrator = cli.start("queue-orchestrator", *APP, **state)
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "kills_itself")
+    worker = Worker(cli, WAYS[way], **state)
+    for start in range(1, STALLS + 1):
+        until(lambda: len(starts(folder)) == start, timeout_s=30)  # noqa: B023  waited for
+        if way == "plain":
+            assert worker.runs[-1].wait(20) == -signal.SIGKILL, worker.err
+            worker.start()
+    until(lambda: row_of(job_id)["status"] == "failed", timeout_s=30)
+    row = row_of(job_id)
+    assert (row["crash_count"], row["claim_no"]) == (3, 3)
+    assert "poison" in row["error"]
+
+
+@pytest.mark.timeout(120)
+def test_a_handler_that_keeps_the_gil_past_its_lease_is_charged(
+    cli: Commands, db: object, state: dict[str, str], tmp_path: Path
+) -> None:
+    orchestrator = cli.start("queue-orchestrator", *APP, **state)
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "hog")
+    worker = Worker(cli, WAYS["plain"], **state)
+    assert worker.runs[-1].wait(30) == 77, worker.err
+    until(lambda: row_of(job_id)["crash_count"] == 1, timeout_s=20)
+    (folder / "started").unlink()
+    worker.start()
+    until((folder / "started").exists, timeout_s=30)
+    assert row_of(job_id)["crash_count"] == 1, "the worker that came after took nothing back"
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_killed_while_the_database_is_away_has_left_no_excuse(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path
+) -> None:
+    orchestrator = cli.start("queue-orchestrator", *APP, **state)
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
+    worker = Worker(cli, WAYS["plain"], **behind)
+    until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    wire.freeze()
+    os.kill(starts(folder)[0], signal.SIGKILL)
+    until(lambda: row_of(job_id)["crash_count"] == 1, timeout_s=20)
+    wire.thaw()
+    worker.start()
+    until(lambda: len(starts(folder)) == 2, timeout_s=30)
+    assert row_of(job_id)["crash_count"] == 1

@@ -1,0 +1,167 @@
+"""A crash that was counted for an absent database is taken back, once, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows import node_pool
+from queue_workflows.store import tables, transitions
+from queue_workflows.types import Row
+from tests.support import factories
+
+FAMILIES = ["node", "ingest"]
+
+
+@pytest.fixture
+def conn(db: ModuleType) -> Iterator[engine.Connection]:
+    with engine.connect() as made:
+        yield made
+
+
+def claimed(conn: engine.Connection, family: str, **columns: Any) -> Row:
+    if family == "node":
+        factories.node(conn, **columns)
+        return factories.claim_node(conn)
+    factories.ingest(conn, **columns)
+    return factories.claim_ingest(conn)
+
+
+def lease_of(job: Row) -> tables.Lease:
+    return tables.lease_of(factories.table_of(job), job)
+
+
+def lapse(conn: engine.Connection, job: Row, renewed_ago_s: float = 60.0) -> None:
+    change = (
+        "UPDATE {} SET lease_expires_at = now() - interval '1 second',"
+        " heartbeat_at = now() - %s * interval '1 second' WHERE id = %s"
+    )
+    text = change.format(factories.table_of(job).name)
+    conn.execute(text.encode(), (renewed_ago_s, job["id"]))
+
+
+def events(conn: engine.Connection, job: Row) -> list[str]:
+    table = factories.table_of(job)
+    rows = conn.execute(
+        f"SELECT event_type FROM {table.events} WHERE job_id = %s ORDER BY id".encode(),
+        (job["id"],),
+    )
+    return [row["event_type"] for row in rows.fetchall()]
+
+
+def state(conn: engine.Connection, job: Row) -> tuple[str, int]:
+    row = factories.reread(conn, job)
+    return row["status"], row["crash_count"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_claim_that_is_still_held_goes_back_uncounted(
+    conn: engine.Connection, family: str
+) -> None:
+    job = claimed(conn, family)
+    assert not transitions.excuse(conn, lease_of(job), ended=False), "its process may run"
+    assert transitions.excuse(conn, lease_of(job))
+    assert state(conn, job) == ("queued", 0)
+    assert events(conn, job) == ["claimed", "requeued"]
+    assert not transitions.excuse(conn, lease_of(job))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_crash_that_was_counted_is_taken_back_once(
+    conn: engine.Connection, family: str, again: bool
+) -> None:
+    job = claimed(conn, family)
+    lapse(conn, job)
+    transitions.reclaim_lapsed(conn, factories.table_of(job))
+    assert state(conn, job) == ("queued", 1)
+    if again:
+        (factories.claim_node if family == "node" else factories.claim_ingest)(conn)
+    for first in (True, False):
+        assert transitions.excuse(conn, lease_of(job)) is first
+        assert state(conn, job) == ("running" if again else "queued", 0)
+    assert events(conn, job).count("death") == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("wrong", ["worker", "claim", "parent said so", "handed back", "done"])
+def test_no_other_crash_is_taken_back(conn: engine.Connection, family: str, wrong: str) -> None:
+    job = claimed(conn, family, crash_count=1)
+    lease = lease_of(job)
+    if wrong == "handed back":
+        transitions.hand_back(conn, lease, reason="shutdown")
+    elif wrong == "parent said so":
+        prefix = f"{job['worker_id']}"
+        transitions.reclaim_dead(conn, lease.table, prefix=prefix, evidence="killed by SIGKILL")
+        row = factories.reread(conn, job) | {"worker_id": job["worker_id"]}
+        factories_note(conn, lease.table, row)
+    elif wrong != "done":
+        lapse(conn, job)
+        transitions.reclaim_lapsed(conn, lease.table)
+        change = {"worker": {"worker_id": "other"}, "claim": {"claim_no": 7}}[wrong]
+        lease = lease._replace(**change)
+    else:
+        lapse(conn, job)
+        conn.execute(
+            f"UPDATE {lease.table.name} SET crash_count = 2 WHERE id = %s".encode(),
+            (job["id"],),
+        )
+        transitions.reclaim_lapsed(conn, lease.table)
+        assert state(conn, job) == ("failed", 3)
+    before = state(conn, job)
+    assert not transitions.excuse(conn, lease)
+    assert state(conn, job) == before
+
+
+def factories_note(conn: engine.Connection, table: tables.JobTable, row: Row) -> None:
+    """A parent's death certificate."""
+    transitions.events.note(conn, table, row, "death", detail="{}", error="killed by SIGKILL")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("had_s", "counted"), [(59.0, 0), (61.0, 1), (0.0, 0), (None, 1)])
+def test_a_lease_that_was_renewed_last_before_the_database_came_back_counts_nothing(
+    conn: engine.Connection, family: str, had_s: float | None, counted: int
+) -> None:
+    job = claimed(conn, family)
+    fresh = claimed(conn, family)
+    lapse(conn, job)
+    node_pool.reclaim(conn, had_s=had_s)
+    row = factories.reread(conn, job)
+    assert (row["status"], row["crash_count"], row["priority"]) == ("queued", counted, 10)
+    assert events(conn, job) == ["claimed", "reclaimed" if counted else "requeued"]
+    assert state(conn, fresh) == ("running", 0)
+
+
+def test_an_orchestrator_that_missed_a_look_counts_nothing_until_it_has_seen_a_lease_lapse(
+    conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S", "1")
+    now = [1000.0]
+    sweeps = node_pool.Sweeps(lambda: now[0])
+    try:
+        first = claimed(conn, "ingest")
+        for _ in range(70):
+            now[0] += 1
+            sweeps.look()
+        lapse(conn, first, renewed_ago_s=60)
+        sweeps.reclaim()
+        assert state(conn, first) == ("queued", 1), "it was there all the time"
+        now[0] += 3.5  # a look was missed
+        second = claimed(conn, "node")
+        lapse(conn, second, renewed_ago_s=60)
+        sweeps.reclaim()
+        assert state(conn, second) == ("queued", 0)
+        for _ in range(70):
+            now[0] += 1
+            sweeps.look()
+        third = claimed(conn, "node")
+        lapse(conn, third, renewed_ago_s=60)
+        sweeps.reclaim()
+        assert state(conn, third)[1] == 1
+    finally:
+        sweeps.close()

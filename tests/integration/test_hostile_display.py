@@ -1,0 +1,226 @@
+"""Every command that reads or removes works on every row, and prints nothing that harms."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple
+
+import pytest
+
+from queue_workflows import config
+from queue_workflows import db as engine
+from queue_workflows.__main__ import main
+from tests.support import hostile_tables as hostile
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+RUN = {"status": "queued"}
+NODE = {"run_id": "parent", "queue": "cpu"}
+INGEST = {"queue": "fetch"}
+
+
+class Said(NamedTuple):
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    def check(self) -> None:
+        """Check that it ended in order and printed nothing that a terminal would obey."""
+        text = (self.out + self.err).replace("\n", "")
+        assert not {unicodedata.category(char) for char in text} & HIDDEN, self
+        assert "Traceback" not in self.err and "unexpected error" not in self.err, self
+        assert self.code in (0, 1, 2), self
+        assert self.code == 0 or self.err.startswith("queue-workflows") or self.out, self
+        if "retry" not in self.argv:
+            # A generation at its end cannot be raised; nothing else may stop at a value.
+            assert "the database refused" not in self.err, self
+        if self.code == 2:
+            assert self.err.count("\n") == 1, self
+        if "--json" in self.argv and self.out:
+            json.loads(self.out, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.fixture
+def said(
+    fresh_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Generator[Callable[..., Said]]:
+    """Runs a command in this process, on a database whose constraints are gone."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    engine.bootstrap()
+    close = engine.close_pool
+    # A thousand commands would open as many pools.
+    monkeypatch.setattr(engine, "close_pool", lambda: None)
+
+    def call(*argv: str) -> Said:
+        config.reset_for_tests()
+        caplog.clear()
+        done = Said(argv, main(argv), *capfd.readouterr())
+        # pytest's handler, not the command's own, takes what is logged in this process.
+        return done._replace(err=done.err + "".join(map(str, caplog.messages)))
+
+    yield call
+    close()
+
+
+@pytest.fixture
+def conn(said: object) -> Generator[Any]:
+    with engine.connect() as own:
+        hostile.without_checks(own)
+        yield own
+
+
+LISTS = [
+    ("runs", "--limit", "1000"), ("runs",), ("status",), ("inputs",), ("queues",), ("workers",),
+    ("models",), ("jobs", "list", "--limit", "10000"), ("doctor",), ("audit",),
+    ("prune", "--dry-run"), ("health",), ("samples", "--past", "1d", "--host", "h"),
+]  # fmt: skip
+
+
+def check(said: Callable[..., Said], calls: Iterable[tuple[str, ...]]) -> None:
+    """Make these calls; what is wrong with any of them is in the message."""
+    wrong: list[str] = []
+    for argv in calls:
+        try:
+            said(*argv).check()
+        except Exception as error:
+            wrong.append(f"{argv}: {type(error).__name__}: {str(error)[-1500:]}")
+    assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong[:5])
+
+
+def lists() -> list[tuple[str, ...]]:
+    return [(*argv, *more) for argv in LISTS for more in ((), ("--json",))]
+
+
+def of(rows: Iterable[hostile.Written], *commands: str) -> list[tuple[str, ...]]:
+    return [(*command.split(), "--", row.id) for row in rows for command in commands]
+
+
+def states(conn: Any, table: str, rows: Iterable[hostile.Written]) -> set[str]:
+    found = conn.execute(
+        f"SELECT DISTINCT status::text FROM {table} WHERE id = ANY (%s)",
+        ([row.id for row in rows],),
+    ).fetchall()
+    return {row["status"] for row in found}
+
+
+def test_any_run_is_listed_shown_and_cancelled(conn: Any, said: Callable[..., Said]) -> None:
+    rows = hostile.fill(conn, "workflow_runs", RUN, "id", singles=4)
+    assert len(rows) > 15
+    check(said, lists())
+    check(said, of(rows, "show", "show --json --full", "why", "inputs", "cancel"))
+    assert states(conn, "workflow_runs", rows) == {"cancelled"}
+    check(said, of(rows, "retry", "cancel"))
+    assert not states(conn, "workflow_runs", rows) & {"queued", "running"}
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "awaiting_input"])
+def test_any_node_is_shown_explained_and_cancelled(
+    conn: Any, said: Callable[..., Said], status: str
+) -> None:
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('parent', 'w', 'running')"
+    )
+    rows = hostile.fill(conn, "workflow_node_jobs", NODE | {"status": status}, "id", singles=4)
+    assert len(rows) > 15
+    check(said, [*lists(), *[("show", "parent", *m) for m in ((), ("--json",), ("--full",))]])
+    check(said, of(rows, "show", "show --json", "why", "why --json"))
+    if status == "awaiting_input":
+        check(said, [("answer", "parent", row.node_id, "1") for row in nodes_of(conn)])
+        check(said, [("answer", "--unchecked", "parent", n.node_id, "1") for n in nodes_of(conn)])
+    check(said, of(rows, "cancel", "retry"))
+    # It is over already where the last retry of a node was refused.
+    assert said("cancel", "parent").code in (0, 1)
+    left = states(conn, "workflow_node_jobs", rows) - {"cancelled", "completed", "failed"}
+    # What runs is asked to stop: its worker, or the sweep of lapsed leases, ends it.
+    assert left <= ({"running"} if status == "running" else set())
+
+
+def nodes_of(conn: Any) -> list[Any]:
+    query = "SELECT node_id FROM workflow_node_jobs WHERE run_id = 'parent' AND node_id <> ''"
+    return [Node(row["node_id"]) for row in conn.execute(query).fetchall()]
+
+
+class Node(NamedTuple):
+    node_id: str
+
+
+@pytest.mark.parametrize("status", ["queued", "failed"])
+def test_any_job_is_listed_shown_retried_and_deleted(
+    conn: Any, said: Callable[..., Said], status: str
+) -> None:
+    rows = hostile.fill(conn, "ingest_jobs", INGEST | {"status": status}, "id", singles=4)
+    assert len(rows) > 15
+    check(said, lists())
+    check(said, of(rows, "show", "show --json", "jobs show", "why"))
+    check(said, of(rows, "jobs retry", "jobs cancel", "retry", "cancel"))
+    assert not states(conn, "ingest_jobs", rows) & {"queued", "running"}
+    check(said, of(rows, "jobs delete"))
+    assert states(conn, "ingest_jobs", rows) == set()
+
+
+BESIDE: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "workflow_node_events",
+        {"run_id": "parent", "node_id": "n", "job_id": "j", "event_type": "failed"},
+        "error",
+    ),
+    ("ingest_job_events", {"job_id": "i", "event_type": "failed"}, "error"),
+    ("workflow_input_submissions", {"run_id": "parent"}, "id"),
+    ("workflow_dispatch_events", {"run_id": "parent"}, "error"),
+    ("job_attempt_logs", {"job_id": "j", "job_table": "workflow_node_jobs"}, "tail"),
+    ("workers", {"queue": "gpu", "last_seen": "now", "state": "idle"}, "worker_id"),
+    ("worker_heartbeats", {"queue": "gpu"}, "host_label"),
+    ("worker_controls", {"desired_state": "off", "queue": "gpu"}, "host_label"),
+    ("queue_settings", {"paused_at": "now"}, "queue"),
+    ("queue_partitions", {"queue": "fetch"}, "partition_key"),
+    ("hw_samples", {"sampled_at": "now"}, "host_label"),
+    ("model_controls", {}, "host_label"),
+    ("gpu_unassignable", {}, "model"),
+]
+
+
+def test_what_is_stored_beside_runs_and_jobs_is_shown(conn: Any, said: Callable[..., Said]) -> None:
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name, status) VALUES ('parent', 'w', 'running')"
+    )
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status)"
+        " VALUES ('j', 'parent', 'n', 'm', 'gpu', 'queued')"
+    )
+    conn.execute("INSERT INTO ingest_jobs (id, task_name, queue) VALUES ('i', 't', 'fetch')")
+    for table, base, key in BESIDE:
+        assert hostile.fill(conn, table, base, key), table
+    check(said, lists())
+    check(said, [(*c, *m) for c in (("show", "parent"), ("show", "j"), ("show", "i"), ("why", "j"),
+                                    ("why", "i")) for m in ((), ("--json",))])  # fmt: skip
+    check(said, [("cancel", "parent"), ("cancel", "i"), ("jobs", "delete", "i")])
+
+
+def test_an_id_is_named_as_it_was_printed(conn: Any, said: Callable[..., Said]) -> None:
+    (run_id,) = [
+        row.id for row in hostile.fill(conn, "workflow_runs", RUN, "id") if "\x1b" in row.id
+    ]
+    printed = said("runs", "--limit", "100", "--json").out
+    (shown,) = [
+        line.partition('"id": "')[2].rpartition('"')[0]
+        for line in printed.splitlines()
+        if '"id": "\\u001b' in line
+    ]
+    done = said("cancel", shown.replace("\\\\", "\\"))
+    assert (done.code, "cancelled" in done.out) == (0, True)
+    assert states(conn, "workflow_runs", [hostile.Written(run_id, "")]) == {"cancelled"}
+
+
+def test_markup_and_percent_signs_are_text(conn: Any, said: Callable[..., Said]) -> None:
+    conn.execute("INSERT INTO ingest_jobs (id, task_name, queue) VALUES ('[red]%s[/]', '%d', 'q')")
+    assert "[red]%s[/]" in said("jobs", "list").out
+    assert said("cancel", "[red]%s[/]").out.startswith("ingest job [red]%s[/] (%d): cancelled")

@@ -1,0 +1,50 @@
+"""Checks that hostile rows cost innocent ones nothing: no wait beyond the bound, no odd answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.soak import evidence, fleet, judge_recovery, tasks
+
+WAIT_S = judge_recovery.PROMISED_S[fleet.DEFAULT]
+"""The longest that an innocent may wait for its first claim: faults stop some of the workers of its
+queue for up to three leases, never all of them for longer than the slowest recovery."""
+Found = Iterator[str]
+Seen = evidence.Evidence
+
+
+def waited(seen: Seen) -> Found:
+    """Nobody innocent waits for its first claim longer than the bound; pauses do not count."""
+    first = {
+        job: min(c.at for c in claims.values()) for job in seen.jobs if (claims := seen.claims(job))
+    }
+    for job_id, task in seen.books.jobs.items():
+        job = seen.jobs.get(job_id)
+        if job is None or job["reason"] != "load" or job["queue"] != tasks.NOTES or job["key"]:
+            continue
+        since = seen.time.at(job["epoch"])
+        late = first.get(job_id, seen.ended_load) - since
+        if late > WAIT_S and not seen.paused(job["queue"], since, since + late):
+            yield f"job {job_id} ({task}): its first claim came after {late:.0f} s"
+    by_run: dict[str, float] = {}
+    for job_id, job in seen.jobs.items():
+        if job["run_id"] in seen.books.runs and job_id in first:
+            by_run[job["run_id"]] = min(by_run.get(job["run_id"], first[job_id]), first[job_id])
+    for run_id, name in seen.books.runs.items():
+        run = seen.runs.get(run_id)
+        if run is None or run_id in seen.books.perhaps_cancelled:
+            continue
+        since = seen.time.at(run["epoch"])
+        late = by_run.get(run_id, seen.ended_load) - since
+        if late > WAIT_S:
+            yield f"run {run_id} ({name}): its first node was claimed after {late:.0f} s"
+
+
+def shown(seen: Seen) -> Found:
+    """Every command works, nothing raw reaches a terminal or a log, no file is made elsewhere."""
+    yield from dict.fromkeys(seen.shown)
+
+
+def rights(seen: Seen) -> Found:
+    """A role without rights gets nothing done, and a call of a function is bounded."""
+    yield from dict.fromkeys(seen.hostile)

@@ -1,0 +1,112 @@
+"""Mutants of what keeps a hostile row from stopping others: loader, rights, isolation, display."""
+
+from __future__ import annotations
+
+import json
+
+from tests.soak.mutant import Conn, Mutant, edit
+
+HOLE = "{x}"
+"""A row that says so cannot be written again: it stands for a defect that nobody knows of."""
+
+
+def _take_any_payload(conn: Conn) -> None:
+    edit(conn, "queue_workflows_check_payload", ("<= 256 THEN", "<= 2000000000 THEN"))
+
+
+def _load_anything() -> None:
+    from queue_workflows.db import loading
+
+    def load(data: str | bytes) -> object:
+        return json.loads(data)
+
+    assert loading.load_json is not None
+    loading.load_json = load
+
+
+def _open_functions(conn: Conn) -> None:
+    conn.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC")
+
+
+def _hole(conn: Conn) -> None:
+    conn.execute(
+        "CREATE FUNCTION soak_hole() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'a defect' USING ERRCODE = '22003'; END $$"
+    )
+    for table, column in (("ingest_jobs", "reason"), ("workflow_runs", "parcel_id")):
+        conn.execute(
+            f"CREATE TRIGGER soak_hole BEFORE UPDATE ON {table} FOR EACH ROW"
+            f" WHEN (OLD.{column} = '{HOLE}') EXECUTE FUNCTION soak_hole()".encode()
+        )
+
+
+def _isolate_nothing() -> None:
+    """Every error counts as the server's: nobody looks for the row that raised."""
+    from queue_workflows.store import isolation, quarantine
+
+    assert quarantine.is_about_rows is not None
+    assert isolation.is_outage is not None
+    quarantine.is_about_rows = lambda _: False
+    isolation.is_outage = lambda _: True
+
+
+def _print_raw() -> None:
+    from queue_workflows.runtime import display
+
+    def raw(value: object, limit: int | None = None) -> str:
+        return str(value)
+
+    assert display.line is not None
+    assert display.block is not None
+    display.line = raw
+    display.block = raw
+
+
+def _follow_anywhere() -> None:
+    from queue_workflows.dag import confinement
+
+    assert confinement.roots is not None
+    confinement.roots = list
+
+
+def _blame_nobody_else() -> None:
+    """A worker that the database kept from renewing leaves as if it had died of its handler."""
+    from queue_workflows.worker import fencing
+
+    assert fencing.Renewals.blame_database is not None
+    fencing.Renewals.blame_database = lambda _: False  # type: ignore[method-assign]
+
+
+MUTANTS = {
+    "loader": Mutant(
+        "rows of any depth and size are taken, and loaded as they are",
+        "crashes charged without evidence",
+        _load_anything, _take_any_payload, hostile=("args", "context", "value", "headers"),
+        values="1200 levels|5000",
+    ),
+    "columns": Mutant(
+        "a role that submits may set every column, its own counters among them",
+        "crashes charged without evidence", hostile=("crash_count",),
+        grants="INSERT ON workflow_runs, ingest_jobs, workflow_input_submissions",
+    ),
+    "functions": Mutant(
+        "everybody may call every function", "hostile roles that got their way",
+        None, _open_functions, calls=0.9,
+    ),
+    "isolation": Mutant(
+        "one row that raises stops the loop that meets it", "stuck",
+        _isolate_nothing, _hole, hostile=("reason", "parcel_id"), values=r"^\{x\}$",
+    ),
+    "display": Mutant(
+        "what came from rows is printed as it is", "commands, logs and folders", _print_raw,
+        hostile=("id", "task_name", "workflow_name"),
+    ),
+    "folders": Mutant(
+        "a run's folder may be anywhere", "commands, logs and folders", _follow_anywhere,
+        hostile=("out_dir",),
+    ),
+    "charges": Mutant(
+        "a claim that the database's absence ended counts as a crash",
+        "crashes charged without evidence", _blame_nobody_else, None, "freeze", {"long": 3}, 4.0,
+    ),
+}  # fmt: skip

@@ -1,0 +1,72 @@
+"""The soak's checks that hostile rows cost innocent ones nothing, on evidence made up for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.hostile import fleet
+from tests.soak import books, evidence, judge_liveness, tasks
+
+LATE = judge_liveness.WAIT_S + 1
+
+
+def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
+    """A job and a run that were submitted at 100 s, claimed at this time, in a soak until 200 s."""
+    known = books.Books(runs={"r": "chain"}, jobs={"j": "note"})
+    common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
+    jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
+    events = {}
+    if claimed_at is not None:
+        worker = "machine:77:boot:random"
+        events = {
+            job: [
+                evidence.Event(
+                    job, 1, "claimed", 1, worker, "machine", tasks.NOTES, claimed_at, claimed_at
+                )
+            ]
+            for job in jobs
+        }
+    none: dict[str, Any] = dict.fromkeys(
+        ("fires", "lines", "faults", "off", "ended", "stuck", "laws", "slow"), ()
+    )
+    return evidence.Evidence(
+        **none,
+        jobs=jobs,
+        runs={"r": {"epoch": 100.0}},
+        events=events,
+        books=known,
+        time=cast("Any", SimpleNamespace(at=lambda epoch: epoch)),
+        began=0.0,
+        ended_load=200.0,
+    )
+
+
+def test_innocents_that_are_claimed_in_time_are_fine() -> None:
+    assert list(judge_liveness.waited(seen(100 + judge_liveness.WAIT_S - 1))) == []
+
+
+@pytest.mark.parametrize("claimed_at", [100 + LATE, None])
+def test_innocents_that_wait_too_long_are_found(claimed_at: float | None) -> None:
+    found = list(judge_liveness.waited(seen(claimed_at)))
+    assert [text.split()[:2] for text in found] == [["job", "j"], ["run", "r"]]
+
+
+def test_a_pause_of_the_queue_excuses_its_jobs() -> None:
+    paused = seen(100 + LATE)
+    paused.books.pauses.append(books.Pause(tasks.NOTES, None, 110.0, 120.0))
+    assert [text.split()[0] for text in judge_liveness.waited(paused)] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x1b[31mb", "x\u202ey", "a\x9bb", "ok\n2026-01-01T00:00:00 ERROR forged\n"]
+)
+def test_what_a_terminal_would_obey_is_found(text: str) -> None:
+    (found,) = fleet.unsafe(text)
+    assert found.isprintable()
+
+
+def test_plain_text_and_tables_are_safe() -> None:
+    assert fleet.unsafe("a\tb\n\\x1b[31m\n  2026-01-01T00:00:00 ERROR forged, indented\n") == []
