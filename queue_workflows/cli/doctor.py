@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
-<<<<<<< HEAD
-from queue_workflows.cli import command, options, output
-from queue_workflows.dag import confinement, outputs
-=======
 from queue_workflows.cli import command, fleet, options, output
-from queue_workflows.dag import confinement
->>>>>>> h/lockkeys
+from queue_workflows.dag import confinement, outputs
 from queue_workflows.runtime import process
 from queue_workflows.store import bad_rows, health, lock_keys
 
