@@ -3,10 +3,12 @@
 -- Plans are pinned as docs/decisions/0019 says.
 
 -- Jobs that wait for a lock key, by queue: whether a served queue has one for a key, and what may stand in line again.
+-- The last condition is always true: only a statement that has it may use the index. Without statistics others would
+-- sort all of it rather than walk the line of a key.
 CREATE INDEX IF NOT EXISTS workflow_node_jobs_unserved_idx ON workflow_node_jobs (blocked_reason, queue, lock_key)
-    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved');
+    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved') AND octet_length(queue) >= 0;
 CREATE INDEX IF NOT EXISTS ingest_jobs_unserved_idx ON ingest_jobs (blocked_reason, queue, lock_key)
-    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved');
+    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved') AND octet_length(queue) >= 0;
 
 -- Return the queues that a live worker takes jobs of, without paused ones. A worker of 0.3.0 has a heartbeat only.
 CREATE OR REPLACE FUNCTION queue_workflows_served_queues(p_stale_s double precision) RETURNS text[]
@@ -66,6 +68,7 @@ BEGIN
             SELECT b.id FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
                 SELECT j.id FROM %1$I j
                  WHERE j.status = 'queued' AND j.blocked_reason = 'unserved' AND j.queue = s.queue
+                   AND octet_length(j.queue) >= 0
                  ORDER BY j.lock_key LIMIT $2 FOR UPDATE SKIP LOCKED) b
              LIMIT $2) u
         $q$, p_jobs) USING p_served, p_limit INTO v_ids;
@@ -111,7 +114,7 @@ BEGIN
                    -- The next in this order: said as equal, the line of the key may be read for it as a whole.
                    SELECT FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
                        SELECT w.queue, w.lock_key FROM %1$I w
-                        WHERE w.status = 'queued' AND w.blocked_reason = 'locked'
+                        WHERE w.status = 'queued' AND w.blocked_reason = 'locked' AND octet_length(w.queue) >= 0
                           AND (w.queue, w.lock_key) >= (s.queue, line.key)
                         ORDER BY w.queue, w.lock_key LIMIT 1) o
                     WHERE o.queue = s.queue AND o.lock_key = line.key OFFSET 0)

@@ -60,14 +60,15 @@ def _batches(conn: db.Connection, function: str, queues: list[str]) -> int:
 _UNSERVED = """
 WITH RECURSIVE q (queue) AS (
     (SELECT queue::text FROM {jobs} WHERE status = 'queued' AND blocked_reason = 'unserved'
-      ORDER BY blocked_reason, {jobs}.queue LIMIT 1)
+      AND octet_length(queue) >= 0 ORDER BY blocked_reason, {jobs}.queue LIMIT 1)
     UNION ALL
     SELECT (SELECT j.queue::text FROM {jobs} j WHERE j.status = 'queued'
-        AND j.blocked_reason = 'unserved' AND j.queue > q.queue
+        AND j.blocked_reason = 'unserved' AND octet_length(j.queue) >= 0 AND j.queue > q.queue
       ORDER BY j.blocked_reason, j.queue LIMIT 1)
       FROM q WHERE q.queue IS NOT NULL)
 SELECT q.queue, (SELECT count(*) FROM (SELECT FROM {jobs} j WHERE j.status = 'queued'
-       AND j.blocked_reason = 'unserved' AND j.queue = q.queue LIMIT %s) c) AS n
+       AND j.blocked_reason = 'unserved' AND octet_length(j.queue) >= 0
+       AND j.queue = q.queue LIMIT %s) c) AS n
   FROM q WHERE q.queue IS NOT NULL LIMIT 100
 """
 
