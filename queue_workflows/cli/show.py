@@ -22,11 +22,6 @@ from queue_workflows.cli import (
     views,
 )
 from queue_workflows.runtime import process, signals
-from queue_workflows.store import history as rows
-from queue_workflows.store import payload
-
-CANDIDATES = 5
-"""Ids named when the start of an id fits several."""
 
 
 def show(
@@ -77,22 +72,19 @@ def show(
 
 
 def found(start: str, name: str) -> tuple[str | None, str]:
-    """Kind and whole id of what has this id, or of the only one whose UUID starts so.
+    """Return kind and whole id of what has this id, or of the only one whose UUID starts so.
 
-    (None, "") after saying on stderr that there is none, or several; `name`: the command that asks.
+    Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
+    that asks.
     """
-    with db.transaction() as conn:
-        any_id, exact = ids.find(conn, start)
-        if exact is not None:
-            return exact["kind"], any_id
-        usable = bool(start) and payload.is_storable(start)
-        fitting = rows.starting_with(conn, start, limit=CANDIDATES) if usable else []
-    if len(fitting) == 1:
-        return fitting[0]["kind"], fitting[0]["id"]
     text = f"there is no run or job {start!r}"
-    if fitting:
-        some = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:CANDIDATES])
-        text = f"{start!r} is the start of several ids: {some}, ..."
+    try:
+        with db.transaction() as conn:
+            any_id, row = ids.resolve(conn, start)
+        if row is not None:
+            return row["kind"], any_id
+    except ids.AmbiguousId as error:
+        text = str(error)
     output.complain(f"{command.PROG} {name}: {output.line(text, 500)}")
     return None, ""
 
