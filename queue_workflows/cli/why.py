@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated, Any
 
 import typer
 
 from queue_workflows import errors, waiting
 from queue_workflows.cli import command, ids, options, output, show
+from queue_workflows.runtime import display
 
 
 def why(
@@ -64,8 +64,7 @@ def _print_run(told: dict[str, Any]) -> None:
         job = f"{node['kind']} {node['id']} ({node['name']})" if node["id"] else node["name"]
         _line(f"{job}: {node['detail']}")
         if node["clause"] == "answer":
-            names = " ".join(shlex.quote(name) for name in (told["id"], node["name"]))
-            _line(f"  `{command.PROG} answer {names} VALUE` answers it")
+            _line(f"  `{display.answer_command(told['id'], node['name'])}` answers it")
     if told["left_out"]:
         _line(f"and {output.counted(told['left_out'], 'node')} more that wait")
     if not told["nodes"] and not told["detail"]:

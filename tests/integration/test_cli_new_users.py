@@ -13,6 +13,7 @@ import queue_workflows
 from queue_workflows import claim_worker, config, node_queue, queues, run_store, scheduler
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
+from queue_workflows.runtime import display
 from tests.support import factories, flow
 from tests.support.flow import Flow
 
@@ -235,3 +236,27 @@ def test_queues_lists_what_the_database_holds(invoke: Invoke) -> None:
         factories.ingest(conn, queue="rails")
     queues.limit("load", max_running=2)
     assert listed(invoke) == ["load", "rails"]
+
+
+# --- attempts to come
+
+
+def test_show_says_when_a_failed_attempt_is_followed_by_the_next(
+    toy: Flow, invoke: Invoke, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise ValueError("no luck")
+
+    flow.body(broken, name="broken")
+    toy.define(flow.step("s"), s=[{"id": "a", "node": "broken", "retries": 2, "backoff": 600}])
+    run_id = toy.started()
+    toy.work()
+    job = flow.job(run_id, "s/a")
+    again = f"it runs again at {display.moment(job['available_at'])}"
+    assert f"s/a ({job['id']}): attempt 1 of 3 failed, {again}" in caplog.text
+    for lines in (
+        invoke("show", run_id).out.splitlines(),
+        invoke("show", job["id"]).out.splitlines(),
+    ):
+        assert f"    attempt 1 of 3 failed, {again}" in lines
+    assert f"it is not due until {display.moment(job['available_at'])}" in invoke("why", run_id).out
