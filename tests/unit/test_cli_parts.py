@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +183,7 @@ def test_a_running_node_says_where_and_how_far() -> None:
 
 
 def test_a_node_whose_attempt_failed_says_when_it_runs_again() -> None:
-    at = datetime(2026, 1, 31, 9, tzinfo=timezone.utc)
+    at = datetime.datetime(2026, 1, 31, 9, tzinfo=datetime.timezone.utc)
     node = a_node("s/n", "queued", attempts=1, error="broke", available_at=at)
     again = "queued, attempt 1 of 3 failed, it runs again"
     assert views.node_text(node) == f"{again} at 2026-01-31 09:00:00 UTC, broke"
