@@ -59,7 +59,8 @@ ONE = {"QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS": "1"}
 def app(cli: Commands, tmp_path: Path) -> Commands:
     """Commands that find the app of this file."""
     (tmp_path / "whilehost.py").write_text(HOST)
-    cli.env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+    # As a user has it: what is printed to a pipe or a file is buffered unless somebody cares.
+    cli.env |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": ""}
     return cli
 
 
