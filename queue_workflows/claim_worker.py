@@ -314,6 +314,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> int:
         process.setup_logging(options.log_level)
+        process.print_by_lines()
         if options.embedded:
             config.configure(embedded=True)
         if options.supervise:

@@ -313,6 +313,7 @@ class EngineConfig:
         self.video_model_ids: frozenset[str] = frozenset()
         self.node_module_package: str | None = None
         self.ingest_queues: frozenset[str] = DEFAULT_INGEST_QUEUES
+        self.ingest_queues_named = False
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.app: str | None = None
@@ -447,7 +448,7 @@ def configure(
     """
     changes: dict[str, Any] = {}
     if ingest_queues is not None:
-        changes["ingest_queues"] = _checked_queues(ingest_queues)
+        changes |= {"ingest_queues": _checked_queues(ingest_queues), "ingest_queues_named": True}
     if ingest_default_budget_s is not None:
         if not ingest_default_budget_s > 0:
             raise errors.InvalidConfig(
@@ -643,6 +644,21 @@ def gpu_claim_policy() -> str:
 def queues() -> frozenset[str]:
     """Every queue a worker may be started for."""
     return DAG_QUEUES | _config.ingest_queues
+
+
+def used_queues() -> frozenset[str]:
+    """Return the queues that the app has a use for.
+
+    They are `cpu` and `gpu` if it knows nodes, the ingest queues that it named, and those of its
+    tasks and schedules. A task without a queue of its own may be queued in any ingest queue.
+    """
+    cfg = _config
+    of_tasks = [cfg.ingest_task_queues.get(name) for name in cfg.ingest_task_map]
+    used = {queue for queue in of_tasks if queue is not None}
+    used |= {entry.queue for entry in cfg.ingest_schedule}
+    if cfg.ingest_queues_named or None in of_tasks:
+        used |= cfg.ingest_queues
+    return frozenset(used | DAG_QUEUES if cfg.knows_nodes() else used)
 
 
 def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:

@@ -183,7 +183,7 @@ def _waiting(entry: Row, run_id: str) -> JsonDict:
         "node_module": entry.get("module"), "pipeline_name": entry.get("pipeline"),
         "queue": entry.get("queue"), "required_model": entry.get("model"), "status": "waiting",
         "depends_on": list(entry["deps"]), "inputs": None, "output": None, "error": None,
-        "traceback": None, "attempts": [],
+        "traceback": None, "attempts_failed": 0, "attempts": [],
     }  # fmt: skip
 
 
@@ -195,6 +195,7 @@ def _told(job: Row, events: list[Row], logs: list[Row], reopened: datetime | Non
     return job | {
         "output": job["output"] if done else None,
         "traceback": last,
+        "attempts_failed": job["attempts"],
         "attempts": made,
     }
 

@@ -88,8 +88,11 @@ def limit(
         return limits.limit(own, queue, partition, values)
 
 
-def show(*, conn: db.Connection | None = None) -> list[Row]:
+def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[Row]:
     """How queues stand: those that are configured, have live or recent jobs, or settings.
+
+    `used_only`: those that the app has a use for or the database knows: by jobs, settings, workers
+    or switches. The default ingest queues of an app without tasks are left out.
 
     `queue`, `state` (open or paused), `paused_until`, `paused_by`; jobs `running`, `ready`,
     `limited`, `locked`, `not_due`; `oldest_s`: age of the oldest that is due; `in_per_min`,
@@ -101,7 +104,9 @@ def show(*, conn: db.Connection | None = None) -> list[Row]:
         said = {row["queue"]: row for row in limits.settings(own)}
         counts = limits.counts(own)
         parts = limits.partitions(own)
-    names = sorted(config.queues() | said.keys() | counts.keys())
+        served = {*controls.known_queues(own)} - {"all"} if used_only else config.queues()
+    named = config.used_queues() | served if used_only else served
+    names = sorted(named | said.keys() | counts.keys())
     return [
         _shown(name, said.get(name, {}), counts.get(name, {}))
         | {"partitions": [_partition(row) for row in parts if row["queue"] == name]}

@@ -13,6 +13,11 @@ NEXT = "next"
 CANNOT = frozenset({"off", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 _TERMINAL = frozenset(tables.TERMINAL)
+_DONE = frozenset({"completed", "skipped"})
+NODES = 100
+"""Nodes of one run that `why_run` explains unless told otherwise: each takes several queries."""
+DEPENDENCIES = 3
+"""Unfinished dependencies of a node that are named."""
 
 
 def why(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
@@ -29,6 +34,86 @@ def why(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
             if row is not None:
                 return _told(own, table.name, row)
     return None
+
+
+def why_run(
+    run_id: str, *, limit: int = NODES, conn: db.Connection | None = None
+) -> JsonDict | None:
+    """Return why each node of a run that does not run yet waits, or None: no such run.
+
+    `id`, `kind`, `name`, `status`, `detail` (why the run itself waits, or None); `nodes`: at most
+    `limit`, each as `why` returns it, its `name` being the node id. The `clause` of a node that
+    waits for an answer is `answer`, of one that waits for other nodes `dependencies` (`id` None);
+    both have no `workers`. `left_out`: how many more wait. One transaction, no lock.
+    """
+    with db.transaction(conn) as own:
+        row = whys.run(own, run_id)
+        if row is None:
+            return None
+        jobs = (
+            {}
+            if row["status"] in _TERMINAL
+            else {j["node_id"]: j for j in whys.run_nodes(own, run_id)}
+        )
+        waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
+        later = _not_queued(row, jobs)
+        told = [_waiting_node(own, job) for job in waiting[:limit]]
+    told += later[: limit - len(told)]
+    return {
+        "id": row["id"],
+        "kind": "run",
+        "name": row["workflow_name"],
+        "status": row["status"],
+        "detail": _of_run(row),
+        "nodes": told,
+        "left_out": len(waiting) + len(later) - len(told),
+    }
+
+
+def _of_run(row: Row) -> str | None:
+    """Return why the run itself waits or does no more, or None."""
+    if row["status"] in _TERMINAL:
+        return f"it is {row['status']}"
+    if row["status"] != "queued":
+        return None
+    if row["available_at"]:
+        return f"its start is tried again{_at(row['available_at'])}"
+    return "no orchestrator has started it yet"
+
+
+def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
+    if job["status"] == "queued" and (found := whys.job(conn, tables.NODE_JOBS.name, job["id"])):
+        return _told(conn, tables.NODE_JOBS.name, found)
+    prompt = shapes.text(shapes.mapping(job["input_spec"]).get("prompt"))
+    asks = f": {prompt}" if prompt else ""
+    return _node(
+        job["id"], job["node_id"], job["status"], "answer", f"it waits for an answer{asks}"
+    )
+
+
+def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
+    """Return the nodes of the graph that are not queued yet, with what each waits for."""
+    if row["status"] in _TERMINAL:
+        return []
+    found: list[JsonDict] = []
+    for node_id, entry in shapes.graph_nodes(row["definition"]).items():
+        if node_id in jobs:
+            continue
+        states = {dep: jobs[dep]["status"] if dep in jobs else "waiting" for dep in entry["deps"]}
+        open_ = [f"{dep} ({state})" for dep, state in states.items() if state not in _DONE]
+        more = f" and {len(open_) - DEPENDENCIES} more" if len(open_) > DEPENDENCIES else ""
+        what = ", ".join(open_[:DEPENDENCIES]) + more or "an orchestrator, which queues it"
+        found.append(_node(None, node_id, "waiting", "dependencies", f"it waits for {what}"))
+    return found
+
+
+def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: str) -> JsonDict:
+    """Return a node that no worker can take now, with the keys of `why`."""
+    return {
+        "id": job_id, "kind": "node job", "name": node_id, "queue": None, "model": None,
+        "priority": None, "status": status, "clause": clause, "detail": detail, "can_run": False,
+        "workers": [],
+    }  # fmt: skip
 
 
 def _told(conn: db.Connection, table: str, row: Row) -> JsonDict:

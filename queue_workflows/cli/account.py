@@ -111,7 +111,8 @@ class Page:
         if detailed and job["id"] and job["kind"] == "node job":
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
         for attempt in job["attempts"]:
-            self._attempt(attempt)
+            last = attempt is job["attempts"][-1]
+            self._attempt(attempt, views.again_text(job, job["attempts_failed"]) if last else "")
         for act in job.get("acts", ()):
             # Of a sweep the attempts tell.
             if act["event_type"] != "reclaimed":
@@ -124,8 +125,10 @@ class Page:
         for attempt in job["attempts"]:
             self._log(attempt)
 
-    def _attempt(self, attempt: dict[str, Any]) -> None:
+    def _attempt(self, attempt: dict[str, Any], again: str) -> None:
         self._line(f"attempt {attempt['claim_no']}: {attempt_text(attempt)}", "  ")
+        if again and attempt["outcome"] == "retried":
+            self._line(again, "    ")
         for event in attempt["events"]:
             if event["event_type"] not in _QUIET:
                 self._line(event_text(event), "    ")
@@ -252,7 +255,9 @@ def _state(job: dict[str, Any]) -> str:
     status: str = job["status"]
     prompt = shapes.mapping(job.get("input_spec")).get("prompt")
     parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
-    if status == "queued" and job.get("blocked_reason"):
+    if again := views.again_text(job, job["attempts_failed"]):
+        parts.append(again)
+    elif status == "queued" and job.get("blocked_reason"):
         due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
         why = job["blocked_reason"].replace("_", " ")
         unserved = why == "unserved"

@@ -19,7 +19,9 @@ SHOWN = 10
 
 
 def answer(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of the run that asks.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help=f"The id of the run that asks. {ids.PREFIX_HELP}")
+    ],
     node: Annotated[str, typer.Argument(metavar="NODE", help="The input node's id.")],
     value: Annotated[
         str,
@@ -68,14 +70,14 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, where it has
     been taken), `not waiting` or `unknown`. Raises `InputRefused` for a value that was not asked
-    for, `check` only, and `InvalidPayload`.
+    for, `check` only, `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
     """
     done: dict[str, Any] = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
         "submission_id": None, "value": None, "status": None,
     }  # fmt: skip
     with db.transaction() as conn:
-        run_id, run = ids.find(conn, run_id)
+        run_id, run = ids.resolve(conn, run_id, kind="run")
         job = _node(conn, run_id, node_id) if payload.is_storable(run_id) else None
         if job is not None:
             node_id = job["node_id"]
@@ -189,7 +191,7 @@ def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, An
 def _named(run_id: str) -> tuple[str, bool]:
     """The stored id of a run that a person names, and whether there is such a run."""
     with db.transaction() as conn:
-        meant, found = ids.find(conn, run_id)
+        meant, found = ids.resolve(conn, run_id, kind="run")
     return meant, found is not None and found["kind"] == "run"
 
 

@@ -14,7 +14,7 @@ from queue_workflows.types import Row
 
 def cancel(
     what: Annotated[
-        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.HELP}")
+        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.PREFIX_HELP}")
     ],
     app: options.App = None,
     as_json: options.AsJson = False,
@@ -38,10 +38,11 @@ def cancelled(any_id: str) -> dict[str, Any]:
 
     `outcome`: `cancelled`, `asked to stop` (a job that runs), `already over` or `unknown`.
     `stopping`: the jobs that still run, each with its worker. `nodes`: a run's, by status.
+    Raises `AmbiguousId` for a prefix of several ids.
     """
     # In one transaction: a worker obeys within milliseconds of its commit, and would not be named.
     with db.transaction() as conn:
-        any_id, found = ids.find(conn, any_id)
+        any_id, found = ids.resolve(conn, any_id)
         if found is None:
             return _done(any_id, "unknown")
         act = dispatcher.cancel_run if found["kind"] == "run" else dispatcher.cancel_job

@@ -47,11 +47,14 @@ def say(text: str) -> None:
     output.complain(f"{PROG}: {text}")
 
 
-def until_stopped() -> signals.StopRequest:
-    """What SIGTERM and Ctrl-C set; the first says on stderr what a second one does."""
+STOPS_WORK = "stopping; Ctrl-C once more hands running jobs back at once"
+STOPS_VIEW = "stopping the view; {} goes on"
+
+
+def until_stopped(stops: Callable[[], str] = lambda: STOPS_WORK) -> signals.StopRequest:
+    """Return what SIGTERM and Ctrl-C set; `stops` says on stderr what the first one stops."""
     # Inside a signal handler: no lock may be taken, as the stream's own write would.
-    text = f"{PROG}: stopping; Ctrl-C once more hands running jobs back at once\n".encode()
-    return signals.StopRequest(on_first=lambda: os.write(2, text))
+    return signals.StopRequest(on_first=lambda: os.write(2, f"{PROG}: {stops()}\n".encode()))
 
 
 @contextlib.contextmanager

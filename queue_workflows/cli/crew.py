@@ -42,6 +42,7 @@ class Crew:
         self._now = now_fn
         self._stack = contextlib.ExitStack()
         self._own: fleet.Fleet | None = None
+        self._served: frozenset[str] = frozenset()
         self._looked = self._queued_since = now_fn()
         self._told: set[str] = set()
 
@@ -55,6 +56,16 @@ class Crew:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    @property
+    def started(self) -> bool:
+        """Whether it started processes."""
+        return self._own is not None
+
+    @property
+    def served(self) -> frozenset[str]:
+        """The queues whose workers it started."""
+        return self._served
 
     def begin(self) -> None:
         """Start the workers that are missing. Raises `InvalidConfig` when that takes an app.
@@ -121,6 +132,33 @@ class Crew:
             cpu=min(self._wanted.cpu, self._queues["cpu"]) if "cpu" in missing else 0,
             gpu=max(1, self._wanted.gpu) if "gpu" in missing else 0,
         )
+        self._served = frozenset(
+            queue for queue, count in (("cpu", roles.cpu), ("gpu", roles.gpu)) if count
+        )
         command.say(f"starting {roles.describe()}")
         children = fleet.specs(roles, app=self._app, log_level="warning", log=self._log, quiet=True)
         self._own = self._stack.enter_context(fleet.Fleet(children, self._stop))
+
+
+class Ours:
+    """The processes that a `run` started, if any, and what its Ctrl-C therefore stops."""
+
+    def __init__(self) -> None:
+        self._crew: Crew | None = None
+        self.queued = False
+        """Whether the run is in the database."""
+
+    def add(self, made: Crew) -> None:
+        """Ask this one what was started."""
+        self._crew = made
+
+    @property
+    def started(self) -> bool:
+        """Whether processes were started."""
+        return self._crew is not None and self._crew.started
+
+    def stops(self) -> str:
+        """Return what the first Ctrl-C stops."""
+        if self.queued and not self.started:
+            return command.STOPS_VIEW.format("the run")
+        return command.STOPS_WORK

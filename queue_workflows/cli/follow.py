@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.cli import answers, output, picture, views
-from queue_workflows.runtime import process, signals
+from queue_workflows.cli import answers, output, picture, pursuit, views
+from queue_workflows.runtime import display, process, signals
 from queue_workflows.types import Row
 
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
+LOGS_S = 0.5
+"""How often the logs of handlers are read at most."""
 
 
 class Follower(NamedTuple):
@@ -22,6 +26,8 @@ class Follower(NamedTuple):
     stop: signals.StopRequest
     tick: Callable[[picture.Picture], object] | None
     yes: bool = False
+    heard: Callable[[], Collection[str]] | None = None
+    """Queues whose handlers print to our terminal themselves; None: no print is shown."""
 
     def follow(self, run_id: str) -> picture.Picture | None:
         """The run when it is over; None when asked to stop, or its reader is gone, before that.
@@ -32,12 +38,18 @@ class Follower(NamedTuple):
         reader = picture.Reader(run_id)
         seen: picture.Picture | None = None
         settled: set[str] = set()
+        logs, logged_at = pursuit.RunLogs(run_id, self.view.say), -math.inf
         try:
             while not self.stop.requested.is_set():
                 seen = reader.read()
                 pause_s = TICK_LARGE_S
                 if seen is not None:
                     self.view.show(seen)
+                    if self.heard is not None and seen.over:
+                        self._show_last(logs, self.heard())
+                    elif self.heard is not None and time.monotonic() - logged_at >= LOGS_S:
+                        logged_at = time.monotonic()
+                        logs.show(without=self.heard())
                     if seen.over:
                         return seen
                     if self.tick is not None:
@@ -53,6 +65,12 @@ class Follower(NamedTuple):
         finally:
             reader.close()
         return None
+
+    def _show_last(self, logs: pursuit.RunLogs, heard: Collection[str]) -> None:
+        """Show what is left of the logs, once the workers have had the time to store it."""
+        if not heard:
+            self.stop.requested.wait(pursuit.LAST_S)
+        logs.show(last=True, without=heard)
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
         """Answer a question, once; while the database is away, again."""
@@ -77,13 +95,20 @@ class Follower(NamedTuple):
             self.view.say(output.line(said, 300))
             return
         if not sys.stdin.isatty():
-            prompt = output.line(node["input_spec"].get("prompt") or "")
-            self.view.say(f"{where} waits for an answer (queue_workflows.submit_input): {prompt}")
+            self._say_command(run_id, node)
             return
         with self.view.aside():
             answered, value = answers.ask(node, self.stop)
+        if not answered and not self.stop.requested.is_set():
+            self._say_command(run_id, node)
         if answered and (refused := answers.submit(run_id, node["node_id"], value)):
             self.view.say(output.line(refused, 300))
+
+    def _say_command(self, run_id: str, node: Row) -> None:
+        prompt = output.line(node["input_spec"].get("prompt") or "")
+        how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
+        where = output.line(node["node_id"])
+        self.view.say(f"{where} waits for an answer; {how}: {prompt}")
 
 
 def exit_code(seen: picture.Picture | None) -> int:

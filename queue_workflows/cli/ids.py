@@ -1,13 +1,20 @@
-"""Find what a person names by an id: as it is stored, or as a command printed it."""
+"""Find what a person names by an id: as it is stored, as a command printed it, or by its prefix."""
 
 from __future__ import annotations
 
-from queue_workflows import db
+from queue_workflows import db, errors
 from queue_workflows.runtime import display
-from queue_workflows.store import overview, payload
+from queue_workflows.store import history, overview, payload
 from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
+PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
+CANDIDATES = 5
+"""Ids that are listed when a prefix has several."""
+
+
+class AmbiguousId(errors.InvalidConfig):
+    """A prefix that several ids begin with."""
 
 
 def find(conn: db.Connection, any_id: str) -> tuple[str, Row | None]:
@@ -22,3 +29,21 @@ def find(conn: db.Connection, any_id: str) -> tuple[str, Row | None]:
         if row is not None:
             return one, row
     return any_id, None
+
+
+def resolve(conn: db.Connection, text: str, *, kind: str | None = None) -> tuple[str, Row | None]:
+    """Return what `find` returns, or else the only generated id that begins with `text`.
+
+    `kind`: only ids of a `run`, `node job` or `ingest job` are candidates. Raises `AmbiguousId`,
+    which lists them, when there are several.
+    """
+    any_id, row = find(conn, text)
+    if row is not None or not text or not payload.is_storable(text):
+        return any_id, row
+    found = history.starting_with(conn, text, limit=CANDIDATES + 1)
+    fitting = [each for each in found if kind in (None, each["kind"])]
+    if len(fitting) > 1:
+        some = ", ".join(f"{each['kind']} {each['id']}" for each in fitting[:CANDIDATES])
+        more = ", ..." if len(fitting) > CANDIDATES else ""
+        raise AmbiguousId(display.line(f"{text!r} is the start of several ids: {some}{more}", 500))
+    return find(conn, fitting[0]["id"]) if fitting else (any_id, None)

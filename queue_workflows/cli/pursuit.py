@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -70,6 +70,36 @@ class Tails:
             self._say(f"{output.line(name)} | {shown}".rstrip())
 
 
+class RunLogs:
+    """Shows what the handlers of a run print, as their workers store it every two seconds.
+
+    `nodes`: only of these; None: of all.
+    """
+
+    def __init__(
+        self, run_id: str, say: Callable[[str], object], nodes: Sequence[str] | None = None
+    ) -> None:
+        self._run_id = run_id
+        self._nodes = nodes or None
+        self._tails = Tails(say)
+        self._since: datetime | None = None
+
+    def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
+        """Show what is new; `last`: of all logs, with the lines that have no end yet.
+
+        Nodes of the queues `without` are left out. Shows nothing while the database is away.
+        """
+        since = None if last else self._since
+        with contextlib.suppress(db.OperationalError):
+            with db.transaction() as conn:
+                jobs = rows.logged_since(conn, self._run_id, since, self._nodes)
+            if jobs:
+                self._since = _before(jobs[-1]["updated_at"])
+            shown = [job for job in jobs if job["queue"] not in without]
+            for at in range(0, len(shown), account.AT_ONCE):
+                self._tails.show_jobs(shown[at : at + account.AT_ONCE], last=last)
+
+
 def run(
     run_id: str, view: views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
 ) -> picture.Picture | None:
@@ -77,29 +107,16 @@ def run(
 
     `nodes`: only the logs of these. Raises `UnknownJob` when the run is deleted meanwhile.
     """
-    reader, tails = picture.Reader(run_id), Tails(view.say)
-    since: datetime | None = None
-
-    def tell(*, last: bool) -> None:
-        nonlocal since
-        with contextlib.suppress(db.OperationalError):
-            with db.transaction() as conn:
-                jobs = rows.logged_since(conn, run_id, since, nodes or None)
-            for at in range(0, len(jobs), account.AT_ONCE):
-                tails.show_jobs(jobs[at : at + account.AT_ONCE], last=last)
-            if jobs and not last:
-                since = _before(jobs[-1]["updated_at"])
-
+    reader, logs = picture.Reader(run_id), RunLogs(run_id, view.say, nodes)
     try:
         while not stop.requested.is_set():
             seen = reader.read()
             if seen is not None:
                 view.show(seen)
-                tell(last=False)
+                logs.show()
                 if seen.over:
                     stop.requested.wait(LAST_S)
-                    since = None
-                    tell(last=True)
+                    logs.show(last=True)
                     return seen
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:
@@ -137,9 +154,9 @@ class _Progress:
         if shown["status"] != self._status:
             self._status = shown["status"]
             if self._status not in OVER:
-                self._say(
-                    f"{kind} {job_id} ({output.line(account.name_of(shown))}): {self._status}"
-                )
+                again = views.again_text(shown, shown["attempts_failed"])
+                text = f"{self._status}, {again}" if again else self._status
+                self._say(f"{kind} {job_id} ({output.line(account.name_of(shown))}): {text}")
         by_claim = {log["claim_no"]: log for log in logs}
         for attempt in shown["attempts"]:
             self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)

@@ -75,7 +75,7 @@ def queues(
                 doors.resume(queue or "", partition=partition)
             elif action == "limit":
                 doors.limit(queue or "", partition=partition, **_values(said))
-            rows = [row for row in doors.show() if queue in (None, row["queue"])]
+            rows = _rows(queue)
         if as_json:
             output.dump(rows)
         else:
@@ -83,6 +83,12 @@ def queues(
         return 0
 
     command.execute("queues", body, debug=debug)
+
+
+def _rows(queue: str | None) -> list[Row]:
+    """Return the queue that was named, used or not, or all that are used."""
+    rows = doors.show(used_only=queue is None)
+    return [row for row in rows if queue in (None, row["queue"])]
 
 
 def _check(
@@ -121,6 +127,9 @@ def _values(said: dict[str, str]) -> dict[str, Any]:
 
 
 def _list(rows: list[Row]) -> None:
+    if not rows:
+        output.echo("no queue is in use: none has jobs, settings or workers; --app names an app's")
+        return
     output.table(
         ("queue", "state", "running", "ready", "limited", "not due", "oldest", "in/min", "out/min",
          "limits"),

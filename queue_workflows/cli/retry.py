@@ -13,7 +13,7 @@ from queue_workflows.store import overview
 
 def retry(
     what: Annotated[
-        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.HELP}")
+        str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {ids.PREFIX_HELP}")
     ],
     from_node: Annotated[
         str | None,
@@ -43,9 +43,10 @@ def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
 
     `outcome`: `queued`, `refused` (`reason` says why, nothing was written) or `unknown`. `nodes`: a
     run's nodes by status, as they stand before its start queues those that run again.
+    Raises `AmbiguousId` for a prefix of several ids.
     """
     with db.transaction() as conn:
-        any_id, found = ids.find(conn, any_id)
+        any_id, found = ids.resolve(conn, any_id)
         if found is None:
             return _done(any_id, "unknown")
         if from_node is not None and found["kind"] != "run":

@@ -80,18 +80,19 @@ def run(
             queues=used_queues(workflow, app=chosen),
         )
         joined = command.database(create=not alone, app=None if alone else chosen)
-        with command.until_stopped() as stop, joined as words:
+        ours = crew.Ours()
+        with command.until_stopped(ours.stops) as stop, joined as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
                 return stopped_early()
             if no_wait:
                 return _queue_only(request, as_json=as_json)
             ended = _see_through(
-                request, stop, app=chosen, alone=alone, watch=watch, as_json=as_json
+                request, stop, ours, app=chosen, alone=alone, watch=watch, as_json=as_json
             )
             if ended is None:
                 return stopped_early()
-            return finish(*ended, as_json=as_json, debug=debug)
+            return finish(*ended, as_json=as_json, debug=debug, ours=ours.started)
 
     command.execute("run", body, debug=debug)
 
@@ -99,6 +100,7 @@ def run(
 def _see_through(
     request: Request,
     stop: signals.StopRequest,
+    ours: crew.Ours,
     *,
     app: str | None,
     alone: bool,
@@ -111,17 +113,25 @@ def _see_through(
         view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
         helper = crew.Crew(request.queues, wanted, app=app, stop=stop, log=log)
         if not alone:
-            stack.enter_context(helper).begin()
+            ours.add(stack.enter_context(helper))
+            helper.begin()
         if stop.requested.is_set():
             return None
         row = request.insert()
+        ours.queued = True
         if not watch:
             command.say(f"run {row['id']} is queued")
         if older := _ahead(row["id"]):
             view.say(older)
         for text in _paused(request.queues):
             view.say(text)
-        follower = follow.Follower(view, stop, None if alone else helper.tick)
+        # What our own workers print reaches stderr, or the file that a live picture sends it to.
+        follower = follow.Follower(
+            view,
+            stop,
+            None if alone else helper.tick,
+            heard=lambda: () if log is not None else helper.served,
+        )
         return row["id"], follower.follow(row["id"])
 
 
@@ -264,13 +274,35 @@ def _paused(queues: Collection[str]) -> list[str]:
         return [fleet.pause_text(row) for row in limits.paused(conn) if row["queue"] in queues]
 
 
-def finish(run_id: str, seen: picture.Picture | None, *, as_json: bool, debug: bool = False) -> int:
-    """Say how the run ended, and what raised; the exit code. `debug`: whole tracebacks."""
-    if seen is None:
-        command.say(
-            f"left run {run_id} as it is; `{command.PROG} up` with its app goes on with it, "
-            f"`{command.PROG} cancel {run_id}` ends it"
+def _left(run_id: str, *, ours: bool) -> str:
+    """Return what was stopped by leaving a run, and what happens to the run."""
+    ends = f"`{command.PROG} cancel {run_id}` ends it"
+    if ours:
+        return (
+            "stopped the processes that this command started; "
+            f"left run {run_id} as it is: `{command.PROG} up` with its app continues it, {ends}"
         )
+    again = f"`{command.PROG} show {run_id} --follow` shows it again"
+    return (
+        f"stopped the view only; run {run_id} goes on with the processes that serve it: "
+        f"{again}, {ends}"
+    )
+
+
+def finish(
+    run_id: str,
+    seen: picture.Picture | None,
+    *,
+    as_json: bool,
+    debug: bool = False,
+    ours: bool = False,
+) -> int:
+    """Say how the run ended, and what raised; the exit code.
+
+    `debug`: whole tracebacks. `ours`: this command started processes, which are stopped now.
+    """
+    if seen is None:
+        command.say(_left(run_id, ours=ours))
         return follow.exit_code(None)
     found = summary.collect(seen)
     if as_json:

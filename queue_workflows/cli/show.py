@@ -22,11 +22,6 @@ from queue_workflows.cli import (
     views,
 )
 from queue_workflows.runtime import process, signals
-from queue_workflows.store import history as rows
-from queue_workflows.store import payload
-
-CANDIDATES = 5
-"""Ids named when the start of an id fits several."""
 
 
 def show(
@@ -66,7 +61,8 @@ def show(
             if node and kind != "run":
                 raise errors.InvalidConfig(f"--node: {kind} {any_id} has no nodes of its own")
             if follow:
-                with command.until_stopped() as stop:
+                text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
+                with command.until_stopped(lambda: text) as stop:
                     return _follow(kind, any_id, stop, node, as_json=as_json, full=full or debug)
             # Of the nodes that are printed the page reads the logs itself.
             logs = (True if full else None) if as_json else False
@@ -77,22 +73,19 @@ def show(
 
 
 def found(start: str, name: str) -> tuple[str | None, str]:
-    """Kind and whole id of what has this id, or of the only one whose UUID starts so.
+    """Return kind and whole id of what has this id, or of the only one whose UUID starts so.
 
-    (None, "") after saying on stderr that there is none, or several; `name`: the command that asks.
+    Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
+    that asks.
     """
-    with db.transaction() as conn:
-        any_id, exact = ids.find(conn, start)
-        if exact is not None:
-            return exact["kind"], any_id
-        usable = bool(start) and payload.is_storable(start)
-        fitting = rows.starting_with(conn, start, limit=CANDIDATES) if usable else []
-    if len(fitting) == 1:
-        return fitting[0]["kind"], fitting[0]["id"]
     text = f"there is no run or job {start!r}"
-    if fitting:
-        some = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:CANDIDATES])
-        text = f"{start!r} is the start of several ids: {some}, ..."
+    try:
+        with db.transaction() as conn:
+            any_id, row = ids.resolve(conn, start)
+        if row is not None:
+            return row["kind"], any_id
+    except ids.AmbiguousId as error:
+        text = str(error)
     output.complain(f"{command.PROG} {name}: {output.line(text, 500)}")
     return None, ""
 
@@ -141,19 +134,30 @@ def _follow(
     if kind == "run":
         collect(kind, any_id, nodes, logs=False)
         seen = pursuit.run(any_id, views.Lines(say), stop, nodes)
-        if seen is None or not as_json:
+        if seen is None:
+            return _left(kind, any_id)
+        if not as_json:
             return run.finish(any_id, seen, as_json=False, debug=full)
         output.dump(collect(kind, any_id, nodes, logs=True if full else None))
         return follow.exit_code(seen)
     ended = pursuit.job(kind, any_id, say, stop)
     if ended is None:
-        command.say(f"left {kind} {any_id} as it is")
-        return process.INTERRUPTED
+        return _left(kind, any_id)
     if as_json:
         output.dump(ended)
     else:
         account.Page(full=full).end(ended)
     return 0 if ended["status"] in picture.DONE else 1
+
+
+def _left(kind: str, any_id: str) -> int:
+    """Say that only the view was stopped; the exit code."""
+    shown = output.line(any_id)
+    command.say(
+        f"stopped the view of {kind} {shown}, which goes on: `{command.PROG} show {shown} --follow`"
+        f" shows it again, `{command.PROG} cancel {shown}` ends it"
+    )
+    return process.INTERRUPTED
 
 
 def _line(text: str) -> None:

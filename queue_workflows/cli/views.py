@@ -81,11 +81,11 @@ class Lines(Quiet):
         self.say(f"  {output.line(step.name)}: {step_text(step)}")
 
     def _show_node(self, node: Row) -> None:
-        mark = f"{node['status']} {node['crash_count']}"
+        mark = f"{node['status']} {node['crash_count']} {node['attempts']}"
         if self._nodes.get(node["node_id"], "") == mark:
             return
         self._nodes[node["node_id"]] = mark
-        if node["status"] == "failed" or node["crash_count"]:
+        if node["status"] == "failed" or node["crash_count"] or again_text(node, node["attempts"]):
             self.say(f"    {output.line(node['node_id'])}: {node_text(node)}")
 
 
@@ -119,8 +119,10 @@ def step_text(step: Step) -> str:
 def node_text(node: Row) -> str:
     """A node's state, time, progress, where it runs, and what went wrong."""
     parts = [_words(node["status"])]
-    if node["elapsed_s"] is not None:
+    if node["elapsed_s"] is not None and node["status"] != "queued":
         parts.append(output.seconds(node["elapsed_s"]))
+    if again := again_text(node, node["attempts"]):
+        parts.append(again)
     if node["status"] == "running":
         if shown := progress_text(node["progress"]):
             parts.append(shown)
@@ -130,6 +132,16 @@ def node_text(node: Row) -> str:
     if node["error"]:
         parts.append(output.line(node["error"]))
     return ", ".join(parts)
+
+
+def again_text(job: Row, failed: int) -> str:
+    """Return when a job runs again of which `failed` attempts failed; "" for any other."""
+    if job["status"] != "queued" or failed < 1:
+        return ""
+    if job["blocked_reason"] not in (None, "not_due"):
+        return ""
+    made = f"attempt {failed} of {job['max_attempts']} failed"
+    return f"{made}, {display.again(job['available_at'])}"
 
 
 def place(worker_id: str | None) -> str:

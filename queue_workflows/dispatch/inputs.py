@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, cast
 
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.runtime import display
 from queue_workflows.store import (
     app_connections,
     nodes,
@@ -19,6 +21,7 @@ from queue_workflows.store import (
 )
 from queue_workflows.types import Row, Unreadable
 
+_log = logging.getLogger(__name__)
 PREFIX = "__input__"
 """How the `node_module` of an input node starts (the contract's name)."""
 
@@ -39,13 +42,17 @@ def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None 
         step = copy.deepcopy(node.step or {}) if node else {"id": node_id}
         made = _spec(begin, run, step)
         spec = payload.encode(made, f"input_spec of node {node_id!r}")
+    stored = False
     with begin() as conn:
         runs.lock(conn, run_id)
         now = nodes.get_by_node(conn, run_id, node_id)
         if spec is not None and now is not None and _same_wait(job, now):
-            nodes.set_input_spec(conn, now["id"], spec)
+            stored = nodes.set_input_spec(conn, now["id"], spec) is not None
         if event_id is not None:
             outbox.processed(conn, [event_id])
+    if stored:
+        command = display.answer_command(run_id, node_id)
+        _log.info("run %s waits for an answer to node %s: `%s`", run_id, node_id, command)
 
 
 def _same_wait(then: Row | None, now: Row) -> bool:

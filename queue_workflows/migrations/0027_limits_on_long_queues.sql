@@ -333,7 +333,9 @@ BEGIN
         done AS (
             UPDATE ingest_jobs j
                SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
+                                   ELSE '1' END
               FROM f
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker

@@ -181,7 +181,8 @@ BEGIN
         UPDATE workflow_node_jobs
            SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
                vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
-               finished_at = now(), worker_id = NULL, lease_expires_at = NULL
+               finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+               progress = CASE WHEN jsonb_typeof(progress) IN ('object', 'string') THEN progress ELSE '1' END
          WHERE id = p_job AND (worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
                                AND status = 'running') IS TRUE
         RETURNING run_id, node_id, generation, attempts, claimed_by, queue, required_model, started_at

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, cast
@@ -78,6 +79,19 @@ def moment(value: Any, *, zone: bool = True) -> str:
         return words
     text = _utc(value).replace(tzinfo=None).isoformat(" ", "seconds")
     return f"{text} UTC" if zone else text
+
+
+def answer_command(run_id: str, node_id: str) -> str:
+    """Return the command that answers a node, with VALUE in the place of the answer."""
+    begins = "-- " if run_id.startswith("-") else ""
+    return f"queue-workflows answer {begins}{shlex.quote(run_id)} {shlex.quote(node_id)} VALUE"
+
+
+def again(available_at: Any) -> str:
+    """Return when a failed job runs again, None being at once: `it runs again at 09:12:01 UTC`."""
+    if available_at is None:
+        return "it runs again as soon as a worker is free"
+    return f"it runs again at {moment(available_at)}"
 
 
 def clock(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import re
@@ -81,6 +82,13 @@ def _safe_argument(value: object) -> object:
 
 def _indented(text: str) -> str:
     return re.sub(r"\n(?!  )", "\n  ", text)
+
+
+def print_by_lines() -> None:
+    """Write each line that handlers print at once, also to a pipe or a file."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def setup_logging(level: str = "info") -> None:

@@ -94,18 +94,18 @@ def logs(conn: db.Connection, table: tables.JobTable, job_ids: Sequence[str]) ->
 def logged_since(
     conn: db.Connection, run_id: str, since: datetime | None, node_ids: Sequence[str] | None
 ) -> list[Row]:
-    """Which of a run's nodes wrote to a log from then on: node_id, job_id, last `updated_at`.
+    """Return which of a run's nodes wrote to a log from then on, the last to write last.
 
-    In that order. The logs themselves, which may be large, are read by `logs`.
+    Each node_id, queue, job_id, updated_at. The logs, which may be large, are read by `logs`.
     """
     return conn.execute(
-        "SELECT j.node_id, l.job_id, max(l.updated_at) AS updated_at"
+        "SELECT j.node_id, j.queue::text, l.job_id, max(l.updated_at) AS updated_at"
         " FROM workflow_node_jobs j JOIN job_attempt_logs l ON l.job_id = j.id"
         " AND l.job_table = 'workflow_node_jobs'"
         " WHERE j.run_id = %(run)s"
         " AND (%(since)s::timestamptz IS NULL OR l.updated_at >= %(since)s)"
         " AND (%(nodes)s::text[] IS NULL OR j.node_id = ANY (%(nodes)s))"
-        " GROUP BY j.node_id, l.job_id, j.seq ORDER BY 3, j.seq",
+        " GROUP BY j.node_id, j.queue, l.job_id, j.seq ORDER BY 3, j.seq",
         {"run": run_id, "since": since, "nodes": node_ids},
     ).fetchall()
 

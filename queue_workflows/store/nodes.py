@@ -169,15 +169,21 @@ _RUNS: Final = " AND j.status = 'running'"
 _NOT_OVER: Final = (
     "j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled', 'skipped')"
 )
+# As in queue_workflows_node_step(): a number is 1 at the end; a text or a dict is the app's own.
+_AT_END: Final = (
+    "progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress"
+    " ELSE '1' END"
+)
 _FINISHED: Final = (
     "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
     " seconds = %(seconds)s::float8, finished_at = now(), blocked_reason = NULL,"
-    " worker_id = NULL, lease_expires_at = NULL WHERE " + _NOT_OVER
+    " worker_id = NULL, lease_expires_at = NULL, " + _AT_END + " WHERE " + _NOT_OVER
 )
 _FINISHED_NODE = sql.SQL(
     "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
     " seconds = %(seconds)s::float8, vm_rss_mb_peak = %(rss)s::integer, finished_at = now(),"
-    " blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL WHERE " + _NOT_OVER
+    " blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL, " + _AT_END + ""
+    " WHERE " + _NOT_OVER
 )
 _FAILED: Final = (
     "UPDATE {jobs} j SET status = 'failed', error = %(error)s, seconds = %(seconds)s::float8,"
@@ -245,7 +251,8 @@ _ANSWER = tables.transition(
     tables.NODE_JOBS,
     sql.SQL(
         "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
-        " finished_at = now() WHERE j.id = %(job)s AND j.status = 'awaiting_input'"
+        " finished_at = now(), " + _AT_END + ""
+        " WHERE j.id = %(job)s AND j.status = 'awaiting_input'"
     ),
     event=_STATUS,
 )

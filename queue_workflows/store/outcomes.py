@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.dag import policy
-from queue_workflows.runtime import process
+from queue_workflows.runtime import display, process
 from queue_workflows.store import claims, payload, tables, transitions
 from queue_workflows.types import Row
 
@@ -174,7 +174,7 @@ def _fail(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> Row | N
         _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
         own = None
         verdict = policy.decide(None, attempts, outcome.raised, task=task)
-    return transitions.fail(
+    row = transitions.fail(
         conn,
         lease,
         retry=verdict.retry,
@@ -185,6 +185,12 @@ def _fail(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> Row | N
         detail=outcome.detail,
         resolved_inputs=outcome.resolved_inputs,
     )
+    if row is not None and row["status"] == "queued":
+        what = row["node_id"] if lease.table.in_run else row["task_name"]
+        again = display.again(row["available_at"])
+        made, most = row["attempts"], row["max_attempts"]
+        _log.warning("%s (%s): attempt %d of %d failed, %s", what, lease.job_id, made, most, again)
+    return row
 
 
 def _complete(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:

@@ -43,17 +43,19 @@ def steps(conn: db.Connection, run_id: str) -> list[Row]:
 
 
 def nodes(conn: db.Connection, run_id: str, *, limit: int, live_only: bool) -> list[Row]:
-    """A run's nodes as they are shown, those that run, wait for input or failed first.
+    """Return a run's nodes as they are shown, those that run, wait for input or failed first.
 
-    `elapsed_s` until the end, or now; None before the start. `live_only`: no others.
+    `elapsed_s` until the end, or now; None before the start. `live_only`: those alone, and the
+    queued ones of which an attempt failed.
     """
     return conn.execute(
         "SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress,"
-        " input_spec, crash_count, error, seconds,"
+        " input_spec, crash_count, attempts, max_attempts, blocked_reason, available_at, error,"
+        " seconds,"
         " extract(epoch FROM coalesce(finished_at, now()))::float8"
         " - extract(epoch FROM started_at)::float8 AS elapsed_s"
         " FROM workflow_node_jobs WHERE run_id = %(run)s"
-        " AND (NOT %(live)s OR status IN " + _LIVE + ")"
+        " AND (NOT %(live)s OR status IN " + _LIVE + " OR status = 'queued' AND attempts > 0)"
         " ORDER BY status NOT IN " + _LIVE + ", started_at, seq LIMIT %(limit)s",
         {"run": run_id, "live": live_only, "limit": limit},
     ).fetchall()

@@ -50,6 +50,24 @@ def job(conn: db.Connection, table: str, job_id: str) -> Row | None:
     return conn.execute(_JOB[table].encode(), (job_id,)).fetchone()
 
 
+def run(conn: db.Connection, run_id: str) -> Row | None:
+    """Return a run's id, workflow_name, status, available_at and definition; or None."""
+    return conn.execute(
+        "SELECT id, workflow_name, status::text, available_at, definition FROM workflow_runs"
+        " WHERE id = %s",
+        (run_id,),
+    ).fetchone()
+
+
+def run_nodes(conn: db.Connection, run_id: str) -> list[Row]:
+    """Return id, node_id, status and input_spec of a run's nodes, in the order of the queue."""
+    return conn.execute(
+        "SELECT id, node_id, status::text, input_spec FROM workflow_node_jobs WHERE run_id = %s"
+        " ORDER BY seq",
+        (run_id,),
+    ).fetchall()
+
+
 def workers(conn: db.Connection, queue: str, stale_s: float) -> list[Row]:
     """The live workers of a queue: who and where, what they can load, how they claim.
 

@@ -247,6 +247,6 @@ def test_the_exit_code_says_whether_it_will_run(
     code, said = why(capsys, job["id"])
     assert code == 0 and "it is cancelled" in said
     code, said = why(capsys, run_id)
-    assert code == 2 and "is a run" in said
+    assert code == 0 and f"run {run_id} (w): cancelled" in said
     code, said = why(capsys, "nothing")
     assert code == 1 and "there is no run or job" in said

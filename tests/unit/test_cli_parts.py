@@ -151,7 +151,8 @@ def test_the_word_for_a_step(counts: dict[str, int], state: str) -> None:
 def a_node(node_id: str, status: str, **more: Any) -> dict[str, Any]:
     return {
         "node_id": node_id, "status": status, "elapsed_s": 1.5, "progress": None, "error": None,
-        "worker_id": "box:12:0a1b2c3d:ff", "crash_count": 0,
+        "worker_id": "box:12:0a1b2c3d:ff", "crash_count": 0, "attempts": 0, "max_attempts": 3,
+        "blocked_reason": None, "available_at": None,
     } | more  # fmt: skip
 
 
@@ -179,6 +180,16 @@ def test_a_running_node_says_where_and_how_far() -> None:
     assert views.node_text(node) == (
         "running, 1.5 s, 50 %, on box pid 12, taken back from a dead worker 1 time"
     )
+
+
+def test_a_node_whose_attempt_failed_says_when_it_runs_again() -> None:
+    at = datetime.datetime(2026, 1, 31, 9, tzinfo=datetime.timezone.utc)
+    node = a_node("s/n", "queued", attempts=1, error="broke", available_at=at)
+    again = "queued, attempt 1 of 3 failed, it runs again"
+    assert views.node_text(node) == f"{again} at 2026-01-31 09:00:00 UTC, broke"
+    soon = node | {"available_at": None}
+    assert views.node_text(soon) == f"{again} as soon as a worker is free, broke"
+    assert views.again_text(node | {"blocked_reason": "locked"}, 1) == ""
 
 
 def test_lines_tell_changes_once_and_progress_now_and_then() -> None:
