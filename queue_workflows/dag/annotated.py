@@ -29,6 +29,10 @@ _PLAIN: dict[type, tuple[type, ...]] = {
 }
 """What JSON has words for, and what stands for it in Python; a bool is no number."""
 _SHOWN = 200
+_NAMED = 10
+"""Unknown names that an error lists: a row may have a million."""
+_COMPARED_CHARS = 200
+"""Characters of a longer name are not compared with known names: a row may have one of 16 MiB."""
 
 
 def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
@@ -101,7 +105,9 @@ class Keywords:
             unknown = [name for name in given if name not in kinds]
         reasons = [f"{_listed(missing)} missing"] if missing else []
         if unknown:
-            names = ", ".join(f"{name!r:.80}{_meant(name, kinds)}" for name in unknown)
+            names = ", ".join(f"{name!r:.80}{_meant(name, kinds)}" for name in unknown[:_NAMED])
+            if len(unknown) > _NAMED:
+                names += f" and {len(unknown) - _NAMED} more"
             reasons.append(f"{names} unknown; it takes {_listed([*kinds]) or 'nothing'}")
         if reasons:
             raise errors.ArgsRefused(f"{where}: {'; '.join(reasons)}")
@@ -133,6 +139,8 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
+    if len(name) > _COMPARED_CHARS:
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

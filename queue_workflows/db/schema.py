@@ -147,26 +147,36 @@ def bootstrap(
     """Apply what the ledger does not have yet; the versions applied now, lowest first.
 
     Any number of processes may call it at once: an advisory lock lets one migrate and the others
-    see that it is done. Each migration is one transaction with its ledger row. Raises
-    `MigrationFailed` and `SchemaTooNew`.
+    see that it is done. A call that finds nothing to apply waits for no lock. Each migration is one
+    transaction with its ledger row. Raises `MigrationFailed` and `SchemaTooNew`.
     """
     steps = chain(migrations_dir)
     table = sql.Identifier(version_table)
     done: list[int] = []
+    # Without the lock: any role that can log in may hold it, and would keep every process from
+    # starting.
+    with pool.connect(limited=False) as conn:
+        if _is_whole(conn, version_table) and not _missing(conn, version_table, steps):
+            return done
     with _exclusive(version_table) as conn:
-        applied = _ledger(conn, version_table)
-        _refuse_newer(steps[-1].version, applied)
-        for step in steps:
-            if step.version in applied:
-                recorded = applied[step.version]["checksum"]
-                if recorded is not None and recorded != step.checksum:
-                    _log.warning(
-                        "migration %04d_%s changed after it was applied", step.version, step.name
-                    )
-                continue
+        for step in _missing(conn, version_table, steps):
             _apply(conn, table, step)
             done.append(step.version)
     return done
+
+
+def _missing(conn: pool.Connection, name: str, steps: list[Migration]) -> list[Migration]:
+    """Return the migrations that the ledger lacks; log those that changed after they were applied.
+
+    Raises `SchemaTooNew`.
+    """
+    applied = _ledger(conn, name)
+    _refuse_newer(steps[-1].version, applied)
+    for step in steps:
+        recorded = applied[step.version]["checksum"] if step.version in applied else None
+        if recorded is not None and recorded != step.checksum:
+            _log.warning("migration %04d_%s changed after it was applied", step.version, step.name)
+    return [step for step in steps if step.version not in applied]
 
 
 def _apply(conn: pool.Connection, table: sql.Identifier, step: Migration) -> None:

@@ -60,7 +60,7 @@ class Excess(NamedTuple):
 
     right: str
     kind: str
-    """TABLE or FUNCTION."""
+    """TABLE, SEQUENCE, FUNCTION or SCHEMA."""
     name: str
     grantee: str
 
@@ -133,18 +133,21 @@ def _closed_functions(conn: db.Connection, purpose: str) -> list[Row]:
 
 
 def excessive(conn: db.Connection, purpose: str) -> list[Excess]:
-    """Return the rights to write that a role for `submit` or `read` has and does not need.
+    """Return the rights past reading that a role for `submit` or `read` has and does not need.
 
-    The owner of a table, and a superuser, cannot be confined: nothing is found for them.
+    MAINTAIN lets a role lock a table. UPDATE lets it set a sequence to its end. CREATE on the
+    schema lets it put a function in the place of one of ours, which then runs as the owner of the
+    tables. The owner of an object, and a superuser, cannot be confined: nothing is found for them.
     """
     if purpose not in {"submit", "read"}:
         return []
     allowed = SUBMITTED if purpose == "submit" else {}
     rows = conn.execute(
-        _GRANTED_TABLES + b" UNION ALL " + _GRANTED_COLUMNS + b" UNION ALL " + _GRANTED_FUNCTIONS,
+        b" UNION ALL ".join(_GRANTED),
         {
             "tables": list(_READ),
             "allowed": [f"{table}.{name}" for table, names in allowed.items() for name in names],
+            "filled": list(allowed),
             "callable": list(_SUBMIT) if purpose == "submit" else [],
             "internal": list(_INTERNAL),
         },
@@ -159,7 +162,7 @@ _GRANTED_TABLES = (
     + _GRANTEE
     + b" AS grantee FROM unnest(%(tables)s::text[]) AS t (name)"
     b" JOIN pg_class c ON c.oid = to_regclass(t.name) CROSS JOIN LATERAL aclexplode(c.relacl) x"
-    b" WHERE x.privilege_type IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'TRIGGER')"
+    b" WHERE x.privilege_type <> 'SELECT'"
     b" AND NOT pg_has_role(c.relowner, 'USAGE') AND" + _IS_MINE
 )
 _GRANTED_COLUMNS = (
@@ -167,7 +170,7 @@ _GRANTED_COLUMNS = (
     b" c.oid::regclass::text," + _GRANTEE + b" FROM unnest(%(tables)s::text[]) AS t (name)"
     b" JOIN pg_class c ON c.oid = to_regclass(t.name) JOIN pg_attribute a ON a.attrelid = c.oid"
     b" CROSS JOIN LATERAL aclexplode(a.attacl) x"
-    b" WHERE (x.privilege_type = 'UPDATE' OR x.privilege_type = 'INSERT'"
+    b" WHERE (x.privilege_type IN ('UPDATE', 'REFERENCES') OR x.privilege_type = 'INSERT'"
     b" AND c.relname || '.' || a.attname <> ALL (%(allowed)s::text[]))"
     b" AND NOT pg_has_role(c.relowner, 'USAGE') AND" + _IS_MINE
 )
@@ -180,6 +183,34 @@ _GRANTED_FUNCTIONS = (
     b" AND (p.provolatile = 'v' OR p.proname = ANY (%(internal)s::text[]))"
     b" AND p.proname <> ALL (%(callable)s::text[])"
     b" AND NOT pg_has_role(p.proowner, 'USAGE') AND" + _IS_MINE
+)
+_GRANTED_SEQUENCES = (
+    b"SELECT x.privilege_type, 'SEQUENCE', s.oid::regclass::text,"
+    + _GRANTEE
+    + b" FROM pg_class s JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass"
+    b" AND d.deptype IN ('a', 'i') JOIN pg_class c ON c.oid = d.refobjid"
+    b" JOIN pg_class r ON r.oid = to_regclass('workflow_runs') AND r.relnamespace = c.relnamespace"
+    b" CROSS JOIN LATERAL aclexplode(CASE s.relkind WHEN 'S' THEN s.relacl END) x"
+    b" WHERE (c.relname = ANY (%(tables)s::text[]) OR c.relname = 'lock_turns')"
+    b" AND (x.privilege_type = 'UPDATE' OR x.privilege_type = 'USAGE'"
+    b" AND c.relname <> ALL (%(filled)s::text[]))"
+    b" AND NOT pg_has_role(s.relowner, 'USAGE') AND" + _IS_MINE
+)
+_GRANTED_SCHEMA = (
+    b"SELECT x.privilege_type, 'SCHEMA', quote_ident(n.nspname),"
+    + _GRANTEE
+    + b" FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+    b" CROSS JOIN LATERAL aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) x"
+    b" WHERE c.oid = to_regclass('workflow_runs') AND x.privilege_type = 'CREATE'"
+    b" AND NOT pg_has_role(c.relowner, 'USAGE') AND NOT pg_has_role(n.nspowner, 'USAGE')"
+    b" AND" + _IS_MINE
+)
+_GRANTED = (
+    _GRANTED_TABLES,
+    _GRANTED_COLUMNS,
+    _GRANTED_FUNCTIONS,
+    _GRANTED_SEQUENCES,
+    _GRANTED_SCHEMA,
 )
 
 

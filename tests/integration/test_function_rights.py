@@ -184,3 +184,40 @@ def test_an_insert_of_any_kind_needs_no_function(conn: Any) -> None:
         conn.execute("RESET SESSION AUTHORIZATION")
         found = "SELECT count(*) FROM ingest_jobs WHERE blocked_reason IS NULL"
         assert factories.one(conn, found) == 1
+
+
+def test_rights_that_no_submitter_needs_are_named_until_they_are_gone(conn: Any) -> None:
+    row = conn.execute("SELECT current_setting('server_version_num')::int AS v").fetchone()
+    with conn.transaction(force_rollback=True):
+        schema = conn.execute("SELECT quote_ident(current_schema()) AS name").fetchone()["name"]
+        conn.execute("CREATE ROLE queue_workflows_guest")
+        for grant in (
+            f"ALL ON ALL TABLES IN SCHEMA {schema}",
+            f"ALL ON ALL SEQUENCES IN SCHEMA {schema}",
+            f"USAGE, CREATE ON SCHEMA {schema}",
+        ):
+            conn.execute(f"GRANT {grant} TO queue_workflows_guest".encode())
+        conn.execute("GRANT REFERENCES (id) ON workflow_runs TO queue_workflows_guest")
+        conn.execute(f"GRANT CREATE ON SCHEMA {schema} TO PUBLIC".encode())
+        conn.execute("SET LOCAL ROLE queue_workflows_guest")
+        excess = rights.excessive(conn, "submit")
+        lacks = rights.lacking(conn, "submit")
+        found = {(one.right, one.kind, one.name) for one in excess}
+        assert ("REFERENCES", "TABLE", "workflow_runs") in found
+        assert (("MAINTAIN", "TABLE", "workflow_runs") in found) == (row["v"] >= 170000)
+        assert ("UPDATE", "SEQUENCE", "ingest_jobs_seq_seq") in found
+        assert ("USAGE", "SEQUENCE", "workflow_node_jobs_seq_seq") in found
+        assert ("USAGE", "SEQUENCE", "ingest_jobs_seq_seq") not in found
+        grantees = {one.grantee for one in excess if one.kind == "SCHEMA"}
+        assert grantees == {"PUBLIC", "queue_workflows_guest"}
+        conn.execute("RESET ROLE")
+        for statement in [
+            *rights.revokes(excess),
+            *rights.grants(lacks, "queue_workflows_guest"),
+        ]:
+            conn.execute(statement.encode())
+        conn.execute("SET LOCAL ROLE queue_workflows_guest")
+        assert rights.excessive(conn, "submit") == rights.lacking(conn, "submit") == []
+        refused(conn, f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        refused(conn, "LOCK TABLE workflow_runs IN ACCESS EXCLUSIVE MODE")
+        refused(conn, "SELECT setval('ingest_jobs_seq_seq', 9223372036854775807)")

@@ -288,6 +288,26 @@ def test_a_name_that_no_notification_could_carry_is_refused(db: ModuleType) -> N
 # --- bootstrap ---------------------------------------------------------------------------------
 
 
+def test_bootstrap_with_nothing_to_apply_waits_for_nobody_who_holds_its_lock(
+    fresh: ModuleType,
+) -> None:
+    fresh.bootstrap()
+    done: list[list[int]] = []
+    with fresh.connect() as other:
+        other.execute(
+            "SELECT pg_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0))",
+            (schema.LEDGER,),
+        )
+        starting = threading.Thread(target=lambda: done.append(fresh.bootstrap()))
+        starting.start()
+        starting.join(10)
+        waited = starting.is_alive()
+        other.execute("SELECT pg_advisory_unlock_all()")
+    starting.join()
+    assert not waited
+    assert done == [[]]
+
+
 def test_bootstrap_applies_the_chain_once(fresh: ModuleType) -> None:
     assert fresh.current_schema_version() == 0
     assert [step.version for step in fresh.pending()] == VERSIONS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import inspect
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -341,3 +342,25 @@ def test_a_policy_that_cannot_be_is_refused_and_nothing_registered(said: Row, wo
         queue_workflows.register_ingest_task("t", **{"fn": keywords, **said})
     assert words in str(refused.value)
     assert "t" not in queue_workflows.get_config().ingest_task_map
+
+
+def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def close(name: str, *_: object, **__: object) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr(annotated.difflib, "get_close_matches", close)
+    takes = annotated.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
+    given = dict.fromkeys([*(f"k{n}" for n in range(1_000_000)), "day"], 1)
+    with pytest.raises(errors.ArgsRefused, match=r"'k9' and 999990 more unknown; it takes 'day'$"):
+        takes.bound(given, "args")
+    assert compared == [f"k{n}" for n in range(10)]
+
+
+def test_a_name_of_megabytes_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotated.difflib, "get_close_matches", lambda *_, **__: pytest.fail("did"))
+    takes = annotated.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
+    with pytest.raises(errors.ArgsRefused, match="unknown; it takes 'day'"):
+        takes.bound({"day": 1, "d" * 4_000_000: 1}, "args")
