@@ -128,7 +128,8 @@ def _affinity_first(view: View) -> Choice:
 def _strict(view: View) -> Choice:
     best = min(line.first.priority for line in view.lines)
     band = [line for line in view.lines if line.first.priority == best]
-    line = _first([line for line in band if line.model == view.warm] or band)
+    wanted = view.warm or NO_MODEL
+    line = _first([line for line in band if line.model == wanted] or band)
     return Choice(line.model, line.first, "first")
 
 

@@ -119,7 +119,7 @@ def test_a_job_too_large_for_the_card_is_left(conn: Any) -> None:
     found: list[str | None] = []
     while job := claim(conn):
         found.append(job["required_model"])
-    assert found == ["small", "unknown", None]
+    assert found == [None, "small", "unknown"]
 
 
 def test_what_needs_24_gb_fits_a_card_sold_as_one(conn: Any) -> None:
