@@ -128,8 +128,8 @@ def _affinity_first(view: View) -> Choice:
 def _strict(view: View) -> Choice:
     best = min(line.first.priority for line in view.lines)
     band = [line for line in view.lines if line.first.priority == best]
-    warm = NO_MODEL if view.warm is None else view.warm
-    line = _first([line for line in band if line.model == warm] or band)
+    wanted = view.warm or NO_MODEL
+    line = _first([line for line in band if line.model == wanted] or band)
     return Choice(line.model, line.first, "first")
 
 

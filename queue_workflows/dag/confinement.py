@@ -155,16 +155,23 @@ def _step(fd: int, name: str, shown: str, *, create: bool) -> int:
 
 def _place(out_dir: str, allowed: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the root that `out_dir` resolves into, and the names of the folders below it."""
-    _plain(out_dir, f"out_dir {out_dir!r:.120}")
-    resolved = Path(os.path.realpath(out_dir))
+    variable = config.OUT_ROOTS.variables[0]
+    remedy = (
+        f"the folders that {variable} allows ({os.pathsep.join(allowed)}); submit the run with a "
+        "folder inside, or add its folder"
+    )
+    try:
+        _plain(out_dir, f"out_dir {out_dir!r:.120}")
+        resolved = Path(os.path.realpath(out_dir))
+    except (errors.InvalidPayload, OSError) as error:
+        # No later try resolves it either: the run has to fail at once, with this reason.
+        raise errors.FolderRefused(
+            f"the run's out_dir {out_dir!r:.300} cannot be resolved ({error}) into one of {remedy}"
+        ) from None
     for root in allowed:
         if resolved.is_relative_to(root):
             return root, resolved.relative_to(root).parts
-    variable = config.OUT_ROOTS.variables[0]
-    raise errors.FolderRefused(
-        f"the run's out_dir {out_dir!r:.300} is outside the folders that {variable} allows "
-        f"({os.pathsep.join(allowed)}); submit the run with a folder inside, or add its folder"
-    )
+    raise errors.FolderRefused(f"the run's out_dir {out_dir!r:.300} is outside {remedy}")
 
 
 def _plain(path: str, what: str) -> None:

@@ -21,6 +21,8 @@ from queue_workflows.types import SleepFn
 _log = logging.getLogger(__name__)
 LEDGER = "queue_schema_version"
 _FILE = re.compile(r"(\d{4})_(.+?)(\.down)?\.sql")
+LOCK_POLL_S = 0.1
+LOCK_LOGGED_S = 5.0
 DEADLOCK_TRIES = 20
 """A migration locks table by table, and what is at work in another order; each try takes 1 s."""
 _COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
@@ -91,18 +93,48 @@ REQUIRED_VERSION = max(_files(migrations.dir())[0])
 
 
 @contextmanager
-def _exclusive(version_table: str) -> Generator[pool.Connection]:
-    """A connection without time-outs that holds the chain's advisory lock; waits for it."""
+def _exclusive(
+    version_table: str, stopped: Callable[[], bool] = lambda: False
+) -> Generator[pool.Connection]:
+    """Yield a connection without time-outs that holds the chain's advisory lock.
+
+    Waits for the lock, and logs every LOCK_LOGGED_S who holds it. Raises `MigrationFailed` when
+    `stopped()` comes true first.
+    """
     with pool.connect(limited=False) as conn:
-        conn.execute(
-            "SELECT pg_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0))",
-            (version_table,),
-        )
+        log_at = time.monotonic() + LOCK_LOGGED_S
+        while not _try_lock(conn, version_table):
+            if stopped():
+                raise errors.MigrationFailed("a stop was requested before the schema's lock came")
+            if time.monotonic() >= log_at:
+                log_at = time.monotonic() + LOCK_LOGGED_S
+                _log.warning("another session holds the lock of the schema: %s", _holder(conn))
+            time.sleep(LOCK_POLL_S)
         try:
             yield conn
         finally:
             if not conn.closed:
                 conn.execute("SELECT pg_advisory_unlock_all()")
+
+
+def _try_lock(conn: pool.Connection, version_table: str) -> bool:
+    # A waiting pg_advisory_lock() would hear no signal: any role that may log in can hold it.
+    row = conn.execute(
+        "SELECT pg_try_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0)) AS ours",
+        (version_table,),
+    ).fetchone()
+    return row is not None and bool(row["ours"])
+
+
+def _holder(conn: pool.Connection) -> str:
+    rows = conn.execute(
+        "SELECT DISTINCT a.pid, a.usename, a.application_name FROM pg_locks l"
+        " JOIN pg_stat_activity a ON a.pid = l.pid"
+        " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
+        " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        " LIMIT 5"
+    ).fetchall()
+    return ", ".join(f"pid {r['pid']} ({r['usename']}, {r['application_name']})" for r in rows)
 
 
 def _ledger(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:

@@ -275,8 +275,10 @@ def models(run: str, conn: Any) -> str:
 
 
 @pytest.mark.parametrize("known", [None, ["a", "b"]])
-def test_a_cold_worker_takes_priority_then_age(models: str, known: list[str] | None) -> None:
-    assert claim_all(gpu(known_models=known)) == ["a0", "a1", "b1", "x1", "a2", "b2"]
+def test_a_cold_worker_takes_priority_then_no_model_then_age(
+    models: str, known: list[str] | None
+) -> None:
+    assert claim_all(gpu(known_models=known)) == ["a0", "x1", "a1", "b1", "a2", "b2"]
 
 
 @pytest.mark.parametrize("known", [None, ["a", "b"]])
@@ -287,7 +289,7 @@ def test_a_warm_worker_takes_its_model_first_inside_the_best_band(
 
 
 def test_a_worker_takes_only_models_that_it_knows_and_jobs_without_one(models: str) -> None:
-    assert claim_all(gpu(known_models=["b"])) == ["b1", "x1", "b2"]
+    assert claim_all(gpu(known_models=["b"])) == ["x1", "b1", "b2"]
     assert claim_all(gpu(known_models=[])) == []
     assert claim_all(gpu(known_models=["a"])) == ["a0", "a1", "a2"]
 
@@ -297,7 +299,7 @@ def test_a_gpu_overflow_host_takes_the_newest_of_the_best_band(
     models: str, known: list[str] | None
 ) -> None:
     found = claim_all(gpu(known_models=known, host_priority=-1))
-    assert found == ["a0", "b2", "a2", "x1", "b1", "a1"]
+    assert found == ["a0", "x1", "b2", "a2", "b1", "a1"]
 
 
 @pytest.mark.parametrize("known", [None, ["a", "b"]])
@@ -749,7 +751,7 @@ def test_a_host_adds_to_a_nodes_history(run: str, conn: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"event_type": "nonsense"}, {"detail": {"a": {1}}}, {"attempt": 10**9}]
+    "given", [{"event_type": "nonsense"}, {"detail": {"a": {1}}}, {"attempt": 10**30}]
 )
 def test_an_event_that_cannot_be_recorded_is_logged_and_raises_nothing(
     run: str, caplog: pytest.LogCaptureFixture, given: dict[str, Any]
@@ -759,6 +761,14 @@ def test_an_event_that_cannot_be_recorded_is_logged_and_raises_nothing(
             **{"run_id": run, "node_id": "n", "event_type": "error"} | given
         )
     assert "of node n was not recorded" in caplog.text
+
+
+@pytest.mark.parametrize(("attempt", "stored"), [(10**9, 32767), (-5, 0)])
+def test_an_attempt_beyond_the_column_is_recorded_at_its_end(
+    run: str, conn: Any, attempt: int, stored: int
+) -> None:
+    node_queue.record_node_event(run_id=run, node_id="n", event_type="error", attempt=attempt)
+    assert factories.one(conn, "SELECT attempt FROM workflow_node_events") == stored
 
 
 def test_an_event_is_lost_without_a_word_to_the_caller_when_the_database_is_away(
