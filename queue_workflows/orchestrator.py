@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from queue_workflows import config, db, node_pool
+from queue_workflows import config, db, errors, node_pool
 from queue_workflows.runtime import process, signals
 
 _log = logging.getLogger("queue_workflows.orchestrator")
@@ -15,7 +15,11 @@ def bring_schema(stop: signals.StopRequest) -> bool:
     """Wait for the database and apply what it lacks; False when a stop was requested first."""
     while db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
         try:
-            applied = db.bootstrap()
+            applied = db.bootstrap(stopped=stop.requested.is_set)
+        except errors.MigrationFailed:
+            if stop.requested.is_set():
+                return False
+            raise
         except db.OperationalError as error:
             _log.warning("the database went away while the schema was looked at: %s", error)
             stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read())

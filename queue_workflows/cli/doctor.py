@@ -294,6 +294,10 @@ def _files(conn: db.Connection) -> Iterator[Finding]:
     else:
         yield Finding("files", OK, "no role may do no more than submit runs")
     yield _outputs(health.machines(conn))
+    if schema := health.public_may_create(conn):
+        text = f"every role may create functions in schema {schema}, which triggers could call"
+        remedy = f"as the owner: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC"
+        yield Finding("schema rights", WARNING, text, remedy)
 
 
 def _outputs(machines: int) -> Finding:

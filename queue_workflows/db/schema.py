@@ -108,7 +108,8 @@ def _exclusive(
                 raise errors.MigrationFailed("a stop was requested before the schema's lock came")
             if time.monotonic() >= log_at:
                 log_at = time.monotonic() + LOCK_LOGGED_S
-                _log.warning("another session holds the lock of the schema: %s", _holder(conn))
+                held_by = _holders(conn, version_table)
+                _log.warning("another session holds the lock of the schema: %s", held_by)
             time.sleep(LOCK_POLL_S)
         try:
             yield conn
@@ -126,15 +127,16 @@ def _try_lock(conn: pool.Connection, version_table: str) -> bool:
     return row is not None and bool(row["ours"])
 
 
-def _holder(conn: pool.Connection) -> str:
+def _holders(conn: pool.Connection, version_table: str) -> str:
     rows = conn.execute(
-        "SELECT DISTINCT a.pid, a.usename, a.application_name FROM pg_locks l"
-        " JOIN pg_stat_activity a ON a.pid = l.pid"
+        "SELECT a.pid, a.usename FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
         " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
         " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        " LIMIT 5"
+        " AND ((l.classid::bigint << 32) | l.objid::bigint)"
+        " = hashtextextended('queue_workflows.schema.' || %s, 0)",
+        (version_table,),
     ).fetchall()
-    return ", ".join(f"pid {r['pid']} ({r['usename']}, {r['application_name']})" for r in rows)
+    return ", ".join(f"pid {row['pid']} of role {row['usename']}" for row in rows)
 
 
 def _ledger(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
@@ -174,13 +176,17 @@ def _refuse_newer(known: int, applied: dict[int, dict[str, Any]]) -> None:
 
 
 def bootstrap(
-    *, migrations_dir: str | Path | None = None, version_table: str = LEDGER
+    *,
+    migrations_dir: str | Path | None = None,
+    version_table: str = LEDGER,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """Apply what the ledger does not have yet; the versions applied now, lowest first.
 
     Any number of processes may call it at once: an advisory lock lets one migrate and the others
-    see that it is done. A call that finds nothing to apply waits for no lock. Each migration is one
-    transaction with its ledger row. Raises `MigrationFailed` and `SchemaTooNew`.
+    see that it is done. A call that finds nothing to apply waits for no lock; one that waits asks
+    `stopped` ten times a second. Each migration is one transaction with its ledger row. Raises
+    `MigrationFailed`, also when `stopped()` came true first, and `SchemaTooNew`.
     """
     steps = chain(migrations_dir)
     table = sql.Identifier(version_table)
@@ -190,7 +196,7 @@ def bootstrap(
     with pool.connect(limited=False) as conn:
         if _is_whole(conn, version_table) and not _missing(conn, version_table, steps):
             return done
-    with _exclusive(version_table) as conn:
+    with _exclusive(version_table, stopped) as conn:
         for step in _missing(conn, version_table, steps):
             _apply(conn, table, step)
             done.append(step.version)

@@ -35,7 +35,7 @@ BEGIN
                    NEW.cancel_requested_at) > '9999-12-31+00'
        OR least(NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at, NEW.finished_at, NEW.available_at,
                 NEW.cancel_requested_at) < '2000-01-01+00' THEN
-        PERFORM queue_workflows_refuse(TG_TABLE_NAME, to_jsonb(OLD), to_jsonb(NEW));
+        PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
     END IF;
     IF NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL THEN
         IF TG_TABLE_NAME = 'ingest_jobs' THEN

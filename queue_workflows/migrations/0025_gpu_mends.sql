@@ -374,7 +374,7 @@ BEGIN
                    octet_length(NEW.node_module), octet_length(NEW.pipeline_name), octet_length(NEW.lock_key),
                    octet_length(NEW.required_model), octet_length(NEW.claimed_by),
                    octet_length(NEW.worker_id)) > 1000 THEN
-        PERFORM queue_workflows_refuse(TG_TABLE_NAME, NULL, to_jsonb(NEW));
+        PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
     IF NEW.status = 'running' THEN
         -- As a plain UPDATE to `running` is treated; a lease without an end would keep its lock key for ever.

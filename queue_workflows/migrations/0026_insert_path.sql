@@ -42,7 +42,7 @@ BEGIN
                    octet_length(NEW.partition_key), octet_length(NEW.idempotency_key),
                    octet_length(NEW.claimed_by), octet_length(NEW.worker_id)) > 1000
        OR octet_length(NEW.reason) > 8000 THEN
-        PERFORM queue_workflows_refuse(TG_TABLE_NAME, NULL, to_jsonb(NEW));
+        PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
     IF octet_length(NEW.args::text) > 256 THEN
         PERFORM queue_workflows_check_payload(NEW.args, 'ingest_jobs.args');

@@ -69,7 +69,7 @@ BEGIN
        OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR NEW.created_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.lock_key), octet_length(NEW.partition_key)) > 1000 THEN
-        PERFORM queue_workflows_refuse(TG_TABLE_NAME, to_jsonb(OLD), to_jsonb(NEW));
+        PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
     END IF;
     IF NEW.policy IS DISTINCT FROM OLD.policy THEN
         PERFORM queue_workflows_check_payload(NEW.policy, TG_TABLE_NAME || '.policy');
@@ -79,7 +79,7 @@ BEGIN
            OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
            OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000
            OR octet_length(NEW.reason) > 8000 THEN
-            PERFORM queue_workflows_refuse(TG_TABLE_NAME, to_jsonb(OLD), to_jsonb(NEW));
+            PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
         END IF;
         IF NEW.args IS DISTINCT FROM OLD.args OR NEW.headers IS DISTINCT FROM OLD.headers THEN
             PERFORM queue_workflows_check_payload(NEW.args, 'ingest_jobs.args');
@@ -111,7 +111,7 @@ BEGIN
        OR greatest(octet_length(NEW.id), octet_length(NEW.workflow_name), octet_length(NEW.parcel_id)) > 1000
        OR octet_length(NEW.out_dir) > 4096 OR greatest(octet_length(NEW.status), octet_length(NEW.mode)) > 200 THEN
         PERFORM queue_workflows_refuse(
-            TG_TABLE_NAME, CASE WHEN TG_OP = 'UPDATE' THEN to_jsonb(OLD) END, to_jsonb(NEW));
+            TG_TABLE_NAME::text, CASE WHEN TG_OP = 'UPDATE' THEN to_jsonb(OLD) END, to_jsonb(NEW));
     END IF;
     IF TG_OP = 'INSERT' THEN
         PERFORM queue_workflows_check_payload(NEW.context, 'workflow_runs.context');
@@ -136,7 +136,7 @@ BEGIN
        OR least(NEW.created_at, NEW.claimed_at, NEW.processed_at, NEW.available_at) < '2000-01-01+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.run_id), octet_length(NEW.node_id)) > 1000 THEN
         PERFORM queue_workflows_refuse(
-            TG_TABLE_NAME, CASE WHEN TG_OP = 'UPDATE' THEN to_jsonb(OLD) END, to_jsonb(NEW));
+            TG_TABLE_NAME::text, CASE WHEN TG_OP = 'UPDATE' THEN to_jsonb(OLD) END, to_jsonb(NEW));
     END IF;
     IF TG_OP = 'INSERT' THEN
         PERFORM queue_workflows_check_payload(NEW.value, 'workflow_input_submissions.value');

@@ -66,6 +66,17 @@ def submitters(conn: db.Connection) -> list[str]:
     return [row["rolname"] for row in rows]
 
 
+def public_may_create(conn: db.Connection) -> str | None:
+    """Return our schema's name if every role may create functions in it; else None."""
+    row = conn.execute(
+        b"SELECT quote_ident(n.nspname) AS name FROM pg_namespace n"
+        b" WHERE n.nspname = current_schema() AND EXISTS ("
+        b" SELECT FROM aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a"
+        b" WHERE a.grantee = 0 AND a.privilege_type = 'CREATE')"
+    ).fetchone()
+    return row["name"] if row else None
+
+
 def machines(conn: db.Connection) -> int:
     """Return how many hosts have had a worker of nodes within the last day."""
     row = _one(

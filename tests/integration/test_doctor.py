@@ -556,3 +556,12 @@ def test_a_check_that_is_refused_is_one_finding(
         ("settings", "transactions", "connections", "leases", "dead rows", "renewals"), ERROR
     )
     assert 'relation "nowhere" does not exist' in result["leases"].text
+
+
+def test_a_schema_in_which_everybody_may_create_functions_is_named(own: str) -> None:
+    with engine.connect() as conn:
+        conn.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+        assert found("schema rights").level == WARNING
+        assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in found("schema rights").remedy
+        conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    assert "schema rights" not in findings()

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from queue_workflows import db as engine
 from queue_workflows import errors, migrations
 from queue_workflows.db import schema
 from tests.support import database, factories, schemas
@@ -668,3 +669,19 @@ def test_who_has_nothing_to_apply_needs_no_right_to_create(db: ModuleType, dsn: 
         conn.execute("GRANT SELECT ON queue_schema_version TO queue_workflows_poor")
         conn.execute("SET LOCAL ROLE queue_workflows_poor")
         assert max(schema._ledger(conn, "queue_schema_version")) == db.REQUIRED_VERSION
+
+
+def test_a_session_that_holds_the_schemas_lock_is_named_and_a_stop_ends_the_wait(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    monkeypatch.setattr(schema, "LOCK_LOGGED_S", 0.0)
+    with engine.connect(limited=False) as other:
+        other.execute(
+            "SELECT pg_advisory_lock("
+            "hashtextextended('queue_workflows.schema.queue_schema_version', 0))"
+        )
+        pid = other.info.backend_pid
+        with pytest.raises(errors.MigrationFailed, match="stop"):
+            engine.bootstrap(stopped=lambda: f"pid {pid}" in caplog.text)
+    assert engine.bootstrap()
