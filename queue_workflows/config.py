@@ -255,7 +255,7 @@ OUTPUTS_DIR = Knob(
     "OUTPUTS_DIR",
     "",
     "path",
-    "folder of the runs that name no `out_dir`, one folder each; empty: the first of OUT_ROOTS, "
+    "folder of the runs that name no `out_dir`, one folder each; empty: `runs` in the first of OUT_ROOTS, "
     "else `outputs` in the user's data folder",
 )
 STATE_DIR = Knob(

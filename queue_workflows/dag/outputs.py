@@ -18,13 +18,14 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}", re.ASCII)
 def folder() -> Path:
     """Return the folder that holds one folder per run; it may not exist yet.
 
-    It is OUTPUTS_DIR, else the first of OUT_ROOTS, else `queue_workflows/outputs` in the user's
-    data folder (root: `/var/lib/queue_workflows/outputs`).
+    It is OUTPUTS_DIR, else `runs` in the first of OUT_ROOTS, else `queue_workflows/outputs` in the
+    user's data folder (root: `/var/lib/queue_workflows/outputs`).
     """
     if chosen := config.OUTPUTS_DIR.read():
         return Path(chosen).expanduser().absolute()
     if roots := confinement.roots():
-        return Path(roots[0])
+        # A folder of its own: an id must not meet a folder that somebody else put there.
+        return Path(roots[0], "runs")
     try:
         return config.data_folder() / "outputs"
     except RuntimeError:  # an account without a home

@@ -82,7 +82,7 @@ def test_the_folder_is_the_knobs_then_the_first_root_then_the_data_folder(
     monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(tmp_path / "named"))
     assert outputs.folder() == tmp_path / "named"
     monkeypatch.delenv("QUEUE_WORKFLOWS_OUTPUTS_DIR")
-    assert outputs.folder() == tmp_path
+    assert outputs.folder() == tmp_path / "runs"
     monkeypatch.delenv("QUEUE_WORKFLOWS_OUT_ROOTS")
     assert outputs.folder() == config.data_folder() / "outputs"
 
