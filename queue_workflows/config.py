@@ -255,8 +255,8 @@ OUTPUTS_DIR = Knob(
     "OUTPUTS_DIR",
     "",
     "path",
-    "folder of the runs that name no `out_dir`, one folder each; empty: `runs` in the first of OUT_ROOTS, "
-    "else `outputs` in the user's data folder",
+    "folder of the runs that name no `out_dir`, one folder each; empty: `runs` in the first of "
+    "OUT_ROOTS, else `outputs` in the user's data folder",
 )
 STATE_DIR = Knob(
     "STATE_DIR",
