@@ -106,7 +106,8 @@ class Arena:
         def parked() -> bool:
             return len(self.owner.execute(_PARKED, (runs,)).fetchall()) == count
 
-        wait.until(parked, timeout_s=10 + 0.2 * count, every_s=0.1)
+        # No promise is judged here: beside other suites the set-up may take long.
+        wait.until(parked, timeout_s=60 + count, every_s=0.1)
         return runs
 
     def _drained(self, written: rows.Written, bound_s: float) -> set[tuple[str, str]]:

@@ -103,6 +103,8 @@ class Job:
         again = self.run is not None and self.trips < MAX_TRIPS
         self.trips += 1
         self.become("cancelled" if self.over else "queued" if again else "failed")
+        if again:
+            self.priority = min(self.priority, FRONT)
 
     def crash(self) -> None:
         first = self.crashes == 0
