@@ -120,6 +120,8 @@ def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
     env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "innocent-machine"}
     env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT), "PYTHONPATH": str(commands.ROOT)}
+    # Runs without a folder get one in the root, not in that of the tests around.
+    env["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(folders.ROOT / "runs")
     with commands.commands(**env) as made:
         # A relative folder that nobody refuses is made where `folders.touched` looks.
         where = folders.OUTSIDE
