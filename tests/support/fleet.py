@@ -148,7 +148,7 @@ class Orchestrator:
     """A pool and its sweeps, on a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.now = self.since = self.seen = 1000.0
+        self.now = self.since = self.whole = self.seen = 1000.0
         self.pool = node_pool.NodePool()
         self.sweeps = node_pool.Sweeps(lambda: self.now)
         self.mind: Any = knowledge._Cache(8)
@@ -157,10 +157,22 @@ class Orchestrator:
         """Whether it has had the database for so long without a break."""
         return self.now - self.seen <= 15 and self.now - self.since >= seconds
 
+    @property
+    def missed(self) -> bool:
+        """Whether it has not looked for as long as makes a look a missed one."""
+        return self.now - self.seen > 11
+
+    @property
+    def had_s(self) -> float:
+        """For how long it has had the database without missing a look."""
+        return 0.0 if self.missed else self.now - self.whole
+
     def reclaim(self) -> None:
         self.sweeps.reclaim()
         if self.now - self.seen > 15:
             self.since = self.now
+        if self.missed:
+            self.whole = self.now
         self.seen = self.now
 
     def close(self) -> None:

@@ -172,7 +172,16 @@ class Faults(fleet_base.Base):
                 self.flagged[key] = self.flagged[key] or self.stale[key]
 
     def reclaim(self, one: fleet.Orchestrator) -> None:
+        """What lapsed is a crash, but for what was renewed last before this one had the database."""
+        had_s = one.had_s
+        for table in TABLES:  # the clock of the rows goes on by itself
+            self.conn.execute(
+                f"UPDATE {table} SET heartbeat_at = now() WHERE status = 'running'"
+                f" AND heartbeat_at > now() - {FAR} / 2"
+            )
         one.reclaim()
         for job in self.fleet.running:
-            if job.lapsed:
+            if job.lapsed and had_s and not job.quiet:
                 job.crash()
+            elif job.lapsed:
+                job.back(front=True)
