@@ -7,16 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
-from queue_workflows.store import (
-    events,
-    fleet,
-    isolation,
-    logs,
-    retention,
-    samples,
-    schedules,
-    workers,
-)
+from queue_workflows.engine import logs, schedules
+from queue_workflows.store import events, fleet, isolation, retention, samples, workers
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +89,7 @@ def _by_age(days: int) -> Iterator[_Kind]:
         ),
         "ingest_job_events": (lambda conn: retention.delete_ingest_events(conn, days), rows),
         "logs": (lambda conn: logs.prune(conn, older_than_days=days, batch=rows), rows),
-        "fires": (lambda conn: schedules.prune(conn, older_than_days=days, limit=rows), rows),
+        "fires": (lambda conn: schedules.prune(conn, older_than_days=days, batch=rows), rows),
         "heartbeats": (lambda conn: retention.delete_heartbeats(conn, days), 0),
     }
     for kind, (delete, batch) in aged.items():

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, tasks, types
+from queue_workflows.engine import schedules
 from queue_workflows.runtime import process, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
-from queue_workflows.store import isolation, refusals, schedules
+from queue_workflows.store import isolation, refusals
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0

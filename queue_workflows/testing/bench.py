@@ -27,8 +27,9 @@ from queue_workflows import (
 )
 from queue_workflows.db import scratch
 from queue_workflows.dispatch import hooks
+from queue_workflows.engine import schedules
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import drill, schedules, tables
+from queue_workflows.store import drill, tables
 from queue_workflows.testing import apps, faults, result, servers
 from queue_workflows.types import JsonDict, Row
 

@@ -15,8 +15,9 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from queue_workflows import config, db
+from queue_workflows.engine import logs
 from queue_workflows.runtime import process, service
-from queue_workflows.store import logs, tables
+from queue_workflows.store import tables
 
 _log = logging.getLogger(__name__)
 KIB = 1024

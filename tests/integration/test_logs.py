@@ -13,7 +13,8 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, history, node_queue, retention, run_store
 from queue_workflows import db as engine
-from queue_workflows.store import logs, tables
+from queue_workflows.engine import logs
+from queue_workflows.store import tables
 from queue_workflows.worker import capture
 from tests.support import factories, flow
 from tests.support.flow import Flow

@@ -21,9 +21,9 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, scheduler, tasks
+from queue_workflows.engine import schedules
 from queue_workflows.schedule import plan
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from queue_workflows.store import schedules
 from tests.support import wait
 
 UTC = timezone.utc
@@ -117,8 +117,8 @@ def test_last_fires_and_prune(db: ModuleType):
         assert schedules.last_fires(conn, ["a"], until=TEN + 119 * MINUTE) == {"a": TEN + HOUR}
         assert schedules.prune(conn, older_than_days=30) == 0
         conn.execute("UPDATE schedule_fires SET created_at = now() - interval '31 days'")
-        assert schedules.prune(conn, older_than_days=30, limit=2) == 2
-        assert schedules.prune(conn, older_than_days=30, limit=2) == 1
+        assert schedules.prune(conn, older_than_days=30, batch=2) == 2
+        assert schedules.prune(conn, older_than_days=30, batch=2) == 1
 
 
 # --- the functions that hosts call

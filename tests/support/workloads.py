@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, node_queue, run_store
-from queue_workflows.store import schedules
+from queue_workflows.engine import schedules
 from tests.support import failpoints
 
 BATCH = 3

@@ -1,0 +1,54 @@
+"""Every named statement is one that the server takes, and one that the code uses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import queue_workflows
+from queue_workflows import sql
+from queue_workflows.db import statements
+
+_PARAMETER = re.compile(rb"%\((\w+)\)s|%%")
+PACKAGE = Path(queue_workflows.__file__).parent
+
+
+def _all() -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for path in sorted(sql.QUERIES.glob("*.sql")):
+        for name, one in statements.parse(path.read_text("utf-8"), path.name).items():
+            if one.text is not None:
+                found[f"{path.stem}.{name}"] = one.text
+            for table, text in (one.texts or {}).items():
+                found[f"{path.stem}.{name}[{table}]"] = text
+    return found
+
+
+def numbered(text: bytes) -> bytes:
+    """Return a statement with the parameters that PREPARE takes."""
+    names: list[bytes] = []
+
+    def number(match: re.Match[bytes]) -> bytes:
+        if match[0] == b"%%":
+            return b"%"
+        if match[1] not in names:
+            names.append(match[1])
+        return b"$%d" % (names.index(match[1]) + 1)
+
+    return _PARAMETER.sub(number, text)
+
+
+@pytest.mark.parametrize("name", _all())
+def test_the_server_takes_it(db: ModuleType, name: str) -> None:
+    with db.connect() as conn, conn.transaction(force_rollback=True):
+        conn.execute(b"PREPARE this_statement AS " + numbered(_all()[name]))
+        conn.execute(b"DEALLOCATE this_statement")
+
+
+def test_the_code_uses_every_statement() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    used = set(re.findall(r"\bstatements\.(\w+\.\w+)", code))
+    assert sorted({name.partition("[")[0] for name in _all()} - used) == []
