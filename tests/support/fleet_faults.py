@@ -172,7 +172,7 @@ class Faults(fleet_base.Base):
                 self.flagged[key] = self.flagged[key] or self.stale[key]
 
     def reclaim(self, one: fleet.Orchestrator) -> None:
-        """What lapsed is a crash, but for what was renewed last before this one had the database."""
+        """A lapsed lease is a crash, unless the orchestrator was away since its last renewal."""
         had_s = one.had_s
         for table in TABLES:  # the clock of the rows goes on by itself
             self.conn.execute(
