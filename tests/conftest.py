@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import tempfile
 import threading
@@ -63,6 +64,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _what_is_logged() -> tuple[object, ...]:
+    """Return the root logger's level, the disabled level, and our loggers that drop warnings."""
+    root = logging.getLogger()
+    deaf = [
+        name
+        for name, logger in root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger)
+        and name.startswith("queue_workflows")
+        and not logger.isEnabledFor(logging.WARNING)
+    ]
+    return root.level, root.manager.disable, sorted(deaf)
+
+
 @pytest.fixture(autouse=True)
 def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
@@ -71,7 +85,9 @@ def clean_process() -> Generator[None]:
     # Nothing that a test runs leaves files in the data folder of the person here.
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
     before = set(threading.enumerate())
+    logs = _what_is_logged()
     yield
+    assert _what_is_logged() == logs, "the test changed what is logged (level, disabled loggers)"
     _forget_environment()
     os.environ.update(kept)
     config.reset_for_tests()

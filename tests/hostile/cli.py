@@ -59,7 +59,7 @@ def run(*argv: str) -> Done:
     code: int | None = None
     root = logging.getLogger()
     # A handler that is there already would keep what the command logs from its own stderr.
-    kept, root.handlers = root.handlers, []
+    level, kept, root.handlers = root.level, root.handlers, []
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -74,6 +74,7 @@ def run(*argv: str) -> Done:
         finally:
             db.close_pool()
             root.handlers = kept
+            root.setLevel(level)
     return Done(argv, code, out.getvalue(), err.getvalue())
 
 
