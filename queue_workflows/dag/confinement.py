@@ -29,8 +29,8 @@ _LINK = (errno.ELOOP, errno.ENOTDIR)
 
 def roots() -> list[str]:
     """Return the resolved folders of OUT_ROOTS; empty: runs may keep their files anywhere."""
-    named = config.OUT_ROOTS.read().split(os.pathsep)
-    return [os.path.realpath(root) for root in named if root]
+    named = config.OUT_ROOTS.read()
+    return [os.path.realpath(root) for root in named.split(os.pathsep) if root] if named else []
 
 
 def check(out_dir: str | None) -> None:
