@@ -266,7 +266,7 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
     version, required = db.current_schema_version(), db.REQUIRED_VERSION
     if version < required:
         text = f"at version {version}, this code needs {required}"
-        yield Finding("schema", ERROR, text, "`queue-workflows migrate` brings it")
+        yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
     elif version > required:
         text = f"at version {version}, this code knows {required}"
         yield Finding("schema", WARNING, text, "upgrade queue_workflows here")
