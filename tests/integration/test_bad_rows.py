@@ -12,7 +12,7 @@ from psycopg import sql
 from queue_workflows import cli
 from queue_workflows import db as engine
 from queue_workflows.cli import audit, doctor
-from queue_workflows.store import bad_rows, tables
+from queue_workflows.store import bad_rows
 from tests.support import factories, flow, hostile
 
 DEEP = "[" * 1500 + "]" * 1500
@@ -97,9 +97,9 @@ def test_a_job_that_is_blocked_as_set_aside_is_named_and_its_command_ends_it(
 ) -> None:
     node = factories.node(conn)
     job = factories.ingest(conn)
-    for table, row in ((tables.NODE_JOBS, node), (tables.INGEST_JOBS, job)):
+    for table, row in (("workflow_node_jobs", node), ("ingest_jobs", job)):
         change = sql.SQL("UPDATE {} SET blocked_reason = 'set_aside' WHERE id = %s")
-        conn.execute(change.format(sql.Identifier(table.name)), (row["id"],))
+        conn.execute(change.format(sql.Identifier(table)), (row["id"],))
     of_node, of_job = bad_rows.stuck(conn, 5)
     assert (of_node.kind, of_node.id) == ("run", node["run_id"])
     assert f"node {node['node_id']} is blocked as set_aside" in of_node.text
