@@ -118,7 +118,7 @@ def test_outside_of_every_project_the_databases_are_named(cli: Commands, base: P
     line = commands.refused(cli.run("queue-workflows", "runs", "--db", "none", cwd=base / "one"))
     assert "no database 'none'" in line
     line = commands.refused(cli.run("queue-workflows", "runs", "--db", "a b", cwd=base / "one"))
-    assert "letters, digits" in line
+    assert "is not a valid database name" in line
 
 
 def test_up_of_different_apps_do_not_meet(cli: Commands, base: Path) -> None:
