@@ -113,7 +113,7 @@ def draw_run(out: Path = OFFERED) -> Path:
 
 
 @workflow
-def picture_book(folder: str | None) -> None:
+def picture_book(folder: Path | None) -> None:
     """Make a picture book of the texts in a folder; None: of the samples."""
     collected = collect.options("collect")(folder)
     colours = fetch_colours.options("colours")()
