@@ -109,13 +109,15 @@ def test_a_failed_demo_ends_with_1_and_names_the_node(cli: Commands, tmp_path: P
     folder, out = tmp_path / "notes", tmp_path / "out"
     folder.mkdir()
     (folder / "a.txt").write_text("A note\n\nof one line\n")
-    assert cli.run(*demo_argv(out, str(folder)), timeout_s=60).process.returncode == 0
-    (out / "page" / "write_page").rename(tmp_path / "moved")
-    (out / "page" / "write_page").write_text("no folder")
+    earlier = out / RESULTS["picture of the run"]
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+    (out / "page").mkdir()
+    (out / "page" / "write_page").write_text("a file where the node's folder would be")
     failed = cli.run(*demo_argv(out, str(folder)), timeout_s=60)
     assert failed.process.returncode == 1, failed.err
     assert "page/write_page" in failed.out
-    assert "picture of the run:" not in failed.out, "the one in the folder is of the run before"
+    assert "picture of the run:" not in failed.out, "the one in the folder is of an earlier run"
 
 
 def test_ctrl_c_cancels_the_demo_and_leaves_no_process(cli: Commands, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ NODES = [
         attempts=[an_attempt(2.5, 2.75, "parked")],
         input_spec={"prompt": "?"},
     ),
-    a_node("<now>", "running", "once", "gone", attempts=[an_attempt(3, None, "running")]),
+    a_node("<now>", "running", "twice", "gone", attempts=[an_attempt(4.5, None, "running")]),
     a_node("skipped", "skipped", "twice"),
 ]
 
@@ -206,7 +206,7 @@ def test_the_picture_has_a_row_for_each_node_with_state_time_and_attempts() -> N
         ("once", "cpu, completed, 2.50 s"),
         ("twice", "gpu, completed, 1.50 s, attempt 2"),
         ("asks", "a person, awaiting input, 5.50 s"),
-        ("<now>", "cpu, running, 5.00 s"),
+        ("<now>", "cpu, running, 3.50 s"),
         ("skipped", "cpu, skipped"),
     ]
 
@@ -229,12 +229,12 @@ def test_bars_are_to_scale_and_lines_lead_from_an_end_to_a_begin() -> None:
         (3.5, 0.5, fills["completed"]),
         (2.5, 0.25, run_picture.OTHER),
         (2.75, 5.25, run_picture.QUESTION),
-        (3, 5, fills["running"]),
+        (4.5, 3.5, fills["running"]),
     ]
     lines = [p.attrib["d"] for p in made.findall(f"{SVG}path") if p.get("class") == "waits"]
     ends = [re.fullmatch(r"M([\d.]+) \d+V\d+H([\d.]+)", line) for line in lines]
     spans = [[(float(x) - run_picture.LEFT) / second for x in end.groups()] for end in ends if end]
-    assert spans == [[2.5, 2.5], [2.5, 2.5], [2.5, 3.0]]
+    assert spans == [[2.5, 2.5], [2.5, 2.5], [4.0, 4.5]]
 
 
 def test_a_picture_of_a_run_that_did_nothing() -> None:
