@@ -9,13 +9,16 @@ from typing import NamedTuple
 from benchmarks import figures, processes
 from benchmarks.bench import Bench, until
 
-ABOUT = """A `queue-claim-worker`, a `queue-orchestrator` and a bare process that LISTENs and looks
-for a job every second, each alone on an empty database of its own, all three in the same window,
-after they have settled. Transactions a second are the commits and rollbacks that
-`pg_stat_database` counts for that database (each of their statements is one; the counters are read
-over a connection to another database, so that reading adds none; autovacuum's few are in). CPU is
-the processes' own time from the kernel, not the server's. Memory is VmRSS, which counts shared
-pages of libraries too."""
+ABOUT = """Two `queue-claim-worker`s, a `queue-orchestrator` and a bare process that LISTENs and
+polls for a job every second. Each is alone on an empty database of its own. All are measured in
+the same window, after they have settled. One worker of a machine samples the hardware: every 5 s
+it stores a sample and notifies, and its LISTEN connection receives that too. So one of the two
+workers has its sampler, and the other has none, as all further workers of a machine. Transactions a
+second are the commits and rollbacks that `pg_stat_database` counts for that database (each of their
+statements is one; the counters are read over a connection to another database, so that reading adds
+none; autovacuum's few are in). CPU is the processes' own time from the kernel, not the server's.
+Memory is VmRSS, which counts shared pages of libraries too."""
+WITHOUT_SAMPLES = "QUEUE_WORKFLOWS_DISABLE_HW_METRICS=1"
 _COUNT = (
     "SELECT datname, xact_commit + xact_rollback FROM pg_stat_database WHERE datname = ANY (%s)"
 )
@@ -50,23 +53,27 @@ def _costs(bench: Bench, started: list[processes.Process], names: list[str]) -> 
 
 
 def run(bench: Bench) -> Iterator[figures.Row]:
-    """Three rows each for worker and orchestrator."""
+    """Yield three rows each for a worker, a worker that samples the hardware, an orchestrator."""
     server = bench.server
     commands = (
-        ("worker", processes.worker("load")),
+        ("sampler", processes.worker("load")),
+        ("worker", ["env", WITHOUT_SAMPLES, *processes.worker("load")]),
+        ("sampler", processes.worker("load")),
         ("orchestrator", processes.orchestrator()),
         ("bare", processes.bare("listen", "load")),
     )
     with (
         server.database("idle_worker") as one,
-        server.database("idle_orchestrator") as two,
-        server.database("idle_bare") as three,
+        server.database("idle_sampler") as two,
+        server.database("idle_orchestrator") as three,
+        server.database("idle_bare") as four,
         bench.running(one, commands[0]) as (worker,),
-        bench.running(two, commands[1]) as (orchestrator,),
-        bench.running(three, commands[2]) as (floor,),
+        bench.running(two, commands[1]) as (sampler,),
+        bench.running(three, commands[2]) as (orchestrator,),
+        bench.running(four, commands[3]) as (floor,),
     ):
-        started = [worker, orchestrator, floor]
-        names = [server.name_of(dsn) for dsn in (one, two, three)]
+        started = [worker, sampler, orchestrator, floor]
+        names = [server.name_of(dsn) for dsn in (one, two, three, four)]
         for name in names:
             until(
                 lambda name=name: (server.admin.execute(_CONNECTED, (name,)).fetchone() or (0,))[0],
@@ -74,8 +81,9 @@ def run(bench: Bench) -> Iterator[figures.Row]:
                 started,
             )
         time.sleep(bench.pick(15.0, 2.0))
-        worker_cost, orchestrator_cost, bare_cost = _costs(bench, started, names)
+        worker_cost, sampler_cost, orchestrator_cost, bare_cost = _costs(bench, started, names)
     yield from _rows("idle worker", worker_cost, bare_cost, (1.2, 0.12, 42))
+    yield from _rows("idle worker that samples", sampler_cost, bare_cost, (None, None, None))
     yield from _rows("idle orchestrator", orchestrator_cost, bare_cost, (2.0, None, None))
 
 

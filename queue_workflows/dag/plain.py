@@ -22,6 +22,8 @@ def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
     key that is no text, text that Postgres cannot store, more than `MAX_PAYLOAD_DEPTH` levels.
     `wrapped`: levels that the engine itself put around the value.
     """
+    if not isinstance(raw, (dict, list, tuple, Mapping)):
+        return _copy(raw, where, 0)  # most values: no need to look up the limit
     return _copy(raw, where, min(config.MAX_PAYLOAD_DEPTH.read(), MAX_DEPTH) + wrapped)
 
 
