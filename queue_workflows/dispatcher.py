@@ -33,7 +33,7 @@ from queue_workflows.dispatch.operations import (
     retry_run_async,
 )
 from queue_workflows.dispatch.starts import start_queued, start_run
-from queue_workflows.store import nodes, runs
+from queue_workflows.engine import nodes, runs
 
 __all__ = [
     "RUNS_A_ROUND",

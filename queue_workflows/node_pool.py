@@ -20,6 +20,7 @@ from queue_workflows import (
     node_queue,
     retention,
 )
+from queue_workflows.engine import nodes, outbox, pending
 from queue_workflows.runtime import service
 from queue_workflows.store import (
     endings,
@@ -27,10 +28,7 @@ from queue_workflows.store import (
     isolation,
     limits,
     lock_keys,
-    nodes,
-    outbox,
     payload,
-    sweeps,
     tables,
     transitions,
 )
@@ -272,7 +270,7 @@ class Sweeps:
         In one statement, where each of them alone would be one or two that find nothing.
         """
         with self._kept.using() as conn:
-            found = sweeps.look(conn)
+            found = pending.look(conn)
         self._note()
         wanted = {
             "reclaim": found.lapsed,
@@ -303,7 +301,7 @@ class Sweeps:
         if not self._was_there_for(silent_s):
             return
         with self._kept.using() as conn:
-            if not sweeps.any_silent(conn, silent_s):
+            if not pending.any_silent(conn, silent_s):
                 return
             for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
                 for row in self._rows.batch(conn, transitions.gone_duty(table, silent_s)):
@@ -476,7 +474,7 @@ def sweep_orphans(
     """Cancel jobs that came in beside the end of their run, batch after batch."""
     kept = rows or isolation.Isolation()
     with db.statement(conn) as own:
-        while kept.batch(own, sweeps.ORPHANS):
+        while kept.batch(own, pending.ORPHANS):
             pass
 
 

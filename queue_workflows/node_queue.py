@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.engine import nodes, outbox
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
@@ -20,8 +21,6 @@ from queue_workflows.store import (
     isolation,
     joined,
     newjobs,
-    nodes,
-    outbox,
     payload,
     quarantine,
     refusals,

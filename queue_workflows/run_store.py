@@ -6,7 +6,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import app_connections, payload, refusals, runs
+from queue_workflows.engine import runs
+from queue_workflows.store import app_connections, payload, refusals
 from queue_workflows.types import NewRun, Row
 
 if TYPE_CHECKING:

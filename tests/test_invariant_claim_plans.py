@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import config, node_queue, queues
-from queue_workflows.store import claims, nodes, outbox, sweeps, tables, transitions
+from queue_workflows.engine import nodes, outbox, pending
+from queue_workflows.store import claims, tables, transitions
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -446,5 +447,5 @@ def test_a_turn_is_given_by_its_keys_own_line(many: Any, key: str) -> None:
 
 def test_the_sweeps_look_reads_no_line(many: Any) -> None:
     many.execute(GHOSTS.encode())
-    assert sweeps.look(many).turns
+    assert pending.look(many).turns
     assert rows_read(many) <= 600 + 20, "the 600 that run, for their leases"

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from queue_workflows import dispatcher, errors, node_queue
-from queue_workflows.store import claims, nodes, outbox, runs, tables, transitions
+from queue_workflows.engine import nodes, outbox, runs
+from queue_workflows.store import claims, tables, transitions
 from queue_workflows.types import Row
 from tests.support import factories, laws
 

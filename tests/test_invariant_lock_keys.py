@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.store import claims, lock_keys, nodes, tables, transitions
+from queue_workflows.engine import nodes
+from queue_workflows.store import claims, lock_keys, tables, transitions
 from tests.support import factories, laws
 from tests.support.wait import until
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.cli import account, output, picture, views
+from queue_workflows.engine import run_history as rows
 from queue_workflows.runtime import display, process, signals
-from queue_workflows.store import history as rows
 from queue_workflows.store import tables
 from queue_workflows.types import Row
 

@@ -9,16 +9,9 @@ from typing import Any, cast
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.engine import input_answers, nodes, outbox, runs
 from queue_workflows.runtime import display
-from queue_workflows.store import (
-    app_connections,
-    nodes,
-    outbox,
-    payload,
-    refusals,
-    runs,
-    submissions,
-)
+from queue_workflows.store import app_connections, payload, refusals
 from queue_workflows.types import Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -122,7 +115,7 @@ def submit_input(
                 _record(job["input_spec"], f"input_spec of {where}") or None, value, where
             )
         with own.transaction():
-            row = submissions.insert(own, run_id, node_id, text)
+            row = input_answers.insert(own, run_id, node_id, text)
             if row is None:
                 raise errors.InputRefused(
                     f"{where} has been answered already; the first answer counts"

@@ -6,7 +6,8 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
-from queue_workflows.store import app_connections, nodes, refusals, runs, tables
+from queue_workflows.engine import nodes, runs
+from queue_workflows.store import app_connections, refusals, tables
 from queue_workflows.store import transitions as moves
 from queue_workflows.types import Row
 

@@ -6,7 +6,8 @@ import logging
 
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, knowledge
-from queue_workflows.store import isolation, payload, runs
+from queue_workflows.engine import runs
+from queue_workflows.store import isolation, payload
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

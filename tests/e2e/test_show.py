@@ -18,7 +18,7 @@ from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
 from queue_workflows.cli import account
 from queue_workflows.engine import logs
-from queue_workflows.store import history as rows
+from queue_workflows.engine import run_history as rows
 from queue_workflows.store import tables, transitions
 from tests.support import factories, flow
 from tests.support.commands import ROOT, Command, Commands, script

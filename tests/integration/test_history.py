@@ -13,8 +13,8 @@ from psycopg import sql
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
+from queue_workflows.engine import run_history as rows
 from queue_workflows.store import events, tables, transitions
-from queue_workflows.store import history as rows
 from tests.support import factories, flow
 from tests.support.flow import Flow
 

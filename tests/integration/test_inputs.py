@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 import queue_workflows
 from queue_workflows import config, dispatcher, errors, input_listener, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import nodes, submissions
+from queue_workflows.engine import input_answers, nodes
 from tests.support import factories, flow, laws, wait
 
 
@@ -482,7 +482,7 @@ def test_a_crash_half_way_loses_no_answer_and_takes_it_once(
 ) -> None:
     run_id = asked(host)
     submission = submit(run_id, "kept")
-    module: Any = nodes if at == "answer" else submissions
+    module: Any = nodes if at == "answer" else input_answers
     real = getattr(module, at)
 
     def die(*args: Any) -> Any:

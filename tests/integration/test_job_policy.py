@@ -11,7 +11,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
-from queue_workflows.store import nodes, outcomes, sweeps
+from queue_workflows.engine import nodes, pending
+from queue_workflows.store import outcomes
 from tests.support import factories, flow, laws
 from tests.support.flow import Flow
 
@@ -246,7 +247,7 @@ def test_an_input_nobody_answers_takes_its_default(flows: Flow, db: ModuleType) 
     assert flow.status(run_id) == "completed"
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "blue"}
     with db.connect() as conn:
-        assert not sweeps.look(conn).overdue
+        assert not pending.look(conn).overdue
 
 
 def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -> None:

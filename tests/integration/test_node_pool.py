@@ -13,7 +13,8 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import nodes, sweeps, tables, transitions
+from queue_workflows.engine import nodes, pending
+from queue_workflows.store import tables, transitions
 from tests.support import factories, flow, statements, wait
 
 
@@ -367,8 +368,8 @@ SET session_replication_role = origin;
 
 def test_a_look_reads_no_finished_job_whatever_the_statistics_say(conn: Any) -> None:
     conn.execute(ALL_RAN_OR_WAITED)
-    silent = sweeps._SILENT.replace("%(silent)s", "30")
-    for statement in (sweeps._LOOK, silent):
+    silent = pending._SILENT.replace("%(silent)s", "30")
+    for statement in (pending._LOOK, silent):
         plan = "\n".join(row["QUERY PLAN"] for row in conn.execute("EXPLAIN " + statement))
         assert "Seq Scan on workflow_node_jobs" not in plan
         assert "Seq Scan on ingest_jobs" not in plan

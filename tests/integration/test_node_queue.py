@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, node_queue
-from queue_workflows.store import claims, outbox
+from queue_workflows.engine import outbox
+from queue_workflows.store import claims
 from tests.support import factories
 from tests.support.ear import Ear
 

@@ -11,8 +11,9 @@ import pytest
 import queue_workflows
 from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
+from queue_workflows.engine import nodes, outbox
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from queue_workflows.store import isolation, nodes, outbox, tables, transitions
+from queue_workflows.store import isolation, tables, transitions
 from tests.support import factories, hostile, wait
 from tests.support.factories import one
 

@@ -177,7 +177,7 @@ def _two_answers(conn: Conn) -> None:
 
 
 def _accept_all() -> None:
-    from queue_workflows.store import submissions
+    from queue_workflows.engine import input_answers
 
     def insert(conn: Conn, run_id: str, node_id: str, value_json: str) -> Any:
         return conn.execute(
@@ -186,7 +186,7 @@ def _accept_all() -> None:
             (run_id, node_id, value_json),
         ).fetchone()
 
-    submissions.insert = insert
+    input_answers.insert = insert
 
 
 def _claim_cancelled(conn: Conn) -> None:

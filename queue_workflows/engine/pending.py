@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.store import endings, nodes
+from queue_workflows.engine import nodes
+from queue_workflows.store import endings
 
 
 class Found(NamedTuple):
