@@ -117,8 +117,8 @@ def _take(conn: db.Connection, row: Row) -> bool:
     except errors.InvalidPayload as error:
         input_answers.refuse(conn, row["id"], payload.error_text(error))
         return False
-    if nodes.answer(conn, job["id"], delta) is None:
+    if input_answers.complete_node(conn, job["id"], delta) is None:
         input_answers.refuse(conn, row["id"], f"{where} is {job['status']}: it takes no answer now")
         return False
-    input_answers.processed(conn, row["id"])
+    input_answers.finish(conn, row["id"])
     return True

@@ -308,7 +308,7 @@ class _Folders:
     def _give(self) -> str:
         default = outputs.of_run(self._job["run_id"])
         with db.statement() as conn:
-            return runs.give_out_dir(conn, self._job["run_id"], default) or default
+            return runs.set_out_dir(conn, self._job["run_id"], default) or default
 
     def out(self) -> Path:
         """Return `<out_dir>/<node_id>`, created."""

@@ -100,7 +100,7 @@ def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
         for text in payload.encode_plan(made.rows):
-            count += nodes.insert_many(conn, run["id"], text)
+            count += nodes.insert_planned(conn, run["id"], text)
     except errors.InvalidPayload as error:
         runs.fail(conn, run["id"], payload.error_text(error))
         return 0
@@ -217,7 +217,7 @@ def _plan_locked(
     """Plan if need be, start a queued run, and write the plan; how many rows are new."""
     if locked["out_dir"] is None:
         locked = outputs.given(locked)
-        runs.give_out_dir(conn, locked["id"], locked["out_dir"])
+        runs.set_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:

@@ -1,88 +1,84 @@
-"""People's answers to input nodes, on their way in."""
+"""Submit people's answers to input nodes, claim them, and complete the nodes with them.
+
+Each function takes part in the transaction of its connection.
+"""
 
 from __future__ import annotations
 
 from queue_workflows import db
+from queue_workflows.db import statements
+from queue_workflows.engine import nodes
 from queue_workflows.types import Row
 
-# A `claimed_at` in the future was never written by a claim: the row would be kept for ever.
-_DUE = (
-    "(status = 'pending' OR (status = 'processing' AND coalesce(claimed_at, created_at)"
-    " NOT BETWEEN now() - %(after)s * interval '1 second' AND now() + interval '1 day'))"
-    " AND (available_at IS NULL OR available_at <= now())"
-)
-_NEXT = (
-    "SELECT id FROM workflow_input_submissions WHERE " + _DUE + " AND id <> ALL (%(aside)s)"
-    " ORDER BY created_at, id LIMIT 1 FOR UPDATE SKIP LOCKED"
-)
-_CLAIM = (
-    "WITH next AS MATERIALIZED (SELECT id FROM workflow_input_submissions"
-    " WHERE id = %(id)s AND " + _DUE + " FOR UPDATE SKIP LOCKED)"
-    " UPDATE workflow_input_submissions s SET status = 'processing', claimed_at = now(),"
-    " attempts = least(greatest(s.attempts, 0), 999999) + 1"
-    " WHERE s.id = (SELECT id FROM next) RETURNING s.*"
-)
+
+def submit(conn: db.Connection, run_id: str, node_id: str, value_json: str) -> Row | None:
+    """Store an answer and return its row; None if another answer to the node is in flight."""
+    parameters = {"run_id": run_id, "node_id": node_id, "value": value_json}
+    return conn.execute(statements.input_answers.submit, parameters).fetchone()
 
 
-def insert(conn: db.Connection, run_id: str, node_id: str, value_json: str) -> Row | None:
-    """A pending answer; None when the node has one in flight already."""
-    return conn.execute(
-        "INSERT INTO workflow_input_submissions (run_id, node_id, value) VALUES (%s, %s, %s::jsonb)"
-        " ON CONFLICT (run_id, node_id) WHERE status IN ('pending', 'processing') DO NOTHING"
-        " RETURNING *",
-        (run_id, node_id, value_json),
-    ).fetchone()
+def hold_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
+    """Return the job of a node, or None.
+
+    No other transaction changes an input node that is not over until this one ends.
+    """
+    parameters = {"run_id": run_id, "node_id": node_id}
+    conn.execute(statements.input_answers.hold_node, parameters)
+    return nodes.get_by_node(conn, run_id, node_id)
 
 
 def next_due(conn: db.Connection, reclaim_after_s: float, aside: list[str]) -> str | None:
     """Return the id of the oldest answer that is due and nobody holds, without `aside`; or None.
 
-    One that was left `processing` longer than `reclaim_after_s` is due again.
+    An answer that was left `processing` longer than `reclaim_after_s` is due again.
     """
-    row = conn.execute(_NEXT, {"after": reclaim_after_s, "aside": aside}).fetchone()
+    parameters = {"after_s": reclaim_after_s, "set_aside": aside}
+    row = conn.execute(statements.input_answers.next_due, parameters).fetchone()
     return row["id"] if row else None
 
 
 def claim(conn: db.Connection, submission_id: str, reclaim_after_s: float) -> Row | None:
-    """Take a due answer, its row locked until the transaction ends; None: another has it."""
-    return conn.execute(_CLAIM, {"id": submission_id, "after": reclaim_after_s}).fetchone()
+    """Claim a due answer and return its row, locked until the transaction ends.
+
+    Returns None if another transaction has it.
+    """
+    parameters = {"id": submission_id, "after_s": reclaim_after_s}
+    return conn.execute(statements.input_answers.claim, parameters).fetchone()
 
 
-def processed(conn: db.Connection, submission_id: str) -> None:
-    """The answer is in the node."""
-    conn.execute(
-        "UPDATE workflow_input_submissions SET status = 'processed', processed_at = now(),"
-        " error = NULL WHERE id = %s",
-        (submission_id,),
-    )
+def complete_node(
+    conn: db.Connection, job_id: str, context_delta: str, *, by: str = "input"
+) -> Row | None:
+    """Complete a node that waits for its answer; return its row, or None if it does not wait.
+
+    `context_delta`: JSON text. `by`: what the event says of the value's origin, `input` for an
+    answer, `timeout` for the default.
+    """
+    parameters = {"job": job_id, "result": context_delta, "by": by}
+    return conn.execute(statements.input_answers.complete_node, parameters).fetchone()
+
+
+def finish(conn: db.Connection, submission_id: str) -> None:
+    """Record that the answer's node was completed with it."""
+    conn.execute(statements.input_answers.finish, {"id": submission_id})
 
 
 def refuse(conn: db.Connection, submission_id: str, error: str) -> None:
-    """The answer cannot be taken; `error` says why."""
-    conn.execute(
-        "UPDATE workflow_input_submissions SET status = 'failed', processed_at = now(), error = %s"
-        " WHERE id = %s",
-        (error, submission_id),
-    )
+    """Record that the answer cannot be taken, and why."""
+    conn.execute(statements.input_answers.refuse, {"id": submission_id, "error": error})
 
 
 def postpone(conn: db.Connection, submission_id: str, *, after_s: float, error: str | None) -> None:
-    """Try a claimed answer again later; its claim does not count as an attempt."""
-    conn.execute(
-        "UPDATE workflow_input_submissions SET status = 'pending', error = %s,"
-        " attempts = greatest(attempts, 1) - 1,"
-        " available_at = now() + %s * interval '1 second' WHERE id = %s",
-        (error, after_s, submission_id),
-    )
+    """Make a claimed answer due again later; its claim does not count as an attempt."""
+    parameters = {"id": submission_id, "after_s": after_s, "error": error}
+    conn.execute(statements.input_answers.postpone, parameters)
 
 
 def count_failure(conn: db.Connection, submission_id: str, *, error: str, after_s: float) -> int:
-    """Count a failed attempt and let the answer rest; how many have failed, 0 if it is over."""
-    row = conn.execute(
-        "UPDATE workflow_input_submissions SET status = 'pending', error = %s,"
-        " attempts = least(greatest(attempts, 0), 999999) + 1,"
-        " available_at = now() + %s * interval '1 second'"
-        " WHERE id = %s AND status IN ('pending', 'processing') RETURNING attempts",
-        (error, after_s, submission_id),
-    ).fetchone()
+    """Count a failed attempt and make the answer due again later.
+
+    Returns how many attempts have failed, 0 if the answer is over.
+    """
+    parameters = {"id": submission_id, "error": error, "after_s": after_s}
+    row = conn.execute(statements.input_answers.count_failure, parameters).fetchone()
     return row["attempts"] if row else 0

@@ -1,74 +1,55 @@
-"""What the frequent sweeps would find, seen in one cheap look."""
+"""Check in one cheap statement whether there is work for an orchestrator or for a sweep."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.engine import nodes
-from queue_workflows.store import endings
+from queue_workflows.db import statements
 
 
-class Found(NamedTuple):
-    """Which sweeps have something to see to."""
+class Work(NamedTuple):
+    """Which work waits for an orchestrator."""
 
-    lapsed: bool
-    """A running job whose lease is over."""
-    overdue: bool
-    """An input node past its wait."""
-    turns: bool
-    """Somebody in the line of a lock key, or who gave up the turn with one."""
-    lines: bool
-    """Limits of partitions, somebody in the line of one, or such a line that is due."""
-
-
-# In an index's order each: whatever the statistics say, no plan of these reads a whole table.
-_LOOK = (
-    "SELECT coalesce((SELECT true FROM workflow_node_jobs WHERE status = 'running'"
-    " AND (lease_expires_at IS NULL OR lease_expires_at < now()) ORDER BY worker_id LIMIT 1),"
-    " (SELECT true FROM ingest_jobs WHERE status = 'running'"
-    " AND (lease_expires_at IS NULL OR lease_expires_at < now()) ORDER BY worker_id LIMIT 1),"
-    " false) AS lapsed,"
-    " EXISTS (SELECT FROM workflow_input_timeouts WHERE due_at <= now()) AS overdue,"
-    " coalesce((SELECT true FROM workflow_node_jobs WHERE lock_key IS NOT NULL"
-    " AND status = 'queued' AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1),"
-    " (SELECT true FROM ingest_jobs WHERE lock_key IS NOT NULL"
-    " AND status = 'queued' AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1),"
-    " (SELECT true FROM workflow_node_jobs WHERE status = 'queued'"
-    " AND blocked_reason = 'unserved' AND octet_length(queue) >= 0 ORDER BY queue LIMIT 1),"
-    " (SELECT true FROM ingest_jobs WHERE status = 'queued'"
-    " AND blocked_reason = 'unserved' AND octet_length(queue) >= 0 ORDER BY queue LIMIT 1),"
-    " false) AS turns,"
-    " EXISTS (SELECT FROM partition_dues WHERE due_at <= now())"
-    " OR EXISTS (SELECT FROM queue_partition_limits)"
-    " OR coalesce((SELECT true FROM ingest_jobs WHERE partition_key IS NOT NULL"
-    " AND status = 'queued' AND blocked_reason = 'limited' ORDER BY queue, partition_key LIMIT 1),"
-    " false) AS lines"
-)
+    runs: bool
+    """Runs to start."""
+    events: bool
+    """Outbox events to dispatch."""
+    answers: bool
+    """Answers of people to take."""
+    due: bool
+    """Delayed jobs or runs to promote."""
 
 
-def look(conn: db.Connection) -> Found:
-    """What reclaiming, timing out and mending turns and lines would find."""
-    row = conn.execute(_LOOK, prepare=True).fetchone()
+class Sweeps(NamedTuple):
+    """Which sweeps have something to do."""
+
+    leases: bool
+    """A running job's lease has lapsed."""
+    inputs: bool
+    """An input node has waited too long."""
+    lock_queues: bool
+    """A job waits for a lock key, or let others go first because no worker serves its queue."""
+    partitions: bool
+    """A partition has a limit, waiters, or waiters that are due."""
+
+
+def work(conn: db.Connection) -> Work:
+    """Return which work waits for an orchestrator."""
+    row = conn.execute(statements.pending.work, prepare=True).fetchone()
     assert row is not None
-    return Found(row["lapsed"], row["overdue"], row["turns"], row["lines"])
+    return Work(**row)
 
 
-ORPHANS = nodes.orphans_duty(endings.node_job)
-"""Cancels jobs whose run is over, and leaves out rows which raise."""
+def sweeps(conn: db.Connection) -> Sweeps:
+    """Return which sweeps have something to do."""
+    row = conn.execute(statements.pending.sweeps, prepare=True).fetchone()
+    assert row is not None
+    return Sweeps(**row)
 
 
-def any_silent(conn: db.Connection, silent_s: float) -> bool:
-    """Whether a running job of either family has not been renewed for so long."""
-    row = conn.execute(_SILENT, {"silent": silent_s}, prepare=True).fetchone()
+def has_silent_jobs(conn: db.Connection, silent_s: float) -> bool:
+    """Return whether a running job of either family was not renewed for that many seconds."""
+    parameters = {"silent_s": silent_s}
+    row = conn.execute(statements.pending.silent_jobs, parameters, prepare=True).fetchone()
     return row is not None and row["silent"]
-
-
-_SILENT = (
-    "SELECT coalesce((SELECT true FROM workflow_node_jobs WHERE status = 'running'"
-    " AND heartbeat_at < now() - %(silent)s::float8 * interval '1 second'"
-    " ORDER BY worker_id LIMIT 1),"
-    " (SELECT true FROM ingest_jobs WHERE status = 'running'"
-    " AND heartbeat_at < now() - %(silent)s::float8 * interval '1 second'"
-    " ORDER BY worker_id LIMIT 1), false) AS silent"
-)
