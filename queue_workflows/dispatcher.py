@@ -33,7 +33,7 @@ from queue_workflows.dispatch.operations import (
     retry_run_async,
 )
 from queue_workflows.dispatch.starts import start_queued, start_run
-from queue_workflows.store import nodes, runs
+from queue_workflows.engine import input_answers, nodes, runs
 
 __all__ = [
     "RUNS_A_ROUND",
@@ -107,7 +107,7 @@ def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
         job = nodes.get_by_node(conn, run_id, node_id)
         if job is None:
             raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
-        if nodes.answer(conn, job["id"], answer_delta(job, value)) is None:
+        if input_answers.complete_node(conn, job["id"], answer_delta(job, value)) is None:
             return 0
     try:
         return drain_run(run_id)

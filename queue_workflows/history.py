@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.engine import logs as logs_of
+from queue_workflows.engine import logs as attempt_logs
+from queue_workflows.engine import run_history
 from queue_workflows.runtime import shapes
-from queue_workflows.store import history, samples, tables
+from queue_workflows.store import samples, tables
 from queue_workflows.types import JsonDict, Row
 
 PRUNE_BATCH = 1000
@@ -42,15 +43,15 @@ def get_run(
     `waiting`. `counts`: nodes by status, of `nodes_total`.
     """
     with db.transaction(conn) as own:
-        row = history.run(own, run_id)
+        row = run_history.run(own, run_id)
         if row is None:
             return None
-        counts = history.node_counts(own, run_id)
-        jobs = history.nodes(own, run_id, nodes)
-        events = history.node_events(own, run_id, nodes)
+        counts = run_history.node_counts(own, run_id)
+        jobs = run_history.nodes(own, run_id, nodes)
+        events = run_history.node_events(own, run_id, nodes)
         wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
         ids = [job["id"] for job in jobs] if wanted_logs else []
-        stored = history.logs(own, tables.NODE_JOBS, ids)
+        stored = attempt_logs.of_jobs(own, tables.NODE_JOBS, ids)
         graph = _graph(row.pop("definition"))
         read_at = row.pop("read_at")
         told = _by(events, "node_id"), _by(stored, "job_id")
@@ -83,13 +84,13 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     job has `acts` besides: what no worker did, each with `at`, `event_type`, `actor`, `error`.
     """
     with db.transaction(conn) as own:
-        job = history.node(own, job_id)
+        job = run_history.node(own, job_id)
         if job is None:
             return _ingest_job(own, job_id)
-        run = history.run(own, job["run_id"]) or {"definition": None, "started_at": None}
+        run = run_history.run(own, job["run_id"]) or {"definition": None, "started_at": None}
         names = [job["node_id"]]
-        events = _by(history.node_events(own, job["run_id"], names), "node_id")
-        logs = _by(history.logs(own, tables.NODE_JOBS, [job_id]), "job_id")
+        events = _by(run_history.node_events(own, job["run_id"], names), "node_id")
+        logs = _by(attempt_logs.of_jobs(own, tables.NODE_JOBS, [job_id]), "job_id")
         entry = _graph(run["definition"]).get(job["node_id"])
         return _with_boxes(own, [_node(job, entry, run, (events, logs))])[0]
 
@@ -98,7 +99,7 @@ def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) ->
     """Read the logs of nodes that `get_run` gave without them, into their attempts."""
     by_id = {node["id"]: node for node in nodes if node["id"]}
     with db.transaction(conn) as own:
-        stored = history.logs(own, tables.NODE_JOBS, list(by_id))
+        stored = attempt_logs.of_jobs(own, tables.NODE_JOBS, list(by_id))
     for log in stored:
         for attempt in by_id[log["job_id"]]["attempts"]:
             if attempt["claim_no"] == log["claim_no"]:
@@ -110,18 +111,18 @@ def prune_logs(older_than_days: float = 30) -> int:
     total = 0
     while True:
         with db.transaction() as conn:
-            count = logs_of.prune(conn, older_than_days=older_than_days, batch=PRUNE_BATCH)
+            count = attempt_logs.prune(conn, older_than_days=older_than_days, batch=PRUNE_BATCH)
         total += count
         if count < PRUNE_BATCH:
             return total
 
 
 def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
-    job = history.ingest_job(conn, job_id)
+    job = run_history.ingest_job(conn, job_id)
     if job is None:
         return None
-    events = history.ingest_events(conn, job_id)
-    logs = history.logs(conn, tables.INGEST_JOBS, [job_id])
+    events = run_history.ingest_events(conn, job_id)
+    logs = attempt_logs.of_jobs(conn, tables.INGEST_JOBS, [job_id])
     told = _told({"kind": "ingest job"} | job, events, logs, None)
     acts = [_act(event) for event in events if event["actor"]]
     return _with_boxes(conn, [told | {"acts": acts}])[0]

@@ -6,8 +6,9 @@ import logging
 import threading
 
 from queue_workflows import config, db, dispatcher, errors
+from queue_workflows.engine import input_answers, nodes
 from queue_workflows.runtime import service
-from queue_workflows.store import isolation, nodes, payload, submissions
+from queue_workflows.store import isolation, payload
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class InputListener:
         """
         after_s = config.SUBMISSION_RECLAIM_S.read()
         with dispatcher.reading(self._begin) as conn:
-            submission_id = submissions.next_due(conn, after_s, self._rows.aside(ANSWER))
+            submission_id = input_answers.next_due(conn, after_s, self._rows.aside(ANSWER))
         if submission_id is None:
             return False
         row = self._rows.attempt(
@@ -76,7 +77,7 @@ class InputListener:
     def _take(self, submission_id: str, after_s: float) -> Row | None:
         """Take an answer; its row if it completed the node."""
         with self._begin() as conn:
-            row = submissions.claim(conn, submission_id, after_s)
+            row = input_answers.claim(conn, submission_id, after_s)
             return row if row is not None and _take(conn, row) else None
 
     def _drain(self, run_id: str) -> None:
@@ -90,12 +91,12 @@ class InputListener:
         text = isolation.described(error)
         _log.error("answer %s is not taken: %s", submission_id, text)
         with self._begin() as conn:
-            failed = submissions.count_failure(
+            failed = input_answers.count_failure(
                 conn, submission_id, error=text, after_s=REFUSED_RETRY_S
             )
             if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
                 message = f"poison: it could not be taken in {failed} tries: {text}"
-                submissions.refuse(conn, submission_id, payload.error_text(message))
+                input_answers.refuse(conn, submission_id, payload.error_text(message))
         return True
 
 
@@ -104,20 +105,20 @@ def _take(conn: db.Connection, row: Row) -> bool:
     job = nodes.get_by_node(conn, row["run_id"], row["node_id"])
     where = f"node {row['node_id']!r} of run {row['run_id']!r}"
     if job is None:
-        submissions.refuse(conn, row["id"], f"there is no {where}")
+        input_answers.refuse(conn, row["id"], f"there is no {where}")
         return False
     if job["status"] in ("queued", "running"):
-        submissions.postpone(
+        input_answers.postpone(
             conn, row["id"], after_s=NOT_PARKED_RETRY_S, error=f"{where} does not wait yet"
         )
         return False
     try:
         delta = dispatcher.answer_delta(job, row["value"])
     except errors.InvalidPayload as error:
-        submissions.refuse(conn, row["id"], payload.error_text(error))
+        input_answers.refuse(conn, row["id"], payload.error_text(error))
         return False
-    if nodes.answer(conn, job["id"], delta) is None:
-        submissions.refuse(conn, row["id"], f"{where} is {job['status']}: it takes no answer now")
+    if input_answers.complete_node(conn, job["id"], delta) is None:
+        input_answers.refuse(conn, row["id"], f"{where} is {job['status']}: it takes no answer now")
         return False
-    submissions.processed(conn, row["id"])
+    input_answers.finish(conn, row["id"])
     return True

@@ -17,8 +17,9 @@ import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments, confinement, outputs
 from queue_workflows.declare import bodies
+from queue_workflows.engine import nodes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
+from queue_workflows.store import claimed, claims, outcomes, payload, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -307,7 +308,7 @@ class _Folders:
     def _give(self) -> str:
         default = outputs.of_run(self._job["run_id"])
         with db.statement() as conn:
-            return runs.give_out_dir(conn, self._job["run_id"], default) or default
+            return runs.set_out_dir(conn, self._job["run_id"], default) or default
 
     def out(self) -> Path:
         """Return `<out_dir>/<node_id>`, created."""

@@ -20,6 +20,7 @@ from queue_workflows import (
     node_queue,
     retention,
 )
+from queue_workflows.engine import cancellation, input_timeouts, pending, promotion
 from queue_workflows.runtime import service
 from queue_workflows.store import (
     endings,
@@ -27,10 +28,7 @@ from queue_workflows.store import (
     isolation,
     limits,
     lock_keys,
-    nodes,
-    outbox,
     payload,
-    sweeps,
     tables,
     transitions,
 )
@@ -155,12 +153,12 @@ class NodePool:
         self._look_at = self._now() + config.DISPATCH_POLL_S.read()
         self._drain_at = None
         conn = self._kept.get()
-        seen = outbox.look(conn)
+        seen = pending.work(conn)
         isolation.all_of(
             [
-                lambda: seen.due and outbox.promote_due(conn, self._rows),
+                lambda: seen.due and promotion.promote_due(conn, self._rows),
                 lambda: self.work(
-                    runs=seen.runs or seen.due, events=seen.events, inputs=seen.submissions
+                    runs=seen.runs or seen.due, events=seen.events, inputs=seen.answers
                 ),
             ]
         )
@@ -272,13 +270,13 @@ class Sweeps:
         In one statement, where each of them alone would be one or two that find nothing.
         """
         with self._kept.using() as conn:
-            found = sweeps.look(conn)
+            found = pending.sweeps(conn)
         self._note()
         wanted = {
-            "reclaim": found.lapsed,
-            "input-timeouts": found.overdue,
-            "lock-keys": found.turns,
-            "limits": found.lines,
+            "reclaim": found.leases,
+            "input-timeouts": found.inputs,
+            "lock-keys": found.lock_queues,
+            "limits": found.partitions,
         }
         if names := [name for name, there in wanted.items() if there]:
             self._wake(*names)
@@ -303,7 +301,7 @@ class Sweeps:
         if not self._was_there_for(silent_s):
             return
         with self._kept.using() as conn:
-            if not sweeps.any_silent(conn, silent_s):
+            if not pending.has_silent_jobs(conn, silent_s):
                 return
             for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
                 for row in self._rows.batch(conn, transitions.gone_duty(table, silent_s)):
@@ -340,7 +338,7 @@ class Sweeps:
                     "`queue-workflows status` names it",
                     count,
                 )
-            if count := nodes.mend_turns(conn):
+            if count := promotion.admit_missed_waiters(conn):
                 _log.warning("%d jobs had missed their turn with a lock key", count)
 
     def mend_lines(self) -> None:
@@ -476,7 +474,7 @@ def sweep_orphans(
     """Cancel jobs that came in beside the end of their run, batch after batch."""
     kept = rows or isolation.Isolation()
     with db.statement(conn) as own:
-        while kept.batch(own, sweeps.ORPHANS):
+        while kept.batch(own, cancellation.ORPHANS):
             pass
 
 
@@ -491,7 +489,7 @@ def expire_inputs(
     """Input nodes past their `timeout_s` take their default or fail, one transaction each."""
     kept = rows or isolation.Isolation()
     with db.statement(conn) as own:
-        while job_id := nodes.next_overdue(own, kept.aside(TIMEOUT)):
+        while job_id := input_timeouts.next_overdue(own, kept.aside(TIMEOUT)):
             kept.attempt(
                 TIMEOUT,
                 job_id,
@@ -502,15 +500,15 @@ def expire_inputs(
 
 def _end_wait(conn: db.Connection, job_id: str) -> None:
     with conn.transaction():
-        job = nodes.overdue_input(conn, job_id)
+        job = input_timeouts.lock_overdue(conn, job_id)
         if job is None:
             return
         if job["answered"] and not job["over"]:
-            nodes.wait_on(conn, job_id, ANSWER_GRACE_S)
+            input_timeouts.extend_wait(conn, job_id, ANSWER_GRACE_S)
             return
         if not job["over"]:
             _expire(conn, job)
-        nodes.wait_on(conn, job_id, None)
+        input_timeouts.end_wait(conn, job_id)
 
 
 def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
@@ -518,7 +516,7 @@ def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: i
     with conn.transaction():
         if not endings.node_job(conn, job_id, error, failures):
             return False
-        nodes.wait_on(conn, job_id, None)
+        input_timeouts.end_wait(conn, job_id)
         return True
 
 
@@ -535,7 +533,7 @@ def _expire(conn: db.Connection, job: Row) -> None:
         except errors.InvalidPayload as refused:
             error = str(refused)
     error = payload.error_text(error)
-    if nodes.time_out(conn, job["id"], default=default, error=error) is not None:
+    if input_timeouts.time_out(conn, job["id"], default=default, error=error) is not None:
         said = "takes its default" if default is not None else "fails"
         _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, said)
 

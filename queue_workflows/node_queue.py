@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.engine import cancellation, manual_changes, nodes, outbox
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
@@ -20,8 +21,6 @@ from queue_workflows.store import (
     isolation,
     joined,
     newjobs,
-    nodes,
-    outbox,
     payload,
     quarantine,
     refusals,
@@ -135,7 +134,7 @@ def insert_skipped_job(
         "inputs": {},
     }
     with db.transaction() as conn:
-        nodes.insert_many(conn, run_id, payload.encode([row], "row"))
+        nodes.insert_planned(conn, run_id, payload.encode([row], "row"))
         found = nodes.get_by_node(conn, run_id, node_id)
     if found is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
@@ -213,30 +212,26 @@ def mark_completed(
 ) -> Row | None:
     """Complete a job by hand, with its outbox event; the row, or None when it was over already."""
     text = payload.encode(context_delta or {}, "context_delta")
-    values = {"result": text, "seconds": seconds, "rss": vm_rss_mb_peak, "error": None}
-    return _operate(job_id, tables.NODE_JOBS, "completed", values)
+    with db.transaction() as conn:
+        return manual_changes.complete(
+            conn, tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=vm_rss_mb_peak
+        )
 
 
 def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
     """Fail a job by hand, with its outbox event; the row, or None when it was over already."""
-    values = {"error": payload.error_text(error), "seconds": seconds}
-    return _operate(job_id, tables.NODE_JOBS, "failed", values)
+    text = payload.error_text(error)
+    with db.transaction() as conn:
+        return manual_changes.fail(conn, tables.NODE_JOBS, job_id, error=text, seconds=seconds)
 
 
 def mark_awaiting_input(job_id: str) -> Row | None:
     """Park a job by hand, with its outbox event; the row, or None when it is over."""
-    values = {"error": None, "seconds": None}
-    row = _operate(job_id, tables.NODE_JOBS, "awaiting_input", values)
+    with db.transaction() as conn:
+        row = manual_changes.park(conn, job_id)
     if row is None and (job := get_node_job(job_id)) and job["status"] == "awaiting_input":
         return job
     return row
-
-
-def _operate(
-    job_id: str, table: tables.JobTable, status: str, values: dict[str, Any]
-) -> Row | None:
-    with db.transaction() as conn:
-        return nodes.operate(conn, job_id, table, status, values)
 
 
 def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> Row | None:
@@ -278,27 +273,26 @@ def _brief(rows: list[Row]) -> list[Row]:
 def requeue_job_for_retry(job_id: str) -> Row | None:
     """A running job → queued at the front, `watchdog_retries` + 1; its row; None: not running."""
     with db.transaction() as conn:
-        rows = nodes.requeue(conn, "retry", job=job_id)
-    return rows[0] if rows else None
+        return manual_changes.requeue_node(conn, job_id)
 
 
 def reclaim_all_running_for_resume() -> list[Row]:
     """Every running node job → queued at the front, uncounted; as `reclaim_expired_leases`."""
     with db.transaction() as conn:
-        return _brief(nodes.requeue(conn, "all"))
+        return _brief(manual_changes.requeue_all_nodes(conn))
 
 
 def requeue_running_for_worker(host_label: str, queue: str) -> int:
     """A host's running jobs of a queue → queued at the front, nothing counted; how many."""
     table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
     with db.transaction() as conn:
-        return len(nodes.requeue(conn, table.name, host=host_label, queue=queue))
+        return len(manual_changes.requeue_of_host(conn, table, host_label, queue))
 
 
 def cancel_queued_jobs_for_run(run_id: str) -> int:
     """Cancel a run's queued jobs; how many."""
     with db.transaction() as conn:
-        return nodes.cancel_queued_of_run(conn, run_id)
+        return cancellation.cancel_queued_nodes(conn, run_id)
 
 
 def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
@@ -594,14 +588,17 @@ def mark_ingest_completed(
 ) -> Row | None:
     """Complete a job by hand; the row, or None when it was over already."""
     text = payload.encode(result, "result")
-    values = {"result": text, "seconds": seconds, "error": None}
-    return _operate(job_id, tables.INGEST_JOBS, "completed", values)
+    with db.transaction() as conn:
+        return manual_changes.complete(
+            conn, tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+        )
 
 
 def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
     """Fail a job by hand; the row, or None when it was over already."""
-    values = {"error": payload.error_text(error), "seconds": seconds}
-    return _operate(job_id, tables.INGEST_JOBS, "failed", values)
+    text = payload.error_text(error)
+    with db.transaction() as conn:
+        return manual_changes.fail(conn, tables.INGEST_JOBS, job_id, error=text, seconds=seconds)
 
 
 def reclaim_expired_ingest_leases(

@@ -6,7 +6,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import app_connections, payload, refusals, runs
+from queue_workflows.engine import runs
+from queue_workflows.store import app_connections, payload, refusals
 from queue_workflows.types import NewRun, Row
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ def insert_run(
         check_inputs(workflow_name, context or {})
     if conn is None:
         with db.statement() as own:
-            return runs.insert(own, values)
+            return runs.submit(own, values)
     with app_connections.transaction(conn) as own:
-        return runs.insert(own, values)
+        return runs.submit(own, values)
 
 
 async def insert_run_async(*, conn: Any = None, **run: Unpack[NewRun]) -> Row:
@@ -117,10 +118,10 @@ def delete_run(run_id: str) -> bool:
 def reenqueue_running_for_resume() -> int:
     """Every running run → queued at priority 10, `resume_count` + 1; how many. For operators."""
     with db.transaction() as conn:
-        return runs.reenqueue_running(conn)
+        return runs.requeue_running(conn)
 
 
 def list_runs(*, limit: int = 50, status: str | None = None) -> list[Row]:
     """The newest runs, each with its node counts by status under `nodes` and `nodes_total`."""
     with db.statement() as conn:
-        return runs.listing(conn, limit=limit, status=status)
+        return runs.newest(conn, limit=limit, status=status)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, node_queue, queues
-from queue_workflows.store import claims, nodes, outbox, sweeps, tables, transitions
+from queue_workflows import config, node_pool, node_queue, queues
+from queue_workflows.engine import pending, promotion
+from queue_workflows.store import claims, tables, transitions
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -309,7 +310,7 @@ BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "promote": (
         fall_due,
-        lambda conn, leases: [None] * outbox.promote_due(conn),
+        lambda conn, leases: [None] * promotion.promote_due(conn),
     ),
 }
 
@@ -342,7 +343,7 @@ def test_a_result_is_recorded_with_a_few_rows(many: Any, table: tables.JobTable)
 
 def test_the_sweep_of_orphans_compares_no_job_with_each_run(many: Any) -> None:
     many.execute("SET LOCAL statement_timeout = '5s'")  # that would be 500 million comparisons
-    assert nodes.sweep_orphans(many) == 0
+    node_pool.sweep_orphans(many)
 
 
 def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
@@ -446,7 +447,7 @@ def test_a_turn_is_given_by_its_keys_own_line(many: Any, key: str) -> None:
 
 def test_the_sweeps_look_reads_no_line(many: Any) -> None:
     many.execute(GHOSTS.encode())
-    assert sweeps.look(many).turns
+    assert pending.sweeps(many).lock_queues
     assert rows_read(many) <= 600 + 20, "the 600 that run, for their leases"
 
 

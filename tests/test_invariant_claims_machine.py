@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from queue_workflows import dispatcher, errors, node_queue
-from queue_workflows.store import claims, nodes, outbox, runs, tables, transitions
+from queue_workflows.engine import nodes, promotion, runs
+from queue_workflows.store import claims, tables, transitions
 from queue_workflows.types import Row
 from tests.support import factories, laws
 
@@ -124,7 +125,7 @@ class Claims(RuleBasedStateMachine):
              "inputs": {}, "ref_heads": []}
             for job in nodes.of_run(self.conn, run_id)
         ]  # fmt: skip
-        nodes.insert_many(self.conn, run_id, json.dumps(plan))
+        nodes.insert_planned(self.conn, run_id, json.dumps(plan))
 
     # Workers.
 
@@ -181,7 +182,7 @@ class Claims(RuleBasedStateMachine):
                 f"UPDATE {table} SET available_at = now() - interval '1 s'"
                 " WHERE blocked_reason = 'not_due'"
             )
-        outbox.promote_due(self.conn)
+        promotion.promote_due(self.conn)
 
     # Operators.
 

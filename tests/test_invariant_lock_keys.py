@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.store import claims, lock_keys, nodes, tables, transitions
+from queue_workflows.engine import promotion
+from queue_workflows.store import claims, lock_keys, tables, transitions
 from tests.support import factories, laws
 from tests.support.wait import until
 
@@ -234,9 +235,9 @@ def test_a_turn_missed_while_the_head_was_locked_is_mended(db: ModuleType) -> No
             other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
             end(conn, job)
         assert states(conn, "ingest") == [("completed", None), OUT]
-        assert nodes.mend_turns(conn) == 1
+        assert promotion.admit_missed_waiters(conn) == 1
         assert states(conn, "ingest") == [("completed", None), IN]
-        assert nodes.mend_turns(conn) == 0
+        assert promotion.admit_missed_waiters(conn) == 0
 
 
 def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> None:
@@ -256,7 +257,7 @@ def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> Non
                 other.execute(held, (second["id"],))
                 end(conn, job)
         mended = list[int]()
-        sweep = threading.Thread(target=lambda: mended.append(nodes.mend_turns(conn)))
+        sweep = threading.Thread(target=lambda: mended.append(promotion.admit_missed_waiters(conn)))
         with other.transaction():
             other.execute(sql.SQL(lock).format("ingest_jobs"))
             sweep.start()

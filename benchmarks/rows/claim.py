@@ -12,7 +12,8 @@ import psycopg
 from benchmarks import bare, figures
 from benchmarks.bench import Bench
 from queue_workflows import db
-from queue_workflows.store import claims, outbox, tables
+from queue_workflows.engine import pending
+from queue_workflows.store import claims, tables
 
 ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
 connection: the median of 300 (`--quick`: 90). Each takes turns with one on a database with 1,000
@@ -191,7 +192,7 @@ def _bare_step(conn: db.Connection) -> Step:
 
 def _look_step(conn: db.Connection) -> Step:
     def step() -> None:
-        outbox.look(conn)
+        pending.work(conn)
 
     return step
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.cli import account, output, picture, views
+from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import display, process, signals
-from queue_workflows.store import history as rows
 from queue_workflows.store import tables
 from queue_workflows.types import Row
 
@@ -57,7 +57,7 @@ class Tails:
         """Say what is new in the logs of node jobs, which are read here: `job_id`, `node_id`."""
         names = {job["job_id"]: job["node_id"] for job in jobs}
         with db.transaction() as conn:
-            logs = rows.logs(conn, tables.NODE_JOBS, list(names))
+            logs = attempt_logs.of_jobs(conn, tables.NODE_JOBS, list(names))
         order = {job_id: at for at, job_id in enumerate(names)}
         for log in sorted(logs, key=lambda log: (order[log["job_id"]], log["claim_no"])):
             self.show(names[log["job_id"]], log, last=last)
@@ -92,7 +92,7 @@ class RunLogs:
         since = None if last else self._since
         with contextlib.suppress(db.OperationalError):
             with db.transaction() as conn:
-                jobs = rows.logged_since(conn, self._run_id, since, self._nodes)
+                jobs = attempt_logs.nodes_that_logged(conn, self._run_id, since, self._nodes)
             if jobs:
                 self._since = _before(jobs[-1]["updated_at"])
             shown = [job for job in jobs if job["queue"] not in without]
@@ -148,7 +148,7 @@ class _Progress:
         table = tables.NODE_JOBS if kind == "node job" else tables.INGEST_JOBS
         with db.transaction() as conn:
             shown = history.get_job(job_id, conn=conn)
-            logs = rows.logs(conn, table, [job_id])
+            logs = attempt_logs.of_jobs(conn, table, [job_id])
         if shown is None:
             raise errors.UnknownJob(f"{kind} {job_id!r} is gone")
         if shown["status"] != self._status:

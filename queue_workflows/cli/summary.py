@@ -14,8 +14,9 @@ from queue_workflows import db, errors
 from queue_workflows.cli import output, views
 from queue_workflows.cli.picture import Picture
 from queue_workflows.dag import graph
+from queue_workflows.engine import runs
 from queue_workflows.runtime import display, process, shapes
-from queue_workflows.store import overview, runs
+from queue_workflows.store import overview
 
 FAILURES = 20
 TRACES = 3

@@ -5,14 +5,296 @@ from typing import Final
 
 JOB_TABLES: Final[tuple[str, str]]
 
+class _Cancellation:
+    lock_job: Mapping[str, bytes]
+    """Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile."""
+    cancel_waiting_node: bytes
+    """Cancel a node that is queued or waits for an answer. No row: it is neither."""
+    cancel_waiting_ingest_job: bytes
+    """Cancel a queued ingest job; a trigger records the event. No row: it is not queued."""
+    request_end: Mapping[str, bytes]
+    """Ask a running job to end, which its worker sees; an earlier request stays. No row: it does not
+    run."""
+    cancel_queued_nodes: bytes
+    """Cancel the queued nodes of a run."""
+    cancel_orphans: bytes
+    """Cancel up to 500 nodes that wait although their run is over: they were inserted while the run
+    ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare each
+    job with every run."""
+    orphans: bytes
+    """Return the ids of up to 500 nodes that `cancel_orphans` would cancel, without those of `aside`."""
+    cancel_these_orphans: bytes
+    """Cancel those of these nodes that `cancel_orphans` would cancel."""
+
+cancellation: _Cancellation
+
+class _InputAnswers:
+    submit: bytes
+    """Store an answer to a node and return its row. No row: another answer to the node is in flight."""
+    hold_node: bytes
+    """Keep other transactions from changing an input node that is not over until this one ends. The
+    function locks the row, so that a role that submits answers needs no right to change nodes."""
+    next_due: bytes
+    """Return the id of the oldest answer that is due and that nobody holds, without those of
+    `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
+    one whose `claimed_at` is in the future: no claim wrote that, and it would never become due."""
+    claim: bytes
+    """Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
+    which is locked. No row: another transaction has it, or it is not due any more."""
+    finish: bytes
+    """Record that the node of an answer was completed with it."""
+    refuse: bytes
+    """Record why an answer cannot be taken."""
+    postpone: bytes
+    """Make a claimed answer due again later, without counting its claim as an attempt."""
+    count_failure: bytes
+    """Count a failed attempt, make the answer due again later, and return how many attempts failed.
+    No row: the answer is over."""
+    complete_node: bytes
+    """Complete a node that waits for an answer, with the answer or the default. No row: it does not
+    wait."""
+
+input_answers: _InputAnswers
+
+class _InputTimeouts:
+    next_overdue: bytes
+    """Return the job of the oldest wait that is over and that nobody holds, without those of
+    `set_aside`."""
+    lock_wait: bytes
+    """Lock the wait of a job. No row: it is not over, or another transaction holds it."""
+    lock_job_if_free: bytes
+    """Lock the row of a job. No row: another transaction has it locked, or there is no such job."""
+    overdue: bytes
+    """Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
+    `free`, being submitted. `over`: the job does not wait, or waits anew. The columns of a job that
+    is gone are NULL."""
+    end_wait: bytes
+    """Forget the wait of a job."""
+    extend_wait: bytes
+    """Let the wait of a job end `more_s` seconds from now."""
+    fail_node: bytes
+    """Fail a node that waited too long for its answer. No row: it does not wait."""
+
+input_timeouts: _InputTimeouts
+
 class _Logs:
     write: Mapping[str, bytes]
     """Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or
     that were claimed again, are left out. A head that is NULL is not written again."""
     prune: bytes
     """Delete up to `batch` logs of attempts that are older than `days` days."""
+    of_jobs: bytes
+    """Return the logs of these jobs' attempts, of one job family."""
+    nodes_that_logged: bytes
+    """Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
+    at any time. `nodes` NULL: of all its nodes."""
 
 logs: _Logs
+
+class _ManualChanges:
+    lock_ingest_job: bytes
+    """Lock an ingest job until the transaction ends, so that its state is known to the next statement."""
+    complete_node: bytes
+    """Complete a node that is not over, whoever holds it. No row: it is over, or there is no such job."""
+    complete_ingest_job: bytes
+    """Complete an ingest job that is not over, whoever holds it. A trigger records the event of a job
+    that did not run. No row: it is over, or there is no such job."""
+    fail_node: bytes
+    """Fail a node that is not over, whoever holds it. No row: it is over, or there is no such job."""
+    fail_ingest_job: bytes
+    """Fail an ingest job that is not over, whoever holds it. A trigger records the event of a job that
+    did not run. No row: it is over, or there is no such job."""
+    park_node: bytes
+    """Let a node that is not over wait for an answer, whoever holds it. No row: it is over, waits
+    already, or there is no such job."""
+    requeue_node: bytes
+    """Queue a running node again at the front, and count it as ended by the watchdog. It is cancelled
+    instead if it must end. No row: it does not run."""
+    requeue_all_nodes: bytes
+    """Queue every running node again at the front, counting nothing. A node that must end is cancelled
+    instead."""
+    requeue_of_host: Mapping[str, bytes]
+    """Queue the running jobs of a host in one queue again at the front, counting nothing. A job that
+    must end is cancelled instead."""
+
+manual_changes: _ManualChanges
+
+class _Nodes:
+    enqueue: bytes
+    """Queue one node of a run, in the generation of the run, and return the id of its job. No row:
+    there is no such run, or the run has such a node."""
+    insert_planned: bytes
+    """Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again."""
+    get: bytes
+    """Return a node job. No row: there is no such job."""
+    get_by_node: bytes
+    """Return the job of a node. No row: the run has no such node yet."""
+    of_run: bytes
+    """Return all jobs of a run, the oldest first."""
+    done_among: bytes
+    """Return which of these nodes are completed or skipped."""
+    running_among: bytes
+    """Return which of these nodes run now."""
+    present_among: bytes
+    """Return which of these nodes have a job that is neither failed nor cancelled."""
+    all_done: bytes
+    """Return every completed or skipped node of a run."""
+    context: bytes
+    """Return a run's context with the `context_delta` of each completed node under the node's id, and
+    the JSON type of the context. `heads` NULL: all members, else those that it names. The context
+    is NULL if it is no object."""
+    set_resolved_inputs: bytes
+    """Store what a node received and return its row."""
+    set_input_spec: bytes
+    """Store what an input node asks for and return its row."""
+
+nodes: _Nodes
+
+class _Outbox:
+    runs_with_events: bytes
+    """Return the runs that have events to dispatch, the oldest event first, without those of
+    `set_aside`. `undefined`: also runs that have no definition yet. It looks at the oldest 5,000."""
+    open_events: bytes
+    """Return a run's open events that are due, the oldest first, each with the status and the error of
+    its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
+    per event: without it, it may read every version of the run's rows."""
+    close: bytes
+    """Close events. `error` not NULL: they are poison, and this is why."""
+    postpone: bytes
+    """Count a dispatch that failed, make the event due again later, and return how many failed."""
+    unprocessed: bytes
+    """Return open events, the oldest first."""
+    count_unprocessed: bytes
+    """Return how many events are open."""
+
+outbox: _Outbox
+
+class _Pending:
+    work: bytes
+    """Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
+    and delayed jobs or runs whose time has come."""
+    sweeps: bytes
+    """Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
+    lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
+    walks an index in its order: no plan reads a whole table, whatever the statistics say."""
+    silent_jobs: bytes
+    """Return whether a running job of either family was not renewed for `silent_s` seconds."""
+
+pending: _Pending
+
+class _Promotion:
+    promote_jobs: Mapping[str, bytes]
+    """Promote up to 1,000 delayed jobs whose time has come, the earliest first: they can be claimed
+    from now on. Return their ids."""
+    due_jobs: Mapping[str, bytes]
+    """Return the ids that `promote_jobs` would promote, without those of `aside`."""
+    promote_these_jobs: Mapping[str, bytes]
+    """Promote those of these jobs whose time has come. Return their ids."""
+    promote_runs: bytes
+    """Promote up to 1,000 delayed runs whose time has come, the earliest first: an orchestrator may
+    start them from now on. Return their ids."""
+    due_runs: bytes
+    """Return the ids that `promote_runs` would promote, without those of `aside`."""
+    promote_these_runs: bytes
+    """Promote those of these runs whose time has come. Return their ids."""
+    admit_missed_waiters: bytes
+    """Admit the first waiter of each lock key that no admitted job has, of both job families, and
+    return how many. The families stand in the order in which a commit takes their locks."""
+
+promotion: _Promotion
+
+class _RunHistory:
+    run: bytes
+    """Return a run with its definition, the time of this read, and the seconds since it was queued."""
+    nodes: bytes
+    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
+    node: bytes
+    """Return one node job, with the columns of `nodes`."""
+    ingest_job: bytes
+    """Return one ingest job."""
+    node_events: bytes
+    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes."""
+    ingest_events: bytes
+    """Return the events of an ingest job, the oldest first, each with its actor."""
+    node_counts: bytes
+    """Return how many nodes of a run have each status."""
+    ids_in_range: bytes
+    """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind."""
+
+run_history: _RunHistory
+
+class _Runs:
+    submit: bytes
+    """Insert a queued run and return its row. It names only columns that a role for `submit` may
+    insert, see docs/security.md."""
+    insert: bytes
+    """Insert a run with a status and a mode of the caller's choice and return its row."""
+    get: bytes
+    """Return a run. No row: there is no such run."""
+    delete: bytes
+    """Delete a run; its jobs, files, events and answers go with it by their foreign keys."""
+    update: bytes
+    """Set the columns that `given` names and return the row. No row: there is no such run, or the
+    status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
+    A column that is not given keeps its stored value as it is, also a large one."""
+    startable: bytes
+    """Return the queued runs that may start now, in the order in which they should, as `head` returns
+    them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet."""
+    undefined: bytes
+    """Return the ids of queued runs that may start now and have no definition yet."""
+    head: bytes
+    """Return a run without its definition and context. No row: there is no such run. `born` never
+    raises, as the cast of an infinite time would."""
+    lock: bytes
+    """Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
+    that reference the run pass this lock. No row: there is no such run."""
+    lock_if_free: bytes
+    """Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked."""
+    definition: bytes
+    """Return the definition of a run, frozen at its first start; NULL before that."""
+    definition_text: bytes
+    """Return the definition of a run as text. The same definition is always the same text."""
+    context_type: bytes
+    """Return the JSON type of a run's context, as `object`."""
+    context: bytes
+    """Return a run's own context, without the outputs of its nodes."""
+    freeze_definition: bytes
+    """Store the definition of a run that has none."""
+    start: bytes
+    """Change a queued run to running."""
+    start_fresh: bytes
+    """Start a run that never started: freeze its definition, change it to running, insert its first
+    nodes. Return how many nodes it inserted; NULL: the run is not as the caller says, or locked.
+    No row: there is no such run, or its context is no object."""
+    set_out_dir: bytes
+    """Store the folder of a run that has none, and return the run's folder."""
+    complete: bytes
+    """Change a run that has started and is not over to completed."""
+    fail: bytes
+    """Change a run that is not over to failed; a trigger cancels its waiting nodes."""
+    cancel: bytes
+    """Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
+    nodes and asks the running ones to end."""
+    delay_start: bytes
+    """Count a start that failed and make the run due `after_s` seconds from now. Return how many
+    starts failed. A count that no engine wrote never overflows."""
+    reopen: bytes
+    """Queue a failed or cancelled run again and return its row; a trigger raises its generation."""
+    reopen_two_generations_on: bytes
+    """Queue a run that is over again, two generations on, and return its row. The generation between
+    is that of the nodes which `cancel_nodes_again` changes."""
+    cancel_nodes_again: bytes
+    """Change nodes of a reopened run to cancelled in an earlier generation, so that its start opens
+    them. No other write could take them out of a terminal state."""
+    withdraw_cancel_requests: bytes
+    """Let the nodes of a reopened run that still run go on, as the guard of a reopened run does."""
+    requeue_running: bytes
+    """Queue every running run again, at the front, and count a resume of each."""
+    newest: bytes
+    """Return the newest runs, each with `nodes`, the number of its nodes by status, and
+    `nodes_total`. `status` NULL: runs of every status."""
+
+runs: _Runs
 
 class _Schedules:
     now: bytes

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from queue_workflows import config, db, errors, run_store
 from queue_workflows.dag import confinement, definition, outputs, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
-from queue_workflows.store import nodes, payload, runs, tables
+from queue_workflows.engine import nodes, runs
+from queue_workflows.store import payload, tables
 from queue_workflows.types import Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
@@ -99,7 +100,7 @@ def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
         for text in payload.encode_plan(made.rows):
-            count += nodes.insert_many(conn, run["id"], text)
+            count += nodes.insert_planned(conn, run["id"], text)
     except errors.InvalidPayload as error:
         runs.fail(conn, run["id"], payload.error_text(error))
         return 0
@@ -216,7 +217,7 @@ def _plan_locked(
     """Plan if need be, start a queued run, and write the plan; how many rows are new."""
     if locked["out_dir"] is None:
         locked = outputs.given(locked)
-        runs.give_out_dir(conn, locked["id"], locked["out_dir"])
+        runs.set_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, inputs, knowledge
-from queue_workflows.store import isolation, nodes, outbox, payload, runs
+from queue_workflows.engine import nodes, outbox, runs
+from queue_workflows.store import isolation, payload
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def _settle(
             made = advance.make_plan(progress, run, reader, finished)
             count = advance.write(conn, run, made)
     kept = {event["id"] for event in parked}
-    outbox.processed(conn, [event["id"] for event in events if event["id"] not in kept])
+    outbox.close(conn, [event["id"] for event in events if event["id"] not in kept])
     return count, parked
 
 
@@ -174,7 +175,7 @@ def _outside(run_id: str, begin: knowledge.Begin, events: list[Row]) -> _Done:
         run_id,
         _finished(events),
         expected=advance.is_live,
-        settle=lambda conn: outbox.processed(conn, closed),
+        settle=lambda conn: outbox.close(conn, closed),
     )
     return _Done(count or 0, more=True)
 
@@ -246,7 +247,7 @@ def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: BaseE
             f"poison: dispatching {event['kind']} of node {event['node_id']} failed "
             f"{attempts} times: {reason}"
         )
-        outbox.processed(conn, [event["id"]], reason)
+        outbox.close(conn, [event["id"]], reason)
         runs.fail(conn, run_id, payload.error_text(message))
     _log.error("run %s: %s", run_id, message)
     return True

@@ -9,16 +9,9 @@ from typing import Any, cast
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, widgets
 from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.engine import input_answers, nodes, outbox, runs
 from queue_workflows.runtime import display
-from queue_workflows.store import (
-    app_connections,
-    nodes,
-    outbox,
-    payload,
-    refusals,
-    runs,
-    submissions,
-)
+from queue_workflows.store import app_connections, payload, refusals
 from queue_workflows.types import Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -49,7 +42,7 @@ def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None 
         if spec is not None and now is not None and _same_wait(job, now):
             stored = nodes.set_input_spec(conn, now["id"], spec) is not None
         if event_id is not None:
-            outbox.processed(conn, [event_id])
+            outbox.close(conn, [event_id])
     if stored:
         command = display.answer_command(run_id, node_id)
         _log.info("run %s waits for an answer to node %s: `%s`", run_id, node_id, command)
@@ -122,14 +115,14 @@ def submit_input(
                 _record(job["input_spec"], f"input_spec of {where}") or None, value, where
             )
         with own.transaction():
-            row = submissions.insert(own, run_id, node_id, text)
+            row = input_answers.submit(own, run_id, node_id, text)
             if row is None:
                 raise errors.InputRefused(
                     f"{where} has been answered already; the first answer counts"
                 )
             # The insert may have waited for the transaction that took the first answer; and held,
             # as the end of a wait (`timeout_s`) counts the answers that it sees.
-            _refuse_unless_open(nodes.hold_by_node(own, run_id, node_id), where)
+            _refuse_unless_open(input_answers.hold_node(own, run_id, node_id), where)
         return row["id"]
 
 

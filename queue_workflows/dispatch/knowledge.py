@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from queue_workflows import db, errors
 from queue_workflows.dag import definition, frozen, graph, readiness
 from queue_workflows.dispatch import hooks
-from queue_workflows.store import nodes, payload, runs
+from queue_workflows.engine import nodes, runs
+from queue_workflows.store import payload
 from queue_workflows.types import Row
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
@@ -95,7 +96,7 @@ class Reader:
 
     def present(self, ids: Collection[str]) -> set[str]:
         with reading(self._begin) as conn:
-            return nodes.present(conn, self._run_id, ids)
+            return nodes.present_among(conn, self._run_id, ids)
 
     def done_all(self) -> set[str]:
         with reading(self._begin) as conn:
@@ -220,4 +221,5 @@ def keep(run: Row, progress: readiness.Progress) -> None:
 
 def freeze(conn: db.Connection, run: Row, made: dict[str, Any]) -> bool:
     """Store a definition under the run's lock; False when there is one already."""
-    return runs.freeze(conn, run["id"], payload.encode_definition(made), definition.digest(made))
+    text = payload.encode_definition(made)
+    return runs.freeze_definition(conn, run["id"], text, definition.digest(made))

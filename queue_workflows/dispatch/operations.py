@@ -6,7 +6,8 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
-from queue_workflows.store import app_connections, nodes, refusals, runs, tables
+from queue_workflows.engine import cancellation, nodes, runs
+from queue_workflows.store import app_connections, refusals, tables
 from queue_workflows.store import transitions as moves
 from queue_workflows.types import Row
 
@@ -40,9 +41,9 @@ def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
     with db.transaction(conn) as own:
         job = nodes.get(own, job_id)
         if job is None:
-            return nodes.cancel(own, tables.INGEST_JOBS, job_id)
+            return cancellation.cancel_job(own, tables.INGEST_JOBS, job_id)
         runs.lock(own, job["run_id"])
-        row = nodes.cancel(own, tables.NODE_JOBS, job_id)
+        row = cancellation.cancel_job(own, tables.NODE_JOBS, job_id)
         if row is not None:
             runs.cancel(own, job["run_id"])
         return row
@@ -93,7 +94,7 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
     if from_node is not None:
         again = _from(conn, run_id, from_node)
         _refuse_running(conn, run_id, again)
-        reopened = runs.reopen_from(conn, run_id, sorted(again))
+        reopened = runs.reopen_nodes(conn, run_id, sorted(again))
     elif run["status"] == "completed":
         raise errors.InvalidConfig(f"run {run_id!r} is completed: name the node to retry from")
     else:

@@ -6,7 +6,8 @@ import logging
 
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, knowledge
-from queue_workflows.store import isolation, payload, runs
+from queue_workflows.engine import runs
+from queue_workflows.store import isolation, payload
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def _delay(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
         if run is None or not advance.is_queued(run):
             return True
         delay_s = isolation.backoff_s(run["start_attempts"] + 1)
-        failed = runs.delay(conn, run_id, error=reason, after_s=delay_s)
+        failed = runs.delay_start(conn, run_id, error=reason, after_s=delay_s)
         if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
             message = f"poison: the run could not start in {failed} tries: {reason}"
             runs.fail(conn, run_id, payload.error_text(message))

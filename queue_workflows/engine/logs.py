@@ -1,13 +1,15 @@
-"""Store the logs of attempts, each under its claim, and delete old ones."""
+"""Store the logs of attempts, each under its claim, read them and delete old ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.store import tables
+from queue_workflows.types import Row
 
 
 class Written(NamedTuple):
@@ -35,6 +37,24 @@ def write(conn: db.Connection, table: tables.JobTable, logs: Sequence[Written]) 
         "cuts": [log.cut_bytes for log in logs],
     }
     return conn.execute(statements.logs.write[table.name], parameters).rowcount
+
+
+def of_jobs(conn: db.Connection, table: tables.JobTable, job_ids: Sequence[str]) -> list[Row]:
+    """Return the logs of these jobs' attempts: job_id, claim_no, head, tail, cut_bytes."""
+    parameters = {"jobs": list(job_ids), "table": table.name}
+    return conn.execute(statements.logs.of_jobs, parameters).fetchall()
+
+
+def nodes_that_logged(
+    conn: db.Connection, run_id: str, since: datetime | None, node_ids: Sequence[str] | None
+) -> list[Row]:
+    """Return which of a run's nodes wrote to a log since then, the last to write last.
+
+    Each has node_id, queue, job_id, updated_at. `of_jobs` reads the logs, which may be large.
+    `since` None: at any time. `node_ids` None: of all its nodes.
+    """
+    parameters = {"run_id": run_id, "since": since, "nodes": node_ids}
+    return conn.execute(statements.logs.nodes_that_logged, parameters).fetchall()
 
 
 def prune(conn: db.Connection, *, older_than_days: float, batch: int) -> int:

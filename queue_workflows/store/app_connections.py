@@ -53,13 +53,14 @@ class _Adapter:
 
     def execute(
         self,
-        query: str | sql.Composed,
+        query: str | bytes | sql.Composed,
         params: _Params = (),
         *,
         prepare: bool | None = None,  # noqa: ARG002  the driver of the app decides
     ) -> _Result:
         """Execute one statement; its placeholders are those of psycopg."""
-        text = query if isinstance(query, str) else query.as_string(None)
+        text = query.as_string(None) if isinstance(query, sql.Composed) else query
+        text = text.decode() if isinstance(text, bytes) else text
         return _Result([_loaded(row) for row in self._rows(text, params)])
 
     def transaction(self) -> AbstractContextManager[Any]:

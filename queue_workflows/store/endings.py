@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from queue_workflows import config, db
-from queue_workflows.store import isolation, nodes, payload, runs, tables
+from queue_workflows.engine import manual_changes, runs
+from queue_workflows.store import isolation, payload, tables
 
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
@@ -29,8 +30,7 @@ def _job(
 ) -> bool:
     if failures < config.DISPATCH_MAX_ATTEMPTS.read():
         return False
-    given = {"error": _poison(error, failures), "seconds": None}
-    nodes.operate(conn, job_id, table, "failed", given)
+    manual_changes.fail(conn, table, job_id, error=_poison(error, failures))
     return True
 
 

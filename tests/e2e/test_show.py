@@ -18,7 +18,6 @@ from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
 from queue_workflows.cli import account
 from queue_workflows.engine import logs
-from queue_workflows.store import history as rows
 from queue_workflows.store import tables, transitions
 from tests.support import factories, flow
 from tests.support.commands import ROOT, Command, Commands, script
@@ -154,13 +153,13 @@ def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many jobs' logs each statement asked for."""
     seen: list[int] = []
-    read = rows.logs
+    read = logs.of_jobs
 
     def counted(conn: Any, table: Any, ids: Any) -> Any:
         seen.append(len(ids))
         return read(conn, table, ids)
 
-    monkeypatch.setattr(rows, "logs", counted)
+    monkeypatch.setattr(logs, "of_jobs", counted)
     return seen
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import pool
 
 import queue_workflows
 from queue_workflows import errors, node_queue, run_store
-from queue_workflows.store import runs
+from queue_workflows.engine import runs
 from tests.support import factories, flow, laws
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
 

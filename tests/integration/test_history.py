@@ -13,8 +13,9 @@ from psycopg import sql
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
+from queue_workflows.db import statements
+from queue_workflows.engine import run_history as rows
 from queue_workflows.store import events, tables, transitions
-from queue_workflows.store import history as rows
 from tests.support import factories, flow
 from tests.support.flow import Flow
 
@@ -117,9 +118,9 @@ def in_order(conn: engine.Connection, collation: str) -> None:
     conn.execute("SET enable_seqscan = off")
     seen = rows.starting_with(conn, "a", limit=1000)
     assert sorted(row["id"] for row in seen) == sorted(one for one in ids if one[0] == "a")
-    statement = "EXPLAIN " + rows._STARTING.as_string(conn)
-    values = {"start": "a", "low": "a0", "high": "af", "limit": 5}
-    plan = "\n".join(next(iter(row.values())) for row in conn.execute(statement, values))  # type: ignore[arg-type]
+    statement = b"EXPLAIN " + statements.run_history.ids_in_range
+    values = {"prefix": "a", "low": "a0", "high": "af", "limit": 5}
+    plan = "\n".join(next(iter(row.values())) for row in conn.execute(statement, values))
     assert plan.count("Index Cond: ((id >= ") == 3, plan
     assert "Seq Scan" not in plan
     conn.execute("DROP TABLE pg_temp.workflow_runs")

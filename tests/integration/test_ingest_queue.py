@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue
-from queue_workflows.store import outbox, transitions
+from queue_workflows.engine import pending, promotion
+from queue_workflows.store import transitions
 from tests.support import factories
 from tests.support.ear import Ear
 
@@ -164,10 +165,10 @@ def test_a_host_that_is_off_claims_nothing(conn: Any) -> None:
 
 def test_what_is_not_due_waits_until_it_is(conn: Any, heard: Callable[[], Any]) -> None:
     factories.ingest(conn, available_at="2999-01-01")
-    assert (claim(), heard(), outbox.promote_due(conn)) == (None, [], 0)
+    assert (claim(), heard(), promotion.promote_due(conn)) == (None, [], 0)
     conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 ms'")
-    assert outbox.look(conn).due is True
-    assert outbox.promote_due(conn) == 1
+    assert pending.work(conn).due is True
+    assert promotion.promote_due(conn) == 1
     assert heard() == [("ingest_job_ready", "fetch")]
     assert claim() is not None
 

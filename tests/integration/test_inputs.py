@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 import queue_workflows
 from queue_workflows import config, dispatcher, errors, input_listener, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import nodes, submissions
+from queue_workflows.engine import input_answers
 from tests.support import factories, flow, laws, wait
 
 
@@ -476,21 +476,20 @@ class _Crash(BaseException):
     """Stands for the process that dies here."""
 
 
-@pytest.mark.parametrize("at", ["answer", "processed"])
+@pytest.mark.parametrize("at", ["complete_node", "finish"])
 def test_a_crash_half_way_loses_no_answer_and_takes_it_once(
     host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     run_id = asked(host)
     submission = submit(run_id, "kept")
-    module: Any = nodes if at == "answer" else submissions
-    real = getattr(module, at)
+    real = getattr(input_answers, at)
 
     def die(*args: Any) -> Any:
         real(*args)
         raise _Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, at, die)
+        patch.setattr(input_answers, at, die)
         with pytest.raises(_Crash):
             host.look()
     assert answer(conn, submission)["status"] == "pending"

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from queue_workflows import dispatcher, node_queue, retention
-from queue_workflows.store import nodes, transitions
+from queue_workflows.engine import manual_changes
+from queue_workflows.store import transitions
 from queue_workflows.worker import guards, leaving
 from tests.support import factories
 
@@ -70,10 +71,14 @@ def lapse(conn: Any) -> object:
     return transitions.reclaim_lapsed(conn, factories.tables.INGEST_JOBS)
 
 
-def operate(status: str) -> Callable[[Any], object]:
-    values = {"result": "{}", "seconds": 1.0, "error": "by hand"}
+def complete_by_hand(conn: Any) -> object:
     table = factories.tables.INGEST_JOBS
-    return lambda conn: nodes.operate(conn, "j", table, status, values)
+    return manual_changes.complete(conn, table, "j", result="{}", seconds=1.0)
+
+
+def fail_by_hand(conn: Any) -> object:
+    table = factories.tables.INGEST_JOBS
+    return manual_changes.fail(conn, table, "j", error="by hand", seconds=1.0)
 
 
 def strays(conn: Any) -> object:
@@ -81,7 +86,7 @@ def strays(conn: Any) -> object:
 
 
 def requeue(conn: Any) -> object:
-    return nodes.requeue(conn, "ingest_jobs", host="box", queue="fetch")
+    return manual_changes.requeue_of_host(conn, factories.tables.INGEST_JOBS, "box", "fetch")
 
 
 MOVES: dict[str, Callable[[Any], object]] = {
@@ -97,8 +102,8 @@ MOVES: dict[str, Callable[[Any], object]] = {
     "requeue": requeue,
     "cancel": lambda conn: dispatcher.cancel_job("j", conn=conn),
     "retry": lambda conn: dispatcher.retry_job("j", conn=conn),
-    "complete by hand": operate("completed"),
-    "fail by hand": operate("failed"),
+    "complete by hand": complete_by_hand,
+    "fail by hand": fail_by_hand,
     "SQL claims": plainly("status = 'running', claimed_by = 'old'"),
     "SQL completes": plainly("status = 'completed', finished_at = now()"),
     "SQL fails": plainly("status = 'failed', error = 'e'"),

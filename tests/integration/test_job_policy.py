@@ -11,7 +11,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
-from queue_workflows.store import nodes, outcomes, sweeps
+from queue_workflows.engine import input_timeouts, pending
+from queue_workflows.store import outcomes
 from tests.support import factories, flow, laws
 from tests.support.flow import Flow
 
@@ -246,7 +247,7 @@ def test_an_input_nobody_answers_takes_its_default(flows: Flow, db: ModuleType) 
     assert flow.status(run_id) == "completed"
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "blue"}
     with db.connect() as conn:
-        assert not sweeps.look(conn).overdue
+        assert not pending.sweeps(conn).inputs
 
 
 def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -> None:
@@ -297,7 +298,8 @@ def test_an_answer_that_comes_after_the_look_waits_for_the_verdict(
     run_id = waiting(flows, timeout_s=3600, default="blue")
     let_time_pass(db)
     with db.transaction() as sweep, db.transaction() as other:
-        assert (nodes.overdue_input(sweep) or {})["node_id"] == "ask"
+        job_id = flow.job(run_id, "ask")["id"]
+        assert (input_timeouts.lock_overdue(sweep, job_id) or {})["node_id"] == "ask"
         other.execute("SET LOCAL lock_timeout = '200ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             dispatcher.submit_input(run_id, "ask", "red", conn=other)

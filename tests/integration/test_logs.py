@@ -200,6 +200,27 @@ def test_a_head_left_out_stays(conn: engine.Connection) -> None:
     assert texts(job["id"]) == ["head\n[... 5 bytes cut ...]\nt2"]
 
 
+def test_the_nodes_that_logged_come_in_the_order_of_their_last_write(
+    conn: engine.Connection,
+) -> None:
+    run_id = factories.run(conn)
+    jobs: dict[str, dict[str, Any]] = {}
+    for name in "abcd":
+        factories.node(conn, run_id, name)
+        jobs[name] = factories.claim_node(conn)
+        write(conn, jobs[name], name)
+    write(conn, jobs["b"], None, "more")
+
+    def logged(*given: Any) -> list[str]:
+        found = logs.nodes_that_logged(conn, run_id, *given)
+        return [row["node_id"] for row in found]
+
+    assert logged(None, None) == ["a", "c", "d", "b"]
+    since = logs.nodes_that_logged(conn, run_id, None, None)[2]["updated_at"]
+    assert logged(since, None) == ["d", "b"]
+    assert logged(since, ["d", "a"]) == ["d"]
+
+
 def test_a_log_goes_with_its_run_and_with_its_job(conn: engine.Connection) -> None:
     for n in range(2):
         factories.node(conn, factories.run(conn, id=f"r{n}"))

@@ -13,7 +13,9 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import nodes, sweeps, tables, transitions
+from queue_workflows.db import statements as queries
+from queue_workflows.engine import manual_changes
+from queue_workflows.store import tables, transitions
 from tests.support import factories, flow, statements, wait
 
 
@@ -89,9 +91,8 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
             theirs.execute("SELECT FROM workflow_runs FOR NO KEY UPDATE")
             flow.complete(run_id, "s/a")
             # It sees the event of a, which waits for the run's lock, and so wakes nobody.
-            given = {"result": "{}", "seconds": None, "error": None, "rss": None}
             job_id = flow.job(run_id, "s/b")["id"]
-            assert nodes.operate(ours, job_id, tables.NODE_JOBS, "completed", given)
+            assert manual_changes.complete(ours, tables.NODE_JOBS, job_id, result="{}")
             theirs.rollback()
             wait.until(lambda: factories.column(conn, closed), timeout_s=5)
             ours.commit()
@@ -367,9 +368,9 @@ SET session_replication_role = origin;
 
 def test_a_look_reads_no_finished_job_whatever_the_statistics_say(conn: Any) -> None:
     conn.execute(ALL_RAN_OR_WAITED)
-    silent = sweeps._SILENT.replace("%(silent)s", "30")
-    for statement in (sweeps._LOOK, silent):
-        plan = "\n".join(row["QUERY PLAN"] for row in conn.execute("EXPLAIN " + statement))
+    for statement in (queries.pending.sweeps, queries.pending.silent_jobs):
+        found = conn.execute(b"EXPLAIN " + statement, {"silent_s": 30})
+        plan = "\n".join(row["QUERY PLAN"] for row in found)
         assert "Seq Scan on workflow_node_jobs" not in plan
         assert "Seq Scan on ingest_jobs" not in plan
 

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, node_queue
-from queue_workflows.store import claims, outbox
+from queue_workflows.engine import pending, promotion
+from queue_workflows.store import claims
 from tests.support import factories
 from tests.support.ear import Ear
 
@@ -336,8 +337,8 @@ def test_what_is_not_due_is_not_claimed_and_wakes_nobody(
     assert job["blocked_reason"] == "not_due"
     assert heard() == []
     assert cpu()() is None
-    assert outbox.promote_due(conn) == 0
-    assert outbox.look(conn).due is False
+    assert promotion.promote_due(conn) == 0
+    assert pending.work(conn).due is False
 
 
 def test_what_has_become_due_is_promoted_and_wakes_its_workers(
@@ -346,13 +347,13 @@ def test_what_has_become_due_is_promoted_and_wakes_its_workers(
     job = factories.node(conn, run, available_at="2999-01-01")
     conn.execute("UPDATE workflow_node_jobs SET available_at = now() - interval '1 ms'")
     assert factories.reread(conn, job)["blocked_reason"] == "not_due"
-    assert outbox.look(conn).due is True
+    assert pending.work(conn).due is True
     heard()
-    assert outbox.promote_due(conn) == 1
+    assert promotion.promote_due(conn) == 1
     assert heard() == [("node_job_ready", "cpu")]
     job = factories.reread(conn, job)
     assert (job["blocked_reason"], job["available_at"]) == (None, None)
-    assert outbox.look(conn).due is False
+    assert pending.work(conn).due is False
 
 
 def test_a_workers_own_claim_promotes_what_is_due(run: str, conn: Any) -> None:
@@ -381,7 +382,7 @@ def test_a_host_delays_and_releases_by_a_plain_update(
 
 def test_another_reason_to_wait_is_not_promoted(run: str, conn: Any) -> None:
     factories.node(conn, run, available_at="2001-01-01", blocked_reason="lock")
-    assert outbox.promote_due(conn) == 0
+    assert promotion.promote_due(conn) == 0
     assert cpu()() is None
 
 

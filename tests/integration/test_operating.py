@@ -13,7 +13,8 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, errors, input_listener, node_queue
 from queue_workflows.cli import answer, retry
-from queue_workflows.store import nodes, overview
+from queue_workflows.engine import input_timeouts
+from queue_workflows.store import overview
 from tests.support import factories, flow, laws
 from tests.support.wait import until
 
@@ -182,7 +183,9 @@ def test_an_answer_beside_the_end_of_the_wait_is_refused(host: flow.Flow, conn: 
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(answer.answered(run_id, "q", "r")))
     with engine.transaction() as mine:
-        nodes.time_out(mine, flow.job(run_id, "q")["id"], default='{"answer": "l"}', error="")
+        input_timeouts.time_out(
+            mine, flow.job(run_id, "q")["id"], default='{"answer": "l"}', error=""
+        )
         thread.start()
         until(lambda: factories.one(conn, BLOCKED) == 1)
     thread.join(10)

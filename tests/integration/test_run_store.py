@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import random
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -10,6 +12,7 @@ import psycopg
 import pytest
 
 from queue_workflows import errors, run_store
+from queue_workflows.engine import runs
 from tests.support import factories
 from tests.support.ear import Ear
 
@@ -117,6 +120,37 @@ def test_update_sets_columns_and_gives_the_row(db: ModuleType) -> None:
     assert run_store.update_run("r", input_spec=None) == run_store.get_run("r")
     assert run_store.update_run("nope", progress_pct=1) is None
     assert run_store.update_run("r") == run_store.get_run("r")
+
+
+NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.timezone.utc)
+GIVEN = {
+    "parcel_id": "p", "workflow_name": "v", "status": "running", "priority": 7,
+    "current_step_id": "s", "progress_pct": 12.5, "steps_done": ["s"], "context": {"a": 1},
+    "input_spec": {"k": 1}, "error": "e", "out_dir": "/o", "mode": "step", "resume_count": 3,
+    "queued_at": NOON, "started_at": NOON, "finished_at": NOON, "available_at": NOON,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(runs.WRITABLE))
+def test_update_sets_one_column_and_leaves_the_others(db: ModuleType, name: str) -> None:
+    before = run_store.insert_run(workflow_name="w", context={"kept": True}, out_dir="/kept")
+    row = run_store.update_run(before["id"], **{name: GIVEN[name]})
+    assert row is not None
+    assert row == before | {name: GIVEN[name], "updated_at": row["updated_at"]}
+    assert row["updated_at"] > before["updated_at"]
+
+
+def test_update_does_not_rewrite_a_large_context(db: ModuleType, conn: Any) -> None:
+    large = {f"k{n}": random.randbytes(16).hex() for n in range(2000)}
+    run_id = insert(context=large)
+    toast = factories.one(
+        conn, "SELECT reltoastrelid::regclass::text FROM pg_class WHERE relname = 'workflow_runs'"
+    )
+    chunks = f"SELECT array_agg(DISTINCT chunk_id) FROM {toast}"
+    before = factories.one(conn, chunks)
+    assert len(before) == 1
+    run_store.update_run(run_id, progress_pct=50)
+    assert factories.one(conn, chunks) == before
 
 
 @pytest.mark.parametrize("name", ["nonsense", "id", "definition", "generation", "status; DROP"])

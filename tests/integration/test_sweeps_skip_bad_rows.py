@@ -11,8 +11,9 @@ import pytest
 import queue_workflows
 from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
+from queue_workflows.engine import promotion
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from queue_workflows.store import isolation, nodes, outbox, tables, transitions
+from queue_workflows.store import isolation, tables, transitions
 from tests.support import factories, hostile, wait
 from tests.support.factories import one
 
@@ -76,10 +77,10 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
         conn.execute(f"UPDATE {table} SET {due} WHERE id IN ('a', 'bad', 'z')".encode())
     guard(conn, table, "bad", state=state)
     rows = isolation.Isolation()
-    assert outbox.promote_due(conn, rows) == 2
+    assert promotion.promote_due(conn, rows) == 2
     waiting = factories.column(conn, f"SELECT id FROM {table} WHERE available_at IS NOT NULL")
     assert waiting == ["bad"]
-    assert outbox.promote_due(conn, rows) == 0
+    assert promotion.promote_due(conn, rows) == 0
 
 
 def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
@@ -94,7 +95,7 @@ def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
     rows = isolation.Isolation(clock)
     for _ in range(3):
         assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
-        outbox.promote_due(conn, rows)
+        promotion.promote_due(conn, rows)
         clock.now += isolation.MAX_S
     status, error = factories.reread(conn, {"id": "bad"}), None
     status, error = status["status"], status["error"]
@@ -111,11 +112,11 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
     guard(conn, "ingest_jobs", "bad")
     clock = Clock()
     rows = isolation.Isolation(clock)
-    outbox.promote_due(conn, rows)
+    promotion.promote_due(conn, rows)
     conn.execute("DROP FUNCTION app_guard() CASCADE")
-    assert outbox.promote_due(conn, rows) == 0
+    assert promotion.promote_due(conn, rows) == 0
     clock.now += isolation.FIRST_S
-    assert outbox.promote_due(conn, rows) == 1
+    assert promotion.promote_due(conn, rows) == 1
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -303,7 +304,7 @@ def test_the_sweep_of_turns_goes_past_a_waiter_that_raises(conn: engine.Connecti
             " WHERE id LIKE 'holder%'"
         )
     guard(conn, "ingest_jobs", "bad of k")
-    assert nodes.mend_turns(conn) == 2
+    assert promotion.admit_missed_waiters(conn) == 2
     query = "SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL"
     assert sorted(factories.column(conn, query)) == ["bad of l", "next of k"]
 

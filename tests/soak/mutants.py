@@ -177,16 +177,16 @@ def _two_answers(conn: Conn) -> None:
 
 
 def _accept_all() -> None:
-    from queue_workflows.store import submissions
+    from queue_workflows.engine import input_answers
 
-    def insert(conn: Conn, run_id: str, node_id: str, value_json: str) -> Any:
+    def submit(conn: Conn, run_id: str, node_id: str, value_json: str) -> Any:
         return conn.execute(
             "INSERT INTO workflow_input_submissions (run_id, node_id, value)"
             " VALUES (%s, %s, %s::jsonb) RETURNING *",
             (run_id, node_id, value_json),
         ).fetchone()
 
-    submissions.insert = insert
+    input_answers.submit = submit
 
 
 def _claim_cancelled(conn: Conn) -> None:

@@ -16,3 +16,21 @@ SELECT 'ingest_jobs', w.job_id, w.claim_no, coalesce(w.head, ''), w.tail, w.cut
 DELETE FROM job_attempt_logs WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM job_attempt_logs WHERE created_at < now() - %(days)s * interval '1 day'
      LIMIT %(batch)s));
+
+-- name: of_jobs
+-- Return the logs of these jobs' attempts, of one job family.
+SELECT job_id, claim_no, head, tail, cut_bytes, updated_at
+  FROM job_attempt_logs
+ WHERE job_id = ANY (%(jobs)s::text[]) AND job_table = %(table)s
+ ORDER BY job_id, claim_no;
+
+-- name: nodes_that_logged
+-- Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
+-- at any time. `nodes` NULL: of all its nodes.
+SELECT j.node_id, j.queue::text, l.job_id, max(l.updated_at) AS updated_at
+  FROM workflow_node_jobs j
+  JOIN job_attempt_logs l ON l.job_id = j.id AND l.job_table = 'workflow_node_jobs'
+ WHERE j.run_id = %(run_id)s
+   AND (%(since)s::timestamptz IS NULL OR l.updated_at >= %(since)s::timestamptz)
+   AND (%(nodes)s::text[] IS NULL OR j.node_id = ANY (%(nodes)s::text[]))
+ GROUP BY j.node_id, j.queue, l.job_id, j.seq ORDER BY updated_at, j.seq;

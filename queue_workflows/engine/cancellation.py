@@ -1,0 +1,46 @@
+"""Cancel jobs: one that waits at once, one that runs by a request, those of a run that is over.
+
+Each function takes part in the transaction of its connection.
+"""
+
+from __future__ import annotations
+
+from queue_workflows import db
+from queue_workflows.db import statements
+from queue_workflows.store import endings, isolation, tables
+from queue_workflows.types import Row
+
+
+def cancel_job(conn: db.Connection, table: tables.JobTable, job_id: str) -> Row | None:
+    """Cancel a job that waits, or ask a running one to end; return its row.
+
+    Returns None if there is no such job, and if it is over.
+    """
+    parameters = {"job": job_id}
+    # Without the lock, a job that is handed back between the two statements would miss both.
+    conn.execute(statements.cancellation.lock_job[table.name], parameters)
+    waiting = (
+        statements.cancellation.cancel_waiting_node
+        if table.in_run
+        else statements.cancellation.cancel_waiting_ingest_job
+    )
+    row = conn.execute(waiting, parameters).fetchone()
+    if row is not None:
+        return row
+    return conn.execute(statements.cancellation.request_end[table.name], parameters).fetchone()
+
+
+def cancel_queued_nodes(conn: db.Connection, run_id: str) -> int:
+    """Cancel a run's queued nodes; return how many."""
+    parameters = {"run_id": run_id}
+    return len(conn.execute(statements.cancellation.cancel_queued_nodes, parameters).fetchall())
+
+
+ORPHANS = isolation.Duty(
+    "cancel of node job",
+    statements.cancellation.cancel_orphans,
+    statements.cancellation.orphans,
+    statements.cancellation.cancel_these_orphans,
+    endings.node_job,
+)
+"""Cancels nodes that wait although their run is over, and leaves out rows that raise."""

@@ -1,0 +1,114 @@
+"""Create the jobs of nodes and read them: one job, those of a run, what is done, the context.
+
+Each function takes part in the transaction of its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from queue_workflows import db, errors
+from queue_workflows.db import statements
+from queue_workflows.types import Row, Unreadable
+
+
+def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
+    """Insert one queued job and return its id.
+
+    Returns None if there is no such run, and if the run has such a node.
+    """
+    row = conn.execute(statements.nodes.enqueue, values).fetchone()
+    return row["id"] if row else None
+
+
+def insert_planned(conn: db.Connection, run_id: str, rows_json: str) -> int:
+    """Insert the rows of a plan (a JSON array of objects) with the run's priority and generation.
+
+    A node that has a row keeps it, but one that failed or was cancelled in an earlier generation
+    is opened again. Returns how many rows are new or opened.
+    """
+    parameters = {"run_id": run_id, "nodes": rows_json}
+    row = conn.execute(statements.nodes.insert_planned, parameters, prepare=True).fetchone()
+    return row["n"] if row else 0
+
+
+def get(conn: db.Connection, job_id: str) -> Row | None:
+    """Return the job, or None."""
+    return conn.execute(statements.nodes.get, {"job": job_id}).fetchone()
+
+
+def get_by_node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
+    """Return the job of a node, or None."""
+    parameters = {"run_id": run_id, "node_id": node_id}
+    return conn.execute(statements.nodes.get_by_node, parameters).fetchone()
+
+
+def of_run(conn: db.Connection, run_id: str) -> list[Row]:
+    """Return all jobs of a run, the oldest first."""
+    return conn.execute(statements.nodes.of_run, {"run_id": run_id}).fetchall()
+
+
+def done_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
+    """Return those of `node_ids` that are completed or skipped."""
+    parameters = {"run_id": run_id, "nodes": list(node_ids)}
+    rows = conn.execute(statements.nodes.done_among, parameters, prepare=True).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def running_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
+    """Return those of `node_ids` that run now."""
+    parameters = {"run_id": run_id, "nodes": list(node_ids)}
+    rows = conn.execute(statements.nodes.running_among, parameters).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def present_among(conn: db.Connection, run_id: str, node_ids: Iterable[str]) -> set[str]:
+    """Return those of `node_ids` that have a job which is neither failed nor cancelled."""
+    parameters = {"run_id": run_id, "nodes": list(node_ids)}
+    rows = conn.execute(statements.nodes.present_among, parameters, prepare=True).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def all_done(conn: db.Connection, run_id: str) -> set[str]:
+    """Return every completed or skipped node of a run."""
+    rows = conn.execute(statements.nodes.all_done, {"run_id": run_id}, prepare=True).fetchall()
+    return {row["node_id"] for row in rows}
+
+
+def context(conn: db.Connection, run_id: str, heads: Iterable[str] | None) -> dict[str, Any]:
+    """Return the run's context with the `context_delta` of each completed node under its id.
+
+    Only the members that `heads` names; None: all of them. Raises `UnreadableRow` for a context
+    that is no object, and for a member that cannot be loaded.
+    """
+    wanted = None if heads is None else list(heads)
+    parameters = {"heads": wanted, "run_id": run_id}
+    row = conn.execute(statements.nodes.context, parameters).fetchone()
+    if row is None:
+        return {}
+    if row["kind"] != "object":
+        raise errors.UnreadableRow(f"its context is a JSON {row['kind']}, not an object")
+    found: Any = row["context"]
+    if not isinstance(found, Unreadable):
+        return found
+    for head in wanted if wanted is not None and len(wanted) > 1 else ():
+        try:
+            context(conn, run_id, [head])
+        except errors.UnreadableRow:
+            wanted = [head]
+            break
+    what = f" under {wanted[0]!r:.120}" if wanted and len(wanted) == 1 else ""
+    raise errors.UnreadableRow(f"its context{what} cannot be read: {found.reason}")
+
+
+def set_resolved_inputs(conn: db.Connection, job_id: str, value: str) -> Row | None:
+    """Store what the node received (JSON text) and return the row, or None."""
+    parameters = {"job": job_id, "inputs": value}
+    return conn.execute(statements.nodes.set_resolved_inputs, parameters).fetchone()
+
+
+def set_input_spec(conn: db.Connection, job_id: str, value: str) -> Row | None:
+    """Store what an input node asks for (JSON text) and return the row, or None."""
+    parameters = {"job": job_id, "spec": value}
+    return conn.execute(statements.nodes.set_input_spec, parameters).fetchone()

@@ -1,0 +1,55 @@
+"""Promote delayed jobs and runs whose time has come, and waiters that a lock queue has missed."""
+
+from __future__ import annotations
+
+from queue_workflows import db
+from queue_workflows.db import statements
+from queue_workflows.store import endings, isolation, tables
+
+
+def _jobs(table: tables.JobTable, rest: isolation.Ending) -> isolation.Duty:
+    return isolation.Duty(
+        f"promotion of {table.name}",
+        statements.promotion.promote_jobs[table.name],
+        statements.promotion.due_jobs[table.name],
+        statements.promotion.promote_these_jobs[table.name],
+        rest,
+    )
+
+
+PROMOTIONS = (
+    _jobs(tables.NODE_JOBS, endings.node_job),
+    _jobs(tables.INGEST_JOBS, endings.ingest_job),
+    isolation.Duty(
+        "promotion of workflow_runs",
+        statements.promotion.promote_runs,
+        statements.promotion.due_runs,
+        statements.promotion.promote_these_runs,
+        endings.run,
+    ),
+)
+
+
+def promote_due(conn: db.Connection, rows: isolation.Isolation | None = None) -> int:
+    """Promote all delayed jobs and runs whose time has come, in batches; return how many.
+
+    Their commits wake workers and orchestrators.
+    A row that raises is set aside in `rows` (None: for this call), and the others go on.
+    """
+    kept = rows or isolation.Isolation()
+    total = 0
+    for duty in PROMOTIONS:
+        while done := kept.batch(conn, duty):
+            total += len(done)
+            if len(done) < isolation.PICKED:
+                break
+    return total
+
+
+def admit_missed_waiters(conn: db.Connection) -> int:
+    """Admit the first waiter of each lock key that no admitted job has; return how many.
+
+    A commit that gives up a key admits the next waiter itself; this finds what it missed.
+    """
+    row = conn.execute(statements.promotion.admit_missed_waiters, prepare=True).fetchone()
+    return row["n"] if row else 0

@@ -1,0 +1,83 @@
+-- name: submit
+-- Store an answer to a node and return its row. No row: another answer to the node is in flight.
+INSERT INTO workflow_input_submissions (run_id, node_id, value)
+VALUES (%(run_id)s, %(node_id)s, %(value)s::jsonb)
+    ON CONFLICT (run_id, node_id) WHERE status IN ('pending', 'processing') DO NOTHING
+RETURNING *;
+
+-- name: hold_node
+-- Keep other transactions from changing an input node that is not over until this one ends. The
+-- function locks the row, so that a role that submits answers needs no right to change nodes.
+SELECT queue_workflows_hold_node(%(run_id)s::text, %(node_id)s::text);
+
+-- name: next_due
+-- Return the id of the oldest answer that is due and that nobody holds, without those of
+-- `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
+-- one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
+SELECT id FROM workflow_input_submissions
+ WHERE (status = 'pending'
+        OR (status = 'processing' AND coalesce(claimed_at, created_at)
+            NOT BETWEEN now() - %(after_s)s * interval '1 second' AND now() + interval '1 day'))
+   AND (available_at IS NULL OR available_at <= now()) AND id <> ALL (%(set_aside)s::text[])
+ ORDER BY created_at, id LIMIT 1 FOR UPDATE SKIP LOCKED;
+
+-- name: claim
+-- Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
+-- which is locked. No row: another transaction has it, or it is not due any more.
+WITH next AS MATERIALIZED (
+    SELECT id FROM workflow_input_submissions
+     WHERE id = %(id)s
+       AND (status = 'pending'
+            OR (status = 'processing' AND coalesce(claimed_at, created_at)
+                NOT BETWEEN now() - %(after_s)s * interval '1 second' AND now() + interval '1 day'))
+       AND (available_at IS NULL OR available_at <= now())
+       FOR UPDATE SKIP LOCKED)
+UPDATE workflow_input_submissions s
+   SET status = 'processing', claimed_at = now(),
+       attempts = least(greatest(s.attempts, 0), 999999) + 1
+ WHERE s.id = (SELECT id FROM next)
+RETURNING s.*;
+
+-- name: finish
+-- Record that the node of an answer was completed with it.
+UPDATE workflow_input_submissions SET status = 'processed', processed_at = now(), error = NULL
+ WHERE id = %(id)s;
+
+-- name: refuse
+-- Record why an answer cannot be taken.
+UPDATE workflow_input_submissions
+   SET status = 'failed', processed_at = now(), error = %(error)s
+ WHERE id = %(id)s;
+
+-- name: postpone
+-- Make a claimed answer due again later, without counting its claim as an attempt.
+UPDATE workflow_input_submissions
+   SET status = 'pending', error = %(error)s, attempts = greatest(attempts, 1) - 1,
+       available_at = now() + %(after_s)s * interval '1 second'
+ WHERE id = %(id)s;
+
+-- name: count_failure
+-- Count a failed attempt, make the answer due again later, and return how many attempts failed.
+-- No row: the answer is over.
+UPDATE workflow_input_submissions
+   SET status = 'pending', error = %(error)s,
+       attempts = least(greatest(attempts, 0), 999999) + 1,
+       available_at = now() + %(after_s)s * interval '1 second'
+ WHERE id = %(id)s AND status IN ('pending', 'processing')
+RETURNING attempts;
+
+-- name: complete_node
+-- Complete a node that waits for an answer, with the answer or the default. No row: it does not
+-- wait.
+WITH done AS (
+    UPDATE workflow_node_jobs j
+       SET status = 'completed', context_delta = %(result)s::jsonb, error = NULL,
+           finished_at = now(),
+           progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
+                           ELSE '1' END
+     WHERE j.id = %(job)s AND j.status = 'awaiting_input'
+ RETURNING queue_workflows_record(
+               j, 'completed',
+               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),
+               detail => jsonb_build_object('by', %(by)s::text)) AS job)
+SELECT (job).* FROM done;

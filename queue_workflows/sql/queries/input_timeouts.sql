@@ -1,0 +1,49 @@
+-- name: next_overdue
+-- Return the job of the oldest wait that is over and that nobody holds, without those of
+-- `set_aside`.
+SELECT job_id FROM workflow_input_timeouts
+ WHERE due_at <= now() AND job_id <> ALL (%(set_aside)s::text[])
+ ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+
+-- name: lock_wait
+-- Lock the wait of a job. No row: it is not over, or another transaction holds it.
+SELECT FROM workflow_input_timeouts WHERE job_id = %(job)s AND due_at <= now()
+   FOR UPDATE SKIP LOCKED;
+
+-- name: lock_job_if_free
+-- Lock the row of a job. No row: another transaction has it locked, or there is no such job.
+SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
+
+-- name: overdue
+-- Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
+-- `free`, being submitted. `over`: the job does not wait, or waits anew. The columns of a job that
+-- is gone are NULL.
+SELECT j.*,
+       NOT %(free)s::boolean
+       OR EXISTS (SELECT FROM workflow_input_submissions s
+                   WHERE s.run_id = j.run_id AND s.node_id = j.node_id
+                     AND s.status IN ('pending', 'processing')) AS answered,
+       j.status IS DISTINCT FROM 'awaiting_input' OR j.claim_no <> due.claim_no AS over
+  FROM workflow_input_timeouts due
+  LEFT JOIN workflow_node_jobs j ON j.id = due.job_id
+ WHERE due.job_id = %(job)s;
+
+-- name: end_wait
+-- Forget the wait of a job.
+DELETE FROM workflow_input_timeouts WHERE job_id = %(job)s;
+
+-- name: extend_wait
+-- Let the wait of a job end `more_s` seconds from now.
+UPDATE workflow_input_timeouts SET due_at = now() + %(more_s)s * interval '1 second'
+ WHERE job_id = %(job)s;
+
+-- name: fail_node
+-- Fail a node that waited too long for its answer. No row: it does not wait.
+WITH done AS (
+    UPDATE workflow_node_jobs j SET status = 'failed', error = %(error)s, finished_at = now()
+     WHERE j.id = %(job)s AND j.status = 'awaiting_input'
+ RETURNING queue_workflows_record(
+               j, 'failed',
+               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),
+               detail => '{"by": "timeout"}') AS job)
+SELECT (job).* FROM done;

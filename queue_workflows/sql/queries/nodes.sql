@@ -1,0 +1,73 @@
+-- name: enqueue
+-- Queue one node of a run, in the generation of the run, and return the id of its job. No row:
+-- there is no such run, or the run has such a node.
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model, inputs,
+                                priority, pipeline_name, generation)
+SELECT r.id, %(node_id)s, %(node_module)s, %(queue)s, %(required_model)s, %(inputs)s::jsonb,
+       %(priority)s::smallint, %(pipeline_name)s, r.generation
+  FROM workflow_runs r WHERE r.id = %(run_id)s
+    ON CONFLICT (run_id, node_id) DO NOTHING
+RETURNING id;
+
+-- name: insert_planned
+-- Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again.
+SELECT queue_workflows_insert_nodes(%(run_id)s::text, %(nodes)s::jsonb) AS n;
+
+-- name: get
+-- Return a node job. No row: there is no such job.
+SELECT * FROM workflow_node_jobs WHERE id = %(job)s;
+
+-- name: get_by_node
+-- Return the job of a node. No row: the run has no such node yet.
+SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_id)s;
+
+-- name: of_run
+-- Return all jobs of a run, the oldest first.
+SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s ORDER BY created_at, seq;
+
+-- name: done_among
+-- Return which of these nodes are completed or skipped.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[])
+   AND status IN ('completed', 'skipped');
+
+-- name: running_among
+-- Return which of these nodes run now.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]) AND status = 'running';
+
+-- name: present_among
+-- Return which of these nodes have a job that is neither failed nor cancelled.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[])
+   AND status NOT IN ('failed', 'cancelled');
+
+-- name: all_done
+-- Return every completed or skipped node of a run.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND status IN ('completed', 'skipped');
+
+-- name: context
+-- Return a run's context with the `context_delta` of each completed node under the node's id, and
+-- the JSON type of the context. `heads` NULL: all members, else those that it names. The context
+-- is NULL if it is no object.
+SELECT jsonb_typeof(r.context) AS kind,
+       CASE jsonb_typeof(r.context) WHEN 'object' THEN
+           coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(r.context)
+                      WHERE %(heads)s::text[] IS NULL OR key = ANY (%(heads)s::text[])), '{}')
+           || coalesce((SELECT jsonb_object_agg(j.node_id, j.context_delta)
+                          FROM workflow_node_jobs j
+                         WHERE j.run_id = r.id AND j.status = 'completed'
+                           AND (%(heads)s::text[] IS NULL
+                                OR j.node_id = ANY (%(heads)s::text[]))), '{}')
+       END AS context
+  FROM workflow_runs r WHERE r.id = %(run_id)s;
+
+-- name: set_resolved_inputs
+-- Store what a node received and return its row.
+UPDATE workflow_node_jobs SET resolved_inputs = %(inputs)s::jsonb WHERE id = %(job)s
+RETURNING *;
+
+-- name: set_input_spec
+-- Store what an input node asks for and return its row.
+UPDATE workflow_node_jobs SET input_spec = %(spec)s::jsonb WHERE id = %(job)s RETURNING *;

@@ -1,0 +1,45 @@
+-- name: runs_with_events
+-- Return the runs that have events to dispatch, the oldest event first, without those of
+-- `set_aside`. `undefined`: also runs that have no definition yet. It looks at the oldest 5,000.
+SELECT run_id
+  FROM (SELECT id, run_id FROM workflow_dispatch_events
+         WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())
+           AND (%(undefined)s OR EXISTS (SELECT FROM workflow_runs r
+                                          WHERE r.id = run_id AND r.definition IS NOT NULL))
+           AND run_id <> ALL (%(set_aside)s::text[])
+         ORDER BY id LIMIT 5000) open
+ GROUP BY run_id ORDER BY min(id) LIMIT %(limit)s;
+
+-- name: open_events
+-- Return a run's open events that are due, the oldest first, each with the status and the error of
+-- its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
+-- per event: without it, it may read every version of the run's rows.
+SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS node_error
+  FROM workflow_dispatch_events e
+  LEFT JOIN LATERAL (SELECT status, error FROM workflow_node_jobs
+                      WHERE run_id = e.run_id AND node_id = e.node_id LIMIT 1) j ON true
+ WHERE e.run_id = %(run_id)s AND e.processed_at IS NULL
+   AND (%(only)s::bigint IS NULL OR e.id = %(only)s::bigint)
+   AND (e.available_at IS NULL OR e.available_at <= now())
+ ORDER BY e.id LIMIT %(limit)s;
+
+-- name: close
+-- Close events. `error` not NULL: they are poison, and this is why.
+UPDATE workflow_dispatch_events SET processed_at = now(), error = coalesce(%(error)s, error)
+ WHERE id = ANY (%(events)s);
+
+-- name: postpone
+-- Count a dispatch that failed, make the event due again later, and return how many failed.
+UPDATE workflow_dispatch_events
+   SET error = %(error)s, attempts = least(greatest(attempts, 0), 32000) + 1,
+       available_at = now() + %(after_s)s * interval '1 second'
+ WHERE id = %(event)s AND processed_at IS NULL
+RETURNING attempts;
+
+-- name: unprocessed
+-- Return open events, the oldest first.
+SELECT * FROM workflow_dispatch_events WHERE processed_at IS NULL ORDER BY id LIMIT %(limit)s;
+
+-- name: count_unprocessed
+-- Return how many events are open.
+SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL;

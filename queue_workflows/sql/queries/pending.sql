@@ -1,0 +1,61 @@
+-- name: work
+-- Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
+-- and delayed jobs or runs whose time has come.
+SELECT EXISTS (SELECT FROM workflow_runs
+                WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL) AS runs,
+       EXISTS (SELECT FROM workflow_dispatch_events
+                WHERE processed_at IS NULL
+                  AND (available_at IS NULL OR available_at <= now())) AS events,
+       EXISTS (SELECT FROM workflow_input_submissions
+                WHERE status IN ('pending', 'processing')
+                  AND (available_at IS NULL OR available_at <= now())) AS answers,
+       EXISTS (SELECT FROM workflow_node_jobs
+                WHERE status = 'queued' AND blocked_reason IS NOT NULL AND available_at <= now())
+       OR EXISTS (SELECT FROM ingest_jobs
+                   WHERE status = 'queued' AND blocked_reason IS NOT NULL
+                     AND available_at <= now())
+       OR EXISTS (SELECT FROM workflow_runs
+                   WHERE status = 'queued' AND mode = 'node' AND available_at <= now()) AS due;
+
+-- name: sweeps
+-- Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
+-- lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
+-- walks an index in its order: no plan reads a whole table, whatever the statistics say.
+SELECT coalesce((SELECT true FROM workflow_node_jobs
+                  WHERE status = 'running'
+                    AND (lease_expires_at IS NULL OR lease_expires_at < now())
+                  ORDER BY worker_id LIMIT 1),
+                (SELECT true FROM ingest_jobs
+                  WHERE status = 'running'
+                    AND (lease_expires_at IS NULL OR lease_expires_at < now())
+                  ORDER BY worker_id LIMIT 1), false) AS leases,
+       EXISTS (SELECT FROM workflow_input_timeouts WHERE due_at <= now()) AS inputs,
+       coalesce((SELECT true FROM workflow_node_jobs
+                  WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
+                  ORDER BY lock_key LIMIT 1),
+                (SELECT true FROM ingest_jobs
+                  WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
+                  ORDER BY lock_key LIMIT 1),
+                (SELECT true FROM workflow_node_jobs
+                  WHERE status = 'queued' AND blocked_reason = 'unserved'
+                    AND octet_length(queue) >= 0 ORDER BY queue LIMIT 1),
+                (SELECT true FROM ingest_jobs
+                  WHERE status = 'queued' AND blocked_reason = 'unserved'
+                    AND octet_length(queue) >= 0 ORDER BY queue LIMIT 1), false) AS lock_queues,
+       EXISTS (SELECT FROM partition_dues WHERE due_at <= now())
+       OR EXISTS (SELECT FROM queue_partition_limits)
+       OR coalesce((SELECT true FROM ingest_jobs
+                     WHERE partition_key IS NOT NULL AND status = 'queued'
+                       AND blocked_reason = 'limited'
+                     ORDER BY queue, partition_key LIMIT 1), false) AS partitions;
+
+-- name: silent_jobs
+-- Return whether a running job of either family was not renewed for `silent_s` seconds.
+SELECT coalesce((SELECT true FROM workflow_node_jobs
+                  WHERE status = 'running'
+                    AND heartbeat_at < now() - %(silent_s)s::float8 * interval '1 second'
+                  ORDER BY worker_id LIMIT 1),
+                (SELECT true FROM ingest_jobs
+                  WHERE status = 'running'
+                    AND heartbeat_at < now() - %(silent_s)s::float8 * interval '1 second'
+                  ORDER BY worker_id LIMIT 1), false) AS silent;

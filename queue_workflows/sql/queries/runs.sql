@@ -1,0 +1,223 @@
+-- name: submit
+-- Insert a queued run and return its row. It names only columns that a role for `submit` may
+-- insert, see docs/security.md.
+INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context)
+VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
+        %(context)s::jsonb)
+RETURNING *;
+
+-- name: insert
+-- Insert a run with a status and a mode of the caller's choice and return its row.
+INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, status, mode)
+VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
+        %(context)s::jsonb, %(status)s, %(mode)s)
+RETURNING *;
+
+-- name: get
+-- Return a run. No row: there is no such run.
+SELECT * FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: delete
+-- Delete a run; its jobs, files, events and answers go with it by their foreign keys.
+DELETE FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: update
+-- Set the columns that `given` names and return the row. No row: there is no such run, or the
+-- status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
+-- A column that is not given keeps its stored value as it is, also a large one.
+UPDATE workflow_runs SET
+       parcel_id = CASE WHEN 'parcel_id' = ANY (%(given)s::text[])
+                   THEN %(parcel_id)s::text ELSE parcel_id END,
+       workflow_name = CASE WHEN 'workflow_name' = ANY (%(given)s::text[])
+                       THEN %(workflow_name)s::text ELSE workflow_name END,
+       status = CASE WHEN 'status' = ANY (%(given)s::text[])
+                THEN %(status)s::text ELSE status END,
+       priority = CASE WHEN 'priority' = ANY (%(given)s::text[])
+                  THEN %(priority)s::smallint ELSE priority END,
+       current_step_id = CASE WHEN 'current_step_id' = ANY (%(given)s::text[])
+                         THEN %(current_step_id)s::text ELSE current_step_id END,
+       progress_pct = CASE WHEN 'progress_pct' = ANY (%(given)s::text[])
+                      THEN %(progress_pct)s::real ELSE progress_pct END,
+       steps_done = CASE WHEN 'steps_done' = ANY (%(given)s::text[])
+                    THEN %(steps_done)s::jsonb ELSE steps_done END,
+       context = CASE WHEN 'context' = ANY (%(given)s::text[])
+                 THEN %(context)s::jsonb ELSE context END,
+       input_spec = CASE WHEN 'input_spec' = ANY (%(given)s::text[])
+                    THEN %(input_spec)s::jsonb ELSE input_spec END,
+       error = CASE WHEN 'error' = ANY (%(given)s::text[]) THEN %(error)s::text ELSE error END,
+       out_dir = CASE WHEN 'out_dir' = ANY (%(given)s::text[])
+                 THEN %(out_dir)s::text ELSE out_dir END,
+       mode = CASE WHEN 'mode' = ANY (%(given)s::text[]) THEN %(mode)s::text ELSE mode END,
+       resume_count = CASE WHEN 'resume_count' = ANY (%(given)s::text[])
+                      THEN %(resume_count)s::smallint ELSE resume_count END,
+       queued_at = CASE WHEN 'queued_at' = ANY (%(given)s::text[])
+                   THEN %(queued_at)s::timestamptz ELSE queued_at END,
+       started_at = CASE WHEN 'started_at' = ANY (%(given)s::text[])
+                    THEN %(started_at)s::timestamptz ELSE started_at END,
+       finished_at = CASE WHEN 'finished_at' = ANY (%(given)s::text[])
+                     THEN %(finished_at)s::timestamptz ELSE finished_at END,
+       available_at = CASE WHEN 'available_at' = ANY (%(given)s::text[])
+                      THEN %(available_at)s::timestamptz ELSE available_at END,
+       updated_at = now()
+ WHERE id = %(run_id)s
+   AND (%(status)s::text IS NULL OR mode <> 'node' OR status = %(status)s::text
+        OR status NOT IN ('completed', 'failed', 'cancelled')
+        OR (%(status)s::text = 'queued' AND status IN ('failed', 'cancelled')))
+RETURNING *;
+
+-- name: startable
+-- Return the queued runs that may start now, in the order in which they should, as `head` returns
+-- them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+  FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
+   AND (%(undefined)s OR definition IS NOT NULL) AND id <> ALL (%(set_aside)s::text[])
+ ORDER BY priority, queued_at, id LIMIT %(limit)s;
+
+-- name: undefined
+-- Return the ids of queued runs that may start now and have no definition yet.
+SELECT id FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL AND definition IS NULL
+ ORDER BY priority, queued_at, id LIMIT %(limit)s;
+
+-- name: head
+-- Return a run without its definition and context. No row: there is no such run. `born` never
+-- raises, as the cast of an infinite time would.
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+  FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: lock
+-- Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
+-- that reference the run pass this lock. No row: there is no such run.
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+  FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE;
+
+-- name: lock_if_free
+-- Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
+SELECT id, workflow_name, status, priority, mode, out_dir, generation, start_attempts,
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+  FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: definition
+-- Return the definition of a run, frozen at its first start; NULL before that.
+SELECT definition FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: definition_text
+-- Return the definition of a run as text. The same definition is always the same text.
+SELECT definition::text AS text FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: context_type
+-- Return the JSON type of a run's context, as `object`.
+SELECT jsonb_typeof(context) AS kind FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: context
+-- Return a run's own context, without the outputs of its nodes.
+SELECT context FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: freeze_definition
+-- Store the definition of a run that has none.
+UPDATE workflow_runs
+   SET definition = %(definition)s::jsonb, definition_hash = %(digest)s, updated_at = now()
+ WHERE id = %(run_id)s AND definition IS NULL;
+
+-- name: start
+-- Change a queued run to running.
+UPDATE workflow_runs
+   SET status = 'running', started_at = coalesce(started_at, now()), error = NULL,
+       available_at = NULL, updated_at = now()
+ WHERE id = %(run_id)s AND status = 'queued';
+
+-- name: start_fresh
+-- Start a run that never started: freeze its definition, change it to running, insert its first
+-- nodes. Return how many nodes it inserted; NULL: the run is not as the caller says, or locked.
+-- No row: there is no such run, or its context is no object.
+SELECT queue_workflows_start_run(r.id, %(generation)s::integer, %(born)s::bigint,
+                                 %(definition)s::jsonb, %(digest)s::text, %(nodes)s::jsonb,
+                                 %(out_dir)s::text) AS n
+  FROM workflow_runs r
+ WHERE r.id = %(run_id)s AND jsonb_typeof(r.context) = 'object';
+
+-- name: set_out_dir
+-- Store the folder of a run that has none, and return the run's folder.
+UPDATE workflow_runs SET out_dir = coalesce(out_dir, %(out_dir)s) WHERE id = %(run_id)s
+RETURNING out_dir;
+
+-- name: complete
+-- Change a run that has started and is not over to completed.
+UPDATE workflow_runs
+   SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
+       updated_at = now()
+ WHERE id = %(run_id)s AND status NOT IN ('queued', 'completed', 'failed', 'cancelled');
+
+-- name: fail
+-- Change a run that is not over to failed; a trigger cancels its waiting nodes.
+UPDATE workflow_runs
+   SET status = 'failed', finished_at = now(), error = %(error)s, updated_at = now()
+ WHERE id = %(run_id)s AND status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: cancel
+-- Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
+-- nodes and asks the running ones to end.
+UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at = now()
+ WHERE id = %(run_id)s AND status NOT IN ('completed', 'failed', 'cancelled')
+RETURNING *;
+
+-- name: delay_start
+-- Count a start that failed and make the run due `after_s` seconds from now. Return how many
+-- starts failed. A count that no engine wrote never overflows.
+UPDATE workflow_runs
+   SET error = %(error)s, start_attempts = least(greatest(start_attempts, 0), 999999) + 1,
+       available_at = now() + %(after_s)s * interval '1 second', updated_at = now()
+ WHERE id = %(run_id)s AND status = 'queued'
+RETURNING start_attempts;
+
+-- name: reopen
+-- Queue a failed or cancelled run again and return its row; a trigger raises its generation.
+UPDATE workflow_runs SET status = 'queued', updated_at = now()
+ WHERE id = %(run_id)s AND status IN ('failed', 'cancelled')
+RETURNING *;
+
+-- name: reopen_two_generations_on
+-- Queue a run that is over again, two generations on, and return its row. The generation between
+-- is that of the nodes which `cancel_nodes_again` changes.
+UPDATE workflow_runs
+   SET status = 'queued', generation = generation + 2, finished_at = NULL, error = NULL,
+       start_attempts = 0, available_at = NULL, queued_at = now(), updated_at = now()
+ WHERE id = %(run_id)s AND status IN ('completed', 'failed', 'cancelled')
+RETURNING *;
+
+-- name: cancel_nodes_again
+-- Change nodes of a reopened run to cancelled in an earlier generation, so that its start opens
+-- them. No other write could take them out of a terminal state.
+UPDATE workflow_node_jobs SET status = 'cancelled', generation = %(generation)s
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s) AND status <> 'running';
+
+-- name: withdraw_cancel_requests
+-- Let the nodes of a reopened run that still run go on, as the guard of a reopened run does.
+UPDATE workflow_node_jobs SET cancel_requested_at = NULL
+ WHERE run_id = %(run_id)s AND status = 'running' AND cancel_requested_at IS NOT NULL;
+
+-- name: requeue_running
+-- Queue every running run again, at the front, and count a resume of each.
+UPDATE workflow_runs
+   SET status = 'queued', priority = least(priority, 10),
+       resume_count = least(greatest(resume_count, 0), 29999) + 1, queued_at = now(),
+       updated_at = now()
+ WHERE status = 'running' AND mode = 'node';
+
+-- name: newest
+-- Return the newest runs, each with `nodes`, the number of its nodes by status, and
+-- `nodes_total`. `status` NULL: runs of every status.
+SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode, r.created_at,
+       r.started_at, r.finished_at, r.generation,
+       coalesce((SELECT jsonb_object_agg(c.status, c.n)
+                   FROM (SELECT j.status, count(*) AS n FROM workflow_node_jobs j
+                          WHERE j.run_id = r.id GROUP BY 1) c), '{}') AS nodes,
+       CASE jsonb_typeof(r.definition -> 'nodes')
+       WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes') END AS nodes_total
+  FROM workflow_runs r
+ WHERE %(status)s::text IS NULL OR r.status = %(status)s::text
+ ORDER BY r.created_at DESC, r.id LIMIT %(limit)s;
