@@ -9,8 +9,9 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.engine import logs as logs_of
+from queue_workflows.engine import samples
 from queue_workflows.runtime import shapes
-from queue_workflows.store import history, samples, tables
+from queue_workflows.store import history, tables
 from queue_workflows.types import JsonDict, Row
 
 PRUNE_BATCH = 1000

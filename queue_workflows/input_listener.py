@@ -6,8 +6,9 @@ import logging
 import threading
 
 from queue_workflows import config, db, dispatcher, errors
+from queue_workflows.dag import payload
 from queue_workflows.runtime import service
-from queue_workflows.store import isolation, nodes, payload, submissions
+from queue_workflows.store import isolation, nodes, submissions
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

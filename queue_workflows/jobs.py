@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import db, errors
-from queue_workflows.store import jobs, limits, payload, tables
+from queue_workflows.dag import payload
+from queue_workflows.engine import queues
+from queue_workflows.store import jobs, tables
 from queue_workflows.types import JsonDict, Row
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
@@ -47,7 +49,7 @@ def list_jobs(
         )
     if isinstance(since, datetime) and since.tzinfo is None:
         raise errors.InvalidConfig(f"since {since}: say in which time zone")
-    if isinstance(since, timedelta) and abs(since) > limits.FOREVER:
+    if isinstance(since, timedelta) and abs(since) > queues.FOREVER:
         raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
     if not all(payload.is_storable(text) for text in texts.values() if text is not None):
         return []

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.engine import model_requests
 from queue_workflows.runtime import shapes
-from queue_workflows.store import model_controls
 from queue_workflows.types import Row
 
 
@@ -50,7 +50,7 @@ def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> l
     """
     _check_names(host=host)
     with db.transaction(conn) as own:
-        rows = model_controls.held(own, config.STALE_WORKER_AFTER_S.read(), host)
+        rows = model_requests.held(own, config.STALE_WORKER_AFTER_S.read(), host)
     return [_holding(row) for row in rows]
 
 
@@ -102,7 +102,7 @@ def _ask(
     }
     with db.transaction(conn) as own:
         _check(own, host, model, worker_id)
-        return model_controls.put(own, values)
+        return model_requests.put(own, values)
 
 
 def _check_names(**names: str | None) -> None:
@@ -112,7 +112,7 @@ def _check_names(**names: str | None) -> None:
 
 
 def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:
-    rows = model_controls.held(conn, config.STALE_WORKER_AFTER_S.read())
+    rows = model_requests.held(conn, config.STALE_WORKER_AFTER_S.read())
     live = [row for row in rows if row["state"] != "dead"]
     ours = [row for row in live if row["host_label"] == host]
     if not ours:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
-from queue_workflows.dag import arguments, confinement, outputs
+from queue_workflows.dag import arguments, confinement, outputs, payload
 from queue_workflows.declare import bodies
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
+from queue_workflows.store import claimed, claims, nodes, outcomes, runs, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)

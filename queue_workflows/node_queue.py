@@ -11,25 +11,23 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.dag import payload
+from queue_workflows.db import check_violations
+from queue_workflows.engine import ingest_jobs, models, workers
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
     events,
-    fleet,
-    ingest,
     isolation,
     joined,
-    newjobs,
     nodes,
     outbox,
-    payload,
     quarantine,
-    refusals,
     tables,
     transitions,
-    workers,
 )
 from queue_workflows.store import snapshot as views
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> clai
 # --- node jobs ---------------------------------------------------------------------------------
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_node_job(
     *,
     run_id: str,
@@ -109,7 +107,7 @@ def _model(node_id: str, queue: str, required_model: str | None) -> str | None:
     return required_model
 
 
-@refusals.translated()
+@check_violations.translated()
 def insert_skipped_job(
     *,
     run_id: str,
@@ -348,7 +346,7 @@ def record_node_event(
         with db.transaction() as conn:
             event_id = events.record_node(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
-                fleet.learn_load(conn, host_label, model, elapsed_s)
+                models.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
         _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
         return None
@@ -440,7 +438,7 @@ def flag_stale_workers_holding_running_jobs(
 # --- ingest jobs -------------------------------------------------------------------------------
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_ingest_job(
     *,
     task_name: str,
@@ -467,18 +465,18 @@ def enqueue_ingest_job(
     `UnknownTask`, `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all
     ValueErrors), `UnknownConnection` (a TypeError).
     """
-    job = newjobs.settled(newjobs.Job(
+    job = job_validation.settled(job_validation.Job(
         task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
         partition_key, available_at, max_attempts, backoff, timeout_s, headers,
     ))  # fmt: skip
-    if newjobs.has_options(job) or not (conn is None or joined.is_own(conn)):
-        return _put(newjobs.calls([job]), conn)[0]
-    values = newjobs.plain(job)
+    if job_validation.has_options(job) or not (conn is None or joined.is_own(conn)):
+        return _put(job_validation.calls([job]), conn)[0]
+    values = job_validation.plain(job)
     with db.statement(conn) as own:
-        return ingest.enqueue(own, values)
+        return ingest_jobs.enqueue(own, values)
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_ingest_jobs(
     jobs: Iterable[NewIngestJob] | None = None,
     *,
@@ -499,28 +497,31 @@ def enqueue_ingest_jobs(
         and task_name is not None
         and (conn is None or joined.is_own(conn))
     ):
-        job = newjobs.settled(newjobs.Job(task_name, queue, **options))
-        if not newjobs.has_options(job):
+        job = job_validation.settled(job_validation.Job(task_name, queue, **options))
+        if not job_validation.has_options(job):
             # Each member of `args` is checked by itself: the call's own job has no args to check.
-            return _enqueue_args(newjobs.columns(job), args, conn)
+            return _enqueue_args(job_validation.columns(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
-    return _put(newjobs.calls(newjobs.merged(defaults, jobs, args), whole=conn is not None), conn)
+    return _put(
+        job_validation.calls(job_validation.merged(defaults, jobs, args), whole=conn is not None),
+        conn,
+    )
 
 
 def _enqueue_args(
     values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
 ) -> list[JobId]:
-    texts = newjobs.args_texts(values["task_name"], args)
+    texts = job_validation.args_texts(values["task_name"], args)
     # A host's connection may be in autocommit, where each statement is a transaction.
     parts = [texts] if conn is not None and texts else list(payload.parts(texts))
     with _whole(conn, len(parts)) as own:
-        return [one for part in parts for one in ingest.enqueue_many(own, values, part)]
+        return [one for part in parts for one in ingest_jobs.enqueue_many(own, values, part)]
 
 
-def _put(calls: list[newjobs.Call], conn: Any) -> list[JobId]:
+def _put(calls: list[job_validation.Call], conn: Any) -> list[JobId]:
     if conn is None or joined.is_own(conn):
         with _whole(conn, len(calls)) as own:
-            return [one for call in calls for one in ingest.put(own, call)]
+            return [one for call in calls for one in ingest_jobs.put(own, call)]
     return [one for call in calls for one in joined.put(conn, call)]
 
 
@@ -537,8 +538,8 @@ async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJ
     given: dict[str, Any] = {**job}
     if conn is None:
         return await _in_thread(enqueue_ingest_job, **given)
-    (call,) = newjobs.calls([newjobs.Job(**given)])
-    with refusals.translated():
+    (call,) = job_validation.calls([job_validation.Job(**given)])
+    with check_violations.translated():
         return (await joined.put_async(conn, call))[0]
 
 
@@ -555,8 +556,8 @@ async def enqueue_ingest_jobs_async(
     defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
     if conn is None:
         return await _in_thread(enqueue_ingest_jobs, jobs, args=args, **defaults)
-    calls = newjobs.calls(newjobs.merged(defaults, jobs, args), whole=True)
-    with refusals.translated():
+    calls = job_validation.calls(job_validation.merged(defaults, jobs, args), whole=True)
+    with check_violations.translated():
         return [one for call in calls for one in await joined.put_async(conn, call)]
 
 
@@ -569,7 +570,7 @@ async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:
 def get_ingest_job(job_id: str) -> Row | None:
     """The job, or None."""
     with db.statement() as conn:
-        return ingest.get(conn, job_id)
+        return ingest_jobs.get(conn, job_id)
 
 
 def claim_next_ingest_job(
@@ -580,13 +581,13 @@ def claim_next_ingest_job(
     try:
         with db.transaction() as conn:
             rows = claims.ingest_step(conn, who, promote=True)
-            return ingest.get(conn, rows[0]["id"]) if rows else None
+            return ingest_jobs.get(conn, rows[0]["id"]) if rows else None
     except db.Error as error:
         if not quarantine.is_about_rows(error):
             raise
     with db.transaction() as conn:
         found = quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
-        return ingest.get(conn, found.job_id) if found.job_id else None
+        return ingest_jobs.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_ingest_completed(
@@ -614,7 +615,7 @@ def reclaim_expired_ingest_leases(
 def ingest_snapshot() -> dict[str, Any]:
     """`{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}`, configured."""
     with db.transaction() as conn:
-        counts = ingest.snapshot(conn, LIVE_WORKER_S)
+        counts = ingest_jobs.snapshot(conn, LIVE_WORKER_S)
     keys = ("queued", "running", "completed", "failed", "workers")
     return {
         "queues": {

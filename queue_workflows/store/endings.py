@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from queue_workflows import config, db
-from queue_workflows.store import isolation, nodes, payload, runs, tables
+from queue_workflows.dag import payload
+from queue_workflows.store import isolation, nodes, runs, tables
 
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:

@@ -13,12 +13,13 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from queue_workflows import errors
-from queue_workflows.store import ingest, newjobs
+from queue_workflows.engine import ingest_jobs
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId
 
 T = TypeVar("T")
 _Rows: TypeAlias = "Sequence[Sequence[Any]]"
-_AS_TEXT = ingest.PUT.replace("%(prefix)s", ":prefix").replace("%(jobs)s", ":jobs")
+_AS_TEXT = ingest_jobs.PUT.replace("%(prefix)s", ":prefix").replace("%(jobs)s", ":jobs")
 """The statement as SQLAlchemy's `text()` takes it, for any driver."""
 
 
@@ -27,13 +28,13 @@ def is_own(conn: Any) -> bool:
     return isinstance(conn, psycopg.Connection)
 
 
-def put(conn: Any, call: newjobs.Call) -> list[JobId]:
+def put(conn: Any, call: job_validation.Call) -> list[JobId]:
     """Insert the jobs of a call on a host's connection; their ids in order.
 
-    Raises `UnknownConnection` before any write, and what `ingest.put` raises.
+    Raises `UnknownConnection` before any write, and what `ingest_jobs.put` raises.
     """
     if is_own(conn):
-        return ingest.put(conn, call)
+        return ingest_jobs.put(conn, call)
     ask = known(conn, _SYNC)
     if ask is None:
         instead = "; its kind takes enqueue_ingest_job_async()" if known(conn, _ASYNC) else ""
@@ -44,7 +45,7 @@ def put(conn: Any, call: newjobs.Call) -> list[JobId]:
     return call.ids(ask(conn, {"prefix": call.prefix, "jobs": call.jobs}))
 
 
-async def put_async(conn: Any, call: newjobs.Call) -> list[JobId]:
+async def put_async(conn: Any, call: job_validation.Call) -> list[JobId]:
     """`put` on an asynchronous connection."""
     ask = known(conn, _ASYNC)
     if ask is None:
@@ -91,13 +92,13 @@ def _django(conn: Any, values: dict[str, Any]) -> _Rows:
     if conn.vendor != "postgresql":
         raise errors.UnknownConnection(f"conn= leads to {conn.vendor}, not to PostgreSQL")
     with conn.cursor() as cursor:
-        cursor.execute(ingest.PUT, values)
+        cursor.execute(ingest_jobs.PUT, values)
         return cursor.fetchall()
 
 
 async def _psycopg_async(conn: Any, values: dict[str, Any]) -> _Rows:
     async with conn.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(ingest.PUT, values)
+        await cursor.execute(ingest_jobs.PUT, values)
         return await cursor.fetchall()
 
 

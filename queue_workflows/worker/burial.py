@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
+from queue_workflows.dag import payload
+from queue_workflows.engine import workers
 from queue_workflows.runtime import identity, service, supervisor
-from queue_workflows.store import events, payload, quarantine, tables, transitions, workers
+from queue_workflows.store import events, quarantine, tables, transitions
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, leaving, oversight
 

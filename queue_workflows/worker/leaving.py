@@ -8,7 +8,9 @@ import os
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db
-from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
+from queue_workflows.dag import payload
+from queue_workflows.engine import workers
+from queue_workflows.store import claims, events, outcomes, tables, transitions
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards, held
 

@@ -22,7 +22,8 @@ from queue_workflows import (
 from queue_workflows import (
     db as database,
 )
-from queue_workflows.store import claims, tables, transitions, workers
+from queue_workflows.engine import workers
+from queue_workflows.store import claims, tables, transitions
 from queue_workflows.worker import claimer, guards
 from tests.support import wait
 

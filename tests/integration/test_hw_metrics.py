@@ -18,7 +18,7 @@ import pytest
 from queue_workflows import claim_worker, history, hw_metrics, retention, worker_control
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
-from queue_workflows.store import samples
+from queue_workflows.engine import samples
 from tests.support import factories, wait
 
 Row = dict[str, Any]

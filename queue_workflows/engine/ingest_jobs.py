@@ -8,7 +8,7 @@ from typing import Any
 from psycopg.rows import tuple_row
 
 from queue_workflows import db
-from queue_workflows.store import newjobs
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, Row
 
 _ENQUEUE = (
@@ -25,7 +25,7 @@ PUT = (
     "SELECT place, id, same FROM queue_workflows_enqueue("
     "CAST(%(prefix)s AS text), CAST(%(jobs)s AS jsonb))"
 )
-"""Rows as `newjobs.Call.ids` takes them."""
+"""Rows as `job_validation.Call.ids` takes them."""
 
 
 def enqueue(conn: db.Connection, values: dict[str, Any]) -> JobId:
@@ -37,13 +37,13 @@ def enqueue(conn: db.Connection, values: dict[str, Any]) -> JobId:
 
 def enqueue_many(conn: db.Connection, values: dict[str, Any], args: Sequence[str]) -> list[JobId]:
     """Insert one queued job per member of `args` (JSON texts), one statement; the ids in order."""
-    prefix = newjobs.drawn_prefix()
+    prefix = job_validation.drawn_prefix()
     rows = f"[{','.join(args)}]"
     conn.execute(_ENQUEUE_MANY, {**values, "prefix": prefix, "args": rows}, prepare=True)
     return [JobId(f"{prefix}{place:012x}") for place in range(1, len(args) + 1)]
 
 
-def put(conn: db.Connection, call: newjobs.Call) -> list[JobId]:
+def put(conn: db.Connection, call: job_validation.Call) -> list[JobId]:
     """Insert the jobs of a call, all or none; their ids in order.
 
     Raises `IdempotencyClash` with nothing written. Waits for another transaction that has inserted

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors, tasks
-from queue_workflows.dag import policy
-from queue_workflows.store import payload
+from queue_workflows.dag import payload, policy
 from queue_workflows.types import JobId
 
 KEY_BYTES = 1000
