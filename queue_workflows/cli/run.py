@@ -26,6 +26,7 @@ from queue_workflows.cli import (
     views,
 )
 from queue_workflows.dispatch import hooks
+from queue_workflows.engine import queues
 from queue_workflows.runtime import signals
 from queue_workflows.store import overview
 from queue_workflows.types import JsonDict
