@@ -336,7 +336,7 @@ class Sweeps:
     def mend_lines(self) -> None:
         """Look at the lines of limited partitions that are due, or that nobody was let in from."""
         with self._kept.using() as conn:
-            queues.mend_lines(conn)
+            queues.admit_from_partitions(conn)
 
     def _note(self) -> None:
         if self._broke():

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.dag import payload
-from queue_workflows.db import check_violations
+from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import ingest_jobs, models, workers
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
     events,
     isolation,
-    joined,
     nodes,
     outbox,
     quarantine,
@@ -465,15 +464,15 @@ def enqueue_ingest_job(
     `UnknownTask`, `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all
     ValueErrors), `UnknownConnection` (a TypeError).
     """
-    job = job_validation.settled(job_validation.Job(
+    job = job_validation.with_task_defaults(job_validation.NewJob(
         task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
         partition_key, available_at, max_attempts, backoff, timeout_s, headers,
     ))  # fmt: skip
-    if job_validation.has_options(job) or not (conn is None or joined.is_own(conn)):
-        return _put(job_validation.calls([job]), conn)[0]
-    values = job_validation.plain(job)
+    if job_validation.has_options(job) or not _is_ours(conn):
+        return _insert(job_validation.batches([job]), conn)[0]
+    row = job_validation.plain_row(job)
     with db.statement(conn) as own:
-        return ingest_jobs.enqueue(own, values)
+        return ingest_jobs.insert(own, row)
 
 
 @check_violations.translated()
@@ -491,42 +490,37 @@ def enqueue_ingest_jobs(
     A member of `jobs` has the keywords of `enqueue_ingest_job`; what it lacks is taken from those
     of the call. Raises as `enqueue_ingest_job` does, and says which job.
     """
-    if (
-        args is not None
-        and jobs is None
-        and task_name is not None
-        and (conn is None or joined.is_own(conn))
-    ):
-        job = job_validation.settled(job_validation.Job(task_name, queue, **options))
+    if args is not None and jobs is None and task_name is not None and _is_ours(conn):
+        job = job_validation.with_task_defaults(job_validation.NewJob(task_name, queue, **options))
         if not job_validation.has_options(job):
-            # Each member of `args` is checked by itself: the call's own job has no args to check.
-            return _enqueue_args(job_validation.columns(job), args, conn)
+            return _enqueue_args(job_validation.base_columns(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
-    return _put(
-        job_validation.calls(job_validation.merged(defaults, jobs, args), whole=conn is not None),
-        conn,
-    )
+    found = job_validation.from_keywords(defaults, jobs, args)
+    return _insert(job_validation.batches(found, whole=conn is not None), conn)
 
 
-def _enqueue_args(
-    values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
-) -> list[JobId]:
-    texts = job_validation.args_texts(values["task_name"], args)
-    # A host's connection may be in autocommit, where each statement is a transaction.
+def _is_ours(conn: Any) -> bool:
+    """Return whether a call uses psycopg: a connection of the engine, or of the app."""
+    return conn is None or app_connections.is_psycopg(conn)
+
+
+def _enqueue_args(row: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any) -> list[JobId]:
+    texts = job_validation.encode_args_of_each(row["task_name"], args)
+    # An app's connection may be in autocommit, where each statement is a transaction.
     parts = [texts] if conn is not None and texts else list(payload.parts(texts))
     with _whole(conn, len(parts)) as own:
-        return [one for part in parts for one in ingest_jobs.enqueue_many(own, values, part)]
+        return [one for part in parts for one in ingest_jobs.insert_many(own, row, part)]
 
 
-def _put(calls: list[job_validation.Call], conn: Any) -> list[JobId]:
-    if conn is None or joined.is_own(conn):
-        with _whole(conn, len(calls)) as own:
-            return [one for call in calls for one in ingest_jobs.put(own, call)]
-    return [one for call in calls for one in joined.put(conn, call)]
+def _insert(batches: list[job_validation.Batch], conn: Any) -> list[JobId]:
+    with _whole(conn, len(batches)) as own:
+        return [one for batch in batches for one in ingest_jobs.insert_batch(own, batch)]
 
 
 def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
-    return db.statement(conn) if statements == 1 else db.transaction(conn)
+    if conn is None and statements == 1:
+        return db.statement()
+    return app_connections.transaction(conn, async_twin="enqueue_ingest_job_async()")
 
 
 async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJob]) -> JobId:
@@ -538,9 +532,8 @@ async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJ
     given: dict[str, Any] = {**job}
     if conn is None:
         return await _in_thread(enqueue_ingest_job, **given)
-    (call,) = job_validation.calls([job_validation.Job(**given)])
-    with check_violations.translated():
-        return (await joined.put_async(conn, call))[0]
+    (batch,) = job_validation.batches([job_validation.NewJob(**given)])
+    return (await _insert_async(batch, conn))[0]
 
 
 async def enqueue_ingest_jobs_async(
@@ -556,9 +549,14 @@ async def enqueue_ingest_jobs_async(
     defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
     if conn is None:
         return await _in_thread(enqueue_ingest_jobs, jobs, args=args, **defaults)
-    calls = job_validation.calls(job_validation.merged(defaults, jobs, args), whole=True)
+    found = job_validation.from_keywords(defaults, jobs, args)
+    batches = job_validation.batches(found, whole=True)
+    return [one for batch in batches for one in await _insert_async(batch, conn)]
+
+
+async def _insert_async(batch: job_validation.Batch, conn: Any) -> list[JobId]:
     with check_violations.translated():
-        return [one for call in calls for one in await joined.put_async(conn, call)]
+        return await ingest_jobs.insert_batch_async(conn, batch)
 
 
 async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:
@@ -615,7 +613,7 @@ def reclaim_expired_ingest_leases(
 def ingest_snapshot() -> dict[str, Any]:
     """`{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}`, configured."""
     with db.transaction() as conn:
-        counts = ingest_jobs.snapshot(conn, LIVE_WORKER_S)
+        counts = ingest_jobs.counts(conn, LIVE_WORKER_S)
     keys = ("queued", "running", "completed", "failed", "workers")
     return {
         "queues": {

@@ -11,7 +11,8 @@ from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, queues
-from queue_workflows.tasks import job_validation
+from queue_workflows.runtime import durations
+from queue_workflows.tasks import job_options
 from queue_workflows.types import Row
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
@@ -106,7 +107,7 @@ def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[
     with db.transaction(conn) as own:
         said = {row["queue"]: row for row in queues.settings(own)}
         counts = queues.counts(own)
-        parts = queues.partitions(own)
+        parts = queues.partition_settings(own)
         served = {*controls.known_queues(own)} - {"all"} if used_only else config.queues()
     named = config.used_queues() | served if used_only else served
     names = sorted(named | said.keys() | counts.keys())
@@ -131,9 +132,9 @@ def _shown(queue: str, said: Row, count: Row) -> Row:
         "in_per_min": round(came * per_min, 1),
         "out_per_min": round(count.get("went", 0) * per_min, 1),
         "max_running": said.get("max_running"),
-        "rate": queues.rate_text(said.get("rate_limit"), said.get("rate_period_s")),
+        "rate": durations.rate_text(said.get("rate_limit"), said.get("rate_period_s")),
         "partition_max_running": said.get("partition_max_running"),
-        "partition_rate": queues.rate_text(
+        "partition_rate": durations.rate_text(
             said.get("partition_rate_limit"), said.get("partition_rate_period_s")
         ),
     }
@@ -144,7 +145,7 @@ def _partition(row: Row) -> Row:
         "partition": row["partition_key"],
         **_state(row),
         "max_running": row["max_running"],
-        "rate": queues.rate_text(row["rate_limit"], row["rate_period_s"]),
+        "rate": durations.rate_text(row["rate_limit"], row["rate_period_s"]),
     }
 
 
@@ -166,7 +167,7 @@ def moment(until: Any) -> tuple[datetime | None, timedelta | None]:
     lasts = until if isinstance(until, timedelta) else None
     at = until if isinstance(until, datetime) else None
     if (at is not None and at.tzinfo is None) or (
-        lasts is not None and not timedelta(0) < lasts <= queues.FOREVER
+        lasts is not None and not timedelta(0) < lasts <= durations.MAX_SPAN
     ):
         raise errors.InvalidConfig(
             f"until {str(until)[:40]}: a time with a time zone, or a time span above zero and of a "
@@ -177,7 +178,7 @@ def moment(until: Any) -> tuple[datetime | None, timedelta | None]:
 
 def when(text: str) -> datetime | timedelta:
     """What `until` may be, as text: a time span such as 30s, 45m, 2h, 1d, or an ISO time."""
-    seconds = queues.UNITS_S.get(text[-1:])
+    seconds = durations.UNITS_S.get(text[-1:])
     try:
         if seconds is not None:
             return timedelta(seconds=seconds * float(text[:-1]))
@@ -204,7 +205,7 @@ def _limits(most: Any, rate: Any, prefix: str) -> dict[str, Any]:
 def _rate(text: Any, prefix: str) -> tuple[int, float]:
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is not None:
-        count, period_s = int(match[1]), float(match[2] or 1) * queues.UNITS_S[match[3]]
+        count, period_s = int(match[1]), float(match[2] or 1) * durations.UNITS_S[match[3]]
         if 1 <= count <= MOST and 0 < period_s <= LONGEST_S:
             return count, period_s
     raise errors.InvalidConfig(
@@ -227,7 +228,7 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
         raise errors.InvalidConfig(f"queue {queue!r}: partitions are of ingest queues")
     if not _is_key(partition):
         raise errors.InvalidConfig(
-            f"partition {partition!r:.80}: a key has 1 to {job_validation.KEY_BYTES:,} bytes of "
+            f"partition {partition!r:.80}: a key has 1 to {job_options.MAX_KEY_BYTES:,} bytes of "
             "UTF-8"
         )
 
@@ -235,4 +236,4 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
 def _is_key(text: Any) -> bool:
     if not isinstance(text, str) or not payload.is_storable(text):
         return False
-    return 1 <= len(text.encode()) <= job_validation.KEY_BYTES
+    return 1 <= len(text.encode()) <= job_options.MAX_KEY_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.engine import lock_queues, queues
-from queue_workflows.runtime import display, shapes
+from queue_workflows.engine import lock_queues
+from queue_workflows.runtime import display, durations, shapes
 from queue_workflows.store import tables, whys
 from queue_workflows.types import JsonDict, Row
 
@@ -193,7 +193,7 @@ def _of_partition(said: Row, key: str) -> tuple[str, str]:
     """What keeps the line of a partition waiting."""
     if said["paused"]:
         return "paused", f"partition {key} is paused{_until(said['paused_until'])}"
-    rate = queues.rate_text(said["rate_limit"], said["rate_period_s"])
+    rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
     if said["due_at"] is not None and rate:
         return "limited", f"partition {key} starts {rate}: its line is due{_at(said['due_at'])}"
     if said["max_running"]:
@@ -213,7 +213,7 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
     if said["max_running"] and said["running"] >= said["max_running"]:
         return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
     if said["due_s"] is not None:
-        rate = queues.rate_text(said["rate_limit"], said["rate_period_s"])
+        rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
         due = display.number(said["due_s"], ".1f", " s")
         return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None

@@ -336,7 +336,7 @@ def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType)
         with conn.transaction():
             conn.execute("SELECT now()")
             age(other, 61)
-            queues.mend_lines(other)
+            queues.admit_from_partitions(other)
             assert states(other)[1] == FREE
             assert claims.ingest_step(conn, factories.who("fetch")) == []
         assert len(take(conn)) == 1
@@ -347,11 +347,11 @@ def test_the_sweep_lets_in_what_a_rate_has_room_for_again(db: ModuleType) -> Non
         say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
         add(conn, 2)
         take(conn)
-        queues.mend_lines(conn)
+        queues.admit_from_partitions(conn)
         assert states(conn)[1] == LINE
         age(conn, 61)
         ear.execute(b"LISTEN ingest_job_ready")
-        queues.mend_lines(conn)
+        queues.admit_from_partitions(conn)
         assert states(conn)[1] == FREE
         assert len(list(ear.notifies(timeout=0.2))) == 1
 
@@ -366,7 +366,7 @@ def test_a_paused_partition_holds_up_nobody_else(db: ModuleType) -> None:
         assert [job["partition_key"] for job in take(conn, 9)] == ["b"]
         assert count(conn, LINE) == 2
         assert factories.column(conn, "SELECT due_at = 'infinity' FROM partition_dues") == [True]
-        queues.mend_lines(conn)
+        queues.admit_from_partitions(conn)
         add(conn)
         assert take(conn, 9) == []
         queues.resume(conn, "fetch", "a")
@@ -490,9 +490,9 @@ def test_a_line_missed_while_its_head_was_locked_is_mended(db: ModuleType) -> No
             other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
             end(conn, job)
         assert states(conn)[1] == LINE
-        assert queues.mend_lines(conn) == 1
+        assert queues.admit_from_partitions(conn) == 1
         assert states(conn)[1] == FREE
-        assert queues.mend_lines(conn) == 0
+        assert queues.admit_from_partitions(conn) == 0
 
 
 def test_a_rolled_back_end_lets_nobody_in(db: ModuleType) -> None:
@@ -590,7 +590,7 @@ def test_the_sweep_sends_to_its_line_what_no_claim_comes_to(db: ModuleType) -> N
         long_queue(conn, "b", "a", number=1200)
         say(conn, "a", max_running=1)
         for left in (200, 0):
-            queues.mend_lines(conn)
+            queues.admit_from_partitions(conn)
             free = "SELECT count(*) FROM ingest_jobs WHERE partition_key = 'a'"
             assert (
                 factories.one(conn, free + " AND blocked_reason IS NULL AND admitted_at IS NULL")

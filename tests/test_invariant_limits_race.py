@@ -71,7 +71,7 @@ class Race:
     def _sweep(self, conn: Any, drawn: random.Random) -> None:
         del drawn
         while self._goes_on(0.1):
-            queues.mend_lines(conn)
+            queues.admit_from_partitions(conn)
             transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:

@@ -1,17 +1,16 @@
-"""Pass lock keys on from jobs whose queue nobody serves to jobs in served queues."""
+"""Pass lock keys on from jobs whose queue has no worker to jobs in served queues."""
 
 from __future__ import annotations
 
 from queue_workflows import db
-from queue_workflows.store import tables
+from queue_workflows.db import statements
 from queue_workflows.types import Row
 
 BATCH = 1_000
-"""Jobs of a family that one transaction blocks, or puts back in line."""
+"""Jobs of a table that one transaction blocks, or lets wait for their keys again."""
 BATCHES = 3
-"""Transactions of a family and direction in one sweep; the rest is left to the next sweep."""
-_COUNTED = 10_000
-_FAMILIES = (tables.INGEST_JOBS.name, tables.NODE_JOBS.name)
+"""Transactions of one sweep for each table and direction; the next sweep does the rest."""
+_MOST_COUNTED = 10_000
 
 
 def served(conn: db.Connection, stale_s: float) -> list[str]:
@@ -19,68 +18,47 @@ def served(conn: db.Connection, stale_s: float) -> list[str]:
 
     `stale_s`: a worker that was not seen for so many seconds is not live.
     """
-    row = conn.execute(
-        "SELECT queue_workflows_served_queues(%s::float8) AS queues", (stale_s,), prepare=True
-    ).fetchone()
+    text = statements.lock_queues.served
+    row = conn.execute(text, {"stale_s": stale_s}, prepare=True).fetchone()
     return row["queues"] if row else []
 
 
 def block_unserved(conn: db.Connection, queues: list[str]) -> int:
     """Block the jobs that keep a lock key from others and are in none of these served queues.
 
-    Returns how many; 0 if nobody waits for such a key in one of `queues`. Opens one transaction a
-    batch. Their commits admit the next in line.
+    Return how many; 0 if nobody waits for such a key in one of `queues`. Opens one transaction a
+    batch. Their commits admit the next jobs that wait.
     """
-    return _batches(conn, "block_unserved", queues)
+    return _in_batches(conn, statements.lock_queues.block_unserved, queues)
 
 
 def unblock_served(conn: db.Connection, queues: list[str]) -> int:
-    """Put the unserved jobs of these served queues back in the line of their keys; how many.
+    """Let the blocked jobs of these served queues wait for their keys again; return how many.
 
-    Opens one transaction a batch. Their commits admit whoever is first.
+    Opens one transaction a batch. Their commits admit whichever job is first.
     """
-    return _batches(conn, "unblock_served", queues)
+    return _in_batches(conn, statements.lock_queues.unblock_served, queues)
 
 
-def _batches(conn: db.Connection, function: str, queues: list[str]) -> int:
+def _in_batches(conn: db.Connection, statement: bytes, queues: list[str]) -> int:
     count = 0
-    for family in _FAMILIES:
+    for table in statements.JOB_TABLES:
+        given = {"table": table, "queues": queues, "batch": BATCH}
         for _ in range(BATCHES):
-            row = conn.execute(
-                f"SELECT queue_workflows_{function}(%s, %s::text[], %s) AS n".encode(),
-                (family, queues, BATCH),
-                prepare=True,
-            ).fetchone()
+            row = conn.execute(statement, given, prepare=True).fetchone()
             if row is None or not row["n"]:
                 break
             count += row["n"]
     return count
 
 
-_UNSERVED = """
-WITH RECURSIVE q (queue) AS (
-    (SELECT queue::text FROM {jobs} WHERE status = 'queued' AND blocked_reason = 'unserved'
-      AND octet_length(queue) >= 0 ORDER BY blocked_reason, {jobs}.queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue::text FROM {jobs} j WHERE j.status = 'queued'
-        AND j.blocked_reason = 'unserved' AND octet_length(j.queue) >= 0 AND j.queue > q.queue
-      ORDER BY j.blocked_reason, j.queue LIMIT 1)
-      FROM q WHERE q.queue IS NOT NULL)
-SELECT q.queue, (SELECT count(*) FROM (SELECT FROM {jobs} j WHERE j.status = 'queued'
-       AND j.blocked_reason = 'unserved' AND octet_length(j.queue) >= 0
-       AND j.queue = q.queue LIMIT %s) c) AS n
-  FROM q WHERE q.queue IS NOT NULL LIMIT 100
-"""
-
-
 def unserved(conn: db.Connection) -> list[Row]:
-    """Return the queues whose jobs let others have their lock keys: queue, n (at most 10,000).
+    """Return the queues with jobs that are blocked as unserved: queue, n (at most 10,000 each).
 
-    At most 100 queues of each family, by name.
+    At most 100 queues of each table, by name.
     """
     found: dict[str, int] = {}
-    for family in _FAMILIES:
-        query = _UNSERVED.replace("{jobs}", family).encode()
-        for row in conn.execute(query, (_COUNTED,)).fetchall():
+    for text in statements.lock_queues.unserved.values():
+        for row in conn.execute(text, {"most": _MOST_COUNTED}).fetchall():
             found[row["queue"]] = found.get(row["queue"], 0) + row["n"]
     return [{"queue": queue, "n": count} for queue, count in sorted(found.items())]

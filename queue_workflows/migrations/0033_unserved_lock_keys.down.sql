@@ -1,3 +1,6 @@
+DROP FUNCTION IF EXISTS queue_workflows_is_past_retention(text, timestamptz, double precision);
+DROP FUNCTION IF EXISTS queue_workflows_is_off(text, timestamptz);
+DROP FUNCTION IF EXISTS queue_workflows_is_paused(timestamptz, timestamptz);
 DROP FUNCTION IF EXISTS queue_workflows_block_unserved(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_unblock_served(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_set_blocked(text, text[], text);

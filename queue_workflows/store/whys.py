@@ -175,7 +175,7 @@ def turn(conn: db.Connection, table: str, row: Row) -> Row | None:
 
 def limits_of(conn: db.Connection, row: Row) -> Row:
     """The limits in force for an ingest job's partition, with `paused`, `running` and `due_at`."""
-    return queues.of_partition(conn, row["queue"], row["partition_key"])
+    return queues.partition_limits(conn, row["queue"], row["partition_key"])
 
 
 def queue_limits(conn: db.Connection, queue: str) -> Row | None:
@@ -183,5 +183,5 @@ def queue_limits(conn: db.Connection, queue: str) -> Row | None:
 
     `due_s`: in how many seconds its rate has room for one more start; None: it has.
     """
-    said = queues.of_queue(conn, queue)
+    said = queues.settings_of(conn, queue)
     return None if said is None else said | queues.use(conn, said)

@@ -83,14 +83,14 @@ def bury(
                 _note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
             rows += taken
         orderly = ended.code in leaving.ORDERLY
-        workers.bury(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
+        workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
         if sentence is not None:
             queue = sentence.queue or next((row["queue"] for row in rows), "")
             if sentence.trip.event == oversight.OFF:
                 workers.clear_model(conn, sentence.host, queue, mark_stale=True)
             else:
                 live_s = config.STALE_WORKER_AFTER_S.read()
-                workers.lost(conn, sentence.host, queue, prefix, live_s)
+                workers.clear_heartbeat(conn, sentence.host, queue, prefix, live_s)
     return rows
 
 

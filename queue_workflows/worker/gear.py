@@ -186,7 +186,7 @@ class Gear:
     def _store_samples(self) -> None:
         for each in self._metrics.take() if self._metrics else ():
             with self._kept.using() as conn:
-                samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
+                samples.put(conn, self._who().host, each.every_s, each.text, notify=each.tell)
 
     def _measure(self) -> None:
         """See how large the card is, which decides what is claimed."""

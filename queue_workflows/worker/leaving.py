@@ -198,7 +198,7 @@ class Leaving:
         try:
             with conn.transaction():
                 for who in self._whos:
-                    workers.leave(conn, who().worker_id)
+                    workers.stop(conn, who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
 
@@ -209,7 +209,7 @@ class Leaving:
             with conn.transaction():
                 for each in self._whos:
                     who = each()
-                    workers.lost(conn, who.host, who.queue, who.worker_id, live_s)
+                    workers.clear_heartbeat(conn, who.host, who.queue, who.worker_id, live_s)
         except db.Error as error:
             _log.debug("could not age the heartbeat: %s", error)
 

@@ -374,7 +374,7 @@ def test_what_is_left_of_a_run_that_is_over_is_no_head_of_its_line(
         gpu_job(conn, model, run_id=run_id, node_id=name, priority=priority)
     conn.execute("UPDATE workflow_node_jobs SET created_at = now() - interval '1 minute'")
     claimant = factories.who("gpu", "w1", **who)
-    detail = json.dumps({"claim": models.claim_detail(claimant)})
+    detail = json.dumps({"claim": workers.claim_detail(claimant)})
     report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
     rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}
     for name in ("other", "cold"):

@@ -29,7 +29,7 @@ def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
     """A worker says of itself what it claims by."""
     values = {
         "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
-        "state": "idle", "job_ids": [], "detail": json.dumps({"claim": models.claim_detail(who)}),
+        "state": "idle", "job_ids": [], "detail": json.dumps({"claim": workers.claim_detail(who)}),
         "obey": True, "concurrency": 1, "current_model": who.model,
         "known_models": who.models or [], "vram_total_mb": None,
     }  # fmt: skip
@@ -195,7 +195,7 @@ def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool)
     run_id = factories.run(conn)
     who = factories.who("gpu", "me")
     if asked:
-        detail = {"claim": models.claim_detail(who), "model": {"id": "b", "loading": True}}
+        detail = {"claim": workers.claim_detail(who), "model": {"id": "b", "loading": True}}
         report(conn, who, detail=json.dumps(detail))
     else:
         factories.node(conn, run_id, "running", queue="gpu", required_model="b")
