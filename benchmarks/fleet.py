@@ -18,8 +18,9 @@ from benchmarks import fleet_sim as sim
 from benchmarks import fleet_trace as traces
 from benchmarks import server
 from queue_workflows import db
+from queue_workflows.engine import models, workers
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, fleet, tables, workers
+from queue_workflows.store import claims, tables
 from queue_workflows.types import Row
 
 LOOK_S = 0.01
@@ -132,7 +133,7 @@ class Play:
             box.hold(None)
             load_s = self._trace.load_s[model] / speed / self._scale
             stop.wait(load_s)
-            fleet.learn_load(box.conn, box.host, model, load_s)
+            models.learn_load(box.conn, box.host, model, load_s)
             box.hold(model)
             with self._lock:
                 self._loads += 1

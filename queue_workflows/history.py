@@ -9,9 +9,9 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.engine import logs as attempt_logs
-from queue_workflows.engine import run_history
+from queue_workflows.engine import run_history, samples
 from queue_workflows.runtime import shapes
-from queue_workflows.store import samples, tables
+from queue_workflows.store import tables
 from queue_workflows.types import JsonDict, Row
 
 PRUNE_BATCH = 1000

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import cgroup_attribution, db, errors, types
+from queue_workflows.engine import samples
 from queue_workflows.runtime import service, shapes
-from queue_workflows.store import samples
 from queue_workflows.telemetry import cards
 from queue_workflows.types import JsonDict, NowFn
 

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import claimed, claims, outcomes, payload, tables
+from queue_workflows.dag import payload
+from queue_workflows.store import claimed, claims, outcomes, tables
 from queue_workflows.tasks import args, bodies, control
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row

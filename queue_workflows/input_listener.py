@@ -6,9 +6,10 @@ import logging
 import threading
 
 from queue_workflows import config, db, dispatcher, errors
+from queue_workflows.dag import payload
 from queue_workflows.engine import input_answers, nodes
 from queue_workflows.runtime import service
-from queue_workflows.store import isolation, payload
+from queue_workflows.store import isolation
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

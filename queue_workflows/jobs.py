@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import db, errors
-from queue_workflows.store import jobs, limits, payload, tables
+from queue_workflows.dag import payload
+from queue_workflows.engine import ingest_jobs
+from queue_workflows.runtime import durations
+from queue_workflows.store import tables
 from queue_workflows.types import JsonDict, Row
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
@@ -47,13 +50,13 @@ def list_jobs(
         )
     if isinstance(since, datetime) and since.tzinfo is None:
         raise errors.InvalidConfig(f"since {since}: say in which time zone")
-    if isinstance(since, timedelta) and abs(since) > limits.FOREVER:
+    if isinstance(since, timedelta) and abs(since) > durations.MAX_SPAN:
         raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
     if not all(payload.is_storable(text) for text in texts.values() if text is not None):
         return []
-    wanted = jobs.Wanted(queue, task_name, statuses, since, key)
+    wanted = ingest_jobs.Filter(queue, task_name, statuses, since, key)
     with db.transaction(conn) as own:
-        return jobs.listed(own, wanted, limit)
+        return ingest_jobs.find(own, wanted, limit)
 
 
 def retry_jobs(
@@ -109,11 +112,11 @@ def _each(
     for some in _batches(asked):
         with db.transaction(conn) as own:
             if by is not None:
-                jobs.name_actor(own, payload.error_text(by))
+                ingest_jobs.name_actor(own, payload.error_text(by))
             known = [one for one in some if payload.is_storable(one)]
-            rows = jobs.locked(own, known)
+            rows = ingest_jobs.lock(own, known)
             told = act(own, rows)
-            nodes = jobs.runs_of(own, [one for one in known if one not in rows])
+            nodes = ingest_jobs.runs_of_node_jobs(own, [one for one in known if one not in rows])
             done += [_done(one, rows.get(one), told, nodes) for one in some]
     return done
 
@@ -147,7 +150,7 @@ def _refused(rows: Mapping[str, Row], rule: str = "") -> dict[str, _Outcome]:
 def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     ended = _of(rows, "failed", "cancelled")
     chosen = [one for one in ended if rows[one]["generation"] < tables.LAST_GENERATION]
-    taken = jobs.reopen(conn, chosen) if chosen else set[str]()
+    taken = ingest_jobs.retry(conn, chosen) if chosen else set[str]()
     told = _refused(rows, ": only a failed or cancelled one is retried")
     told |= dict.fromkeys(ended, ("refused", "it is in its last generation: queue a new job"))
     told |= dict.fromkeys(chosen, ("queued", None))
@@ -156,18 +159,18 @@ def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
 
 def _cancel_waiting(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     chosen = _of(rows, "queued")
-    jobs.cancel(conn, chosen)
+    ingest_jobs.cancel_queued(conn, chosen)
     return _refused(rows) | dict.fromkeys(chosen, ("cancelled", None))
 
 
 def _cancel(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     chosen = _of(rows, "running")
-    jobs.ask_to_end(conn, chosen)
+    ingest_jobs.request_cancel(conn, chosen)
     return _cancel_waiting(conn, rows) | dict.fromkeys(chosen, ("asked to stop", None))
 
 
 def _delete(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     chosen = [job_id for job_id, row in rows.items() if row["status"] != "running"]
-    jobs.delete(conn, chosen)
+    ingest_jobs.delete(conn, chosen)
     told = _refused(rows, ": cancel it first")
     return told | dict.fromkeys(chosen, ("deleted", None))

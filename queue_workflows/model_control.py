@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.engine import models
 from queue_workflows.runtime import shapes
-from queue_workflows.store import model_controls
 from queue_workflows.types import Row
 
 
@@ -50,7 +50,7 @@ def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> l
     """
     _check_names(host=host)
     with db.transaction(conn) as own:
-        rows = model_controls.held(own, config.STALE_WORKER_AFTER_S.read(), host)
+        rows = models.on_workers(own, config.STALE_WORKER_AFTER_S.read(), host)
     return [_holding(row) for row in rows]
 
 
@@ -102,7 +102,7 @@ def _ask(
     }
     with db.transaction(conn) as own:
         _check(own, host, model, worker_id)
-        return model_controls.put(own, values)
+        return models.request(own, values)
 
 
 def _check_names(**names: str | None) -> None:
@@ -112,7 +112,7 @@ def _check_names(**names: str | None) -> None:
 
 
 def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:
-    rows = model_controls.held(conn, config.STALE_WORKER_AFTER_S.read())
+    rows = models.on_workers(conn, config.STALE_WORKER_AFTER_S.read())
     live = [row for row in rows if row["state"] != "dead"]
     ours = [row for row in live if row["host_label"] == host]
     if not ours:
@@ -121,7 +121,7 @@ def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | N
     if worker_id is not None and worker_id not in [row["worker_id"] for row in ours]:
         known = ", ".join(row["worker_id"] for row in ours)
         raise errors.UnknownWorker(f"host {host!r} has no gpu worker {worker_id!r} but {known}")
-    models = {name for row in ours for name in row["known_models"]}
-    if model is not None and models and model not in models:
-        known = ", ".join(sorted(models))
+    registered = {name for row in ours for name in row["known_models"]}
+    if model is not None and registered and model not in registered:
+        known = ", ".join(sorted(registered))
         raise errors.UnknownModel(f"host {host!r} does not know model {model!r}; it knows {known}")

@@ -15,11 +15,11 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
-from queue_workflows.dag import arguments, confinement, outputs
+from queue_workflows.dag import arguments, confinement, outputs, payload
 from queue_workflows.declare import bodies
 from queue_workflows.engine import nodes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.store import claimed, claims, outcomes, payload, tables
+from queue_workflows.store import claimed, claims, outcomes, tables
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)

@@ -20,18 +20,18 @@ from queue_workflows import (
     node_queue,
     retention,
 )
-from queue_workflows.engine import cancellation, input_timeouts, pending, promotion
-from queue_workflows.runtime import service
-from queue_workflows.store import (
-    endings,
-    fleet,
-    isolation,
-    limits,
-    lock_keys,
-    payload,
-    tables,
-    transitions,
+from queue_workflows.dag import payload
+from queue_workflows.engine import (
+    cancellation,
+    input_timeouts,
+    lock_queues,
+    models,
+    pending,
+    promotion,
+    queues,
 )
+from queue_workflows.runtime import service
+from queue_workflows.store import endings, isolation, tables, transitions
 from queue_workflows.types import NowFn, Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -328,10 +328,10 @@ class Sweeps:
         """
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         with self._kept.using() as conn:
-            served = lock_keys.served(conn, stale_after_s)
-            lock_keys.unblock_served(conn, served)
+            served = lock_queues.served(conn, stale_after_s)
+            lock_queues.unblock_served(conn, served)
             if self._was_there_for(stale_after_s) and (
-                count := lock_keys.block_unserved(conn, served)
+                count := lock_queues.block_unserved(conn, served)
             ):
                 _log.warning(
                     "%d jobs gave up their turn with a lock key: no worker serves their queue; "
@@ -344,7 +344,7 @@ class Sweeps:
     def mend_lines(self) -> None:
         """Look at the lines of limited partitions that are due, or that nobody was let in from."""
         with self._kept.using() as conn:
-            limits.mend_lines(conn)
+            queues.admit_from_partitions(conn)
 
     def _note(self) -> None:
         if self._broke():
@@ -385,7 +385,7 @@ class Sweeps:
             self._unserved.clear()
             return
         with self._kept.using() as conn:
-            rows = {row["model"]: row for row in fleet.unserved(conn)}
+            rows = {row["model"]: row for row in models.unserved(conn)}
             now = self._now()
             wanting = [model for model, row in rows.items() if row["reason"]]
             self._unserved = {model: self._unserved.get(model, now) for model in wanting}
@@ -399,7 +399,7 @@ class Sweeps:
 def flag(conn: db.Connection, row: Row) -> None:
     """Flag a line of gpu jobs, in one transaction, and say why unless it was said."""
     with db.transaction(conn) as own:
-        said = fleet.flag(own, row)
+        said = models.flag(own, row)
     if said:
         what = f"model {row['model']}" if row["model"] else "gpu jobs without a model"
         _log.warning("no live worker can take %s: %s", what, row["detail"])
@@ -408,7 +408,7 @@ def flag(conn: db.Connection, row: Row) -> None:
 def unflag(conn: db.Connection, model: str) -> None:
     """Take the flag of a line away, in one transaction, and say so."""
     with db.transaction(conn) as own:
-        said = fleet.unflag(own, model)
+        said = models.unflag(own, model)
     if said:
         what = f"model {model}" if model else "gpu jobs without a model"
         _log.info("%s: no job waits any more that no worker can take", what)

@@ -11,24 +11,28 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
-from queue_workflows.engine import cancellation, manual_changes, nodes, outbox
+from queue_workflows.dag import payload
+from queue_workflows.db import app_connections, check_violations
+from queue_workflows.engine import (
+    cancellation,
+    ingest_jobs,
+    manual_changes,
+    models,
+    nodes,
+    outbox,
+    workers,
+)
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
     events,
-    fleet,
-    ingest,
     isolation,
-    joined,
-    newjobs,
-    payload,
     quarantine,
-    refusals,
     tables,
     transitions,
-    workers,
 )
 from queue_workflows.store import snapshot as views
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> clai
 # --- node jobs ---------------------------------------------------------------------------------
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_node_job(
     *,
     run_id: str,
@@ -108,7 +112,7 @@ def _model(node_id: str, queue: str, required_model: str | None) -> str | None:
     return required_model
 
 
-@refusals.translated()
+@check_violations.translated()
 def insert_skipped_job(
     *,
     run_id: str,
@@ -342,7 +346,7 @@ def record_node_event(
         with db.transaction() as conn:
             event_id = events.record_node(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
-                fleet.learn_load(conn, host_label, model, elapsed_s)
+                models.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
         _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
         return None
@@ -434,7 +438,7 @@ def flag_stale_workers_holding_running_jobs(
 # --- ingest jobs -------------------------------------------------------------------------------
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_ingest_job(
     *,
     task_name: str,
@@ -461,18 +465,18 @@ def enqueue_ingest_job(
     `UnknownTask`, `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all
     ValueErrors), `UnknownConnection` (a TypeError).
     """
-    job = newjobs.settled(newjobs.Job(
+    job = job_validation.with_task_defaults(job_validation.NewJob(
         task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
         partition_key, available_at, max_attempts, backoff, timeout_s, headers,
     ))  # fmt: skip
-    if newjobs.has_options(job) or not (conn is None or joined.is_own(conn)):
-        return _put(newjobs.calls([job]), conn)[0]
-    values = newjobs.plain(job)
+    if job_validation.has_options(job) or not _is_ours(conn):
+        return _insert(job_validation.batches([job]), conn)[0]
+    row = job_validation.plain_row(job)
     with db.statement(conn) as own:
-        return ingest.enqueue(own, values)
+        return ingest_jobs.insert(own, row)
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_ingest_jobs(
     jobs: Iterable[NewIngestJob] | None = None,
     *,
@@ -487,39 +491,37 @@ def enqueue_ingest_jobs(
     A member of `jobs` has the keywords of `enqueue_ingest_job`; what it lacks is taken from those
     of the call. Raises as `enqueue_ingest_job` does, and says which job.
     """
-    if (
-        args is not None
-        and jobs is None
-        and task_name is not None
-        and (conn is None or joined.is_own(conn))
-    ):
-        job = newjobs.settled(newjobs.Job(task_name, queue, **options))
-        if not newjobs.has_options(job):
-            # Each member of `args` is checked by itself: the call's own job has no args to check.
-            return _enqueue_args(newjobs.columns(job), args, conn)
+    if args is not None and jobs is None and task_name is not None and _is_ours(conn):
+        job = job_validation.with_task_defaults(job_validation.NewJob(task_name, queue, **options))
+        if not job_validation.has_options(job):
+            return _enqueue_args(job_validation.base_columns(job), args, conn)
     defaults = {"task_name": task_name, "queue": queue, **options}
-    return _put(newjobs.calls(newjobs.merged(defaults, jobs, args), whole=conn is not None), conn)
+    found = job_validation.from_keywords(defaults, jobs, args)
+    return _insert(job_validation.batches(found, whole=conn is not None), conn)
 
 
-def _enqueue_args(
-    values: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
-) -> list[JobId]:
-    texts = newjobs.args_texts(values["task_name"], args)
-    # A host's connection may be in autocommit, where each statement is a transaction.
+def _is_ours(conn: Any) -> bool:
+    """Return whether a call uses psycopg: a connection of the engine, or of the app."""
+    return conn is None or app_connections.is_psycopg(conn)
+
+
+def _enqueue_args(row: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any) -> list[JobId]:
+    texts = job_validation.encode_args_of_each(row["task_name"], args)
+    # An app's connection may be in autocommit, where each statement is a transaction.
     parts = [texts] if conn is not None and texts else list(payload.parts(texts))
     with _whole(conn, len(parts)) as own:
-        return [one for part in parts for one in ingest.enqueue_many(own, values, part)]
+        return [one for part in parts for one in ingest_jobs.insert_many(own, row, part)]
 
 
-def _put(calls: list[newjobs.Call], conn: Any) -> list[JobId]:
-    if conn is None or joined.is_own(conn):
-        with _whole(conn, len(calls)) as own:
-            return [one for call in calls for one in ingest.put(own, call)]
-    return [one for call in calls for one in joined.put(conn, call)]
+def _insert(batches: list[job_validation.Batch], conn: Any) -> list[JobId]:
+    with _whole(conn, len(batches)) as own:
+        return [one for batch in batches for one in ingest_jobs.insert_batch(own, batch)]
 
 
 def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
-    return db.statement(conn) if statements == 1 else db.transaction(conn)
+    if conn is None and statements == 1:
+        return db.statement()
+    return app_connections.transaction(conn, async_twin="enqueue_ingest_job_async()")
 
 
 async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJob]) -> JobId:
@@ -531,9 +533,8 @@ async def enqueue_ingest_job_async(*, conn: Any = None, **job: Unpack[NewIngestJ
     given: dict[str, Any] = {**job}
     if conn is None:
         return await _in_thread(enqueue_ingest_job, **given)
-    (call,) = newjobs.calls([newjobs.Job(**given)])
-    with refusals.translated():
-        return (await joined.put_async(conn, call))[0]
+    (batch,) = job_validation.batches([job_validation.NewJob(**given)])
+    return (await _insert_async(batch, conn))[0]
 
 
 async def enqueue_ingest_jobs_async(
@@ -549,9 +550,14 @@ async def enqueue_ingest_jobs_async(
     defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
     if conn is None:
         return await _in_thread(enqueue_ingest_jobs, jobs, args=args, **defaults)
-    calls = newjobs.calls(newjobs.merged(defaults, jobs, args), whole=True)
-    with refusals.translated():
-        return [one for call in calls for one in await joined.put_async(conn, call)]
+    found = job_validation.from_keywords(defaults, jobs, args)
+    batches = job_validation.batches(found, whole=True)
+    return [one for batch in batches for one in await _insert_async(batch, conn)]
+
+
+async def _insert_async(batch: job_validation.Batch, conn: Any) -> list[JobId]:
+    with check_violations.translated():
+        return await ingest_jobs.insert_batch_async(conn, batch)
 
 
 async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:
@@ -563,7 +569,7 @@ async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:
 def get_ingest_job(job_id: str) -> Row | None:
     """The job, or None."""
     with db.statement() as conn:
-        return ingest.get(conn, job_id)
+        return ingest_jobs.get(conn, job_id)
 
 
 def claim_next_ingest_job(
@@ -574,13 +580,13 @@ def claim_next_ingest_job(
     try:
         with db.transaction() as conn:
             rows = claims.ingest_step(conn, who, promote=True)
-            return ingest.get(conn, rows[0]["id"]) if rows else None
+            return ingest_jobs.get(conn, rows[0]["id"]) if rows else None
     except db.Error as error:
         if not quarantine.is_about_rows(error):
             raise
     with db.transaction() as conn:
         found = quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
-        return ingest.get(conn, found.job_id) if found.job_id else None
+        return ingest_jobs.get(conn, found.job_id) if found.job_id else None
 
 
 def mark_ingest_completed(
@@ -611,7 +617,7 @@ def reclaim_expired_ingest_leases(
 def ingest_snapshot() -> dict[str, Any]:
     """`{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}`, configured."""
     with db.transaction() as conn:
-        counts = ingest.snapshot(conn, LIVE_WORKER_S)
+        counts = ingest_jobs.counts(conn, LIVE_WORKER_S)
     keys = ("queued", "running", "completed", "failed", "workers")
     return {
         "queues": {

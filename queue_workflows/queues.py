@@ -8,7 +8,11 @@ from enum import Enum
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import controls, limits, newjobs, payload, refusals
+from queue_workflows.dag import payload
+from queue_workflows.db import check_violations
+from queue_workflows.engine import controls, queues
+from queue_workflows.runtime import durations
+from queue_workflows.tasks import job_options
 from queue_workflows.types import Row
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
@@ -25,7 +29,7 @@ KEEP: Final = _Keep.KEEP
 """A limit that is left as it is."""
 
 
-@refusals.translated()
+@check_violations.translated()
 def pause(
     queue: str,
     *,
@@ -46,17 +50,17 @@ def pause(
         if at is not None and controls.is_over(own, at):
             raise errors.InvalidConfig(f"until {at}: that is over by the database's clock")
         by = None if requested_by is None else payload.error_text(requested_by)
-        return limits.pause(own, queue, partition, {"at": at, "lasts": lasts, "by": by})
+        return queues.pause(own, queue, partition, {"at": at, "lasts": lasts, "by": by})
 
 
 def resume(queue: str, *, partition: str | None = None, conn: db.Connection | None = None) -> bool:
     """End a pause, which wakes the queue's workers; False: it was not paused."""
     with db.transaction(conn) as own:
         _check(own, queue, partition)
-        return limits.resume(own, queue, partition)
+        return queues.resume(own, queue, partition)
 
 
-@refusals.translated()
+@check_violations.translated()
 def limit(
     queue: str,
     *,
@@ -85,7 +89,7 @@ def limit(
             raise errors.InvalidConfig(
                 f"queue {queue!r} can be paused; limits are of ingest queues"
             )
-        return limits.limit(own, queue, partition, values)
+        return queues.limit(own, queue, partition, values)
 
 
 def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[Row]:
@@ -101,9 +105,9 @@ def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[
     `paused_until`, `paused_by`, `max_running`, `rate`.
     """
     with db.transaction(conn) as own:
-        said = {row["queue"]: row for row in limits.settings(own)}
-        counts = limits.counts(own)
-        parts = limits.partitions(own)
+        said = {row["queue"]: row for row in queues.settings(own)}
+        counts = queues.counts(own)
+        parts = queues.partition_settings(own)
         served = {*controls.known_queues(own)} - {"all"} if used_only else config.queues()
     named = config.used_queues() | served if used_only else served
     names = sorted(named | said.keys() | counts.keys())
@@ -115,7 +119,7 @@ def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[
 
 
 def _shown(queue: str, said: Row, count: Row) -> Row:
-    per_min = 60 / limits.RATE_WINDOW_S
+    per_min = 60 / queues.RATE_WINDOW_S
     came = count.get("fresh", 0) + count.get("came", 0)
     return {
         "queue": queue,
@@ -128,9 +132,9 @@ def _shown(queue: str, said: Row, count: Row) -> Row:
         "in_per_min": round(came * per_min, 1),
         "out_per_min": round(count.get("went", 0) * per_min, 1),
         "max_running": said.get("max_running"),
-        "rate": limits.rate_text(said.get("rate_limit"), said.get("rate_period_s")),
+        "rate": durations.rate_text(said.get("rate_limit"), said.get("rate_period_s")),
         "partition_max_running": said.get("partition_max_running"),
-        "partition_rate": limits.rate_text(
+        "partition_rate": durations.rate_text(
             said.get("partition_rate_limit"), said.get("partition_rate_period_s")
         ),
     }
@@ -141,7 +145,7 @@ def _partition(row: Row) -> Row:
         "partition": row["partition_key"],
         **_state(row),
         "max_running": row["max_running"],
-        "rate": limits.rate_text(row["rate_limit"], row["rate_period_s"]),
+        "rate": durations.rate_text(row["rate_limit"], row["rate_period_s"]),
     }
 
 
@@ -163,7 +167,7 @@ def moment(until: Any) -> tuple[datetime | None, timedelta | None]:
     lasts = until if isinstance(until, timedelta) else None
     at = until if isinstance(until, datetime) else None
     if (at is not None and at.tzinfo is None) or (
-        lasts is not None and not timedelta(0) < lasts <= limits.FOREVER
+        lasts is not None and not timedelta(0) < lasts <= durations.MAX_SPAN
     ):
         raise errors.InvalidConfig(
             f"until {str(until)[:40]}: a time with a time zone, or a time span above zero and of a "
@@ -174,7 +178,7 @@ def moment(until: Any) -> tuple[datetime | None, timedelta | None]:
 
 def when(text: str) -> datetime | timedelta:
     """What `until` may be, as text: a time span such as 30s, 45m, 2h, 1d, or an ISO time."""
-    seconds = limits.UNITS_S.get(text[-1:])
+    seconds = durations.UNITS_S.get(text[-1:])
     try:
         if seconds is not None:
             return timedelta(seconds=seconds * float(text[:-1]))
@@ -201,7 +205,7 @@ def _limits(most: Any, rate: Any, prefix: str) -> dict[str, Any]:
 def _rate(text: Any, prefix: str) -> tuple[int, float]:
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is not None:
-        count, period_s = int(match[1]), float(match[2] or 1) * limits.UNITS_S[match[3]]
+        count, period_s = int(match[1]), float(match[2] or 1) * durations.UNITS_S[match[3]]
         if 1 <= count <= MOST and 0 < period_s <= LONGEST_S:
             return count, period_s
     raise errors.InvalidConfig(
@@ -213,7 +217,7 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
     known = config.queues() | set(controls.known_queues(conn))
-    if queue not in known and not limits.is_used(conn, queue):
+    if queue not in known and not queues.is_used(conn, queue):
         raise errors.UnknownQueue(
             f"queue {queue!r}: not configured, never served, and empty; known are "
             f"{', '.join(sorted(known))}, and --app names those of a host app"
@@ -224,11 +228,12 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
         raise errors.InvalidConfig(f"queue {queue!r}: partitions are of ingest queues")
     if not _is_key(partition):
         raise errors.InvalidConfig(
-            f"partition {partition!r:.80}: a key has 1 to {newjobs.KEY_BYTES:,} bytes of UTF-8"
+            f"partition {partition!r:.80}: a key has 1 to {job_options.MAX_KEY_BYTES:,} bytes of "
+            "UTF-8"
         )
 
 
 def _is_key(text: Any) -> bool:
     if not isinstance(text, str) or not payload.is_storable(text):
         return False
-    return 1 <= len(text.encode()) <= newjobs.KEY_BYTES
+    return 1 <= len(text.encode()) <= job_options.MAX_KEY_BYTES

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
-from queue_workflows.engine import logs, schedules
-from queue_workflows.store import events, fleet, isolation, retention, samples, workers
+from queue_workflows.engine import logs, models, retention, samples, schedules, workers
+from queue_workflows.store import events, isolation
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _kinds(rows: isolation.Isolation) -> Iterator[_Kind]:
         yield from _by_age(days)
     yield "workers", _again("workers", workers.prune, 0)
     yield "hw_samples", _again("hw_samples", samples.prune, 0)
-    yield "gpu_models", _again("gpu_models", fleet.prune, 0)
+    yield "gpu_models", _again("gpu_models", models.prune, 0)
 
 
 def _by_age(days: int) -> Iterator[_Kind]:

@@ -6,15 +6,16 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors
+from queue_workflows.dag import payload
+from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import runs
-from queue_workflows.store import app_connections, payload, refusals
 from queue_workflows.types import NewRun, Row
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@refusals.translated()
+@check_violations.translated()
 def insert_run(
     *,
     run_id: str | None = None,
@@ -85,7 +86,7 @@ def get_run(run_id: str) -> Row | None:
         return runs.get(conn, run_id)
 
 
-@refusals.translated()
+@check_violations.translated()
 def update_run(run_id: str, **columns: Any) -> Row | None:
     """Set columns; the row, or None: no such run, or one that is over and would change status.
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, tasks, types
+from queue_workflows.db import check_violations
 from queue_workflows.engine import schedules
 from queue_workflows.runtime import process, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
-from queue_workflows.store import isolation, refusals
+from queue_workflows.store import isolation
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
@@ -31,7 +32,7 @@ ScheduleEntry = schedule_entry.ScheduleEntry
 _log = logging.getLogger("queue_workflows.scheduler")
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:
     """Queue each entry's job for its latest instant; the ids of the jobs queued by this call.
 
@@ -45,7 +46,7 @@ def enqueue_due(entries: Iterable[ScheduleEntry], *, reason: str = "tick") -> li
         return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)
 
 
-@refusals.translated()
+@check_violations.translated()
 def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[str]:
     """Queue every entry's job once now, with reason `boot`; the ids of the jobs queued.
 

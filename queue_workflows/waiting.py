@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.runtime import display, shapes
-from queue_workflows.store import limits, lock_keys, tables, whys
+from queue_workflows.engine import lock_queues
+from queue_workflows.runtime import display, durations, shapes
+from queue_workflows.store import tables, whys
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
@@ -180,7 +181,7 @@ def unserved_text(queue: str) -> str:
 def _of_unserved(conn: db.Connection, row: Row) -> str:
     """Say why others have its lock key, and when it stands in line again."""
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    if row["queue"] in lock_keys.served(conn, stale_s):
+    if row["queue"] in lock_queues.served(conn, stale_s):
         return "its queue has a worker again: it is about to stand in line for its lock key"
     clause, detail = _of_queue(conn, row["queue"])
     if clause == "paused":
@@ -192,7 +193,7 @@ def _of_partition(said: Row, key: str) -> tuple[str, str]:
     """What keeps the line of a partition waiting."""
     if said["paused"]:
         return "paused", f"partition {key} is paused{_until(said['paused_until'])}"
-    rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
+    rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
     if said["due_at"] is not None and rate:
         return "limited", f"partition {key} starts {rate}: its line is due{_at(said['due_at'])}"
     if said["max_running"]:
@@ -212,7 +213,7 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
     if said["max_running"] and said["running"] >= said["max_running"]:
         return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
     if said["due_s"] is not None:
-        rate = limits.rate_text(said["rate_limit"], said["rate_period_s"])
+        rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
         due = display.number(said["due_s"], ".1f", " s")
         return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None

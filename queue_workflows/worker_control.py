@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from queue_workflows import config, db, errors, queues
+from queue_workflows.db import check_violations
+from queue_workflows.engine import controls
 from queue_workflows.runtime import display, process, service
-from queue_workflows.store import controls, refusals
 from queue_workflows.types import ExitFn, Row
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def handler(policy: str) -> StopPolicy:
     return found or _hard
 
 
-@refusals.translated()
+@check_violations.translated()
 def set_worker_control(
     host: str,
     queue: str,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from queue_workflows.store import claims, limits, tables, transitions
+from queue_workflows.engine import queues
+from queue_workflows.store import claims, tables, transitions
 from tests.support import factories, laws
 
 Row = dict[str, Any]
@@ -27,7 +28,7 @@ def lawful(db: ModuleType) -> Iterator[None]:
 
 def say(conn: Any, key: str | None = None, **columns: Any) -> None:
     """Set limits of the queue `fetch`, or of a partition in it."""
-    limits.limit(conn, "fetch", key, columns)
+    queues.limit(conn, "fetch", key, columns)
 
 
 def add(conn: Any, number: int = 1, **columns: Any) -> list[Row]:
@@ -98,8 +99,8 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
         assert len(claims.ingest_step(conn, factories.who("load"))) == 1
         assert states(conn, None)[:2] == [FREE, FREE]
         ear.execute(b"LISTEN ingest_job_ready")
-        assert limits.resume(conn, "fetch", None)
-        assert not limits.resume(conn, "fetch", None)
+        assert queues.resume(conn, "fetch", None)
+        assert not queues.resume(conn, "fetch", None)
         (heard,) = ear.notifies(timeout=5, stop_after=1)
         assert heard.payload == "fetch"
         assert len(take(conn, 7)) == 2
@@ -108,7 +109,7 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
 def test_a_pause_ends_by_itself_and_a_worker_is_told_when(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, partition_key=None)
-        limits.pause(conn, "fetch", None, {"at": None, "lasts": "90 seconds", "by": "ana"})
+        queues.pause(conn, "fetch", None, {"at": None, "lasts": "90 seconds", "by": "ana"})
         waits: list[float] = []
         assert take(conn, waits=waits) == []
         assert 80 < waits[0] <= 90
@@ -122,12 +123,12 @@ def test_node_queues_are_paused_too(db: ModuleType, queue: str) -> None:
         done = factories.node(conn, queue=queue)
         job = factories.claim_node(conn, factories.who(queue))
         factories.node(conn, queue=queue)
-        limits.pause(conn, queue, None, {"at": None, "lasts": None, "by": None})
+        queues.pause(conn, queue, None, {"at": None, "lasts": None, "by": None})
         result = factories.node_result(job)
         assert claims.node_step(conn, factories.who(queue), done=result) is None
         assert factories.reread(conn, done)["status"] == "completed"
         ear.execute(b"LISTEN node_job_ready")
-        limits.resume(conn, queue, None)
+        queues.resume(conn, queue, None)
         assert list(ear.notifies(timeout=5, stop_after=1))
         assert claims.node_step(conn, factories.who(queue)) is not None
 
@@ -335,7 +336,7 @@ def test_a_claim_that_began_before_there_was_room_starts_nothing(db: ModuleType)
         with conn.transaction():
             conn.execute("SELECT now()")
             age(other, 61)
-            limits.mend_lines(other)
+            queues.admit_from_partitions(other)
             assert states(other)[1] == FREE
             assert claims.ingest_step(conn, factories.who("fetch")) == []
         assert len(take(conn)) == 1
@@ -346,11 +347,11 @@ def test_the_sweep_lets_in_what_a_rate_has_room_for_again(db: ModuleType) -> Non
         say(conn, partition_rate_limit=1, partition_rate_period_s=60.0)
         add(conn, 2)
         take(conn)
-        limits.mend_lines(conn)
+        queues.admit_from_partitions(conn)
         assert states(conn)[1] == LINE
         age(conn, 61)
         ear.execute(b"LISTEN ingest_job_ready")
-        limits.mend_lines(conn)
+        queues.admit_from_partitions(conn)
         assert states(conn)[1] == FREE
         assert len(list(ear.notifies(timeout=0.2))) == 1
 
@@ -361,20 +362,20 @@ def test_a_paused_partition_holds_up_nobody_else(db: ModuleType) -> None:
         add(conn, 1, partition_key="b")
         say(conn, "a", max_running=5)
         assert take(conn)[0]["id"] == first[0]["id"]
-        limits.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
+        queues.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
         assert [job["partition_key"] for job in take(conn, 9)] == ["b"]
         assert count(conn, LINE) == 2
         assert factories.column(conn, "SELECT due_at = 'infinity' FROM partition_dues") == [True]
-        limits.mend_lines(conn)
+        queues.admit_from_partitions(conn)
         add(conn)
         assert take(conn, 9) == []
-        limits.resume(conn, "fetch", "a")
+        queues.resume(conn, "fetch", "a")
         assert len(take(conn, 9)) == 3
 
 
 def test_a_partitions_pause_ends_by_itself(db: ModuleType) -> None:
     with db.connect() as conn:
-        limits.pause(conn, "fetch", "a", {"at": None, "lasts": "60 seconds", "by": None})
+        queues.pause(conn, "fetch", "a", {"at": None, "lasts": "60 seconds", "by": None})
         add(conn)
         waits: list[float] = []
         assert take(conn, waits=waits) == []
@@ -489,9 +490,9 @@ def test_a_line_missed_while_its_head_was_locked_is_mended(db: ModuleType) -> No
             other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (second["id"],))
             end(conn, job)
         assert states(conn)[1] == LINE
-        assert limits.mend_lines(conn) == 1
+        assert queues.admit_from_partitions(conn) == 1
         assert states(conn)[1] == FREE
-        assert limits.mend_lines(conn) == 0
+        assert queues.admit_from_partitions(conn) == 0
 
 
 def test_a_rolled_back_end_lets_nobody_in(db: ModuleType) -> None:
@@ -568,7 +569,7 @@ def test_a_pause_of_a_partition_lets_those_behind_it_pass(db: ModuleType) -> Non
     with db.connect() as conn:
         long_queue(conn, "a", number=2500)
         behind = add(conn, 2, partition_key="b")
-        limits.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
+        queues.pause(conn, "fetch", "a", {"at": None, "lasts": None, "by": None})
         got = [
             job["id"] for _ in range(3) for job in claims.ingest_step(conn, factories.who("fetch"))
         ]
@@ -589,7 +590,7 @@ def test_the_sweep_sends_to_its_line_what_no_claim_comes_to(db: ModuleType) -> N
         long_queue(conn, "b", "a", number=1200)
         say(conn, "a", max_running=1)
         for left in (200, 0):
-            limits.mend_lines(conn)
+            queues.admit_from_partitions(conn)
             free = "SELECT count(*) FROM ingest_jobs WHERE partition_key = 'a'"
             assert (
                 factories.one(conn, free + " AND blocked_reason IS NULL AND admitted_at IS NULL")

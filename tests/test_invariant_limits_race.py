@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.store import claims, limits, tables, transitions
+from queue_workflows.engine import queues
+from queue_workflows.store import claims, tables, transitions
 from tests.support import database, factories, laws
 
 Row = dict[str, Any]
@@ -70,15 +71,15 @@ class Race:
     def _sweep(self, conn: Any, drawn: random.Random) -> None:
         del drawn
         while self._goes_on(0.1):
-            limits.mend_lines(conn)
+            queues.admit_from_partitions(conn)
             transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:
         while self._goes_on(0.2):
             key = drawn.choice((None, "a", "c"))
-            limits.pause(conn, "fetch", key, {"at": None, "lasts": "50 ms", "by": None})
+            queues.pause(conn, "fetch", key, {"at": None, "lasts": "50 ms", "by": None})
             if drawn.random() < 0.5:
-                limits.resume(conn, "fetch", key)
+                queues.resume(conn, "fetch", key)
 
     def _observe(self, conn: Any, drawn: random.Random) -> None:
         del drawn
@@ -133,7 +134,7 @@ def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", "50")
     monkeypatch.setenv("QUEUE_WORKFLOWS_CRASH_BACKOFF_S", "0.01")
     with db.connect() as conn:
-        limits.limit(
+        queues.limit(
             conn,
             "fetch",
             None,
@@ -144,9 +145,9 @@ def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
             },
         )
         for key, most in AT_ONCE.items():
-            limits.limit(conn, "fetch", key, {"max_running": most})
+            queues.limit(conn, "fetch", key, {"max_running": most})
         for key, (most, period_s) in RATES.items():
-            limits.limit(conn, "fetch", key, {"rate_limit": most, "rate_period_s": period_s})
+            queues.limit(conn, "fetch", key, {"rate_limit": most, "rate_period_s": period_s})
         race = Race(db, seed)
         race.run()
         assert race.broken == []

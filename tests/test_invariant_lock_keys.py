@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.engine import promotion
-from queue_workflows.store import claims, lock_keys, tables, transitions
+from queue_workflows.engine import lock_queues, promotion
+from queue_workflows.store import claims, tables, transitions
 from tests.support import factories, laws
 from tests.support.wait import until
 
@@ -478,9 +478,9 @@ def served_by(conn: Any, queue: str, state: str = "idle", age_s: float = 0) -> N
 
 def sweep(conn: Any) -> tuple[int, int]:
     """One sweep: how many stand in line again, how many gave up their turn."""
-    queues = lock_keys.served(conn, STALE_S)
-    back = lock_keys.unblock_served(conn, queues)
-    return back, lock_keys.block_unserved(conn, queues)
+    queues = lock_queues.served(conn, STALE_S)
+    back = lock_queues.unblock_served(conn, queues)
+    return back, lock_queues.block_unserved(conn, queues)
 
 
 @pytest.fixture
@@ -576,7 +576,7 @@ def test_a_parked_workers_heartbeat_and_an_old_one_serve_nothing(db: ModuleType)
         served_by(conn, "fetch", "parked")
         conn.execute("INSERT INTO worker_heartbeats (host_label, queue) VALUES ('box', 'fetch')")
         beats(conn, "load", STALE_S + 1)
-        assert lock_keys.served(conn, STALE_S) == []
+        assert lock_queues.served(conn, STALE_S) == []
 
 
 def test_a_paused_queue_lets_others_have_the_key_until_it_is_resumed(

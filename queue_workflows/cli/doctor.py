@@ -13,8 +13,9 @@ from typing import NamedTuple
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, outputs
+from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import process
-from queue_workflows.store import bad_rows, health, lock_keys
+from queue_workflows.store import bad_rows, health
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest that the tests run on."""
@@ -371,7 +372,7 @@ def _queues(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _lock_keys(conn: db.Connection) -> Iterator[Finding]:
-    rows = lock_keys.unserved(conn)
+    rows = lock_queues.unserved(conn)
     if not rows:
         yield Finding("lock keys", OK, "none passed over a queue that no worker serves")
     for row in rows:

@@ -26,8 +26,9 @@ from queue_workflows.cli import (
     views,
 )
 from queue_workflows.dispatch import hooks
+from queue_workflows.engine import queues
 from queue_workflows.runtime import signals
-from queue_workflows.store import limits, overview
+from queue_workflows.store import overview
 from queue_workflows.types import JsonDict
 
 DEFAULT_OUT = Path("queue-workflows-out")
@@ -268,10 +269,10 @@ def _ahead(run_id: str) -> str:
     return output.line(f"{what} {ends}", 500)
 
 
-def _paused(queues: Collection[str]) -> list[str]:
-    """Which of these queues are paused, so that the run waits."""
+def _paused(used: Collection[str]) -> list[str]:
+    """Return a text for each of these queues that is paused, so that the run waits."""
     with db.transaction() as conn:
-        return [fleet.pause_text(row) for row in limits.paused(conn) if row["queue"] in queues]
+        return [fleet.pause_text(row) for row in queues.paused(conn) if row["queue"] in used]
 
 
 def _left(run_id: str, *, ours: bool) -> str:

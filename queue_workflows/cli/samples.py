@@ -10,8 +10,8 @@ import typer
 
 from queue_workflows import config, db, errors, history, hw_metrics
 from queue_workflows.cli import box, command, options, output, show
+from queue_workflows.engine import samples as rows_of
 from queue_workflows.runtime import display
-from queue_workflows.store import samples as rows_of
 from queue_workflows.types import JsonDict
 
 LINES = 30

@@ -10,9 +10,10 @@ from queue_workflows import config, db
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import outputs
-from queue_workflows.store import fleet as fleet_rows
-from queue_workflows.store import limits, lock_keys, overview
-from queue_workflows.store import workers as workers_rows
+from queue_workflows.engine import lock_queues, queues
+from queue_workflows.engine import models as fleet_rows
+from queue_workflows.engine import workers as workers_rows
+from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
@@ -67,8 +68,8 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = workers_rows.switched_off(conn)
         found["unassignable"] = fleet_rows.flagged(conn)
-        found["unserved"] = lock_keys.unserved(conn)
-        found["paused"] = limits.paused(conn)
+        found["unserved"] = lock_queues.unserved(conn)
+        found["paused"] = queues.paused(conn)
     found["workers"] = workers_command.listing()
     found["queues"] = _queues(known, counts, found["workers"])
     return found

@@ -17,8 +17,8 @@ import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options
+from queue_workflows.engine import workers
 from queue_workflows.runtime import child, process, service, signals
-from queue_workflows.store import workers
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0

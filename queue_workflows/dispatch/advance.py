@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors, run_store
-from queue_workflows.dag import confinement, definition, outputs, plan, readiness
+from queue_workflows.dag import confinement, definition, outputs, payload, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.engine import nodes, runs
-from queue_workflows.store import payload, tables
+from queue_workflows.store import tables
 from queue_workflows.types import Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from queue_workflows import errors
+from queue_workflows.dag import payload
 from queue_workflows.dispatch import advance, hooks, knowledge
-from queue_workflows.store import claims, payload
+from queue_workflows.store import claims
 from queue_workflows.types import Row
 
 

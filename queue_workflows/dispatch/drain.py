@@ -6,9 +6,10 @@ import logging
 from typing import NamedTuple
 
 from queue_workflows import config, db
+from queue_workflows.dag import payload
 from queue_workflows.dispatch import advance, hooks, inputs, knowledge
 from queue_workflows.engine import nodes, outbox, runs
-from queue_workflows.store import isolation, payload
+from queue_workflows.store import isolation
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

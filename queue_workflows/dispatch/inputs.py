@@ -7,11 +7,11 @@ import logging
 from typing import Any, cast
 
 from queue_workflows import config, db, errors, refs
-from queue_workflows.dag import answers, widgets
+from queue_workflows.dag import answers, payload, widgets
+from queue_workflows.db import app_connections, check_violations
 from queue_workflows.dispatch import hooks, knowledge
 from queue_workflows.engine import input_answers, nodes, outbox, runs
 from queue_workflows.runtime import display
-from queue_workflows.store import app_connections, payload, refusals
 from queue_workflows.types import Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def _record(value: Any, what: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value or {})
 
 
-@refusals.translated()
+@check_violations.translated()
 def submit_input(
     run_id: str,
     node_id: str,

@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from queue_workflows import db, errors
-from queue_workflows.dag import definition, frozen, graph, readiness
+from queue_workflows.dag import definition, frozen, graph, payload, readiness
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import nodes, runs
-from queue_workflows.store import payload
 from queue_workflows.types import Row
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]

@@ -6,8 +6,9 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
+from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import cancellation, nodes, runs
-from queue_workflows.store import app_connections, refusals, tables
+from queue_workflows.store import tables
 from queue_workflows.store import transitions as moves
 from queue_workflows.types import Row
 
@@ -49,7 +50,7 @@ def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
         return row
 
 
-@refusals.translated()
+@check_violations.translated()
 def retry_run(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
     """Run a finished run again in a new generation; return its row.
 
@@ -125,7 +126,7 @@ def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
         )
 
 
-@refusals.translated()
+@check_violations.translated()
 def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
     """Run a failed or cancelled job again in a new generation; its row.
 

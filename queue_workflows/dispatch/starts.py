@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from queue_workflows import config, db
+from queue_workflows.dag import payload
 from queue_workflows.dispatch import advance, hooks, knowledge
 from queue_workflows.engine import runs
-from queue_workflows.store import isolation, payload
+from queue_workflows.store import isolation
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

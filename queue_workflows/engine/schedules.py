@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.store import payload
 
 
 def database_now(conn: db.Connection) -> datetime:

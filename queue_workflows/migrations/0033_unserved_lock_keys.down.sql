@@ -2,6 +2,9 @@ DROP FUNCTION IF EXISTS queue_workflows_record(ingest_jobs, text, text, text, do
 DROP FUNCTION IF EXISTS queue_workflows_record(workflow_node_jobs, text, text, text, double precision, text, jsonb);
 DROP FUNCTION IF EXISTS queue_workflows_must_end(ingest_jobs);
 DROP FUNCTION IF EXISTS queue_workflows_must_end(workflow_node_jobs);
+DROP FUNCTION IF EXISTS queue_workflows_is_past_retention(text, timestamptz, double precision);
+DROP FUNCTION IF EXISTS queue_workflows_is_off(text, timestamptz);
+DROP FUNCTION IF EXISTS queue_workflows_is_paused(timestamptz, timestamptz);
 DROP FUNCTION IF EXISTS queue_workflows_block_unserved(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_unblock_served(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_set_blocked(text, text[], text);

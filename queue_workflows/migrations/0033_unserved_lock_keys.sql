@@ -216,3 +216,27 @@ REVOKE ALL ON FUNCTION queue_workflows_record(
     ingest_jobs, text, text, text, double precision, text, jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION queue_workflows_record(
     workflow_node_jobs, text, text, text, double precision, text, jsonb) FROM PUBLIC;
+-- to sql/functions/queues.sql
+-- Return whether a queue or a partition with these columns is paused now. Without a SET clause, so that it is inlined.
+CREATE OR REPLACE FUNCTION queue_workflows_is_paused(p_paused_at timestamptz, p_paused_until timestamptz)
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
+RETURN p_paused_at IS NOT NULL AND (p_paused_until IS NULL OR p_paused_until > now());
+REVOKE ALL ON FUNCTION queue_workflows_is_paused(timestamptz, timestamptz) FROM PUBLIC;
+
+-- to sql/functions/workers.sql
+-- Return whether a control row with these columns switches workers off now. Without a SET clause, so that it is inlined.
+CREATE OR REPLACE FUNCTION queue_workflows_is_off(p_desired_state text, p_until_at timestamptz)
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
+RETURN p_desired_state = 'off' AND (p_until_at IS NULL OR p_until_at > now());
+REVOKE ALL ON FUNCTION queue_workflows_is_off(text, timestamptz) FROM PUBLIC;
+
+-- to sql/functions/retention.sql
+-- Return whether an ingest job or a run with this status has ended more than p_days days ago; 0 keeps it for ever. The
+-- bounds keep a NaN, and an age that no interval can hold, from ending all pruning. Without a SET clause, so that it is
+-- inlined.
+CREATE OR REPLACE FUNCTION queue_workflows_is_past_retention(
+    p_status text, p_ended_at timestamptz, p_days double precision)
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
+RETURN p_status IN ('completed', 'failed', 'cancelled') AND p_days > 0
+   AND p_ended_at < now() - least(greatest(p_days, 0), 36500) * interval '1 day';
+REVOKE ALL ON FUNCTION queue_workflows_is_past_retention(text, timestamptz, double precision) FROM PUBLIC;

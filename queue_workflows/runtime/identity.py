@@ -1,4 +1,4 @@
-"""Who a worker process is: an identity that no other process, and no later boot, has."""
+"""Make ids: of worker processes, unique across processes and boots, and of new jobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import secrets
 import socket
 from pathlib import Path
+
+from queue_workflows.types import JobId
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -48,3 +50,19 @@ def process_prefix(host_label: str, pid: int) -> str:
 def new_worker_id(host_label: str) -> str:
     """`label:pid:machine:random`, at most 120 characters, new on every call."""
     return process_prefix(host_label, os.getpid()) + secrets.token_hex(6)
+
+
+def new_job_prefix() -> str:
+    """Return the first 24 characters of the ids of new jobs; `job_ids` adds the other twelve.
+
+    Such an id is a UUID of version 8 (RFC 9562): 74 random bits, then the job's place. Ids of one
+    INSERT follow one another, so that they meet the same pages of their index.
+    """
+    drawn = os.urandom(10).hex()
+    variant = "89ab"[int(drawn[15], 16) & 3]
+    return f"{drawn[:8]}-{drawn[8:12]}-8{drawn[12:15]}-{variant}{drawn[16:19]}-"
+
+
+def job_ids(prefix: str, count: int) -> list[JobId]:
+    """Return the ids of the jobs at the places 1 to `count` of one INSERT."""
+    return [JobId(f"{prefix}{place:012x}") for place in range(1, count + 1)]

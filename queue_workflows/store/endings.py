@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from queue_workflows import config, db
+from queue_workflows.dag import payload
 from queue_workflows.engine import manual_changes, runs
-from queue_workflows.store import isolation, payload, tables
+from queue_workflows.store import isolation, tables
 
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import psycopg
 
 from queue_workflows import db
-from queue_workflows.store import payload
+from queue_workflows.dag import payload
 from queue_workflows.types import NowFn, Row
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.dag import policy
+from queue_workflows.dag import payload, policy
 from queue_workflows.runtime import display, process
-from queue_workflows.store import claims, payload, tables, transitions
+from queue_workflows.store import claims, tables, transitions
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import policy
-from queue_workflows.store import endings, events, isolation, payload, quarantine, tables
+from queue_workflows.dag import payload, policy
+from queue_workflows.store import endings, events, isolation, quarantine, tables
 from queue_workflows.store.tables import HELD
 from queue_workflows.types import Row
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.engine import queues
 from queue_workflows.runtime import shapes
-from queue_workflows.store import limits
 from queue_workflows.types import Row
 
 COUNTED = 10_000
@@ -175,7 +175,7 @@ def turn(conn: db.Connection, table: str, row: Row) -> Row | None:
 
 def limits_of(conn: db.Connection, row: Row) -> Row:
     """The limits in force for an ingest job's partition, with `paused`, `running` and `due_at`."""
-    return limits.of_partition(conn, row["queue"], row["partition_key"])
+    return queues.partition_limits(conn, row["queue"], row["partition_key"])
 
 
 def queue_limits(conn: db.Connection, queue: str) -> Row | None:
@@ -183,5 +183,5 @@ def queue_limits(conn: db.Connection, queue: str) -> Row | None:
 
     `due_s`: in how many seconds its rate has room for one more start; None: it has.
     """
-    said = limits.of_queue(conn, queue)
-    return None if said is None else said | limits.use(conn, said)
+    said = queues.settings_of(conn, queue)
+    return None if said is None else said | queues.use(conn, said)

@@ -29,8 +29,8 @@ from queue_workflows.db import scratch
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import schedules
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import drill, tables
-from queue_workflows.testing import apps, faults, result, servers
+from queue_workflows.store import tables
+from queue_workflows.testing import apps, clock, faults, result, servers
 from queue_workflows.types import JsonDict, Row
 
 HOST = "test-host"
@@ -200,7 +200,7 @@ class Harness:
         if seconds < 0:
             raise errors.InvalidConfig(f"advance({seconds:g}): time does not go back")
         with db.transaction() as conn:
-            drill.pass_time(conn, seconds)
+            clock.pass_time(conn, seconds)
         self._passed_s += seconds
         node_pool.reclaim()
         node_pool.expire_inputs()
@@ -223,7 +223,7 @@ class Harness:
         was perhaps not.
         """
         with db.transaction() as conn:
-            wait_s = drill.next_due_s(conn, after=began)
+            wait_s = clock.next_due_s(conn, after=began)
         if wait_s is None:
             return False
         if wait_s >= 0:

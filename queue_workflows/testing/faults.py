@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_pool
-from queue_workflows.store import drill, outcomes, tables, transitions
+from queue_workflows.store import outcomes, tables, transitions
 from queue_workflows.tasks import bodies, control
+from queue_workflows.testing import clock
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
 
@@ -60,7 +61,7 @@ def met(table: tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool
 def _crash(table: tables.JobTable, job: Row) -> None:
     """The worker dies with the job: nothing is recorded, the lease lapses, a sweep takes it."""
     with db.transaction() as conn:
-        drill.expire(conn, tables.lease_of(table, job))
+        clock.expire(conn, tables.lease_of(table, job))
     node_pool.reclaim()
 
 

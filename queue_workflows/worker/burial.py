@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
+from queue_workflows.dag import payload
+from queue_workflows.engine import workers
 from queue_workflows.runtime import identity, service, supervisor
-from queue_workflows.store import events, payload, quarantine, tables, transitions, workers
+from queue_workflows.store import events, quarantine, tables, transitions
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, leaving, oversight
 
@@ -81,14 +83,14 @@ def bury(
                 _note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
             rows += taken
         orderly = ended.code in leaving.ORDERLY
-        workers.bury(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
+        workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
         if sentence is not None:
             queue = sentence.queue or next((row["queue"] for row in rows), "")
             if sentence.trip.event == oversight.OFF:
                 workers.clear_model(conn, sentence.host, queue, mark_stale=True)
             else:
                 live_s = config.STALE_WORKER_AFTER_S.read()
-                workers.lost(conn, sentence.host, queue, prefix, live_s)
+                workers.clear_heartbeat(conn, sentence.host, queue, prefix, live_s)
     return rows
 
 

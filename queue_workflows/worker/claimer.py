@@ -11,16 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from queue_workflows import db, dispatcher, errors
+from queue_workflows.dag import payload
 from queue_workflows.runtime import clock
-from queue_workflows.store import (
-    claimed,
-    claims,
-    outcomes,
-    payload,
-    quarantine,
-    tables,
-    transitions,
-)
+from queue_workflows.store import claimed, claims, outcomes, quarantine, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import current, fencing
 

@@ -8,8 +8,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from queue_workflows import errors
+from queue_workflows.dag import payload
 from queue_workflows.runtime import clock
-from queue_workflows.store import payload, tables
+from queue_workflows.store import tables
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import guards
 

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, model_registry, worker_control
+from queue_workflows.dag import payload
+from queue_workflows.engine import models, samples
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, events, fleet, payload, samples
+from queue_workflows.store import claims, events
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import card, current, guards, requests
@@ -156,7 +158,7 @@ class Gear:
         """Tell the fleet how large these models are, when that has changed."""
         sizes = {name: model_registry.get(name).est_vram_gb for name in known}
         if sizes != self._sizes:
-            fleet.publish_sizes(conn, self._who().host, sizes)
+            models.publish_sizes(conn, self._who().host, sizes)
             self._sizes = sizes
 
     def doubt(self, work: current.Work) -> None:
@@ -184,7 +186,7 @@ class Gear:
     def _store_samples(self) -> None:
         for each in self._metrics.take() if self._metrics else ():
             with self._kept.using() as conn:
-                samples.put(conn, self._who().host, each.every_s, each.text, tell=each.tell)
+                samples.put(conn, self._who().host, each.every_s, each.text, notify=each.tell)
 
     def _measure(self) -> None:
         """See how large the card is, which decides what is claimed."""

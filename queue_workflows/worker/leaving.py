@@ -8,7 +8,9 @@ import os
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db
-from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
+from queue_workflows.dag import payload
+from queue_workflows.engine import workers
+from queue_workflows.store import claims, events, outcomes, tables, transitions
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards, held
 
@@ -196,7 +198,7 @@ class Leaving:
         try:
             with conn.transaction():
                 for who in self._whos:
-                    workers.leave(conn, who().worker_id)
+                    workers.stop(conn, who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
 
@@ -207,7 +209,7 @@ class Leaving:
             with conn.transaction():
                 for each in self._whos:
                     who = each()
-                    workers.lost(conn, who.host, who.queue, who.worker_id, live_s)
+                    workers.clear_heartbeat(conn, who.host, who.queue, who.worker_id, live_s)
         except db.Error as error:
             _log.debug("could not age the heartbeat: %s", error)
 

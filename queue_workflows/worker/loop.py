@@ -9,9 +9,10 @@ import threading
 import time
 
 from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
+from queue_workflows.engine import models
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import fleet, outcomes, tables, transitions
+from queue_workflows.store import outcomes, tables, transitions
 from queue_workflows.tasks import bodies
 from queue_workflows.types import Row
 from queue_workflows.worker import batch, claimer, current, guards, lane, leaving, watch
@@ -156,7 +157,7 @@ class WorkLoop:
         if loaded is None:
             return
         try:
-            fleet.learn_load(self._claimer.connection(), who.host, *loaded)
+            models.learn_load(self._claimer.connection(), who.host, *loaded)
         except db.Error:
             self._claimer.close()
             raise

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 from queue_workflows import db, errors
+from queue_workflows.engine import models
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import claims, model_controls
+from queue_workflows.store import claims
 from queue_workflows.types import JsonDict, NowFn, Row
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Requests:
         One statement, in a transaction of its own.
         """
         who = self._who()
-        found = model_controls.newest(
+        found = models.newest_request(
             conn, host=who.host, worker_id=who.worker_id, after=self._seen
         )
         if found is None:

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, worker_control
+from queue_workflows.dag import payload
+from queue_workflows.engine import workers
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, service
-from queue_workflows.store import fleet, payload, tables, transitions, workers
+from queue_workflows.store import tables, transitions
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
 from queue_workflows.worker import (
@@ -256,7 +258,7 @@ class Watch:
                     held.write_back(self._kept.get(), each.held)
             if (conn := self._kept.current) is not None:
                 for each in self._lanes:
-                    workers.leave(conn, each.who().worker_id)
+                    workers.stop(conn, each.who().worker_id)
         except db.Error as error:
             _log.debug("could not say goodbye: %s", error)
         self._kept.close()
@@ -410,7 +412,7 @@ class Watch:
         detail = {
             "lease_s": who.lease_s,
             "lock": self.locked,
-            "claim": fleet.claim_detail(who),
+            "claim": workers.claim_detail(who),
             **self._gear.detail(),
         }
         return {

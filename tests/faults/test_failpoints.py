@@ -109,7 +109,7 @@ WORKING = (
     "worker.claimer.claim",
     "worker.claimer._record",
     "transitions.fail",
-    "workers.leave",
+    "workers.stop",
     "watch._beat",
 )
 DISPATCHING = ("starts._start", "drain._batch", "inputs.ask", "input_listener.process_once")

@@ -22,7 +22,8 @@ from queue_workflows import (
 from queue_workflows import (
     db as database,
 )
-from queue_workflows.store import claims, tables, transitions, workers
+from queue_workflows.engine import workers
+from queue_workflows.store import claims, tables, transitions
 from queue_workflows.worker import claimer, guards
 from tests.support import wait
 
@@ -267,13 +268,13 @@ def test_the_goodbye_goes_along_with_the_hand_back(
     """The body goes on until the exit: its claim is given up with the goodbye, not before it."""
     job_id = queued()
     seen: list[str] = []
-    leave = workers.leave
+    stop = workers.stop
 
     def says_goodbye(conn: database.Connection, worker_id: str) -> None:
         seen.append(job(job_id)["status"])
-        leave(conn, worker_id)
+        stop(conn, worker_id)
 
-    monkeypatch.setattr(workers, "leave", says_goodbye)
+    monkeypatch.setattr(workers, "stop", says_goodbye)
     subject = worker(on_exit=lambda code: seen.append(f"{code}, {job(job_id)['status']}"))
     thread = threading.Thread(target=subject.run_once)
     thread.start()

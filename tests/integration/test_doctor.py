@@ -13,7 +13,8 @@ from psycopg import sql
 from queue_workflows import db as engine
 from queue_workflows.cli import doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.store import health, lock_keys
+from queue_workflows.engine import lock_queues
+from queue_workflows.store import health
 from tests.support import database, factories
 from tests.support.proxy import Proxy
 from tests.support.wait import until
@@ -393,7 +394,7 @@ def test_lock_keys_that_passed_over_a_queue_without_a_worker() -> None:
     with engine.connect() as conn:
         for queue in ("bin", "mail"):
             factories.ingest(conn, queue=queue, lock_key="k")
-        lock_keys.block_unserved(conn, lock_keys.served(conn, 30))
+        lock_queues.block_unserved(conn, lock_queues.served(conn, 30))
     (row,) = [finding for finding in doctor.examine() if finding.check == "lock keys"]
     assert row.level == WARNING
     assert row.text == (

@@ -23,8 +23,9 @@ from queue_workflows import (
     waiting,
     worker_control,
 )
+from queue_workflows.engine import models, workers
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, fleet, workers
+from queue_workflows.store import claims
 from queue_workflows.worker import card, gear
 from tests.support import factories, wait
 
@@ -79,19 +80,19 @@ def test_a_completed_job_teaches_the_run_without_the_load(conn: Any) -> None:
 
 def test_the_averages_follow_the_latest(conn: Any) -> None:
     for seconds in (10.0, 20.0, 30.0):
-        fleet.learn_load(conn, "box", "m", seconds)
+        models.learn_load(conn, "box", "m", seconds)
     assert learned(conn, "m")[:2] == (pytest.approx(20.0), 3)
     for _ in range(60):
-        fleet.learn_load(conn, "box", "m", 90.0)
+        models.learn_load(conn, "box", "m", 90.0)
     assert learned(conn, "m")[0] == pytest.approx(90.0, abs=1)
 
 
 def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
-    fleet.learn_load(conn, "box", "m", 10.0)
+    models.learn_load(conn, "box", "m", 10.0)
     with db.connect(autocommit=False) as other:
-        fleet.learn_load(other, "box", "m", 20.0)
+        models.learn_load(other, "box", "m", 20.0)
         conn.execute("SET lock_timeout = '200ms'")
-        fleet.learn_load(conn, "box", "m", 30.0)
+        models.learn_load(conn, "box", "m", 30.0)
         other.commit()
     assert learned(conn, "m")[:2] == (15.0, 2)
 
@@ -99,7 +100,7 @@ def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
 def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
     report(conn, host="box")
     for host in ("box", "gone", "lately"):
-        fleet.learn_load(conn, host, "m", 10.0)
+        models.learn_load(conn, host, "m", 10.0)
     conn.execute(
         "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
     )
@@ -112,7 +113,7 @@ def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
 
 
 def test_a_job_too_large_for_the_card_is_left(conn: Any) -> None:
-    fleet.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
+    models.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
     report(conn, vram_total_mb=12288)
     for model in ("large", "small", "unknown", None):
         gpu_job(conn, model)
@@ -123,14 +124,14 @@ def test_a_job_too_large_for_the_card_is_left(conn: Any) -> None:
 
 
 def test_what_needs_24_gb_fits_a_card_sold_as_one(conn: Any) -> None:
-    fleet.publish_sizes(conn, "box", {"large": 24.0})
+    models.publish_sizes(conn, "box", {"large": 24.0})
     report(conn, vram_total_mb=24564)
     gpu_job(conn, "large")
     assert claim(conn, models=["large"]) is not None
 
 
 def test_the_size_of_a_model_is_known_by_another_host(conn: Any) -> None:
-    fleet.publish_sizes(conn, "den", {"large": 24.0})
+    models.publish_sizes(conn, "den", {"large": 24.0})
     report(conn, vram_total_mb=12288)
     gpu_job(conn, "large")
     assert claim(conn, policy="balanced") is None
@@ -139,7 +140,7 @@ def test_the_size_of_a_model_is_known_by_another_host(conn: Any) -> None:
 
 def test_a_size_that_changed_is_published_again(conn: Any) -> None:
     for size in (8.0, 16.0, 0.0):
-        fleet.publish_sizes(conn, "box", {"m": size})
+        models.publish_sizes(conn, "box", {"m": size})
     assert factories.one(conn, "SELECT est_vram_gb IS NULL FROM gpu_models")
 
 
@@ -223,11 +224,11 @@ def orchestrator(conn: Any) -> Iterator[Orchestrator]:
 
 
 def flags(conn: Any) -> list[tuple[str, str]]:
-    return [(row["reason"], row["detail"]) for row in fleet.flagged(conn)]
+    return [(row["reason"], row["detail"]) for row in models.flagged(conn)]
 
 
 def unserved(conn: Any) -> dict[str, str]:
-    return {row["model"]: row["reason"] for row in fleet.unserved(conn) if row["reason"]}
+    return {row["model"]: row["reason"] for row in models.unserved(conn) if row["reason"]}
 
 
 def test_why_nobody_takes_it(conn: Any) -> None:
@@ -236,17 +237,17 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     assert unserved(conn) == {"m": "no_worker", "": "no_worker"}
     report(conn, "w1", "den", known_models=["n"])
     assert unserved(conn) == {"m": "model"}
-    fleet.publish_sizes(conn, "attic", {"m": 24.0})
+    models.publish_sizes(conn, "attic", {"m": 24.0})
     report(conn, "w2", "attic", known_models=["m"], vram_total_mb=12288)
     report(conn, "w1", "den", known_models=["n"], vram_total_mb=49140)
-    (row,) = fleet.unserved(conn)
+    (row,) = models.unserved(conn)
     assert row["reason"] == "vram"
     assert row["detail"] == "it needs 24 GB, and the largest card that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
     worker_control.disable_worker("box", "gpu")
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
-    (row,) = fleet.unserved(conn)
+    (row,) = models.unserved(conn)
     assert (row["reason"], row["detail"]) == ("off", "every box that can take it is off: box")
 
 
@@ -328,10 +329,10 @@ def test_a_long_line_leaves_a_hundred_events(conn: Any, orchestrator: Orchestrat
     orchestrator.after(0)
     orchestrator.after(30)
     assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 100
-    assert [row["jobs"] for row in fleet.flagged(conn)] == [300]
+    assert [row["jobs"] for row in models.flagged(conn)] == [300]
     conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
     orchestrator.after(0)
-    assert fleet.flagged(conn) == []
+    assert models.flagged(conn) == []
 
 
 # --- who gets what -----------------------------------------------------------------------------
@@ -373,7 +374,7 @@ def test_what_is_left_of_a_run_that_is_over_is_no_head_of_its_line(
         gpu_job(conn, model, run_id=run_id, node_id=name, priority=priority)
     conn.execute("UPDATE workflow_node_jobs SET created_at = now() - interval '1 minute'")
     claimant = factories.who("gpu", "w1", **who)
-    detail = json.dumps({"claim": fleet.claim_detail(claimant)})
+    detail = json.dumps({"claim": workers.claim_detail(claimant)})
     report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
     rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}
     for name in ("other", "cold"):

@@ -18,7 +18,7 @@ import pytest
 from queue_workflows import claim_worker, history, hw_metrics, retention, worker_control
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
-from queue_workflows.store import samples
+from queue_workflows.engine import samples
 from tests.support import factories, wait
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ def put(conn: Any, *, every_s: int = 2, age_s: float = 0, host: str = "box", **m
 def test_what_is_told_has_the_keys_of_the_contract_and_the_databases_time(
     conn: Any, heard: Heard
 ) -> None:
-    samples.put(conn, "box", None, json.dumps(SAMPLE), tell=True)
+    samples.put(conn, "box", None, json.dumps(SAMPLE), notify=True)
     told = json.loads(heard.next())
     at = datetime.fromisoformat(told.pop("sampled_at"))
     assert at.utcoffset() == timedelta(0)
@@ -108,7 +108,7 @@ def test_what_is_told_has_the_keys_of_the_contract_and_the_databases_time(
 def test_what_is_told_stays_under_what_postgresql_takes(conn: Any, heard: Heard, host: str) -> None:
     card = {"id": 1000, "use_pct": 100.0, "vram_used_mb": 10**6, "vram_total_mb": 10**6}
     sample = hw_metrics.fit(SAMPLE | {"gpus": [card] * 500})
-    samples.put(conn, host, 2, json.dumps(sample), tell=True)
+    samples.put(conn, host, 2, json.dumps(sample), notify=True)
     payload = heard.next()
     assert 5000 < len(payload.encode()) < 8000
     told = json.loads(payload)
@@ -120,8 +120,8 @@ def test_a_slot_is_overwritten_in_its_turn_so_that_a_ring_never_grows(conn: Any)
         "INSERT INTO hw_samples (host_label, every_s, slot, sampled_at, sample)"
         " SELECT 'box', 2, n, now() - interval '1 hour', '{}' FROM generate_series(0, 1799) n"
     )
-    samples.put(conn, "box", 2, json.dumps(SAMPLE), tell=False)
-    samples.put(conn, "box", 60, json.dumps(SAMPLE), tell=False)
+    samples.put(conn, "box", 2, json.dumps(SAMPLE), notify=False)
+    samples.put(conn, "box", 60, json.dumps(SAMPLE), notify=False)
     rows = conn.execute(
         "SELECT every_s, count(*) AS n, count(*) FILTER (WHERE sample <> '{}') AS fresh"
         " FROM hw_samples GROUP BY 1 ORDER BY 1"
@@ -135,7 +135,7 @@ def test_an_overwritten_slot_touches_no_index(conn: Any) -> None:
             "INSERT INTO hw_samples (host_label, every_s, slot, sampled_at, sample)"
             " SELECT 'box', 60, n, now() - interval '1 day', '{}' FROM generate_series(0, 1439) n"
         )
-        samples.put(conn, "box", 60, json.dumps(SAMPLE), tell=False)
+        samples.put(conn, "box", 60, json.dumps(SAMPLE), notify=False)
         counted = conn.execute(
             "SELECT n_tup_upd AS updated, n_tup_hot_upd AS hot FROM pg_stat_xact_user_tables"
             " WHERE relname = 'hw_samples'"

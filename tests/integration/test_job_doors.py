@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 
 import queue_workflows
 from queue_workflows import config, dispatcher, errors, node_queue
-from queue_workflows.store import payload
+from queue_workflows.dag import payload
 from queue_workflows.types import JobId
 from tests.support import factories, schemas
 from tests.support.ear import Ear

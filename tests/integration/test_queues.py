@@ -55,6 +55,21 @@ def test_pause_and_resume(db: ModuleType) -> None:
     assert of()["state"] == "open"
 
 
+def test_a_limit_that_is_not_named_stays(db: ModuleType) -> None:
+    queues.pause("load")
+    queues.limit("load", max_running=3, partition_rate="1/d")
+    queues.limit("load", rate="5/30s")
+    row = queues.limit("load", max_running=None, partition_max_running=2)
+    assert row["paused_at"] is not None
+    shown = of("load")
+    assert (shown["max_running"], shown["rate"]) == (None, "5/30s")
+    assert (shown["partition_max_running"], shown["partition_rate"]) == (2, "1/d")
+    queues.limit("load", partition="a", max_running=1)
+    queues.limit("load", partition="a", rate="7/m")
+    (part,) = of("load")["partitions"]
+    assert (part["max_running"], part["rate"]) == (1, "7/m")
+
+
 def test_a_partition_is_forgotten_once_nothing_is_said_of_it(db: ModuleType) -> None:
     queues.pause("load", partition="a", requested_by="ana")
     queues.limit("load", partition="b", max_running=3, rate="5/30s")

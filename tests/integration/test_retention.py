@@ -11,9 +11,9 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import history, node_pool, node_queue, retention, run_store
-from queue_workflows.engine import logs, schedules
-from queue_workflows.store import events, fleet, isolation
-from queue_workflows.store import retention as statements
+from queue_workflows.engine import logs, models, schedules
+from queue_workflows.engine import retention as statements
+from queue_workflows.store import events, isolation
 from tests.support import factories, laws, wait
 
 
@@ -167,7 +167,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
             "INSERT INTO hw_samples (host_label, every_s, slot, sample) VALUES ('b', 2, %s, '{}')",
             (n,),
         )
-        fleet.learn_load(conn, f"gone{n}", "m", 1.0)
+        models.learn_load(conn, f"gone{n}", "m", 1.0)
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",

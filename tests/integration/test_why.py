@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import cli, waiting, worker_control
-from queue_workflows.store import claims, fleet, lock_keys, workers
+from queue_workflows.engine import lock_queues, models, workers
+from queue_workflows.store import claims
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
 
@@ -28,7 +29,7 @@ def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
     """A worker says of itself what it claims by."""
     values = {
         "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
-        "state": "idle", "job_ids": [], "detail": json.dumps({"claim": fleet.claim_detail(who)}),
+        "state": "idle", "job_ids": [], "detail": json.dumps({"claim": workers.claim_detail(who)}),
         "obey": True, "concurrency": 1, "current_model": who.model,
         "known_models": who.models or [], "vram_total_mb": None,
     }  # fmt: skip
@@ -139,8 +140,8 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     factories.ingest(conn, lock_key="k")
     factories.node(conn, lock_key="k")
     report(conn, factories.who("cpu", "other"))
-    queues = lock_keys.served(conn, 30)
-    assert (queues, lock_keys.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
+    queues = lock_queues.served(conn, 30)
+    assert (queues, lock_queues.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
     said = "its queue {} is served by no worker, so its lock key passed to others"
     for job, text in ((ghost, said.format("my_ghost")), (node, said.format("gpu"))):
         told = waiting.why(job["id"]) or {}
@@ -164,7 +165,7 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
 
 
 def test_what_keeps_a_worker_from_it(conn: Any) -> None:
-    fleet.publish_sizes(conn, "small", {"m": 24.0})
+    models.publish_sizes(conn, "small", {"m": 24.0})
     for host, more in (
         ("off", {}),
         ("stranger", {"known_models": ["n"]}),
@@ -194,7 +195,7 @@ def test_what_a_worker_loads_is_warm_when_it_claims_next(conn: Any, asked: bool)
     run_id = factories.run(conn)
     who = factories.who("gpu", "me")
     if asked:
-        detail = {"claim": fleet.claim_detail(who), "model": {"id": "b", "loading": True}}
+        detail = {"claim": workers.claim_detail(who), "model": {"id": "b", "loading": True}}
         report(conn, who, detail=json.dumps(detail))
     else:
         factories.node(conn, run_id, "running", queue="gpu", required_model="b")

@@ -18,8 +18,7 @@ import pydantic
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import graph, plan
-from queue_workflows.store import payload
+from queue_workflows.dag import graph, payload, plan
 
 
 def nested(levels: int, leaf: Any = 1) -> Any:

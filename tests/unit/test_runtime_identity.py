@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def test_a_label_cannot_break_the_form_or_the_length(label: str, shown: str) -> 
     assert worker_id.split(":")[0] == shown
     assert worker_id.count(":") == 3
     assert len(worker_id) <= 120
+
+
+def test_ids_of_new_jobs_are_uuids_of_version_8_that_follow_one_another() -> None:
+    prefix = identity.new_job_prefix()
+    ids = identity.job_ids(prefix, 300)
+    parsed = [uuid.UUID(job_id) for job_id in ids]
+    assert {(one.version, one.variant) for one in parsed} == {(8, uuid.RFC_4122)}
+    assert [str(one) for one in parsed] == ids == sorted(ids)
+    assert [int(job_id.removeprefix(prefix), 16) for job_id in ids] == list(range(1, 301))
+    assert len({identity.new_job_prefix() for _ in range(100)}) == 100

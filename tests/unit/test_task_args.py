@@ -18,8 +18,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import errors, tasks
-from queue_workflows.dag import annotated
-from queue_workflows.store import payload
+from queue_workflows.dag import annotated, payload
 from queue_workflows.tasks import args as taking
 
 Row = dict[str, Any]

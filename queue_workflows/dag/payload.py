@@ -1,4 +1,4 @@
-"""What may be stored as JSON, checked before any state changes."""
+"""Encode values as JSON that the database stores, and refuse the others before any write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from queue_workflows import config, errors, refs
 from queue_workflows.dag import jsonable, plan, policy
 
 ERROR_LIMIT = 8000
-"""Characters of an error text that are kept (the contract's figure)."""
+"""Characters of an error text that are stored; the contract names the figure."""
 
 KIB = 1024
 PART_BYTES = 8 * KIB * KIB
@@ -37,11 +37,11 @@ def encode(value: Any, what: str) -> str:
         text = _to_json(value)
     except (TypeError, ValueError, RecursionError):
         text = None
-    if text is None:  # outside of the handler: a refusal shall not carry the encoder's error
+    if text is None:  # Outside of the except clause, so that a refusal hides the encoder's error.
         text = _to_json(jsonable.plain(value, what))
     if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
         jsonable.plain(value, what)  # raises, and names the place of the text
-    # A number that is too large has 309 digits: each tenth of them stands in every 30th character.
+    # A number that is too large has 309 digits, so every 30th character of it makes ten in a row.
     if len(text) > _DIGITS and _TENTHS.search(text[::30]):
         jsonable.plain(value, what)  # raises for a number, and names its place
     if len(text) > KIB and len(text) > (limit_kb := config.MAX_PAYLOAD_KB.read()) * KIB:
@@ -50,7 +50,7 @@ def encode(value: Any, what: str) -> str:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether it is a scalar or an object of scalars, of which nothing else needs checking."""
+    """Return whether it is a scalar or an object of scalars, which needs no further check."""
     if type(value) is not dict:
         return not (value and isinstance(value, (dict, list, tuple)))
     for key, member in value.items():  # pyright: ignore[reportUnknownVariableType]
@@ -66,22 +66,22 @@ def _too_large(what: str, found: str, limit_kb: int) -> errors.InvalidPayload:
 
 
 def encode_definition(definition: dict[str, Any]) -> str:
-    """A checked definition as JSON text; MAX_NODES_PER_RUN bounds it, not MAX_PAYLOAD_KB."""
+    """Return a checked definition as JSON text; MAX_NODES_PER_RUN bounds it, not MAX_PAYLOAD_KB."""
     return json.dumps(definition)
 
 
 def encode_plan(rows: Iterable[plan.NewNode]) -> Iterator[str]:
-    """The rows of a plan as JSON arrays that `nodes.insert_many` takes, each of about PART_BYTES.
+    """Yield the rows of a plan as JSON arrays for `nodes.insert_many`, of about PART_BYTES each.
 
-    Large inputs never keep the transaction that writes them waiting for long. Raises
-    `InvalidPayload` naming the node whose resolved inputs cannot be stored.
+    An array with large inputs is small enough for one statement. Raises `InvalidPayload`, which
+    names the node whose resolved inputs cannot be stored.
     """
     for part in parts(_row(row) for row in rows):
         yield f"[{','.join(part)}]"
 
 
 def parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in turn, in lists of about PART_BYTES; none for none."""
+    """Yield the texts in order, in lists of about PART_BYTES; no list for no texts."""
     part: list[str] = []
     size = 0
     for text in texts:
@@ -126,7 +126,7 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
                 deeper += [m for m in item if isinstance(m, (dict, list, tuple))]  # pyright: ignore[reportUnknownVariableType]
         if not deeper:
             return
-        # Each takes two characters at least: a value that holds itself twice is never written out.
+        # Each takes two characters at least. A value that holds itself twice is refused here.
         if len(deeper) * 2 > limit_kb * KIB:
             raise _too_large(what, f"at least {len(deeper)} lists and objects", limit_kb)
         level = deeper
@@ -149,14 +149,17 @@ def _unstorable(value: Any) -> bool:
 
 
 def is_storable(text: str) -> bool:
-    """Whether the database can store this text: it has no NUL and no lone surrogate."""
+    """Return whether the database can store a text: it has no NUL and no lone surrogate."""
     return jsonable.UNSTORABLE.search(text) is None
 
 
 def error_text(error: object) -> str:
-    """An error as text that the database stores: no NUL, no lone surrogate, at most ERROR_LIMIT."""
+    """Return an error as text that the database stores: at most ERROR_LIMIT characters.
+
+    A replacement character stands for each NUL and lone surrogate.
+    """
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  the boundary around host code: an error's own __str__
+    except Exception:  # noqa: BLE001  app code: an error's own __str__
         text = f"{type(error).__name__} that cannot be printed"
     return jsonable.UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]

@@ -1,7 +1,8 @@
 """Run the engine's statements on a connection of the app, inside the app's transaction.
 
-psycopg, SQLAlchemy and Django connections are known by the names of their classes; the frameworks
-are reached through the app's own imports.
+Takes connections of psycopg, SQLAlchemy (with any driver) and Django, and asynchronous ones of
+psycopg and SQLAlchemy. A connection is recognised by the name of its class. This module imports no
+framework: it reaches each through the modules that the app has imported.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
+import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from queue_workflows import db, errors
-from queue_workflows.db import loading
-from queue_workflows.store import joined
+from queue_workflows import errors
+from queue_workflows.db import loading, pool
 from queue_workflows.types import Row
 
 R = TypeVar("R")
+T = TypeVar("T")
 _Params: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%|:")
 _JSON_COLUMNS = frozenset(
@@ -30,11 +32,12 @@ _JSON_COLUMNS = frozenset(
         "policy", "progress", "resolved_inputs", "steps_done",
     }
 )  # fmt: skip
-"""What some drivers and frameworks leave as text: asyncpg, Django."""
+"""Columns that asyncpg and Django return as JSON text."""
+_ASYNC_TWIN = "the function whose name ends in _async"
 
 
 class _Result:
-    """The rows of a statement, as psycopg's cursor gives them."""
+    """The rows of a statement, with the methods of a psycopg cursor."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -49,7 +52,7 @@ class _Result:
 
 
 class _Adapter:
-    """What the statements in `store` use of a psycopg connection, on top of another one."""
+    """The part of a psycopg connection that the engine uses, on top of another connection."""
 
     def execute(
         self,
@@ -129,7 +132,7 @@ class _Django(_Adapter):
 
 _BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
     "sqlalchemy.engine.base.Connection": _SqlAlchemy,
-    # Not the session's own execute(), which SQLModel's and others' sessions have replaced.
+    # SQLModel and others replace the session's own execute(), so its connection is used.
     "sqlalchemy.orm.session.Session": lambda session: _SqlAlchemy(session.connection()),
     "sqlalchemy.orm.scoping.scoped_session": lambda session: _SqlAlchemy(session.connection()),
     "django.db.backends.base.base.BaseDatabaseWrapper": _Django,
@@ -137,27 +140,42 @@ _BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
 }
 
 
+def is_psycopg(conn: Any) -> bool:
+    """Return whether `conn` is a psycopg connection, which needs no adapter."""
+    return isinstance(conn, psycopg.Connection)
+
+
 @contextmanager
-def transaction(conn: Any = None) -> Generator[db.Connection]:
+def transaction(conn: Any = None, *, async_twin: str = _ASYNC_TWIN) -> Generator[pool.Connection]:
     """Yield a connection for the engine's statements: `db.transaction` on any app's connection.
 
     Nothing is committed or rolled back on a connection that was given. Raises `UnknownConnection`
-    before any statement.
+    before any statement; `async_twin` is what the message recommends for an asynchronous one.
     """
     if isinstance(conn, _Adapter):
-        yield cast("db.Connection", conn)
-    elif conn is None or joined.is_own(conn):
-        with db.transaction(conn) as own:
+        yield cast("pool.Connection", conn)
+    elif conn is None or is_psycopg(conn):
+        with pool.transaction(conn) as own:
             yield own
     else:
-        adapt = joined.known(conn, _BLOCKING)
+        adapt = _by_class(conn, _BLOCKING)
         if adapt is None:
-            twin = "; it takes the function whose name ends in _async"
+            instead = f"; it takes {async_twin}" if _by_class(conn, _ASYNC) else ""
             raise errors.UnknownConnection(
                 "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
-                f"{joined.class_name(conn)}{twin if joined.known(conn, _ASYNC) else ''}"
+                f"{_class_name(conn)}{instead}"
             )
-        yield cast("db.Connection", adapt(conn))
+        yield cast("pool.Connection", adapt(conn))
+
+
+def _by_class(conn: Any, table: Mapping[str, T]) -> T | None:
+    """Return the entry for the connection's class or its nearest base; None if there is none."""
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(conn).__mro__)
+    return next((table[name] for name in names if name in table), None)
+
+
+def _class_name(conn: Any) -> str:
+    return f"{type(conn).__module__}.{type(conn).__qualname__}"
 
 
 async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywords: Any) -> R:
@@ -168,18 +186,42 @@ async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywor
     """
     if conn is None:
         return await asyncio.to_thread(function, *args, **keywords)
-    run = joined.known(conn, _ASYNC)
-    if run is None:
-        blocks = joined.is_own(conn) or joined.known(conn, _BLOCKING) is not None
-        raise errors.UnknownConnection(
-            "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
-            f"{joined.class_name(conn)}"
-            f"{f'; one that blocks takes {function.__name__}()' if blocks else ''}"
-        )
+    run = _runner(conn, function.__name__)
     return await run(conn, lambda own: function(*args, conn=own, **keywords))
 
 
+async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin: str) -> list[Row]:
+    """Return the rows of one statement on an asynchronous connection of the app.
+
+    Raises `UnknownConnection`; `blocking_twin` is the function that takes one that blocks.
+    """
+    run = _runner(conn, blocking_twin)
+    if isinstance(conn, psycopg.AsyncConnection):
+        # Needs no thread, unlike `call_async`.
+        return await _fetch(cast("psycopg.AsyncConnection[Any]", conn), query, params)
+    return await run(conn, lambda own: own.execute(query, params).fetchall())
+
+
+def _runner(conn: Any, blocking_twin: str) -> _Runner:
+    run = _by_class(conn, _ASYNC)
+    if run is None:
+        blocks = is_psycopg(conn) or _by_class(conn, _BLOCKING) is not None
+        raise errors.UnknownConnection(
+            "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
+            f"{_class_name(conn)}{f'; one that blocks takes {blocking_twin}()' if blocks else ''}"
+        )
+    return run
+
+
 _Operation: TypeAlias = "Callable[[_Adapter], Any]"
+_Runner: TypeAlias = "Callable[[Any, _Operation], Coroutine[Any, Any, Any]]"
+"""Runs an operation on an asynchronous connection, in the transaction that is open on it."""
+
+
+async def _fetch(conn: psycopg.AsyncConnection[Any], query: Any, params: _Params) -> list[Row]:
+    async with conn.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(query, params)
+        return await cursor.fetchall() if cursor.description else []
 
 
 async def _on_connection(conn: Any, operation: _Operation) -> Any:
@@ -216,9 +258,7 @@ class _Bridge(_Adapter):
             raise asyncio.CancelledError
         self._statement = cast("asyncio.Task[list[Row]]", asyncio.current_task())
         try:
-            async with self._conn.cursor(row_factory=dict_row) as cursor:
-                await cursor.execute(query, params)
-                return await cursor.fetchall() if cursor.description else []
+            return await _fetch(self._conn, query, params)
         finally:
             self._statement = None
 
@@ -251,7 +291,7 @@ async def _on_psycopg(conn: Any, operation: _Operation) -> Any:
         raise
 
 
-_ASYNC: dict[str, Callable[[Any, _Operation], Coroutine[Any, Any, Any]]] = {
+_ASYNC: dict[str, _Runner] = {
     "psycopg.AsyncConnection": _on_psycopg,
     "sqlalchemy.ext.asyncio.engine.AsyncConnection": _on_connection,
     "sqlalchemy.ext.asyncio.session.AsyncSession": _on_session,

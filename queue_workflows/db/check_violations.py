@@ -1,4 +1,4 @@
-"""Raise what a bound of the database refuses as an error of the library."""
+"""Raise what a CHECK or a bounding trigger of our tables refuses as an error of the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JOBS = frozenset({"ingest_jobs", "workflow_node_jobs"})
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise `InvalidPayload`, `InvalidJob` or `InvalidConfig` for what our bounds refuse.
+    """Raise `InvalidPayload`, `InvalidJob` or `InvalidConfig` for values that our tables refuse.
 
     The error of the driver is its cause, be it psycopg's, SQLAlchemy's or Django's. Other errors
     pass through, also a refusal by a CHECK or a trigger of the app.

@@ -1,0 +1,64 @@
+"""Pass lock keys on from jobs whose queue has no worker to jobs in served queues."""
+
+from __future__ import annotations
+
+from queue_workflows import db
+from queue_workflows.db import statements
+from queue_workflows.types import Row
+
+BATCH = 1_000
+"""Jobs of a table that one transaction blocks, or lets wait for their keys again."""
+BATCHES = 3
+"""Transactions of one sweep for each table and direction; the next sweep does the rest."""
+_MOST_COUNTED = 10_000
+
+
+def served(conn: db.Connection, stale_s: float) -> list[str]:
+    """Return the queues that are not paused and have a live worker which takes jobs.
+
+    `stale_s`: a worker that was not seen for so many seconds is not live.
+    """
+    text = statements.lock_queues.served
+    row = conn.execute(text, {"stale_s": stale_s}, prepare=True).fetchone()
+    return row["queues"] if row else []
+
+
+def block_unserved(conn: db.Connection, queues: list[str]) -> int:
+    """Block the jobs that keep a lock key from others and are in none of these served queues.
+
+    Return how many; 0 if nobody waits for such a key in one of `queues`. Opens one transaction a
+    batch. Their commits admit the next jobs that wait.
+    """
+    return _in_batches(conn, statements.lock_queues.block_unserved, queues)
+
+
+def unblock_served(conn: db.Connection, queues: list[str]) -> int:
+    """Let the blocked jobs of these served queues wait for their keys again; return how many.
+
+    Opens one transaction a batch. Their commits admit whichever job is first.
+    """
+    return _in_batches(conn, statements.lock_queues.unblock_served, queues)
+
+
+def _in_batches(conn: db.Connection, statement: bytes, queues: list[str]) -> int:
+    count = 0
+    for table in statements.JOB_TABLES:
+        given = {"table": table, "queues": queues, "batch": BATCH}
+        for _ in range(BATCHES):
+            row = conn.execute(statement, given, prepare=True).fetchone()
+            if row is None or not row["n"]:
+                break
+            count += row["n"]
+    return count
+
+
+def unserved(conn: db.Connection) -> list[Row]:
+    """Return the queues with jobs that are blocked as unserved: queue, n (at most 10,000 each).
+
+    At most 100 queues of each table, by name.
+    """
+    found: dict[str, int] = {}
+    for text in statements.lock_queues.unserved.values():
+        for row in conn.execute(text, {"most": _MOST_COUNTED}).fetchall():
+            found[row["queue"]] = found.get(row["queue"], 0) + row["n"]
+    return [{"queue": queue, "n": count} for queue, count in sorted(found.items())]

@@ -1,0 +1,30 @@
+-- name: put
+-- Switch the workers of a host and queue on or off; return the row. A trigger wakes the workers.
+INSERT INTO worker_controls
+       (host_label, queue, desired_state, stop_policy, requested_by, reason, until_at)
+VALUES (%(host)s, %(queue)s, %(desired_state)s, %(stop_policy)s, %(requested_by)s, %(reason)s,
+        coalesce(%(until)s::timestamptz, now() + %(lasts)s::interval))
+    ON CONFLICT (host_label, queue) DO UPDATE
+   SET desired_state = excluded.desired_state, stop_policy = excluded.stop_policy,
+       requested_by = excluded.requested_by, reason = excluded.reason,
+       until_at = excluded.until_at, updated_at = now()
+RETURNING *;
+
+-- name: is_over
+-- Return whether an instant has come, by the database's clock.
+SELECT %(instant)s::timestamptz <= clock_timestamp() AS over;
+
+-- name: known_queues
+-- Return the queues that a worker of any host has served, or that a control row names.
+SELECT queue FROM workers
+ UNION SELECT queue FROM worker_heartbeats
+ UNION SELECT queue FROM worker_controls
+ ORDER BY queue;
+
+-- name: get
+-- Return the control row of a host and queue. No row: nobody has switched it.
+SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
+
+-- name: off_policy
+-- Return the stop policy of the control row that switches a host and queue off now; NULL: it is on.
+SELECT queue_workflows_off_policy(%(host)s, %(queue)s) AS policy;

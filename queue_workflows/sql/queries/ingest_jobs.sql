@@ -1,0 +1,74 @@
+-- name: insert
+-- Queue one ingest job that has no options, for an app; return its id.
+INSERT INTO ingest_jobs (task_name, queue, reason, priority, args)
+VALUES (%(task_name)s, %(queue)s, %(reason)s, %(priority)s, %(args)s::jsonb)
+RETURNING id;
+
+-- name: insert_many
+-- Queue a job of one task for each member of the JSON array `args`. The id of a job is the prefix
+-- and its place in the array, from 1, in twelve hexadecimal digits.
+INSERT INTO ingest_jobs (id, task_name, queue, reason, priority, args)
+SELECT %(prefix)s || lpad(to_hex(a.place), 12, '0'), %(task_name)s, %(queue)s, %(reason)s,
+       %(priority)s::smallint, a.args
+  FROM jsonb_array_elements(%(args)s::jsonb) WITH ORDINALITY AS a (args, place);
+
+-- name: insert_batch
+-- Queue the jobs of a JSON array, each an object with a member per column; ids as in insert_many.
+-- Returns a row for each job whose idempotency key another job has: its place, that job's id, and
+-- whether that job has the same task, queue and args. If one has not, nothing is written.
+SELECT place, id, same FROM queue_workflows_enqueue(%(prefix)s::text, %(jobs)s::jsonb);
+
+-- name: get
+-- Return one ingest job with every column. No row: there is no such job.
+SELECT * FROM ingest_jobs WHERE id = %(job)s;
+
+-- name: count_by_status
+-- Count all ingest jobs, by queue and status.
+SELECT queue::text, status::text, count(*) AS n FROM ingest_jobs GROUP BY queue, status;
+
+-- name: find
+-- List jobs for an operator, the newest first. A filter that is NULL matches every job. Reads the
+-- table once: no index serves every filter.
+SELECT j.id, j.task_name, j.queue::text, j.status::text, j.reason, j.priority, j.attempts,
+       j.max_attempts, j.crash_count, j.watchdog_retries, j.claim_no, j.generation, j.claimed_by,
+       j.worker_id, j.blocked_reason, j.available_at, j.cancel_requested_at, j.lock_key,
+       j.partition_key, j.idempotency_key, j.progress, j.error, j.seconds, j.created_at,
+       j.started_at, j.finished_at
+  FROM ingest_jobs j
+ WHERE (%(queue)s::text IS NULL OR j.queue = %(queue)s)
+   AND (%(task_name)s::text IS NULL OR j.task_name = %(task_name)s)
+   AND (%(statuses)s::text[] IS NULL OR j.status = ANY (%(statuses)s::text[]))
+   AND (%(at)s::timestamptz IS NULL
+        OR greatest(j.created_at, j.started_at, j.finished_at) >= %(at)s)
+   AND (%(ago)s::interval IS NULL
+        OR greatest(j.created_at, j.started_at, j.finished_at) >= now() - %(ago)s::interval)
+   AND (%(key)s::text IS NULL OR %(key)s IN (j.idempotency_key, j.lock_key, j.partition_key))
+ ORDER BY j.seq DESC LIMIT %(limit)s;
+
+-- name: name_actor
+-- Name who makes the changes in the rest of this transaction, for the history of jobs.
+SELECT set_config('queue_workflows.actor', %(actor)s, true);
+
+-- name: lock
+-- Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not exist
+-- are left out.
+SELECT id, status::text, generation, cancel_requested_at FROM ingest_jobs
+ WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR UPDATE;
+
+-- name: cancel_queued
+-- Cancel those of these jobs that are queued.
+UPDATE ingest_jobs SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
+ WHERE id = ANY (%(ids)s::text[]) AND status = 'queued';
+
+-- name: request_cancel
+-- Request the cancellation of those of these jobs that run; the first request stands.
+UPDATE ingest_jobs SET cancel_requested_at = now()
+ WHERE id = ANY (%(ids)s::text[]) AND status = 'running' AND cancel_requested_at IS NULL;
+
+-- name: delete
+-- Delete those of these jobs that do not run.
+DELETE FROM ingest_jobs WHERE id = ANY (%(ids)s::text[]) AND status <> 'running';
+
+-- name: find_node_jobs
+-- Return which of these ids are node jobs, each with its run.
+SELECT id, run_id FROM workflow_node_jobs WHERE id = ANY (%(ids)s::text[]);

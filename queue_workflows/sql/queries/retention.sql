@@ -1,0 +1,134 @@
+-- name: pages
+-- Return how many pages a table has now.
+SELECT pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint AS n;
+
+-- name: mark
+-- Mark the transaction as one that deletes by age: then no event is written for each deleted row.
+SELECT set_config('queue_workflows.retention', 'on', true);
+
+-- name: set_timeout
+-- Set the statement timeout of the transaction.
+SELECT set_config('statement_timeout', %(timeout)s, true);
+
+-- name: delete_jobs
+-- Delete the ingest jobs past their retention that lie in the pages from `first` to before `end`.
+-- The `retention_days` of a queue stands before `days`; 0 keeps for ever. The table is walked as it
+-- lies: an index by time of ending would cost every job. Rows that are locked stay.
+WITH old AS MATERIALIZED (
+    SELECT j.ctid AS at
+      FROM ingest_jobs j
+      LEFT JOIN queue_settings q ON q.queue = j.queue
+     WHERE queue_workflows_is_past_retention(j.status, coalesce(j.finished_at, j.created_at),
+               coalesce(q.retention_days, %(days)s::float8))
+       AND j.ctid >= %(first)s::tid AND j.ctid < %(end)s::tid
+       FOR UPDATE OF j SKIP LOCKED)
+DELETE FROM ingest_jobs j USING old WHERE j.ctid = old.at RETURNING j.id;
+
+-- name: find_jobs
+-- Return the ids of the jobs that delete_jobs would delete, without those set aside.
+SELECT j.id
+  FROM ingest_jobs j
+  LEFT JOIN queue_settings q ON q.queue = j.queue
+ WHERE queue_workflows_is_past_retention(j.status, coalesce(j.finished_at, j.created_at),
+           coalesce(q.retention_days, %(days)s::float8))
+   AND j.ctid >= %(first)s::tid AND j.ctid < %(end)s::tid
+   AND j.id <> ALL (%(aside)s::text[]);
+
+-- name: delete_jobs_by_id
+-- Delete those of these ingest jobs that are past their retention.
+WITH old AS MATERIALIZED (
+    SELECT j.ctid AS at
+      FROM ingest_jobs j
+      LEFT JOIN queue_settings q ON q.queue = j.queue
+     WHERE queue_workflows_is_past_retention(j.status, coalesce(j.finished_at, j.created_at),
+               coalesce(q.retention_days, %(days)s::float8))
+       AND j.id = ANY (%(ids)s::text[])
+       FOR UPDATE OF j SKIP LOCKED)
+DELETE FROM ingest_jobs j USING old WHERE j.ctid = old.at RETURNING j.id;
+
+-- name: count_jobs
+-- Count the ingest jobs that are past their retention.
+SELECT count(*) AS n
+  FROM ingest_jobs j
+  LEFT JOIN queue_settings q ON q.queue = j.queue
+ WHERE queue_workflows_is_past_retention(j.status, coalesce(j.finished_at, j.created_at),
+           coalesce(q.retention_days, %(days)s::float8));
+
+-- name: delete_runs
+-- Delete up to `limit` runs past their retention that lie in the pages from `first` to before
+-- `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open outbox
+-- row or a node that has not ended. OFFSET 0 keeps each EXISTS a look-up per row (decision 0019).
+WITH old AS MATERIALIZED (
+    SELECT r.ctid AS at
+      FROM workflow_runs r
+     WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
+               %(days)s::float8)
+       AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
+                        WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
+       AND NOT EXISTS (SELECT FROM workflow_node_jobs n
+                        WHERE n.run_id = r.id
+                          AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
+       AND r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid
+     LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED)
+DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id;
+
+-- name: find_runs
+-- Return the ids of the runs that delete_runs would delete, without those set aside.
+SELECT r.id
+  FROM workflow_runs r
+ WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
+           %(days)s::float8)
+   AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
+                    WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
+   AND NOT EXISTS (SELECT FROM workflow_node_jobs n
+                    WHERE n.run_id = r.id
+                      AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
+   AND r.ctid >= %(first)s::tid AND r.ctid < %(end)s::tid
+   AND r.id <> ALL (%(aside)s::text[])
+ LIMIT %(limit)s;
+
+-- name: delete_runs_by_id
+-- Delete those of these runs that are past their retention, as delete_runs does.
+WITH old AS MATERIALIZED (
+    SELECT r.ctid AS at
+      FROM workflow_runs r
+     WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
+               %(days)s::float8)
+       AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
+                        WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
+       AND NOT EXISTS (SELECT FROM workflow_node_jobs n
+                        WHERE n.run_id = r.id
+                          AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0)
+       AND r.id = ANY (%(ids)s::text[])
+       FOR UPDATE OF r SKIP LOCKED)
+DELETE FROM workflow_runs r USING old WHERE r.ctid = old.at RETURNING r.id;
+
+-- name: count_runs
+-- Count the runs that are past their retention and that delete_runs would not keep.
+SELECT count(*) AS n
+  FROM workflow_runs r
+ WHERE queue_workflows_is_past_retention(r.status, coalesce(r.finished_at, r.updated_at),
+           %(days)s::float8)
+   AND NOT EXISTS (SELECT FROM workflow_dispatch_events e
+                    WHERE e.run_id = r.id AND e.processed_at IS NULL OFFSET 0)
+   AND NOT EXISTS (SELECT FROM workflow_node_jobs n
+                    WHERE n.run_id = r.id
+                      AND n.status IN ('queued', 'running', 'awaiting_input') OFFSET 0);
+
+-- name: delete_outbox
+-- Delete up to `limit` outbox rows that were processed over `days` days ago.
+DELETE FROM workflow_dispatch_events WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM workflow_dispatch_events
+     WHERE processed_at < now() - %(days)s * interval '1 day'
+     ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED));
+
+-- name: delete_ingest_events
+-- Delete up to `limit` events of ingest jobs that are over `days` days old.
+DELETE FROM ingest_job_events WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM ingest_job_events
+     WHERE created_at < now() - %(days)s * interval '1 day'
+     ORDER BY id LIMIT %(limit)s));
+
+-- name: delete_heartbeats
+-- Delete the heartbeats that are over `days` days old.
+DELETE FROM worker_heartbeats WHERE last_seen < now() - %(days)s * interval '1 day';

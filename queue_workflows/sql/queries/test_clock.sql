@@ -1,0 +1,58 @@
+-- name: move_jobs
+-- tables: ingest_jobs workflow_node_jobs
+-- Let `by` pass for the start times and the leases of jobs.
+UPDATE ingest_jobs
+   SET available_at = available_at - %(by)s::interval, lease_expires_at = lease_expires_at - %(by)s::interval
+ WHERE available_at IS NOT NULL OR lease_expires_at IS NOT NULL;
+
+-- name: move_runs
+-- Let `by` pass for the start times of runs.
+UPDATE workflow_runs SET available_at = available_at - %(by)s::interval WHERE available_at IS NOT NULL;
+
+-- name: move_outbox
+-- Let `by` pass for the outbox rows that are tried again later.
+UPDATE workflow_dispatch_events SET available_at = available_at - %(by)s::interval
+ WHERE available_at IS NOT NULL AND processed_at IS NULL;
+
+-- name: move_answers
+-- Let `by` pass for the answers to input nodes that are tried again later.
+UPDATE workflow_input_submissions
+   SET available_at = available_at - %(by)s::interval, claimed_at = claimed_at - %(by)s::interval
+ WHERE status IN ('pending', 'processing');
+
+-- name: move_input_timeouts
+-- Let `by` pass for the timeouts of input nodes.
+UPDATE workflow_input_timeouts SET due_at = due_at - %(by)s::interval;
+
+-- name: move_workers
+-- Let `by` pass since workers were seen.
+UPDATE workers SET last_seen = last_seen - %(by)s::interval;
+
+-- name: move_heartbeats
+-- Let `by` pass since hosts were seen.
+UPDATE worker_heartbeats SET last_seen = last_seen - %(by)s::interval;
+
+-- name: next_due
+-- Return the seconds until the first instant later than `after` at which something comes due. NULL:
+-- nothing waits for a later one.
+SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
+    SELECT min(available_at) AS at FROM workflow_node_jobs
+     WHERE status = 'queued' AND available_at > %(after)s
+     UNION ALL
+    SELECT min(available_at) FROM ingest_jobs
+     WHERE status = 'queued' AND available_at > %(after)s
+     UNION ALL
+    SELECT min(available_at) FROM workflow_runs
+     WHERE status = 'queued' AND available_at > %(after)s
+     UNION ALL
+    SELECT min(available_at) FROM workflow_dispatch_events
+     WHERE processed_at IS NULL AND available_at > %(after)s
+     UNION ALL
+    SELECT min(available_at) FROM workflow_input_submissions
+     WHERE status = 'pending' AND available_at > %(after)s) waits;
+
+-- name: expire_lease
+-- tables: ingest_jobs workflow_node_jobs
+-- Let the lease of a claim lapse, as if its worker had died a lease ago.
+UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'
+ WHERE id = %(job)s AND claim_no = %(claim)s AND status = 'running';

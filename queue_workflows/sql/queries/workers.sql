@@ -1,0 +1,161 @@
+-- name: beat
+-- Record that a host serves a queue, for an app that runs workers of its own; clear its dead flag.
+-- `known_models` NULL leaves them as they are.
+INSERT INTO worker_heartbeats AS h
+       (host_label, queue, concurrency, current_model, known_models)
+VALUES (%(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,
+        coalesce(%(known_models)s::text[], '{}'))
+    ON CONFLICT (host_label, queue) DO UPDATE
+   SET concurrency = excluded.concurrency,
+       current_model = CASE WHEN %(update_current_model)s::boolean THEN excluded.current_model
+                            ELSE h.current_model END,
+       known_models = coalesce(%(known_models)s::text[], h.known_models),
+       last_seen = now(), last_flagged_dead_at = NULL;
+
+-- name: report
+-- Write the row of a worker process and the heartbeat of its host and queue. A worker that obeys
+-- controls and is switched off is draining while it has a job, and else paused or parked: then its
+-- host's heartbeat is left to age.
+WITH off AS MATERIALIZED (
+    SELECT CASE WHEN %(obey)s THEN queue_workflows_off_policy(%(host_label)s, %(queue)s) END
+        AS policy),
+worker AS (
+    INSERT INTO workers AS w (worker_id, host_label, queue, pid, state, job_ids, detail,
+           current_model, model_since, known_models, vram_total_mb)
+    SELECT %(worker_id)s, %(host_label)s, %(queue)s, %(pid)s::integer,
+           CASE WHEN off.policy IS NULL THEN %(state)s
+                WHEN %(job_ids)s::text[] <> '{}' THEN 'draining'
+                WHEN off.policy = 'pause' THEN 'paused' ELSE 'parked' END,
+           %(job_ids)s::text[], %(detail)s::jsonb, %(current_model)s, now(),
+           nullif(%(known_models)s::text[], '{}'), %(vram_total_mb)s::integer
+      FROM off
+        ON CONFLICT (worker_id) DO UPDATE
+       SET state = excluded.state, job_ids = excluded.job_ids, detail = excluded.detail,
+           last_seen = now(),
+           model_since = CASE WHEN w.current_model IS DISTINCT FROM excluded.current_model
+                              THEN now() ELSE w.model_since END,
+           current_model = excluded.current_model, known_models = excluded.known_models,
+           vram_total_mb = excluded.vram_total_mb)
+INSERT INTO worker_heartbeats AS h
+       (host_label, queue, concurrency, current_model, known_models, vram_total_mb)
+SELECT %(host_label)s, %(queue)s, %(concurrency)s::integer, %(current_model)s,
+       %(known_models)s::text[], %(vram_total_mb)s::integer
+  FROM off
+ WHERE off.policy IS NULL OR %(job_ids)s::text[] <> '{}'
+    ON CONFLICT (host_label, queue) DO UPDATE
+   SET concurrency = excluded.concurrency, current_model = excluded.current_model,
+       known_models = excluded.known_models, vram_total_mb = excluded.vram_total_mb,
+       last_seen = now(), last_flagged_dead_at = NULL;
+
+-- name: stop
+-- Record that a worker ended in good order.
+UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now()
+ WHERE worker_id = %(worker)s;
+
+-- name: last_detail
+-- Return what the worker of a process reported of itself last. The ids of the workers of a process
+-- start with its prefix. No row: it never reported.
+SELECT detail FROM workers WHERE starts_with(worker_id, %(prefix)s)
+ ORDER BY last_seen DESC LIMIT 1;
+
+-- name: record_death
+-- Mark the workers of a process that has ended, unless they are marked, and add how it ended.
+UPDATE workers
+   SET state = CASE WHEN %(orderly)s THEN 'stopped' ELSE 'dead' END, job_ids = '{}',
+       detail = detail || %(detail)s::jsonb
+ WHERE starts_with(worker_id, %(prefix)s) AND state NOT IN ('stopped', 'dead');
+
+-- name: clear_model
+-- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale` sets
+-- the heartbeat back by an hour besides. No row: there is no such heartbeat.
+UPDATE worker_heartbeats
+   SET current_model = NULL,
+       last_seen = CASE WHEN %(mark_stale)s THEN now() - interval '1 hour' ELSE last_seen END
+ WHERE host_label = %(host)s AND queue = %(queue)s
+RETURNING *;
+
+-- name: clear_heartbeat
+-- Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an hour
+-- unless another worker of the host and queue was seen within `live_s` seconds: an old heartbeat
+-- would make that one count as dead.
+UPDATE worker_heartbeats h
+   SET current_model = NULL,
+       last_seen = CASE WHEN EXISTS (
+           SELECT FROM workers w
+            WHERE w.host_label = h.host_label AND w.queue = h.queue
+              AND NOT starts_with(w.worker_id, %(gone)s) AND w.state NOT IN ('stopped', 'dead')
+              AND w.last_seen > now() - %(live_s)s * interval '1 second')
+           THEN h.last_seen ELSE now() - interval '1 hour' END
+ WHERE h.host_label = %(host)s AND h.queue = %(queue)s;
+
+-- name: flag_stale
+-- Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have running
+-- jobs under their host and queue; return them with the number of those jobs.
+WITH stale AS MATERIALIZED (
+    SELECT w.host_label, w.queue,
+           (SELECT count(*) FROM workflow_node_jobs j
+             WHERE j.status = 'running' AND j.claimed_by = w.host_label AND j.queue = w.queue)
+           + (SELECT count(*) FROM ingest_jobs i
+               WHERE i.status = 'running' AND i.claimed_by = w.host_label AND i.queue = w.queue)
+               AS running_jobs
+      FROM worker_heartbeats w
+     WHERE w.last_seen < now() - %(stale_s)s * interval '1 second'
+       AND w.last_flagged_dead_at IS NULL)
+UPDATE worker_heartbeats h SET last_flagged_dead_at = now()
+  FROM stale s
+ WHERE s.running_jobs > 0 AND h.host_label = s.host_label AND h.queue = s.queue
+   AND h.last_seen < now() - %(stale_s)s * interval '1 second' AND h.last_flagged_dead_at IS NULL
+RETURNING h.*, s.running_jobs;
+
+-- name: list
+-- List the worker processes that have not ended and were seen within a day, for an operator. One
+-- that was not seen for `stale_s` seconds is dead. Each has the model of its host's heartbeat and
+-- the control row that switches it off now: of its queue's and the host's row, the one whose policy
+-- queue_workflows_off_policy() returns.
+SELECT w.worker_id, w.host_label, w.queue, w.pid,
+       CASE WHEN w.state <> 'stopped' AND w.last_seen < now() - %(stale_s)s * interval '1 second'
+            THEN 'dead' ELSE w.state END AS state,
+       w.job_ids, w.detail, w.started_at, w.last_seen,
+       extract(epoch FROM now())::float8 - extract(epoch FROM w.last_seen)::float8 AS age_s,
+       CASE WHEN c.queue IS NULL THEN 'on' ELSE 'off' END AS desired_state, c.stop_policy,
+       c.requested_by, c.reason, c.until_at,
+       extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s,
+       c.updated_at AS switched_at, h.current_model, h.last_flagged_dead_at
+  FROM workers w
+  LEFT JOIN LATERAL (
+       SELECT * FROM worker_controls o
+        WHERE o.host_label = w.host_label AND o.queue IN (w.queue, 'all')
+          AND queue_workflows_is_off(o.desired_state, o.until_at)
+        ORDER BY o.stop_policy <> 'hard', o.queue = 'all' LIMIT 1) c ON true
+  LEFT JOIN worker_heartbeats h ON h.host_label = w.host_label AND h.queue = w.queue
+ WHERE w.last_seen > now() - interval '1 day' AND w.state <> 'stopped'
+ ORDER BY w.host_label, w.queue, w.started_at;
+
+-- name: switched_off
+-- Return the control rows that switch workers off now, whether or not there are such workers. The
+-- queue 'all' stands for every queue of its host.
+SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_at,
+       c.updated_at AS switched_at,
+       extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s
+  FROM worker_controls c
+ WHERE queue_workflows_is_off(c.desired_state, c.until_at)
+ ORDER BY c.host_label, c.queue;
+
+-- name: flagged
+-- Return the queues of a host whose heartbeats are flagged as dead and that are not switched off.
+SELECT h.queue, h.last_flagged_dead_at AS flagged_at,
+       extract(epoch FROM now())::float8 - extract(epoch FROM h.last_seen)::float8 AS age_s
+  FROM worker_heartbeats h
+ WHERE h.host_label = %(host)s AND h.last_flagged_dead_at IS NOT NULL
+   AND queue_workflows_off_policy(h.host_label, h.queue) IS NULL
+ ORDER BY h.queue;
+
+-- name: count_heartbeats
+-- Count the heartbeats of each queue that are younger than `live_s` seconds.
+SELECT queue, count(*) AS n FROM worker_heartbeats
+ WHERE last_seen > now() - %(live_s)s * interval '1 second'
+ GROUP BY queue;
+
+-- name: prune
+-- Delete the rows of workers that ended, or were last seen, over a day ago.
+DELETE FROM workers WHERE last_seen < now() - interval '1 day';

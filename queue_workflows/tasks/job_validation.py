@@ -1,0 +1,219 @@
+"""Check the ingest jobs that an app queues, and encode them for the INSERT, before any write."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from queue_workflows import config, errors, tasks
+from queue_workflows.dag import payload, policy
+from queue_workflows.runtime import identity
+from queue_workflows.tasks import job_options
+from queue_workflows.types import JobId, Row
+
+DEFAULT_PRIORITY = 100
+
+
+class NewJob(NamedTuple):
+    """The keywords of `enqueue_ingest_job`."""
+
+    task_name: str
+    queue: str | None = None
+    reason: str = "tick"
+    priority: int | None = None
+    args: Mapping[str, Any] | None = None
+    idempotency_key: str | None = None
+    idempotency_window_s: float | None = None
+    lock_key: str | None = None
+    partition_key: str | None = None
+    available_at: datetime.datetime | None = None
+    max_attempts: int | None = None
+    backoff: float | Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+    headers: Mapping[str, str] | None = None
+
+
+_OPTIONS = slice(NewJob._fields.index("idempotency_key"), None)
+_NO_OPTIONS = (None,) * len(NewJob._fields[_OPTIONS])
+
+
+class Batch(NamedTuple):
+    """The jobs of one INSERT: the prefix of their ids, a JSON array of rows, their keys."""
+
+    prefix: str
+    jobs: str
+    keys: list[str | None]
+
+    def ids(self, existing: Iterable[Row]) -> list[JobId]:
+        """Return the ids of the jobs, in order.
+
+        `existing`: `place`, `id` and `same` for each job whose idempotency key another job has.
+        Raises `IdempotencyClash` where that job is not the same; nothing was written then.
+        """
+        ids = identity.job_ids(self.prefix, len(self.keys))
+        for row in existing:
+            if not row["same"]:
+                raise self._clash(row["place"], row["id"])
+            ids[row["place"] - 1] = JobId(row["id"])
+            ids[row["place"] - 1].created = False
+        return ids
+
+    def _clash(self, place: int, job_id: str) -> errors.IdempotencyClash:
+        key = self.keys[place - 1]
+        if job_id.startswith(self.prefix):
+            other = int(job_id[len(self.prefix) :], 16)
+            text = f"jobs {other - 1} and {place - 1} of one call share the idempotency key {key!r}"
+            return errors.IdempotencyClash(f"{text} and differ in task, queue or args")
+        return errors.IdempotencyClash(
+            f"idempotency key {key!r} is that of job {job_id!r}, which has another task, queue or "
+            "args: use a key of its own for each payload",
+            job_id,
+        )
+
+
+def with_task_defaults(job: NewJob) -> NewJob:
+    """Return the job with its task's queue, priority and lock key where the caller gave none.
+
+    Raises `InvalidJob` if the task or the queue is not a text.
+    """
+    for name in ("task_name", "queue"):
+        given = getattr(job, name)
+        if given is not None and not isinstance(given, str):
+            raise errors.InvalidJob(f"{name!r} must be a text, not {given!r:.80}")
+    defaults = tasks.row_defaults(job.task_name)
+    found = {name: value for name, value in defaults.items() if getattr(job, name) is None}
+    if job.priority is None:
+        found.setdefault("priority", DEFAULT_PRIORITY)
+    return job._replace(**found)
+
+
+def has_options(job: NewJob) -> bool:
+    """Return whether the job has more than a task, a queue, a reason, a priority and args."""
+    return job[_OPTIONS] != _NO_OPTIONS
+
+
+def plain_row(job: NewJob) -> dict[str, Any]:
+    """Return the columns of a job without options, its args as JSON text.
+
+    Raises `UnknownQueue`, `UnknownTask`, `InvalidJob`, `ArgsRefused` or `InvalidPayload`, all of
+    them ValueErrors.
+    """
+    return {**base_columns(job), "args": encode_args(job.task_name, job.args)}
+
+
+def batches(jobs: Iterable[NewJob], *, whole: bool = False) -> list[Batch]:
+    """Return the jobs as batches of about `payload.PART_BYTES` each; no batch for no jobs.
+
+    Returns one batch if `whole`, or if any job has an idempotency key: a clash must undo all jobs.
+    Raises as `plain_row` does; the message names the job if there are several.
+    """
+    rows = [with_task_defaults(job) for job in jobs]
+    texts = list(_rows(rows))
+    keys = [job.idempotency_key for job in rows]
+    whole = bool(texts) and (whole or any(key is not None for key in keys))
+    found: list[Batch] = []
+    for part in [texts] if whole else payload.parts(texts):
+        end = len(keys) if whole else len(part)
+        found.append(Batch(identity.new_job_prefix(), f"[{','.join(part)}]", keys[:end]))
+    return found
+
+
+def from_keywords(
+    defaults: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]] | None, args: Any
+) -> Iterator[NewJob]:
+    """Yield one job per member of `jobs` (its keywords) or of `args`, filled up from `defaults`.
+
+    Raises `InvalidJob` for both or neither, and for a member that cannot be a job.
+    """
+    if (jobs is None) == (args is None):
+        raise errors.InvalidJob("name either jobs or args: a mapping a job, or each job's args")
+    for place, given in enumerate(({"args": each} for each in args) if jobs is None else jobs):
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidJob(f"job {place} is no mapping of keywords: {given!r:.80}")
+        if unknown := [name for name in given if name not in NewJob._fields]:
+            raise errors.InvalidJob(
+                f"job {place}: {unknown[0]!r:.80} is none of {', '.join(NewJob._fields)}"
+            )
+        found = {**defaults, **given}
+        if found.get("idempotency_key") is None and "idempotency_window_s" not in given:
+            found.pop("idempotency_window_s", None)
+        if found.get("task_name") is None:
+            raise errors.InvalidJob(f"job {place} has no task_name, and the call names none")
+        yield NewJob(**found)
+
+
+_OF_ONE_JOB = (errors.InvalidJob, errors.ArgsRefused, errors.InvalidPayload)
+"""Errors about one job; for one of several jobs the message says which."""
+
+
+def _rows(jobs: Sequence[NewJob]) -> Iterator[str]:
+    """Yield each job as a JSON object with a member per column."""
+    for place, job in enumerate(jobs):
+        try:
+            yield _row(job)
+        except _OF_ONE_JOB as error:
+            if len(jobs) == 1:
+                raise
+            raise type(error)(f"job {place}: {error}") from None
+
+
+def _row(job: NewJob) -> str:
+    columns = base_columns(job)
+    where = f"job of task {job.task_name!r}"
+    if has_options(job):
+        columns |= job_options.check(job._asdict(), where)
+    args = encode_args(job.task_name, job.args)
+    return f'{payload.encode(columns, where)[:-1]}, "args": {args}}}'
+
+
+def base_columns(job: NewJob) -> dict[str, Any]:
+    """Return the checked columns of a job, without its args and its options.
+
+    Raises `UnknownQueue`, `UnknownTask` or `InvalidJob`, all of them ValueErrors.
+    """
+    task_name, queue, reason, priority = job[:4]
+    if queue is not None:
+        config.check_queue(queue, config.get_config().ingest_queues)
+    known = config.get_config().ingest_task_map
+    if task_name not in known:
+        raise errors.UnknownTask(
+            f"unknown ingest task {task_name!r}: registered are "
+            f"{', '.join(sorted(known)) or 'none'}; register_ingest_task() adds one"
+        )
+    if queue is None:
+        raise errors.InvalidJob(
+            f"job of task {task_name!r}: no queue is named, neither by the caller nor by the task"
+        )
+    if not isinstance(reason, str) or not payload.is_storable(reason):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidJob(f"job of task {task_name!r}: 'reason' {reason!r:.80} is no text")
+    is_whole = isinstance(priority, int) and type(priority) is not bool
+    if not is_whole or priority not in policy.PRIORITIES:
+        raise errors.InvalidJob(
+            f"job of task {task_name!r}: 'priority' must be a whole number from "
+            f"{policy.PRIORITIES[0]} to {policy.PRIORITIES[-1]}, not {priority!r:.40}"
+        )
+    return {"task_name": task_name, "queue": queue, "reason": reason, "priority": priority}
+
+
+def encode_args(task_name: str, args: Mapping[str, Any] | None) -> str:
+    """Return the args of a job as JSON text.
+
+    Raises `ArgsRefused` or `InvalidPayload` (ValueErrors).
+    """
+    taken = tasks.check_args(task_name, {} if args is None else args)
+    return payload.encode(taken, f"args of task {task_name!r}")
+
+
+def encode_args_of_each(task_name: str, args: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the args of several jobs of a task as JSON texts; raise as `encode_args` does.
+
+    The message names the place of the job in the call, from 0.
+    """
+    texts: list[str] = []
+    for place, one in enumerate(args):
+        try:
+            texts.append(encode_args(task_name, one))
+        except _OF_ONE_JOB as error:
+            raise type(error)(f"job {place}: {error}") from None
+    return texts
