@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.admin import snapshot as views
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
@@ -29,7 +30,6 @@ from queue_workflows.store import (
     transitions,
     workers,
 )
-from queue_workflows.store import snapshot as views
 from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from hypothesis.stateful import initialize, invariant, run_state_machine_as_test
 
 import queue_workflows
 from queue_workflows import config, input_listener
+from queue_workflows.admin import audit
 from queue_workflows.dag import policy
-from queue_workflows.store import audit
 from tests.support import fleet_base, fleet_faults, fleet_hosts, fleet_workers, laws
 from tests.support import fleet_model as model
 from tests.support.fleet_base import graphs

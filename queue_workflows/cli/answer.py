@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, dispatcher, errors
+from queue_workflows.admin import overview
 from queue_workflows.cli import answers, command, ids, inputs, options, output
 from queue_workflows.runtime import display, shapes
-from queue_workflows.store import nodes, overview, payload
+from queue_workflows.store import nodes, payload
 from queue_workflows.types import Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, errors
+from queue_workflows.admin import audit as laws
+from queue_workflows.admin import bad_rows
 from queue_workflows.cli import command, options, output
-from queue_workflows.store import audit as laws
-from queue_workflows.store import bad_rows
 
 SHOWN = 5
 """Offenders shown of each law: enough to start from, and a broken law rarely has a single one."""

@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from queue_workflows import config, db, errors
+from queue_workflows.admin import doctor as facts
+from queue_workflows.admin import permissions
 from queue_workflows.cli import command, doctor, options, output, route
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.db import reach
 from queue_workflows.runtime import process
-from queue_workflows.store import health, rights
 
 TIMEOUT_S = 5.0
 TRIPS = 7
@@ -43,7 +44,9 @@ def connect(
     purpose: Annotated[
         str,
         typer.Option(
-            "--for", metavar="PURPOSE", help=f"What the role is for: {', '.join(rights.PURPOSES)}."
+            "--for",
+            metavar="PURPOSE",
+            help=f"What the role is for: {', '.join(permissions.PURPOSES)}.",
         ),
     ] = "work",
     timeout: Annotated[
@@ -56,8 +59,8 @@ def connect(
     """Say whether the database can be used from here, or what to do."""
 
     def body() -> int:
-        if purpose not in rights.PURPOSES:
-            known = ", ".join(rights.PURPOSES)
+        if purpose not in permissions.PURPOSES:
+            known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
         process.setup_logging("error")
         config.load_app(app)
@@ -118,7 +121,7 @@ def examine(
             yield from _refused(where, " ".join(str(error).split()))
         else:
             remedy = "ask again; see the server's log"
-            yield Finding("server", ERROR, f"it broke off: {health.reason(error)}", remedy)
+            yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
 
 
 # --- the way there -----------------------------------------------------------------------------
@@ -216,7 +219,7 @@ def _inside(conn: db.Connection, purpose: str) -> Steps:
 
 def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
     def check(conn: db.Connection) -> Steps:
-        seen = rights.ledger(conn)
+        seen = permissions.ledger(conn)
         if not seen["found"] and seen["elsewhere"]:
             name, role = seen["elsewhere"][0], seen["role"]
             remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
@@ -228,7 +231,7 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
             remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
         else:
-            yield _version(*rights.newest(conn), purpose)
+            yield _version(*permissions.newest(conn), purpose)
 
     return check
 
@@ -268,12 +271,12 @@ def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
                 f"set {knob}=/folder[:/folder] on workers and orchestrators: runs keep files there"
             )
             yield Finding("files", OK, text)
-        lacks = rights.lacking(conn, purpose)
-        excess = rights.excessive(conn, purpose)
+        lacks = permissions.lacking(conn, purpose)
+        excess = permissions.excessive(conn, purpose)
         if not lacks and not excess:
             yield Finding("rights", OK, f"all that it takes to {purpose}")
             return
-        role = rights.ledger(conn)["role"]
+        role = permissions.ledger(conn)["role"]
         parts = [
             f"{verb} {_list_some([f'{one.right} on {one.name}' for one in found])}"
             for verb, found in (("lacks", lacks), ("need not have", excess))
@@ -281,7 +284,7 @@ def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
         ]
         text = f"to {purpose}, {role} {' and '.join(parts)}"
         # A REVOKE on a table takes the rights to its columns too, so that the GRANTs come after it.
-        remedy = "; ".join([*rights.revokes(excess), *rights.grants(lacks, role)])
+        remedy = "; ".join([*permissions.revokes(excess), *permissions.grants(lacks, role)])
         yield Finding("rights", ERROR, text, remedy)
 
     return check
@@ -293,7 +296,7 @@ def _list_some(found: list[str]) -> str:
 
 
 def _listen(conn: db.Connection) -> Steps:
-    pooled = rights.pooled(conn)
+    pooled = permissions.pooled(conn)
     for step in doctor.listen(conn):
         if not pooled:
             yield step
@@ -312,7 +315,7 @@ def _trip(conn: db.Connection) -> Steps:
     took: list[float] = []
     for _ in range(TRIPS):
         began = time.monotonic()
-        health.clock(conn)
+        facts.clock(conn)
         took.append((time.monotonic() - began) * 1000)
     median_ms = statistics.median(took)
     text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"

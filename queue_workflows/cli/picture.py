@@ -7,8 +7,9 @@ import logging
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.admin import overview
 from queue_workflows.runtime import process, shapes
-from queue_workflows.store import overview, runs, tables
+from queue_workflows.store import runs, tables
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

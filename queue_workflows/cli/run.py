@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import config, db, errors, run_store
+from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     crew,
@@ -27,7 +28,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import signals
-from queue_workflows.store import limits, overview
+from queue_workflows.store import limits
 from queue_workflows.types import JsonDict
 
 DEFAULT_OUT = Path("queue-workflows-out")

@@ -7,11 +7,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from queue_workflows import config, db
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import outputs
 from queue_workflows.store import fleet as fleet_rows
-from queue_workflows.store import limits, lock_keys, overview
+from queue_workflows.store import limits, lock_keys
 from queue_workflows.store import workers as workers_rows
 from queue_workflows.types import Row
 

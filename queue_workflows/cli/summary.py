@@ -11,11 +11,12 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import db, errors
+from queue_workflows.admin import overview
 from queue_workflows.cli import output, views
 from queue_workflows.cli.picture import Picture
 from queue_workflows.dag import graph
 from queue_workflows.runtime import display, process, shapes
-from queue_workflows.store import overview, runs
+from queue_workflows.store import runs
 
 FAILURES = 20
 TRACES = 3

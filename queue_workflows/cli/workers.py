@@ -6,9 +6,10 @@ import signal
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import shapes
-from queue_workflows.store import limits, overview
+from queue_workflows.store import limits
 from queue_workflows.store import workers as rows_of
 from queue_workflows.types import Row
 

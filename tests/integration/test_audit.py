@@ -16,8 +16,9 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors
 from queue_workflows.__main__ import main
+from queue_workflows.admin import audit
 from queue_workflows.cli import audit as command
-from queue_workflows.store import audit, tables, transitions
+from queue_workflows.store import tables, transitions
 from tests.support import factories
 from tests.support.flow import Flow
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from queue_workflows import db
-from queue_workflows.store import audit
+from queue_workflows.admin import audit
 from tests.soak import beside, faults, fleet
 
 SLACK_S = 1.0

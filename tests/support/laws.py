@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db
-from queue_workflows.store import audit
+from queue_workflows.admin import audit
 
 LIVENESS = 15
 """It needs time to pass, which tests of single moments do not give it."""

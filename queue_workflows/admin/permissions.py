@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db
-from queue_workflows.store import health
+from queue_workflows.admin import doctor
 from queue_workflows.types import Row
 
 _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
 _READ: _Rights = dict.fromkeys(
-    (*health.TABLES, "queue_schema_version", "queue_partition_limits"), ("SELECT",)
+    (*doctor.TABLES, "queue_schema_version", "queue_partition_limits"), ("SELECT",)
 )
-_WORK: _Rights = dict.fromkeys(health.TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
+_WORK: _Rights = dict.fromkeys(doctor.TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 PURPOSES: dict[str, _Rights] = {
     "work": {**_READ, **_WORK},
     "migrate": {**_READ, **_WORK},
@@ -81,7 +81,7 @@ def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
         rows += _closed_columns(conn)
     rows += [
         {"right": "USAGE", "kind": "SEQUENCE", "name": name}
-        for name in health.closed_sequences(conn, filled)
+        for name in doctor.closed_sequences(conn, filled)
     ]
     rows += _closed_functions(conn, purpose)
     if purpose == "migrate":
