@@ -219,7 +219,7 @@ def _inside(conn: db.Connection, purpose: str) -> Steps:
 
 def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
     def check(conn: db.Connection) -> Steps:
-        seen = permissions.ledger(conn)
+        seen = facts.schema_seen(conn)
         if not seen["found"] and seen["elsewhere"]:
             name, role = seen["elsewhere"][0], seen["role"]
             remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
@@ -231,7 +231,7 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
             remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
         else:
-            yield _version(*permissions.newest(conn), purpose)
+            yield _version(*facts.schema_version(conn), purpose)
 
     return check
 
@@ -276,7 +276,7 @@ def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
         if not lacks and not excess:
             yield Finding("rights", OK, f"all that it takes to {purpose}")
             return
-        role = permissions.ledger(conn)["role"]
+        role = facts.schema_seen(conn)["role"]
         parts = [
             f"{verb} {_list_some([f'{one.right} on {one.name}' for one in found])}"
             for verb, found in (("lacks", lacks), ("need not have", excess))
@@ -296,7 +296,7 @@ def _list_some(found: list[str]) -> str:
 
 
 def _listen(conn: db.Connection) -> Steps:
-    pooled = permissions.pooled(conn)
+    pooled = facts.is_pooled(conn)
     for step in doctor.listen(conn):
         if not pooled:
             yield step

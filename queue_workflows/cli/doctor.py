@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
-from queue_workflows.admin import bad_rows
+from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, outputs
@@ -277,7 +277,7 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _rights(conn: db.Connection) -> Iterator[Finding]:
-    if missing := facts.missing_rights(conn):
+    if missing := permissions.missing(conn):
         others = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         text = f"this role lacks {', '.join(missing[:5])}{others}"
         yield Finding("rights", ERROR, text, "GRANT them, or connect as the role that has them")
@@ -289,14 +289,14 @@ def _files(conn: db.Connection) -> Iterator[Finding]:
     knob = config.OUT_ROOTS.variables[0]
     if roots := confinement.roots():
         yield Finding("files", OK, f"runs keep theirs in {os.pathsep.join(roots)}")
-    elif submitters := facts.submitters(conn):
+    elif submitters := permissions.submitters(conn):
         text = f"{', '.join(submitters)} may submit runs, and their out_dir may be any folder"
         remedy = f"set {knob} here and on every worker and orchestrator"
         yield Finding("files", WARNING, text, remedy)
     else:
         yield Finding("files", OK, "no role may do no more than submit runs")
     yield _outputs(facts.machines(conn))
-    if schema := facts.public_may_create(conn):
+    if schema := permissions.public_may_create(conn):
         text = f"every role may create functions in schema {schema}, which triggers could call"
         remedy = f"as the owner: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC"
         yield Finding("schema rights", WARNING, text, remedy)

@@ -45,6 +45,53 @@ class _Audit:
 
 audit: _Audit
 
+class _Doctor:
+    server: bytes
+    """Return what answers: its version, whether it is a standby or read-only, and the role."""
+    clock: bytes
+    """Return the server's clock, which runs on within a transaction."""
+    backend_pid: bytes
+    """Return the process that executes this statement. Behind a pooler it is not the announced one."""
+    settings: bytes
+    """Return the settings of these names as they are in force for this role and database."""
+    notify: bytes
+    """Notify a channel."""
+    notification_queue_usage: bytes
+    """Return how full the server's queue of notifications is, 0 to 1."""
+    transactions: bytes
+    """Return the oldest five transactions of this database except this one. `idle_s` is NULL unless
+    the backend is idle inside its transaction. pg_read_all_stats shows those of other roles too."""
+    connections: bytes
+    """Return how many connections are used, of all databases, and how many an ordinary role may open."""
+    schema_seen: bytes
+    """Return whether this role finds and may read the ledger of migrations, and which schemas have
+    one that the search path or a missing USAGE hides."""
+    schema_version: bytes
+    """Return the version of the schema, and the oldest version of the code that may work on it. An
+    older ledger has no column `compatible_with`."""
+    machines: bytes
+    """Return how many hosts had a worker of nodes within the last day."""
+    outbox: bytes
+    """Return the oldest open event that is due, and for how long it has been. No row: none is due."""
+    waiting_runs: bytes
+    """Return the run that has waited longest for its start, and whether others were started within
+    the last minute. No row: none waits."""
+    lapsed: bytes
+    """Return how many running jobs have a lapsed lease, and for how many seconds the oldest has."""
+    unserved: bytes
+    """Return the queues that have due jobs and no live worker which takes them. `n` counts at most
+    `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
+    and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry."""
+    dead_workers: bytes
+    """Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
+    silent for `stale_s` seconds and have a running job."""
+    table_statistics: bytes
+    """Return what autovacuum and updates do to these tables."""
+    indexes_on_renewed: bytes
+    """Return the indexes over one of these columns, each given with its table."""
+
+doctor: _Doctor
+
 class _Logs:
     write: Mapping[str, bytes]
     """Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or
@@ -53,6 +100,34 @@ class _Logs:
     """Delete up to `batch` logs of attempts that are older than `days` days."""
 
 logs: _Logs
+
+class _Permissions:
+    closed_tables: bytes
+    """Return those of these privileges, each given with its table, that this role lacks."""
+    closed_columns: bytes
+    """Return the table, and whether this role may insert every one of these columns. `is_open` is
+    NULL, and `name` too, if there is no such table."""
+    closed_sequences: bytes
+    """Return the sequences of these tables that this role may not use."""
+    closed_functions: bytes
+    """Return the functions that this role needs and may not call: those that only read, all others
+    for a role that `works`, and those that are `named`. None of the `internal` ones: only functions
+    of the tables' owner call them. No trigger's function: its caller needs no right to it."""
+    not_owned: bytes
+    """Return what keeps this role from migrating: tables that it does not own, and a schema in which
+    it may not create."""
+    excessive: bytes
+    """Return the rights past reading that this role has and does not need, and who was granted each:
+    this role, PUBLIC, or a role that this one is a member of. `allowed` are the columns that it
+    inserts, as `table.column`, `filled` their tables. Nothing is returned for the owner of an
+    object and for a superuser: nothing can be taken from them."""
+    submitters: bytes
+    """Return at most 10 roles that may insert runs and neither own the tables nor work on jobs,
+    without superusers and the roles that PostgreSQL brings."""
+    public_may_create: bytes
+    """Return the schema of the engine if every role may create functions in it."""
+
+permissions: _Permissions
 
 class _Schedules:
     now: bytes

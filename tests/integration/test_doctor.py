@@ -12,6 +12,7 @@ from psycopg import sql
 
 from queue_workflows import db as engine
 from queue_workflows.admin import doctor as facts
+from queue_workflows.admin import permissions
 from queue_workflows.cli import doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.store import lock_keys
@@ -80,7 +81,7 @@ def test_nothing_is_written_and_no_connection_is_left(own: str) -> None:
     before = findings()
     assert wrong(before) == {}
     with engine.connect() as conn:
-        for table in facts.TABLES:
+        for table in permissions.TABLES:
             count = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
             assert conn.execute(count).fetchone() == {"count": 0}
 
