@@ -157,17 +157,17 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
         return "not_due", f"it is not due{until}"
     if reason == "locked":
-        turn = explain.turn(conn, table, row)
+        turn = explain.lock_owner(conn, table, row)
         has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
         return "unserved", _of_unserved(conn, row)
     if reason == "limited":
-        return _of_partition(explain.limits_of(conn, row), row["partition_key"])
+        return _of_partition(explain.partition_limits(conn, row), row["partition_key"])
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
     if row["partition_key"] is not None and table == tables.INGEST_JOBS.name:
-        said = explain.limits_of(conn, row)
+        said = explain.partition_limits(conn, row)
         if said["paused"]:
             return _of_partition(said, row["partition_key"])
     return _of_queue(conn, row["queue"])

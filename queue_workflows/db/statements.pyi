@@ -92,6 +92,43 @@ class _Doctor:
 
 doctor: _Doctor
 
+class _Explain:
+    node_job: bytes
+    """Return a node's job with the status of its run. No row: no such job."""
+    ingest_job: bytes
+    """Return an ingest job. No row: no such job."""
+    run: bytes
+    """Return what says why a run waits. No row: no such run."""
+    run_nodes: bytes
+    """Return the jobs of a run's nodes, in the order of the queue."""
+    workers: bytes
+    """Return the live workers of a queue. `current_model` is the model that is warm when the worker
+    claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
+    jobs."""
+    ingest_jobs_ahead: bytes
+    """Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
+    them, and those of a better priority."""
+    node_jobs_ahead: bytes
+    """Count the due jobs of live runs that stand before this one in the order of the claim, up to
+    `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
+    or of none; NULL: jobs of any."""
+    newer_gpu_job: bytes
+    """Return a due gpu job of this model and priority that came later. No row: this one is the newest."""
+    lock_owner: Mapping[str, bytes]
+    """Return the job that runs under a lock key, or is admitted to run next. No row: there is none."""
+    misfit: bytes
+    """Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
+    `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs."""
+    models: bytes
+    """Return the models in the queue of which a worker can take jobs."""
+    choice: bytes
+    """Return what a gpu worker would claim next: the model, how and why, the priority and the job."""
+    weighed: bytes
+    """Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
+    the hosts that have loaded it."""
+
+explain: _Explain
+
 class _Logs:
     write: Mapping[str, bytes]
     """Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or
