@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
-from queue_workflows.admin import snapshot as views
+from queue_workflows.admin import overview
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
     claims,
@@ -372,7 +372,7 @@ def snapshot() -> dict[str, Any]:
     At most 50 rows a list.
     """
     with db.transaction() as conn:
-        return views.nodes(conn)
+        return overview.queue_lists(conn)
 
 
 # --- workers -----------------------------------------------------------------------------------

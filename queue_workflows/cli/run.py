@@ -260,7 +260,7 @@ def stopped_early() -> int:
 def _ahead(run_id: str) -> str:
     """Which older runs come before this one; "" for none."""
     with db.transaction() as conn:
-        found = overview.ahead(conn, run_id)
+        found = overview.runs_ahead(conn, run_id)
     if not found["n"]:
         return ""
     what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"

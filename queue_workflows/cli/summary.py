@@ -33,7 +33,7 @@ def collect(seen: Picture) -> dict[str, Any]:
     """
     run_id = seen.run["id"]
     with db.transaction() as conn:
-        places = overview.ran_where(conn, run_id)
+        places = overview.completed_by(conn, run_id)
         seconds = overview.node_seconds(conn, run_id)
         frozen = runs.definition(conn, run_id)
         crashes = overview.crashes(conn, run_id)

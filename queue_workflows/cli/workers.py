@@ -50,7 +50,7 @@ def listing() -> list[Row]:
     """
     with db.transaction() as conn:
         rows = rows_of.listing(conn, config.STALE_WORKER_AFTER_S.read())
-        held = overview.held_jobs(conn)
+        held = overview.claims_in_flight(conn)
         limited = limits.held_back(conn)
     for row in rows:
         row["job_ids"] = held.get(row["worker_id"], [])

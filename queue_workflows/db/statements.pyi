@@ -138,6 +138,65 @@ class _Logs:
 
 logs: _Logs
 
+class _Overview:
+    run_head: bytes
+    """Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
+    such run."""
+    steps: bytes
+    """Count the nodes of a run by status, for each step: the node id up to its first slash.
+    `elapsed_s` ends with the last node, or now while a node has not ended."""
+    nodes: bytes
+    """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
+    these, and the queued ones of which an attempt failed."""
+    node_seconds: bytes
+    """Return how long the handler of each completed node of a run took."""
+    node_counts: bytes
+    """Count the nodes of a run by status."""
+    completed_by: bytes
+    """Return the workers that completed nodes of a run, and how many each."""
+    crashes: bytes
+    """Count how often a node of a run was taken back from a worker that died."""
+    failures: bytes
+    """Return the failed nodes of a run, the first to fail first, with the latest traceback."""
+    runs_ahead: bytes
+    """Count the runs that were submitted before this one, are no less urgent, and have work to do
+    now. A run that only waits for a person has none."""
+    find: bytes
+    """Return what has this id, a run before a job. No row: nothing has it."""
+    running_under: bytes
+    """Return the running jobs that have this id or belong to the run that has it, with their workers."""
+    waiting_inputs: bytes
+    """Return the input nodes that wait in live runs, of one run if it is given, the longest wait
+    first. `answered`: whether an answer was submitted and not taken yet."""
+    has_answer: bytes
+    """Return whether an answer to a node was submitted and not taken yet."""
+    queues: Mapping[str, bytes]
+    """Count the queued and the running jobs of each queue. `blocked` jobs may not start yet."""
+    listed_nodes: bytes
+    """Return the first nodes of a queue that have this status, in the order of the claim."""
+    live_nodes: bytes
+    """Count the nodes that wait or run, by queue and status."""
+    runs_by_status: bytes
+    """Count all runs by status."""
+    open_events: bytes
+    """Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due."""
+    open_answers: bytes
+    """Count the answers that are not taken yet."""
+    nodes_awaiting_input: bytes
+    """Count the nodes of running runs that wait for an answer."""
+    late_runs: bytes
+    """Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
+    start."""
+    claims_in_flight: bytes
+    """Return the running jobs of both families, by worker."""
+    foreign_work: bytes
+    """Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks."""
+    unfinished: bytes
+    """Return the workflows that have unfinished runs, with the three oldest runs of each. The workflow
+    with the oldest run comes first."""
+
+overview: _Overview
+
 class _Permissions:
     closed_tables: bytes
     """Return those of these privileges, each given with its table, that this role lacks."""
