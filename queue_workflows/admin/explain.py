@@ -16,9 +16,9 @@ COUNTED = 10_000
 
 def job(conn: db.Connection, table: str, job_id: str) -> Row | None:
     """Return a job with its `kind`, and for a node its `run_status`; or None."""
-    explain = statements.explain
-    query = explain.node_job if table == tables.NODE_JOBS.name else explain.ingest_job
-    return conn.execute(query, {"job": job_id}).fetchone()
+    if table == tables.NODE_JOBS.name:
+        return conn.execute(statements.explain.node_job, {"job": job_id}).fetchone()
+    return conn.execute(statements.explain.ingest_job, {"job": job_id}).fetchone()
 
 
 def run(conn: db.Connection, run_id: str) -> Row | None:
