@@ -45,6 +45,38 @@ class _Audit:
 
 audit: _Audit
 
+class _BadRows:
+    stuck_starts: bytes
+    """Return runs whose start failed."""
+    stuck_late_starts: bytes
+    """Return runs whose delayed start is due."""
+    stuck_events: bytes
+    """Return runs with an outbox event that could not be dispatched."""
+    stuck_answers: bytes
+    """Return runs with an answer that could not be taken."""
+    stuck_input_timeouts: bytes
+    """Return runs with an input node whose wait is over and was not ended."""
+    stuck_delayed_nodes: bytes
+    """Return runs with a delayed node that is due."""
+    stuck_delayed_ingest_jobs: bytes
+    """Return delayed ingest jobs that are due."""
+    stuck_lapsed_nodes: bytes
+    """Return runs with a running node whose lease lapsed."""
+    stuck_lapsed_ingest_jobs: bytes
+    """Return running ingest jobs whose lease lapsed."""
+    out_of_range_runs: bytes
+    """Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
+    of them."""
+    out_of_range_nodes: bytes
+    """As `out_of_range_runs`, for live nodes. Returns the runs that they belong to."""
+    out_of_range_ingest_jobs: bytes
+    """As `out_of_range_runs`, for queued and running ingest jobs."""
+    out_of_range_answers: bytes
+    """As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
+    nodes."""
+
+bad_rows: _BadRows
+
 class _Doctor:
     server: bytes
     """Return what answers: its version, whether it is a standby or read-only, and the role."""
