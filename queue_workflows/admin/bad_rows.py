@@ -1,4 +1,4 @@
-"""Find the rows that the engine cannot work on: set aside, unreadable, or out of range."""
+"""Find the rows that the engine cannot work on: failing, blocked, unreadable or out of range."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ _STUCK = (
     ("run", "cancel", statements.bad_rows.stuck_input_timeouts),
     ("run", "cancel", statements.bad_rows.stuck_delayed_nodes),
     ("job", "jobs delete", statements.bad_rows.stuck_delayed_ingest_jobs),
+    ("run", "cancel", statements.bad_rows.stuck_set_aside_nodes),
+    ("job", "jobs delete", statements.bad_rows.stuck_set_aside_ingest_jobs),
     ("run", "cancel", statements.bad_rows.stuck_lapsed_nodes),
     ("job", "jobs cancel", statements.bad_rows.stuck_lapsed_ingest_jobs),
 )
@@ -43,7 +45,7 @@ _OUT_OF_RANGE = (
 
 
 def stuck(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return the rows that failed and are set aside, at most `limit` of each kind."""
+    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a kind."""
     return _found(conn, _STUCK, limit)
 
 

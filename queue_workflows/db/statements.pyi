@@ -60,6 +60,10 @@ class _BadRows:
     """Return runs with a delayed node that is due."""
     stuck_delayed_ingest_jobs: bytes
     """Return delayed ingest jobs that are due."""
+    stuck_set_aside_nodes: bytes
+    """Return runs with a node that no claim finds, as it could neither run nor fail."""
+    stuck_set_aside_ingest_jobs: bytes
+    """Return ingest jobs that no claim finds, as they could neither run nor fail."""
     stuck_lapsed_nodes: bytes
     """Return runs with a running node whose lease lapsed."""
     stuck_lapsed_ingest_jobs: bytes

@@ -1,6 +1,6 @@
--- Rows that the engine cannot work on. Each `stuck_` statement returns rows that failed and were
--- set aside, or that are due for `late_s` seconds although a sweep takes such rows every few
--- seconds: the id of the run or ingest job to end, and what is wrong. Times are compared only:
+-- Rows that the engine cannot work on. Each `stuck_` statement returns rows that keep
+-- failing, are blocked as `set_aside`, or are due for `late_s` seconds although a sweep takes such
+-- rows every few seconds: the id of the run or ingest job to end, and what is wrong. Times are compared only:
 -- nothing is computed from a value that could be infinite.
 
 -- name: stuck_starts
@@ -61,6 +61,23 @@ SELECT id, 'it is due and could not be promoted' AS text
   FROM ingest_jobs
  WHERE status = 'queued' AND blocked_reason = 'not_due'
    AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: stuck_set_aside_nodes
+-- Return runs with a node that no claim finds, as it could neither run nor fail.
+SELECT run_id AS id,
+       'node ' || node_id || ' is blocked as set_aside: the database refuses to run it and to'
+       || ' fail it' AS text
+  FROM workflow_node_jobs
+ WHERE status = 'queued' AND blocked_reason = 'set_aside'
+ LIMIT %(limit)s;
+
+-- name: stuck_set_aside_ingest_jobs
+-- Return ingest jobs that no claim finds, as they could neither run nor fail.
+SELECT id,
+       'it is blocked as set_aside: the database refuses to run it and to fail it' AS text
+  FROM ingest_jobs
+ WHERE status = 'queued' AND blocked_reason = 'set_aside'
  LIMIT %(limit)s;
 
 -- name: stuck_lapsed_nodes
