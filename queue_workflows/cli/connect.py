@@ -14,9 +14,9 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import command, doctor, options, output, route
+from queue_workflows.cli import command, doctor, options, output
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import reach
+from queue_workflows.db import connectivity
 from queue_workflows.runtime import process
 
 TIMEOUT_S = 5.0
@@ -65,7 +65,7 @@ def connect(
         process.setup_logging("error")
         config.load_app(app)
         with _named(dsn) as words:
-            where = reach.destination(url := db.db_url())
+            where = connectivity.destination(url := db.db_url())
             return _report(words, examine(url, purpose, timeout, where), as_json=as_json)
 
     command.execute("connect", body, debug=debug)
@@ -103,10 +103,10 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
 
 
 def examine(
-    url: str, purpose: str, timeout_s: float, where: reach.Destination | None = None
+    url: str, purpose: str, timeout_s: float, where: connectivity.Destination | None = None
 ) -> Steps:
     """Every step in order; the first with level `error` is the last one."""
-    where = where or reach.destination(url)
+    where = where or connectivity.destination(url)
     for step in _way(where, timeout_s):
         yield step
         if step.level == ERROR:
@@ -127,13 +127,17 @@ def examine(
 # --- the way there -----------------------------------------------------------------------------
 
 
-def _way(where: reach.Destination, timeout_s: float) -> Steps:
+def _way(where: connectivity.Destination, timeout_s: float) -> Steps:
     if not where.targets:
         yield Finding("name", OK, "no host is named: libpq's service or default socket")
         return
-    step, good = _of_all("name", [(target, route.resolve(target)) for target in where.targets])
+    step, good = _of_all(
+        "name", [(target, connectivity.resolve(target)) for target in where.targets]
+    )
     yield step
-    step, good = _of_all("port", [(target, route.answers(target, timeout_s)) for target in good])
+    step, good = _of_all(
+        "port", [(target, connectivity.probe_port(target, timeout_s)) for target in good]
+    )
     yield step
     if not good:
         return
@@ -143,8 +147,8 @@ def _way(where: reach.Destination, timeout_s: float) -> Steps:
 
 
 def _of_all(
-    name: str, replies: list[tuple[reach.Target, route.Reply]]
-) -> tuple[Finding, list[reach.Target]]:
+    name: str, replies: list[tuple[connectivity.Target, connectivity.Reply]]
+) -> tuple[Finding, list[connectivity.Target]]:
     """One step for every server of the DSN, which fails when all do; those that are left."""
     good = [target for target, reply in replies if not reply.remedy]
     text = "; ".join(reply.text for _, reply in replies)
@@ -153,10 +157,10 @@ def _of_all(
     return Finding(name, level, text, remedy), good
 
 
-def _tls(target: reach.Target, sslmode: str, timeout_s: float) -> Finding:
+def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding:
     try:
-        offered = route.offers_tls(target, timeout_s)
-    except route.Silent:
+        offered = connectivity.offers_tls(target, timeout_s)
+    except connectivity.NoReply:
         text = f"{target} takes connections and says nothing for {timeout_s:g} s"
         return Finding("tls", ERROR, text, "the server hangs, or it is no PostgreSQL")
     if offered is None:
@@ -173,10 +177,10 @@ def _tls(target: reach.Target, sslmode: str, timeout_s: float) -> Finding:
     return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
 
 
-def _refused(where: reach.Destination, message: str) -> Steps:
+def _refused(where: connectivity.Destination, message: str) -> Steps:
     """What a refused connection means; the step before it was passed, where it is known."""
     user, dbname = where.user or "of this account", where.dbname or where.user
-    kind = reach.meaning(message)
+    kind = connectivity.refusal(message)
     remedies = {
         "tls": "see sslmode and sslrootcert in the DSN",
         "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",

@@ -21,7 +21,7 @@ from queue_workflows import db as engine
 from queue_workflows.admin import permissions
 from queue_workflows.cli import connect, doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import reach
+from queue_workflows.db import connectivity
 from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands
 from tests.support.proxy import Proxy
@@ -299,7 +299,7 @@ def test_a_read_only_server(reachable: Server, home: str) -> None:
     ],
 )
 def test_what_a_server_says_is_understood(message: str, kind: str) -> None:
-    assert reach.meaning(f'connection to server at "h", port 1 failed: {message}') == kind
+    assert connectivity.refusal(f'connection to server at "h", port 1 failed: {message}') == kind
 
 
 # --- schema and rights -------------------------------------------------------------------------
