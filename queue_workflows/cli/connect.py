@@ -1,4 +1,4 @@
-"""`queue-workflows connect`: the way from here to the database, step by step to the first fault."""
+"""`queue-workflows connect`: check the way to the database step by step, up to the first fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = (
     "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
     "round trip",
 )  # fmt: skip
-"""In the order in which they can be wrong."""
+"""The steps, in the order in which they are checked."""
 
 Steps = Iterator[Finding]
 
@@ -73,9 +73,9 @@ def connect(
 
 @contextlib.contextmanager
 def _named(dsn: str | None) -> Generator[str]:
-    """The database in words; the one that was given is in force from now on."""
+    """Yield the database in words; a DSN that is given is in force from now on."""
     if dsn is not None:
-        # Read before it is in force: what cannot be read is the argument, and no variable.
+        # Read before it is in force, so that an error names the argument and not a variable.
         db.describe(dsn)
         os.environ[config.db_url_variables()[0]] = dsn
     with command.database(create=False) as words:
@@ -105,9 +105,9 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
 def examine(
     url: str, purpose: str, timeout_s: float, where: connectivity.Destination | None = None
 ) -> Steps:
-    """Every step in order; the first with level `error` is the last one."""
+    """Yield the steps in order, up to the first with level `error`."""
     where = where or connectivity.destination(url)
-    for step in _way(where, timeout_s):
+    for step in _network(where, timeout_s):
         yield step
         if step.level == ERROR:
             return
@@ -115,7 +115,7 @@ def examine(
     try:
         conn = db.connect(url=url, connect_s=max(2.0, timeout_s), timeout_s=max(1.0, timeout_s))
         with conn:
-            yield from _inside(conn, purpose)
+            yield from _session(conn, purpose)
     except db.Error as error:
         if conn is None:
             yield from _refused(where, " ".join(str(error).split()))
@@ -124,10 +124,10 @@ def examine(
             yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
 
 
-# --- the way there -----------------------------------------------------------------------------
+# --- up to the login ---------------------------------------------------------------------------
 
 
-def _way(where: connectivity.Destination, timeout_s: float) -> Steps:
+def _network(where: connectivity.Destination, timeout_s: float) -> Steps:
     if not where.targets:
         yield Finding("name", OK, "no host is named: libpq's service or default socket")
         return
@@ -149,7 +149,7 @@ def _way(where: connectivity.Destination, timeout_s: float) -> Steps:
 def _of_all(
     name: str, replies: list[tuple[connectivity.Target, connectivity.Reply]]
 ) -> tuple[Finding, list[connectivity.Target]]:
-    """One step for every server of the DSN, which fails when all do; those that are left."""
+    """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
     good = [target for target, reply in replies if not reply.remedy]
     text = "; ".join(reply.text for _, reply in replies)
     remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
@@ -178,7 +178,7 @@ def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding
 
 
 def _refused(where: connectivity.Destination, message: str) -> Steps:
-    """What a refused connection means; the step before it was passed, where it is known."""
+    """Yield what a refused connection means, after the step before it if that is known to pass."""
     user, dbname = where.user or "of this account", where.dbname or where.user
     kind = connectivity.refusal(message)
     remedies = {
@@ -207,10 +207,10 @@ def _refused(where: connectivity.Destination, message: str) -> Steps:
     yield Finding(step, ERROR, message, remedies[kind])
 
 
-# --- inside ------------------------------------------------------------------------------------
+# --- in the session ------------------------------------------------------------------------------
 
 
-def _inside(conn: db.Connection, purpose: str) -> Steps:
+def _session(conn: db.Connection, purpose: str) -> Steps:
     ssl = ", with TLS" if conn.pgconn.ssl_in_use else ""
     yield Finding("login", OK, f"as {conn.info.user}{ssl}")
     yield Finding("database", OK, conn.info.dbname)

@@ -21,7 +21,7 @@ from queue_workflows.store import lock_keys
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest that the tests run on."""
 CLOCK_WARN_S = 5.0
-"""Nothing is decided by a host's clock, but logs that differ more cannot be read side by side."""
+"""No decision uses a host's clock, but logs that differ more cannot be read side by side."""
 LISTEN_WAIT_S = 5.0
 """A notification takes milliseconds; the listener itself gives up on a connection after 4 s."""
 NOTIFY_QUEUE_WARN = 0.5
@@ -29,13 +29,13 @@ NOTIFY_QUEUE_WARN = 0.5
 TRANSACTION_WARN_S = 300.0
 """Engine transactions end within 5 s; meanwhile vacuum removes nothing that died since."""
 IDLE_WARN_S = 60.0
-"""Nobody works for a minute inside a transaction without asking anything: it was forgotten."""
+"""A transaction without a statement for a minute was forgotten."""
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
-"""The orchestrator looks every second; its services restart within a minute."""
+"""The orchestrator polls every second; a service manager restarts it within a minute."""
 LAPSED_WARN_S = 60.0
 """Lapsed leases are swept every 5 s."""
 WAIT_WARN_S = 30.0
-"""A worker that restarts is back by then, and so its absence is no accident."""
+"""A worker that restarts is back by then."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth; at half of a large table it does not keep up, or is held back."""
 UPDATES_JUDGED = 1_000
@@ -105,7 +105,7 @@ def show(finding: Finding) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Every finding in order; ends early where nothing further can be asked."""
+    """Yield every finding in order; end early if nothing further can be checked."""
     yield Finding("package", OK, f"queue_workflows {__version__}, Python {facts.python_version()}")
     yield _driver()
     try:
@@ -154,7 +154,10 @@ Check = Callable[[db.Connection], Iterator[Finding]]
 
 
 def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
-    """The findings of a check; a refusal of the server's is one too. A lost connection raises."""
+    """Yield the findings of a check, or one that the server refused it.
+
+    Raises `db.Error` if the connection is lost.
+    """
     try:
         yield from check(conn)
     except db.Error as error:
@@ -165,7 +168,7 @@ def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
 
 
 def server(conn: db.Connection) -> Iterator[Finding]:
-    """Too old, a standby, read-only."""
+    """Report a server that is too old, a standby, or read-only."""
     found = facts.server(conn)
     text = f"PostgreSQL {found['version']}, role {found['role']}"
     if found["version_num"] < MIN_SERVER:
@@ -195,7 +198,7 @@ def _settings(conn: db.Connection) -> Iterator[Finding]:
 
 
 def clock(conn: db.Connection) -> Iterator[Finding]:
-    """How far this host's clock is from the server's."""
+    """Report how far this host's clock is from the server's."""
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
         before = datetime.datetime.now(datetime.timezone.utc)
@@ -213,7 +216,7 @@ def clock(conn: db.Connection) -> Iterator[Finding]:
 
 
 def listen(conn: db.Connection) -> Iterator[Finding]:
-    """Whether a notification comes back to a listener of ours."""
+    """Report whether a notification comes back to a listener."""
     channel = f"queue_workflows_doctor_{os.getpid()}_{secrets.token_hex(4)}"
     began, used = time.monotonic(), 0.0
     ear = db.listen(channel, poll_s=LISTEN_WAIT_S)
