@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.admin import overview
 from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import (
@@ -31,7 +32,6 @@ from queue_workflows.store import (
     tables,
     transitions,
 )
-from queue_workflows.store import snapshot as views
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
 
@@ -370,7 +370,7 @@ def snapshot() -> dict[str, Any]:
     At most 50 rows a list.
     """
     with db.transaction() as conn:
-        return views.nodes(conn)
+        return overview.queue_lists(conn)
 
 
 # --- workers -----------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.admin import explain
 from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import display, durations, shapes
-from queue_workflows.store import tables, whys
+from queue_workflows.store import tables
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
@@ -31,7 +32,7 @@ def why(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
     """
     with db.transaction(conn) as own:
         for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
-            row = whys.job(own, table.name, job_id)
+            row = explain.job(own, table.name, job_id)
             if row is not None:
                 return _told(own, table.name, row)
     return None
@@ -48,13 +49,13 @@ def why_run(
     both have no `workers`. `left_out`: how many more wait. One transaction, no lock.
     """
     with db.transaction(conn) as own:
-        row = whys.run(own, run_id)
+        row = explain.run(own, run_id)
         if row is None:
             return None
         jobs = (
             {}
             if row["status"] in _TERMINAL
-            else {j["node_id"]: j for j in whys.run_nodes(own, run_id)}
+            else {j["node_id"]: j for j in explain.run_nodes(own, run_id)}
         )
         waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
         later = _not_queued(row, jobs)
@@ -83,7 +84,7 @@ def _of_run(row: Row) -> str | None:
 
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
-    if job["status"] == "queued" and (found := whys.job(conn, tables.NODE_JOBS.name, job["id"])):
+    if job["status"] == "queued" and (found := explain.job(conn, tables.NODE_JOBS.name, job["id"])):
         return _told(conn, tables.NODE_JOBS.name, found)
     prompt = shapes.text(shapes.mapping(job["input_spec"]).get("prompt"))
     asks = f": {prompt}" if prompt else ""
@@ -121,7 +122,7 @@ def _told(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
     found: list[JsonDict] = []
     if clause not in ("status", "run_over"):
-        for worker in whys.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
+        for worker in explain.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
             own_clause, own_detail = _of_worker(conn, table, row, worker, blocked=bool(clause))
             found.append(
                 {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
@@ -157,17 +158,17 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
         return "not_due", f"it is not due{until}"
     if reason == "locked":
-        turn = whys.turn(conn, table, row)
+        turn = explain.lock_owner(conn, table, row)
         has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
         return "unserved", _of_unserved(conn, row)
     if reason == "limited":
-        return _of_partition(whys.limits_of(conn, row), row["partition_key"])
+        return _of_partition(explain.partition_limits(conn, row), row["partition_key"])
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
     if row["partition_key"] is not None and table == tables.INGEST_JOBS.name:
-        said = whys.limits_of(conn, row)
+        said = explain.partition_limits(conn, row)
         if said["paused"]:
             return _of_partition(said, row["partition_key"])
     return _of_queue(conn, row["queue"])
@@ -204,7 +205,7 @@ def _of_partition(said: Row, key: str) -> tuple[str, str]:
 
 def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
     """What its queue's own pause and limits keep from all workers."""
-    said = whys.queue_limits(conn, queue)
+    said = explain.queue_limits(conn, queue)
     if said is None:
         return None, None
     if said["paused"]:
@@ -235,7 +236,7 @@ def _of_worker(
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
     if gpu:
-        fit = whys.misfit(conn, worker, row["required_model"])
+        fit = explain.misfit(conn, worker, row["required_model"])
         if fit["misfit"] == "model":
             if worker["known_models"] is None:
                 return "model", f"it registers no model, and others know {row['required_model']}"
@@ -257,7 +258,7 @@ def _by_place(
     """The place in a plain line."""
     claim = shapes.mapping(worker["claim"])
     newest = bool(claim.get("newest")) and table == tables.NODE_JOBS.name
-    ahead = whys.ahead(conn, table, row, newest=newest, models=models)
+    ahead = explain.ahead(conn, table, row, newest=newest, models=models)
     if not ahead["every"]:
         return NEXT, "it is next in line"
     if ahead["better"]:
@@ -267,14 +268,14 @@ def _by_place(
 
 
 def _jobs(number: int, word: str = "") -> str:
-    count = f"{number:,}" + (" or more" if number >= whys.COUNTED else "")
+    count = f"{number:,}" + (" or more" if number >= explain.COUNTED else "")
     return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
 
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     """What the worker's policy puts before it."""
-    can = whys.models(conn, worker)
-    choice = whys.choice(conn, worker, can)
+    can = explain.models(conn, worker)
+    choice = explain.choice(conn, worker, can)
     own, chosen = row["required_model"] or "", choice["model"]
     if chosen == own and _is_it(conn, row, choice):
         return (
@@ -308,13 +309,13 @@ def _reason(choice: Row) -> Any:
 
 def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
     if choice["how"] == "newest":
-        return row["priority"] == choice["band"] and whys.is_newest(conn, row)
+        return row["priority"] == choice["band"] and explain.is_newest(conn, row)
     return row["seq"] == choice["seq"]
 
 
 def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
     """Who gets to its line first, or None when it is not left to anybody."""
-    line = whys.weighed(conn, worker, model)
+    line = explain.weighed(conn, worker, model)
     if not line["is_left"]:
         return None
     hosts = ", ".join(line["holders"] or ())

@@ -469,4 +469,4 @@ def test_the_checker_sees(db: ModuleType, mutant: str) -> None:
         assert laws.broken(conn) == []
         conn.execute("SET session_replication_role = replica")  # no trigger stands in the way
         conn.execute(statement.encode())
-        assert f"law {number}: " in "\n".join(laws.broken(conn))
+        assert f"invariant {number}: " in "\n".join(laws.broken(conn))

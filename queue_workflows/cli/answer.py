@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, dispatcher, errors
+from queue_workflows.admin import overview
 from queue_workflows.cli import answers, command, ids, inputs, options, output
 from queue_workflows.dag import payload
 from queue_workflows.engine import nodes
 from queue_workflows.runtime import display, shapes
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})

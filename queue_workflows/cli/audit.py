@@ -1,4 +1,4 @@
-"""`queue-workflows audit`: whether the database keeps the laws."""
+"""`queue-workflows audit`: report whether the database keeps the invariants."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, errors
+from queue_workflows.admin import audit as checks
+from queue_workflows.admin import bad_rows
 from queue_workflows.cli import command, options, output
-from queue_workflows.store import audit as laws
-from queue_workflows.store import bad_rows
 
 SHOWN = 5
-"""Offenders shown of each law: enough to start from, and a broken law rarely has a single one."""
+"""Offenders shown of each invariant: enough to start from."""
 _SINCE = re.compile(r"(\d{1,6})([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MARKS = {"ok": "ok", "broken": "BROKEN", "unfinished": "UNFINISHED", "elsewhere": "-"}
@@ -29,7 +29,10 @@ def audit(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Check the laws; exit code 1 when one is broken. Reads only, and is safe on a live system."""
+    """Check the invariants; exit code 1 if one is broken.
+
+    It only reads, and is safe on a live system.
+    """
 
     def body() -> int:
         since_s = window(since)
@@ -38,17 +41,21 @@ def audit(
             bad = [*bad_rows.stuck(conn, SHOWN), *bad_rows.out_of_range(conn, SHOWN)]
         if as_json:
             rows = [row._asdict() for row in bad]
-            output.dump({"database": words, "since": since, "laws": found, "bad_rows": rows})
+            report = {"database": words, "since": since, "invariants": found, "bad_rows": rows}
+            output.dump(report)
         else:
             show(found)
             show_bad(bad)
-        return int(any(law["state"] in ("broken", "unfinished") for law in found))
+        return int(any(each["state"] in ("broken", "unfinished") for each in found))
 
     command.execute("audit", body, debug=debug)
 
 
 def window(text: str) -> float | None:
-    """Seconds to look back; None for `all`. Raises `InvalidConfig` for any other word."""
+    """Return how many seconds to look back; None for `all`.
+
+    Raises `InvalidConfig` for any other word.
+    """
     if text == "all":
         return None
     match = _SINCE.fullmatch(text)
@@ -58,29 +65,31 @@ def window(text: str) -> float | None:
 
 
 def collect(conn: db.Connection, since_s: float | None) -> list[dict[str, Any]]:
-    """One entry per law, with the keys that `--json` shows.
+    """Check every invariant; return one entry for each, with the keys that `--json` shows.
 
-    law, name, sentence, state (`ok`, `broken`, `unfinished`, `elsewhere`), note, offenders (id,
-    text; at most SHOWN), more (whether there are others), seconds.
+    invariant (its number), name, sentence, state (`ok`, `broken`, `unfinished`, `elsewhere`),
+    note, offenders (id, text; at most SHOWN), more (whether there are others), seconds.
     """
-    values = laws.parameters(conn, since_s=since_s, limit=SHOWN + 1)
-    return [_judged(conn, law, values) for law in laws.LAWS]
+    values = checks.parameters(conn, since_s=since_s, limit=SHOWN + 1)
+    return [_check(conn, invariant, values) for invariant in checks.INVARIANTS]
 
 
-def _judged(conn: db.Connection, law: laws.Law, values: dict[str, Any]) -> dict[str, Any]:
+def _check(
+    conn: db.Connection, invariant: checks.Invariant, values: dict[str, Any]
+) -> dict[str, Any]:
     began = time.monotonic()
-    note, found = law.elsewhere, list[laws.Offender]()
+    note, found = invariant.note, list[checks.Offender]()
     state = "elsewhere"
-    if law.statement is not None:
-        outcome = laws.check(conn, law, values)
+    if invariant.statement is not None:
+        outcome = checks.check(conn, invariant, values)
         if isinstance(outcome, str):
             state, note = "unfinished", f"{outcome}: try a shorter --since"
         else:
             state, found = ("broken" if outcome else "ok"), outcome
     return {
-        "law": law.number,
-        "name": law.name,
-        "sentence": law.sentence,
+        "invariant": invariant.number,
+        "name": invariant.name,
+        "sentence": invariant.sentence,
         "state": state,
         "note": note,
         "offenders": [offender._asdict() for offender in found[:SHOWN]],
@@ -97,11 +106,12 @@ def show_bad(bad: list[bad_rows.BadRow]) -> None:
 
 
 def show(found: list[dict[str, Any]]) -> None:
-    """Print a line per law, and below a broken one what breaks it."""
-    for law in found:
-        note = f" ({law['note']})" if law["note"] else ""
-        output.echo(f"law {law['law']:2}  {_MARKS[law['state']]:10}  {law['sentence']}{note}")
-        for offender in law["offenders"]:
+    """Print a line for each invariant, and below a broken one what breaks it."""
+    for each in found:
+        note = f" ({each['note']})" if each["note"] else ""
+        mark = _MARKS[each["state"]]
+        output.echo(f"invariant {each['invariant']:2}  {mark:10}  {each['sentence']}{note}")
+        for offender in each["offenders"]:
             output.echo(f"          {output.line(offender['id'])}: {output.line(offender['text'])}")
-        if law["more"]:
+        if each["more"]:
             output.echo("          ... and others")

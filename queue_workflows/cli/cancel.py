@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, dispatcher
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, ids, options, output
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 

@@ -1,4 +1,4 @@
-"""`queue-workflows connect`: the way from here to the database, step by step to the first fault."""
+"""`queue-workflows connect`: check the way to the database step by step, up to the first fault."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from queue_workflows import config, db, errors
-from queue_workflows.cli import command, doctor, options, output, route
+from queue_workflows.admin import doctor as facts
+from queue_workflows.admin import permissions
+from queue_workflows.cli import command, doctor, options, output
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import reach
+from queue_workflows.db import connectivity
 from queue_workflows.runtime import process
-from queue_workflows.store import health, rights
 
 TIMEOUT_S = 5.0
 TRIPS = 7
@@ -26,7 +27,7 @@ STEPS = (
     "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
     "round trip",
 )  # fmt: skip
-"""In the order in which they can be wrong."""
+"""The steps, in the order in which they are checked."""
 
 Steps = Iterator[Finding]
 
@@ -43,7 +44,9 @@ def connect(
     purpose: Annotated[
         str,
         typer.Option(
-            "--for", metavar="PURPOSE", help=f"What the role is for: {', '.join(rights.PURPOSES)}."
+            "--for",
+            metavar="PURPOSE",
+            help=f"What the role is for: {', '.join(permissions.PURPOSES)}.",
         ),
     ] = "work",
     timeout: Annotated[
@@ -56,13 +59,13 @@ def connect(
     """Say whether the database can be used from here, or what to do."""
 
     def body() -> int:
-        if purpose not in rights.PURPOSES:
-            known = ", ".join(rights.PURPOSES)
+        if purpose not in permissions.PURPOSES:
+            known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
         process.setup_logging("error")
         config.load_app(app)
         with _named(dsn) as words:
-            where = reach.destination(url := db.db_url())
+            where = connectivity.destination(url := db.db_url())
             return _report(words, examine(url, purpose, timeout, where), as_json=as_json)
 
     command.execute("connect", body, debug=debug)
@@ -70,9 +73,9 @@ def connect(
 
 @contextlib.contextmanager
 def _named(dsn: str | None) -> Generator[str]:
-    """The database in words; the one that was given is in force from now on."""
+    """Yield the database in words; a DSN that is given is in force from now on."""
     if dsn is not None:
-        # Read before it is in force: what cannot be read is the argument, and no variable.
+        # Read before it is in force, so that an error names the argument and not a variable.
         db.describe(dsn)
         os.environ[config.db_url_variables()[0]] = dsn
     with command.database(create=False) as words:
@@ -100,11 +103,11 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
 
 
 def examine(
-    url: str, purpose: str, timeout_s: float, where: reach.Destination | None = None
+    url: str, purpose: str, timeout_s: float, where: connectivity.Destination | None = None
 ) -> Steps:
-    """Every step in order; the first with level `error` is the last one."""
-    where = where or reach.destination(url)
-    for step in _way(where, timeout_s):
+    """Yield the steps in order, up to the first with level `error`."""
+    where = where or connectivity.destination(url)
+    for step in _network(where, timeout_s):
         yield step
         if step.level == ERROR:
             return
@@ -112,25 +115,29 @@ def examine(
     try:
         conn = db.connect(url=url, connect_s=max(2.0, timeout_s), timeout_s=max(1.0, timeout_s))
         with conn:
-            yield from _inside(conn, purpose)
+            yield from _session(conn, purpose)
     except db.Error as error:
         if conn is None:
             yield from _refused(where, " ".join(str(error).split()))
         else:
             remedy = "ask again; see the server's log"
-            yield Finding("server", ERROR, f"it broke off: {health.reason(error)}", remedy)
+            yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
 
 
-# --- the way there -----------------------------------------------------------------------------
+# --- up to the login ---------------------------------------------------------------------------
 
 
-def _way(where: reach.Destination, timeout_s: float) -> Steps:
+def _network(where: connectivity.Destination, timeout_s: float) -> Steps:
     if not where.targets:
         yield Finding("name", OK, "no host is named: libpq's service or default socket")
         return
-    step, good = _of_all("name", [(target, route.resolve(target)) for target in where.targets])
+    step, good = _of_all(
+        "name", [(target, connectivity.resolve(target)) for target in where.targets]
+    )
     yield step
-    step, good = _of_all("port", [(target, route.answers(target, timeout_s)) for target in good])
+    step, good = _of_all(
+        "port", [(target, connectivity.probe_port(target, timeout_s)) for target in good]
+    )
     yield step
     if not good:
         return
@@ -140,9 +147,9 @@ def _way(where: reach.Destination, timeout_s: float) -> Steps:
 
 
 def _of_all(
-    name: str, replies: list[tuple[reach.Target, route.Reply]]
-) -> tuple[Finding, list[reach.Target]]:
-    """One step for every server of the DSN, which fails when all do; those that are left."""
+    name: str, replies: list[tuple[connectivity.Target, connectivity.Reply]]
+) -> tuple[Finding, list[connectivity.Target]]:
+    """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
     good = [target for target, reply in replies if not reply.remedy]
     text = "; ".join(reply.text for _, reply in replies)
     remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
@@ -150,10 +157,10 @@ def _of_all(
     return Finding(name, level, text, remedy), good
 
 
-def _tls(target: reach.Target, sslmode: str, timeout_s: float) -> Finding:
+def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding:
     try:
-        offered = route.offers_tls(target, timeout_s)
-    except route.Silent:
+        offered = connectivity.offers_tls(target, timeout_s)
+    except connectivity.NoReply:
         text = f"{target} takes connections and says nothing for {timeout_s:g} s"
         return Finding("tls", ERROR, text, "the server hangs, or it is no PostgreSQL")
     if offered is None:
@@ -170,10 +177,10 @@ def _tls(target: reach.Target, sslmode: str, timeout_s: float) -> Finding:
     return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
 
 
-def _refused(where: reach.Destination, message: str) -> Steps:
-    """What a refused connection means; the step before it was passed, where it is known."""
+def _refused(where: connectivity.Destination, message: str) -> Steps:
+    """Yield what a refused connection means, after the step before it if that is known to pass."""
     user, dbname = where.user or "of this account", where.dbname or where.user
-    kind = reach.meaning(message)
+    kind = connectivity.refusal(message)
     remedies = {
         "tls": "see sslmode and sslrootcert in the DSN",
         "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
@@ -200,10 +207,10 @@ def _refused(where: reach.Destination, message: str) -> Steps:
     yield Finding(step, ERROR, message, remedies[kind])
 
 
-# --- inside ------------------------------------------------------------------------------------
+# --- in the session ------------------------------------------------------------------------------
 
 
-def _inside(conn: db.Connection, purpose: str) -> Steps:
+def _session(conn: db.Connection, purpose: str) -> Steps:
     ssl = ", with TLS" if conn.pgconn.ssl_in_use else ""
     yield Finding("login", OK, f"as {conn.info.user}{ssl}")
     yield Finding("database", OK, conn.info.dbname)
@@ -216,7 +223,7 @@ def _inside(conn: db.Connection, purpose: str) -> Steps:
 
 def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
     def check(conn: db.Connection) -> Steps:
-        seen = rights.ledger(conn)
+        seen = facts.schema_seen(conn)
         if not seen["found"] and seen["elsewhere"]:
             name, role = seen["elsewhere"][0], seen["role"]
             remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
@@ -228,7 +235,7 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
             remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
         else:
-            yield _version(*rights.newest(conn), purpose)
+            yield _version(*facts.schema_version(conn), purpose)
 
     return check
 
@@ -268,12 +275,12 @@ def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
                 f"set {knob}=/folder[:/folder] on workers and orchestrators: runs keep files there"
             )
             yield Finding("files", OK, text)
-        lacks = rights.lacking(conn, purpose)
-        excess = rights.excessive(conn, purpose)
+        lacks = permissions.lacking(conn, purpose)
+        excess = permissions.excessive(conn, purpose)
         if not lacks and not excess:
             yield Finding("rights", OK, f"all that it takes to {purpose}")
             return
-        role = rights.ledger(conn)["role"]
+        role = facts.schema_seen(conn)["role"]
         parts = [
             f"{verb} {_list_some([f'{one.right} on {one.name}' for one in found])}"
             for verb, found in (("lacks", lacks), ("need not have", excess))
@@ -281,7 +288,7 @@ def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
         ]
         text = f"to {purpose}, {role} {' and '.join(parts)}"
         # A REVOKE on a table takes the rights to its columns too, so that the GRANTs come after it.
-        remedy = "; ".join([*rights.revokes(excess), *rights.grants(lacks, role)])
+        remedy = "; ".join([*permissions.revokes(excess), *permissions.grants(lacks, role)])
         yield Finding("rights", ERROR, text, remedy)
 
     return check
@@ -293,7 +300,7 @@ def _list_some(found: list[str]) -> str:
 
 
 def _listen(conn: db.Connection) -> Steps:
-    pooled = rights.pooled(conn)
+    pooled = facts.is_pooled(conn)
     for step in doctor.listen(conn):
         if not pooled:
             yield step
@@ -312,7 +319,7 @@ def _trip(conn: db.Connection) -> Steps:
     took: list[float] = []
     for _ in range(TRIPS):
         began = time.monotonic()
-        health.clock(conn)
+        facts.clock(conn)
         took.append((time.monotonic() - began) * 1000)
     median_ms = statistics.median(took)
     text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from queue_workflows import config, db, dispatcher, errors
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, follow, options, output, run
 from queue_workflows.runtime import signals
-from queue_workflows.store import overview
 
 APP = "queue_workflows.demo:setup"
 WORKFLOW = "picture_book"

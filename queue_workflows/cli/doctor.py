@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
+from queue_workflows.admin import bad_rows, permissions
+from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, outputs
 from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import process
-from queue_workflows.store import bad_rows, health
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest that the tests run on."""
 CLOCK_WARN_S = 5.0
-"""Nothing is decided by a host's clock, but logs that differ more cannot be read side by side."""
+"""No decision uses a host's clock, but logs that differ more cannot be read side by side."""
 LISTEN_WAIT_S = 5.0
 """A notification takes milliseconds; the listener itself gives up on a connection after 4 s."""
 NOTIFY_QUEUE_WARN = 0.5
@@ -28,13 +29,13 @@ NOTIFY_QUEUE_WARN = 0.5
 TRANSACTION_WARN_S = 300.0
 """Engine transactions end within 5 s; meanwhile vacuum removes nothing that died since."""
 IDLE_WARN_S = 60.0
-"""Nobody works for a minute inside a transaction without asking anything: it was forgotten."""
+"""A transaction without a statement for a minute was forgotten."""
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
-"""The orchestrator looks every second; its services restart within a minute."""
+"""The orchestrator polls every second; a service manager restarts it within a minute."""
 LAPSED_WARN_S = 60.0
 """Lapsed leases are swept every 5 s."""
 WAIT_WARN_S = 30.0
-"""A worker that restarts is back by then, and so its absence is no accident."""
+"""A worker that restarts is back by then."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth; at half of a large table it does not keep up, or is held back."""
 UPDATES_JUDGED = 1_000
@@ -104,8 +105,8 @@ def show(finding: Finding) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Every finding in order; ends early where nothing further can be asked."""
-    yield Finding("package", OK, f"queue_workflows {__version__}, Python {health.python_version()}")
+    """Yield every finding in order; end early if nothing further can be checked."""
+    yield Finding("package", OK, f"queue_workflows {__version__}, Python {facts.python_version()}")
     yield _driver()
     try:
         with command.database(create=False) as words:
@@ -113,11 +114,11 @@ def examine() -> Iterator[Finding]:
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:
-        yield Finding("database", ERROR, f"the connection was lost: {health.reason(error)}")
+        yield Finding("database", ERROR, f"the connection was lost: {facts.reason(error)}")
 
 
 def _driver() -> Finding:
-    version, kind, libpq = health.driver()
+    version, kind, libpq = facts.driver()
     text = f"psycopg {version} ({kind}), libpq {libpq // 10000}.{libpq % 10000}"
     if kind == "python":
         return Finding("psycopg", WARNING, text, "install psycopg[binary], which is faster")
@@ -130,7 +131,7 @@ def _reached(words: str) -> Iterator[Finding]:
         conn = db.connect()
     except db.OperationalError as error:
         remedy = "is the server up, and are host, port, user and password right?"
-        yield Finding("database", ERROR, f"{words} does not answer: {health.reason(error)}", remedy)
+        yield Finding("database", ERROR, f"{words} does not answer: {facts.reason(error)}", remedy)
         return
     with conn:
         took_ms = (time.monotonic() - began) * 1000
@@ -153,19 +154,22 @@ Check = Callable[[db.Connection], Iterator[Finding]]
 
 
 def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
-    """The findings of a check; a refusal of the server's is one too. A lost connection raises."""
+    """Yield the findings of a check, or one that the server refused it.
+
+    Raises `db.Error` if the connection is lost.
+    """
     try:
         yield from check(conn)
     except db.Error as error:
         if conn.closed or conn.broken:
             raise
         remedy = "grant this role what it needs, or ask again when the server is less busy"
-        yield Finding(name, ERROR, f"cannot be read: {health.reason(error)}", remedy)
+        yield Finding(name, ERROR, f"cannot be read: {facts.reason(error)}", remedy)
 
 
 def server(conn: db.Connection) -> Iterator[Finding]:
-    """Too old, a standby, read-only."""
-    found = health.server(conn)
+    """Report a server that is too old, a standby, or read-only."""
+    found = facts.server(conn)
     text = f"PostgreSQL {found['version']}, role {found['role']}"
     if found["version_num"] < MIN_SERVER:
         yield Finding("server", ERROR, text, "upgrade to PostgreSQL 14 or later")
@@ -179,7 +183,7 @@ def server(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _settings(conn: db.Connection) -> Iterator[Finding]:
-    found = health.settings(conn, [*DANGERS, "autovacuum", "track_counts"])
+    found = facts.settings(conn, [*DANGERS, "autovacuum", "track_counts"])
     for name, danger in DANGERS.items():
         if found[name] == "off":
             yield Finding(name, ERROR, f"off: {danger}", f"set {name} = on")
@@ -194,11 +198,11 @@ def _settings(conn: db.Connection) -> Iterator[Finding]:
 
 
 def clock(conn: db.Connection) -> Iterator[Finding]:
-    """How far this host's clock is from the server's."""
+    """Report how far this host's clock is from the server's."""
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
         before = datetime.datetime.now(datetime.timezone.utc)
-        there = health.clock(conn)
+        there = facts.clock(conn)
         after = datetime.datetime.now(datetime.timezone.utc)
         trip_s = (after - before).total_seconds()
         offsets.append((trip_s, (there - before).total_seconds() - trip_s / 2))
@@ -212,7 +216,7 @@ def clock(conn: db.Connection) -> Iterator[Finding]:
 
 
 def listen(conn: db.Connection) -> Iterator[Finding]:
-    """Whether a notification comes back to a listener of ours."""
+    """Report whether a notification comes back to a listener."""
     channel = f"queue_workflows_doctor_{os.getpid()}_{secrets.token_hex(4)}"
     began, used = time.monotonic(), 0.0
     ear = db.listen(channel, poll_s=LISTEN_WAIT_S)
@@ -221,7 +225,7 @@ def listen(conn: db.Connection) -> Iterator[Finding]:
         wake = next(wakes)
         if wake.reason == "connected":
             began = time.monotonic()
-            used = health.notify(conn, channel)
+            used = facts.notify(conn, channel)
             wake = next(wakes)
     finally:
         ear.close()
@@ -238,7 +242,7 @@ def listen(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _transactions(conn: db.Connection) -> Iterator[Finding]:
-    rows = health.transactions(conn)
+    rows = facts.transactions(conn)
     idle = [row for row in rows if (row["idle_s"] or 0.0) > IDLE_WARN_S]
     if not rows:
         yield Finding("transactions", OK, "none is open")
@@ -254,7 +258,7 @@ def _transactions(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _connections(conn: db.Connection) -> Iterator[Finding]:
-    found = health.connections(conn)
+    found = facts.connections(conn)
     share = found["used"] / max(1, found["allowed"])
     text = f"{found['used']} of {found['allowed']} in use"
     level = ERROR if share >= CONNECTIONS_ERROR else WARNING if share >= CONNECTIONS_WARN else OK
@@ -276,7 +280,7 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _rights(conn: db.Connection) -> Iterator[Finding]:
-    if missing := health.missing_rights(conn):
+    if missing := permissions.missing(conn):
         others = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         text = f"this role lacks {', '.join(missing[:5])}{others}"
         yield Finding("rights", ERROR, text, "GRANT them, or connect as the role that has them")
@@ -288,14 +292,14 @@ def _files(conn: db.Connection) -> Iterator[Finding]:
     knob = config.OUT_ROOTS.variables[0]
     if roots := confinement.roots():
         yield Finding("files", OK, f"runs keep theirs in {os.pathsep.join(roots)}")
-    elif submitters := health.submitters(conn):
+    elif submitters := permissions.submitters(conn):
         text = f"{', '.join(submitters)} may submit runs, and their out_dir may be any folder"
         remedy = f"set {knob} here and on every worker and orchestrator"
         yield Finding("files", WARNING, text, remedy)
     else:
         yield Finding("files", OK, "no role may do no more than submit runs")
-    yield _outputs(health.machines(conn))
-    if schema := health.public_may_create(conn):
+    yield _outputs(facts.machines(conn))
+    if schema := permissions.public_may_create(conn):
         text = f"every role may create functions in schema {schema}, which triggers could call"
         remedy = f"as the owner: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC"
         yield Finding("schema rights", WARNING, text, remedy)
@@ -310,7 +314,7 @@ def _outputs(machines: int) -> Finding:
 
 
 def _outbox(conn: db.Connection) -> Iterator[Finding]:
-    found = health.outbox(conn)
+    found = facts.outbox(conn)
     lag_s = found["lag_s"]
     if lag_s is None or lag_s <= OUTBOX_WARN_S:
         yield Finding("outbox", OK, f"lag {output.seconds(lag_s or 0.0)}")
@@ -323,7 +327,7 @@ def _outbox(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _runs(conn: db.Connection) -> Iterator[Finding]:
-    found = health.waiting_runs(conn)
+    found = facts.waiting_runs(conn)
     wait_s = found["wait_s"]
     if wait_s is None or wait_s <= WAIT_WARN_S:
         yield Finding("runs", OK, "none waits to be started")
@@ -346,7 +350,7 @@ def _bad_rows(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _leases(conn: db.Connection) -> Iterator[Finding]:
-    found = health.lapsed(conn)
+    found = facts.lapsed(conn)
     if not found["n"] or found["since_s"] <= LAPSED_WARN_S:
         yield Finding("leases", OK, "none is left lapsed")
         return
@@ -357,7 +361,7 @@ def _leases(conn: db.Connection) -> Iterator[Finding]:
 def _queues(conn: db.Connection) -> Iterator[Finding]:
     rows = [
         row
-        for row in health.unserved(conn, config.STALE_WORKER_AFTER_S.read())
+        for row in facts.unserved(conn, config.STALE_WORKER_AFTER_S.read())
         if row["wait_s"] > WAIT_WARN_S
     ]
     if not rows:
@@ -385,7 +389,7 @@ def _lock_keys(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _workers(conn: db.Connection) -> Iterator[Finding]:
-    if gone := health.dead_workers(conn, config.STALE_WORKER_AFTER_S.read()):
+    if gone := facts.dead_workers(conn, config.STALE_WORKER_AFTER_S.read()):
         text = f"silent while holding jobs: {', '.join(gone)}"
         yield Finding("workers", WARNING, text, "restart them; their leases give the jobs back")
     else:
@@ -393,7 +397,7 @@ def _workers(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _dead_rows(conn: db.Connection) -> Iterator[Finding]:
-    rows = health.table_statistics(conn)
+    rows = facts.table_statistics(conn)
     bloated = [
         f"{row['name']} ({row['dead']} dead, {row['live']} live)"
         for row in rows
@@ -411,13 +415,13 @@ def _dead_rows(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _renewals(conn: db.Connection) -> Iterator[Finding]:
-    rows = [row for row in health.table_statistics(conn) if row["name"] in health.RENEWED]
+    rows = [row for row in facts.table_statistics(conn) if row["name"] in facts.RENEWED]
     shares = ", ".join(
         f"{row['name']} {row['hot'] / row['updates']:.0%}" for row in rows if row["updates"]
     )
     text = f"HOT updates: {shares or 'no updates yet'}"
     cold = [row["name"] for row in rows if _renewals_are_cold(row)]
-    if named := health.indexes_on_renewed(conn):
+    if named := facts.indexes_on_renewed(conn):
         text = f"renewals write what is indexed by {', '.join(named)}"
         yield Finding("renewals", WARNING, text, "drop these indexes")
     elif cold:

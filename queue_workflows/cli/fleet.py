@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
+from queue_workflows.admin import overview
 from queue_workflows.cli import output
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import workers
 from queue_workflows.runtime import display, identity, service, signals, supervisor
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 from queue_workflows.worker import parent, roster
 

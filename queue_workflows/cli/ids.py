@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from queue_workflows import db, errors
+from queue_workflows.admin import overview
 from queue_workflows.dag import payload
 from queue_workflows.engine import run_history
 from queue_workflows.runtime import display
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."

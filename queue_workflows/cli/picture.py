@@ -7,9 +7,10 @@ import logging
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.admin import overview
 from queue_workflows.engine import runs
 from queue_workflows.runtime import process, shapes
-from queue_workflows.store import overview, tables
+from queue_workflows.store import tables
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

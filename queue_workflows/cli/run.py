@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import config, db, errors, run_store
+from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     crew,
@@ -28,7 +29,6 @@ from queue_workflows.cli import (
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import queues
 from queue_workflows.runtime import signals
-from queue_workflows.store import overview
 from queue_workflows.types import JsonDict
 
 DEFAULT_OUT = Path("queue-workflows-out")
@@ -260,7 +260,7 @@ def stopped_early() -> int:
 def _ahead(run_id: str) -> str:
     """Which older runs come before this one; "" for none."""
     with db.transaction() as conn:
-        found = overview.ahead(conn, run_id)
+        found = overview.runs_ahead(conn, run_id)
     if not found["n"]:
         return ""
     what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from queue_workflows import db, errors, run_store
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import display
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 STATUSES = frozenset({"queued", "running", "completed", "failed", "cancelled"})

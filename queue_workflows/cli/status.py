@@ -7,13 +7,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from queue_workflows import config, db
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import outputs
 from queue_workflows.engine import lock_queues, queues
 from queue_workflows.engine import models as fleet_rows
 from queue_workflows.engine import workers as workers_rows
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0

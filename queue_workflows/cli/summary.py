@@ -11,12 +11,12 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import db, errors
+from queue_workflows.admin import overview
 from queue_workflows.cli import output, views
 from queue_workflows.cli.picture import Picture
 from queue_workflows.dag import graph
 from queue_workflows.engine import runs
 from queue_workflows.runtime import display, process, shapes
-from queue_workflows.store import overview
 
 FAILURES = 20
 TRACES = 3
@@ -33,7 +33,7 @@ def collect(seen: Picture) -> dict[str, Any]:
     """
     run_id = seen.run["id"]
     with db.transaction() as conn:
-        places = overview.ran_where(conn, run_id)
+        places = overview.completed_by(conn, run_id)
         seconds = overview.node_seconds(conn, run_id)
         frozen = runs.definition(conn, run_id)
         crashes = overview.crashes(conn, run_id)

@@ -6,11 +6,11 @@ import signal
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output
 from queue_workflows.engine import queues
 from queue_workflows.engine import workers as rows_of
 from queue_workflows.runtime import shapes
-from queue_workflows.store import overview
 from queue_workflows.types import Row
 
 _KEYS = (
@@ -50,7 +50,7 @@ def listing() -> list[Row]:
     """
     with db.transaction() as conn:
         rows = rows_of.listing(conn, config.STALE_WORKER_AFTER_S.read())
-        held = overview.held_jobs(conn)
+        held = overview.claims_in_flight(conn)
         limited = queues.held_back(conn)
     for row in rows:
         row["job_ids"] = held.get(row["worker_id"], [])

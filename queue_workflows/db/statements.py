@@ -66,10 +66,19 @@ def _named(text: str, table: str) -> bytes:
 
 
 @cache
+def _parsed(noun: str) -> dict[str, Statement]:
+    return parse((sql.QUERIES / f"{noun}.sql").read_text(encoding="utf-8"), f"{noun}.sql")
+
+
+@cache
 def _file(noun: str) -> SimpleNamespace:
-    source = (sql.QUERIES / f"{noun}.sql").read_text(encoding="utf-8")
-    found = parse(source, f"{noun}.sql")
+    found = _parsed(noun)
     return SimpleNamespace(**{name: one.texts or one.text for name, one in found.items()})
+
+
+def comments(noun: str) -> dict[str, str]:
+    """Return the comment of each statement of a file, as one line, by the statement's name."""
+    return {name: " ".join(one.comment.split()) for name, one in _parsed(noun).items()}
 
 
 def __getattr__(noun: str) -> SimpleNamespace:

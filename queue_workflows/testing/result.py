@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors, node_queue, run_store
-from queue_workflows.store import overview
+from queue_workflows.admin import overview
 from queue_workflows.types import JsonDict
 
 _FAILURES = 1000

@@ -31,14 +31,14 @@ def test_audit_says_ok_and_by_its_exit_code_when_not(cli: Commands, db: ModuleTy
     done = cli.run(QW, "audit", "--json", "--since", "all")
     assert (done.process.returncode, done.err) == (1, "")
     found = json.loads(done.out)
-    assert list(found) == ["database", "since", "laws", "bad_rows"]
-    assert set(found["laws"][0]) == {
-        "law", "name", "sentence", "state", "note", "offenders", "more", "seconds",
+    assert list(found) == ["database", "since", "invariants", "bad_rows"]
+    assert set(found["invariants"][0]) == {
+        "invariant", "name", "sentence", "state", "note", "offenders", "more", "seconds",
     }  # fmt: skip
-    states = {law["law"]: law["state"] for law in found["laws"]}
+    states = {each["invariant"]: each["state"] for each in found["invariants"]}
     assert [number for number, state in states.items() if state == "broken"] == [12]
     assert states[14] == "elsewhere"
-    (offender,) = next(law for law in found["laws"] if law["law"] == 12)["offenders"]
+    (offender,) = found["invariants"][11]["offenders"]
     assert offender["id"] == job["id"]
     assert "7 attempts (of 1)" in offender["text"]
     assert cli.run(QW, "audit").process.returncode == 1

@@ -18,10 +18,10 @@ import pytest
 import queue_workflows
 from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
+from queue_workflows.admin import permissions
 from queue_workflows.cli import connect, doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import reach
-from queue_workflows.store import rights
+from queue_workflows.db import connectivity
 from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands
 from tests.support.proxy import Proxy
@@ -299,7 +299,7 @@ def test_a_read_only_server(reachable: Server, home: str) -> None:
     ],
 )
 def test_what_a_server_says_is_understood(message: str, kind: str) -> None:
-    assert reach.meaning(f'connection to server at "h", port 1 failed: {message}') == kind
+    assert connectivity.refusal(f'connection to server at "h", port 1 failed: {message}') == kind
 
 
 # --- schema and rights -------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def test_what_is_needed_for_a_purpose_names_every_table() -> None:
     """All that the schema page describes, but what hosts or the tables' owner alone write."""
     others = {"workflow_run_files", "lock_turns", "partition_turns"}
     views = {"queue_partition_limits"}
-    assert set(rights.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views
+    assert set(permissions.PURPOSES["work"]) == set(catalog.PURPOSES) - others | views
 
 
 # --- clock, listen, round trip -----------------------------------------------------------------
@@ -623,7 +623,7 @@ def test_a_server_that_goes_away_meanwhile(home: str, monkeypatch: pytest.Monkey
             other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
         conn.execute("SELECT 1")
 
-    monkeypatch.setattr(rights, "lacking", killed)
+    monkeypatch.setattr(permissions, "lacking", killed)
     step = failed(home)
     assert (step.check, "it broke off" in step.text) == ("server", True)
 

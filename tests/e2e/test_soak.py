@@ -172,7 +172,7 @@ def seen(
         f"kill, {where.care}", seat, 100.0, 100.0, (77,), [faults.Held("node", "j", 1, False)]
     )
     known: dict[str, Any] = dict.fromkeys(
-        ("runs", "fires", "lines", "off", "stuck", "laws", "slow"), ()
+        ("runs", "fires", "lines", "off", "stuck", "invariants", "slow"), ()
     )
     return evidence.Evidence(
         **known,

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import conninfo, sql
 
+from queue_workflows.admin import permissions
 from queue_workflows.cli import connect
-from queue_workflows.store import rights
 
-WRITES = tuple(purpose for purpose in rights.PURPOSES if purpose not in ("migrate", "read"))
+WRITES = tuple(purpose for purpose in permissions.PURPOSES if purpose not in ("migrate", "read"))
 """The documented roles that write: `migrate` owns the tables, `read` writes nothing."""
 ROUNDS = 6
 """The right to see the schema's version comes first, the others are printed once it is there."""

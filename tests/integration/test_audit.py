@@ -1,4 +1,4 @@
-"""`audit`: every law is seen to break, a busy healthy database is clean, and nothing is written."""
+"""`audit` finds each broken invariant, finds none in a busy healthy database, and only reads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors
 from queue_workflows.__main__ import main
+from queue_workflows.admin import audit
 from queue_workflows.cli import audit as command
-from queue_workflows.store import audit, tables, transitions
+from queue_workflows.store import tables, transitions
 from tests.support import factories
 from tests.support.flow import Flow
 
-CHECKED = [law.number for law in audit.LAWS if law.statement is not None]
+CHECKED = [each for each in audit.INVARIANTS if each.statement is not None]
 DEFINITION = {"version": 1, "nodes": [{"id": "a", "deps": []}, {"id": "b", "deps": ["a"]}]}
 NODE = "(run_id, node_id, node_module, queue"
 OLD = "now() - interval '1 h'"
@@ -32,15 +33,14 @@ def parameters(conn: Any, since_s: float | None = None, **more: Any) -> dict[str
 
 
 def broken(conn: Any, since_s: float | None = None, **more: Any) -> dict[int, list[audit.Offender]]:
-    """The laws that are broken, with what breaks each; one that could not be checked fails."""
+    """Return what breaks each broken invariant; fail if one could not be checked."""
     values = parameters(conn, since_s, **more)
     found: dict[int, list[audit.Offender]] = {}
-    for law in audit.LAWS:
-        if law.statement is not None:
-            outcome = audit.check(conn, law, values)
-            assert not isinstance(outcome, str), f"law {law.number}: {outcome}"
-            if outcome:
-                found[law.number] = outcome
+    for invariant in CHECKED:
+        outcome = audit.check(conn, invariant, values)
+        assert not isinstance(outcome, str), f"invariant {invariant.number}: {outcome}"
+        if outcome:
+            found[invariant.number] = outcome
     return found
 
 
@@ -64,7 +64,7 @@ def conn(db: ModuleType) -> Generator[Any]:
         yield own
 
 
-# --- what breaks a law -------------------------------------------------------------------------
+# --- what breaks an invariant --------------------------------------------------------------------
 
 MUTANTS: dict[str, tuple[int, str, str]] = {
     "claimed after its end": (
@@ -154,7 +154,7 @@ MUTANTS: dict[str, tuple[int, str, str]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_broken_law_is_named_with_what_breaks_it(conn: Any, mutant: str) -> None:
+def test_a_broken_invariant_is_named_with_what_breaks_it(conn: Any, mutant: str) -> None:
     number, offender, statement = MUTANTS[mutant]
     conn.execute(statement.encode())
     for since_s in (None, 60.0):
@@ -183,10 +183,10 @@ def test_a_second_row_for_a_node_or_a_fire_is_named(
     assert found[11][0].id == "x"
 
 
-def test_every_law_of_the_document_is_there() -> None:
-    assert [law.number for law in audit.LAWS] == [*range(1, 16)]
-    assert {number for number, *_ in MUTANTS.values()} == set(CHECKED)
-    assert [law.number for law in audit.LAWS if law.elsewhere] == [14]
+def test_each_invariant_has_a_statement_and_a_mutant_or_a_note() -> None:
+    assert [each.number for each in audit.INVARIANTS] == [*range(1, 16)]
+    assert {number for number, *_ in MUTANTS.values()} == {each.number for each in CHECKED}
+    assert [each.number for each in audit.INVARIANTS if each.note] == [14]
 
 
 # --- what breaks none --------------------------------------------------------------------------
@@ -383,12 +383,12 @@ def test_a_window_reads_no_table_of_jobs_from_end_to_end(conn: Any) -> None:
         " FROM generate_series(1, 40000) n; ANALYZE".encode()
     )
     values = parameters(conn, 60, limit=6)
-    for law in audit.LAWS:
-        if law.statement is not None:
-            plan = conn.execute(b"EXPLAIN " + law.statement, values).fetchall()
-            text = "\n".join(row["QUERY PLAN"] for row in plan)
-            assert "Seq Scan on ingest_jobs" not in text, f"law {law.number}\n{text}"
-            assert "Seq Scan on workflow_node_jobs" not in text, f"law {law.number}\n{text}"
+    for each in CHECKED:
+        assert each.statement is not None
+        plan = conn.execute(b"EXPLAIN " + each.statement, values).fetchall()
+        text = "\n".join(row["QUERY PLAN"] for row in plan)
+        assert "Seq Scan on ingest_jobs" not in text, f"invariant {each.number}\n{text}"
+        assert "Seq Scan on workflow_node_jobs" not in text, f"invariant {each.number}\n{text}"
     conn.execute("TRUNCATE ingest_jobs, workflow_node_jobs")
 
 
@@ -399,30 +399,32 @@ def test_offenders_end_at_the_limit(conn: Any) -> None:
     )
     assert len(broken(conn)[12]) == 9
     assert len(broken(conn, limit=3)[12]) == 3
-    (law,) = (each for each in command.collect(conn, None) if each["state"] == "broken")
-    assert (law["law"], len(law["offenders"]), law["more"]) == (12, command.SHOWN, True)
+    (found,) = (each for each in command.collect(conn, None) if each["state"] == "broken")
+    assert (found["invariant"], len(found["offenders"]), found["more"]) == (12, command.SHOWN, True)
 
 
-def law_of(statement: bytes) -> audit.Law:
-    return audit.Law(99, "test", "A test.", statement)
+def invariant_of(statement: bytes) -> audit.Invariant:
+    return audit.Invariant(99, "test", "A test.", statement)
 
 
 def test_nothing_can_be_written(conn: Any) -> None:
-    law = law_of(
+    invariant = invariant_of(
         b"WITH gone AS (DELETE FROM ingest_jobs RETURNING id)"
         b" SELECT id, 'gone' AS text FROM gone LIMIT %(limit)s"
     )
-    outcome = audit.check(conn, law, parameters(conn))
+    outcome = audit.check(conn, invariant, parameters(conn))
     assert isinstance(outcome, str)
     assert "read-only" in outcome
     assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["in"]
 
 
-def test_a_law_that_takes_too_long_is_given_up(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_takes_too_long_is_given_up(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit, "STATEMENT_TIMEOUT_S", 0.05)
-    law = law_of(b"SELECT 'x' AS id, pg_sleep(9)::text AS text LIMIT %(limit)s")
+    invariant = invariant_of(b"SELECT 'x' AS id, pg_sleep(9)::text AS text LIMIT %(limit)s")
     began = time.monotonic()
-    assert "not finished within 0.05 s" in str(audit.check(conn, law, parameters(conn)))
+    assert "not finished within 0.05 s" in str(audit.check(conn, invariant, parameters(conn)))
     assert time.monotonic() - began < 5
     assert isinstance(conn.execute("SELECT 1").fetchone(), dict)
 
@@ -432,7 +434,7 @@ def test_a_lost_connection_is_no_finding(conn: Any, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as other:
         other.execute("SELECT pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError):
-        audit.check(conn, audit.LAWS[0], values)
+        audit.check(conn, audit.INVARIANTS[0], values)
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -449,7 +451,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     return call
 
 
-def test_one_line_a_law_and_what_breaks_it_below(
+def test_one_line_an_invariant_and_what_breaks_it_below(
     conn: Any, said: Callable[..., tuple[int, str]]
 ) -> None:
     code, text = said()
@@ -461,18 +463,18 @@ def test_one_line_a_law_and_what_breaks_it_below(
     lines = text.splitlines()
     assert (code, len(lines)) == (1, 16)
     at = next(n for n, line in enumerate(lines) if "BROKEN" in line)
-    assert lines[at].startswith("law 12  BROKEN")
+    assert lines[at].startswith("invariant 12  BROKEN")
     assert r"a\x1b[31m: completed after 2 attempts (of 1)" in lines[at + 1]
 
 
-def test_an_unfinished_law_fails_too(
+def test_an_unfinished_check_fails_too(
     conn: Any, said: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "LAWS", (law_of(b"SELECT nothing"),))
+    monkeypatch.setattr(audit, "INVARIANTS", (invariant_of(b"SELECT nothing"),))
     code, text = said("--json")
-    (law,) = json.loads(text)["laws"]
-    assert (code, law["state"]) == (1, "unfinished")
-    assert "try a shorter --since" in law["note"]
+    (found,) = json.loads(text)["invariants"]
+    assert (code, found["state"]) == (1, "unfinished")
+    assert "try a shorter --since" in found["note"]
 
 
 def test_how_far_back_is_read_from_words() -> None:

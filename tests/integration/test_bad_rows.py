@@ -11,8 +11,8 @@ from psycopg import sql
 
 from queue_workflows import cli
 from queue_workflows import db as engine
+from queue_workflows.admin import bad_rows
 from queue_workflows.cli import audit, doctor
-from queue_workflows.store import bad_rows
 from tests.support import factories, flow, hostile
 
 DEEP = "[" * 1500 + "]" * 1500

@@ -11,10 +11,11 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import db as engine
+from queue_workflows.admin import doctor as facts
+from queue_workflows.admin import permissions
 from queue_workflows.cli import doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.engine import lock_queues
-from queue_workflows.store import health
 from tests.support import database, factories
 from tests.support.proxy import Proxy
 from tests.support.wait import until
@@ -80,7 +81,7 @@ def test_nothing_is_written_and_no_connection_is_left(own: str) -> None:
     before = findings()
     assert wrong(before) == {}
     with engine.connect() as conn:
-        for table in health.TABLES:
+        for table in permissions.TABLES:
             count = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
             assert conn.execute(count).fetchone() == {"count": 0}
 
@@ -210,8 +211,8 @@ def test_a_read_only_role(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_will_not_do(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], said: str
 ) -> None:
-    real = health.server
-    monkeypatch.setattr(health, "server", lambda conn: real(conn) | server)
+    real = facts.server
+    monkeypatch.setattr(facts, "server", lambda conn: real(conn) | server)
     assert found("server").level == ERROR
     assert said in found("server").remedy
 
@@ -236,10 +237,10 @@ def test_commits_that_are_not_durable(own: str, monkeypatch: pytest.MonkeyPatch)
 def test_settings_of_the_whole_server(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, check: str, level: str
 ) -> None:
-    real = health.settings
-    monkeypatch.setattr(health, "settings", lambda *args: real(*args) | {name: "off"})
+    real = facts.settings
+    monkeypatch.setattr(facts, "settings", lambda *args: real(*args) | {name: "off"})
     assert found(check).level == level
-    monkeypatch.setattr(health, "settings", lambda *args: real(*args) | {name: "on"})
+    monkeypatch.setattr(facts, "settings", lambda *args: real(*args) | {name: "on"})
     assert found(check).level == OK
 
 
@@ -247,18 +248,18 @@ def test_settings_of_the_whole_server(
 def test_clocks_that_differ(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, hours: int, word: str
 ) -> None:
-    real = health.clock
+    real = facts.clock
     away = datetime.timedelta(hours=hours)
-    monkeypatch.setattr(health, "clock", lambda conn: real(conn) + away)
+    monkeypatch.setattr(facts, "clock", lambda conn: real(conn) + away)
     finding = found("clock")
     assert finding.level == WARNING
     assert f" s {word}" in finding.text
 
 
 def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = health.notify
+    real = facts.notify
     monkeypatch.setattr(doctor, "LISTEN_WAIT_S", 0.2)
-    monkeypatch.setattr(health, "notify", lambda conn, _: real(conn, "another_channel"))
+    monkeypatch.setattr(facts, "notify", lambda conn, _: real(conn, "another_channel"))
     finding = found("listen")
     assert finding.level == WARNING
     assert "session mode" in finding.remedy
@@ -267,8 +268,8 @@ def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.Mo
 def test_a_queue_of_notifications_that_fills(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = health.notify
-    monkeypatch.setattr(health, "notify", lambda *args: real(*args) + 0.6)
+    real = facts.notify
+    monkeypatch.setattr(facts, "notify", lambda *args: real(*args) + 0.6)
     assert found("listen").level == WARNING
     assert "60% full" in found("listen").text
 
@@ -292,13 +293,13 @@ def test_a_transaction_that_was_forgotten(
 
 def test_connections_that_run_out(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine.connect() as conn:
-        before = health.connections(conn)
+        before = facts.connections(conn)
         with engine.connect():
-            assert until(lambda: health.connections(conn)["used"] > before["used"])
+            assert until(lambda: facts.connections(conn)["used"] > before["used"])
         assert before["allowed"] < int(factories.one(conn, "SHOW max_connections"))
     for share, level in ((0.5, OK), (0.85, WARNING), (0.99, ERROR)):
         used = {"used": int(share * 1000), "allowed": 1000}
-        monkeypatch.setattr(health, "connections", lambda _, used=used: used)
+        monkeypatch.setattr(facts, "connections", lambda _, used=used: used)
         assert found("connections").level == level
 
 
@@ -310,7 +311,7 @@ def test_a_connection_that_is_lost_on_the_way(
             other.execute("SELECT pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
         conn.execute("SELECT 1")
 
-    monkeypatch.setattr(health, "outbox", killed)
+    monkeypatch.setattr(facts, "outbox", killed)
     result = findings()
     assert wrong(result) == {"database": ERROR}
     assert "the connection was lost" in result["database"].text
@@ -323,14 +324,14 @@ def test_a_server_that_is_gone_by_the_time_of_listening(
     with Proxy(dsn) as proxy:
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
         monkeypatch.setattr(doctor, "LISTEN_WAIT_S", 0.2)
-        real = health.clock
+        real = facts.clock
 
         def cut(conn: Any) -> Any:
             now = real(conn)
             proxy.cut()
             return now
 
-        monkeypatch.setattr(health, "clock", cut)
+        monkeypatch.setattr(facts, "clock", cut)
         assert wrong(findings()) == {"database": ERROR}
 
 
@@ -520,7 +521,7 @@ def test_renewals_that_are_not_hot(
     name: str, updates: int, hot: int, inserts: int, level: str,
 ) -> None:  # fmt: skip
     row = {**STATISTICS, "name": name, "updates": updates, "hot": hot, "inserts": inserts}
-    monkeypatch.setattr(health, "table_statistics", lambda _: [row])
+    monkeypatch.setattr(facts, "table_statistics", lambda _: [row])
     assert found("renewals").level == level
 
 
@@ -537,7 +538,7 @@ def test_hot_updates_are_counted(own: str) -> None:
 def test_psycopg_without_its_c_part_is_slow(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "driver", lambda: ("3.2.0", "python", 150004))
+    monkeypatch.setattr(facts, "driver", lambda: ("3.2.0", "python", 150004))
     assert found("psycopg") == (
         "psycopg", WARNING, "psycopg 3.2.0 (python), libpq 15.4",
         "install psycopg[binary], which is faster",
@@ -551,7 +552,7 @@ def test_a_check_that_is_refused_is_one_finding(
         conn.execute("SELECT * FROM nowhere")
 
     for name in ("settings", "transactions", "connections", "lapsed", "table_statistics"):
-        monkeypatch.setattr(health, name, refused)
+        monkeypatch.setattr(facts, name, refused)
     result = findings()
     assert wrong(result) == dict.fromkeys(
         ("settings", "transactions", "connections", "leases", "dead rows", "renewals"), ERROR

@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows.store import quarantine, rights, tables
+from queue_workflows.admin import permissions
+from queue_workflows.store import quarantine, tables
 from tests.support import factories, hostile
 
 OURS = (
@@ -151,7 +152,7 @@ def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str)
     with conn.transaction(force_rollback=True):
         conn.execute("CREATE ROLE queue_workflows_guest")
         conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
-        lacks = rights.lacking(conn, "work")
+        lacks = permissions.lacking(conn, "work")
         conn.execute("RESET SESSION AUTHORIZATION")
         for lack in lacks:
             conn.execute(
@@ -200,8 +201,8 @@ def test_rights_that_no_submitter_needs_are_named_until_they_are_gone(conn: Any)
         conn.execute("GRANT REFERENCES (id) ON workflow_runs TO queue_workflows_guest")
         conn.execute(f"GRANT CREATE ON SCHEMA {schema} TO PUBLIC".encode())
         conn.execute("SET LOCAL ROLE queue_workflows_guest")
-        excess = rights.excessive(conn, "submit")
-        lacks = rights.lacking(conn, "submit")
+        excess = permissions.excessive(conn, "submit")
+        lacks = permissions.lacking(conn, "submit")
         found = {(one.right, one.kind, one.name) for one in excess}
         assert ("REFERENCES", "TABLE", "workflow_runs") in found
         assert (("MAINTAIN", "TABLE", "workflow_runs") in found) == (row["v"] >= 170000)
@@ -212,12 +213,12 @@ def test_rights_that_no_submitter_needs_are_named_until_they_are_gone(conn: Any)
         assert grantees == {"PUBLIC", "queue_workflows_guest"}
         conn.execute("RESET ROLE")
         for statement in [
-            *rights.revokes(excess),
-            *rights.grants(lacks, "queue_workflows_guest"),
+            *permissions.revokes(excess),
+            *permissions.grants(lacks, "queue_workflows_guest"),
         ]:
             conn.execute(statement.encode())
         conn.execute("SET LOCAL ROLE queue_workflows_guest")
-        assert rights.excessive(conn, "submit") == rights.lacking(conn, "submit") == []
+        assert permissions.excessive(conn, "submit") == permissions.lacking(conn, "submit") == []
         refused(conn, f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         refused(conn, "LOCK TABLE workflow_runs IN ACCESS EXCLUSIVE MODE")
         refused(conn, "SELECT setval('ingest_jobs_seq_seq', 9223372036854775807)")

@@ -12,9 +12,9 @@ import pytest
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, errors, input_listener, node_queue
+from queue_workflows.admin import overview
 from queue_workflows.cli import answer, retry
 from queue_workflows.engine import input_timeouts
-from queue_workflows.store import overview
 from tests.support import factories, flow, laws
 from tests.support.wait import until
 

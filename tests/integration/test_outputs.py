@@ -11,8 +11,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_queue, run_store
+from queue_workflows.admin import doctor as facts
 from queue_workflows.dag import outputs
-from queue_workflows.store import health
 from tests.support import factories, flow
 
 
@@ -93,6 +93,6 @@ def test_machines_are_counted_that_run_nodes(db: ModuleType) -> None:
             factories.insert(
                 conn, "workers", worker_id=str(number), host_label=host, queue=queue, pid=1
             )
-        assert health.machines(conn) == 1
+        assert facts.machines(conn) == 1
         factories.insert(conn, "workers", worker_id="9", host_label="b", queue="cpu", pid=1)
-        assert health.machines(conn) == 2
+        assert facts.machines(conn) == 2

@@ -42,7 +42,7 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
     "commands, logs and folders": judge_liveness.shown,
     "hostile roles that got their way": judge_liveness.rights,
     "terminal rows moved": judge_results.moved,
-    "laws": judge_results.broken,
+    "invariants": judge_results.broken,
     "transactions open too long": judge_results.slow,
     "recovered later than promised": judge_recovery.late,
 }

@@ -73,7 +73,7 @@ class Evidence:
     began: float
     ended_load: float
     stuck: list[str]
-    laws: list[str]
+    invariants: list[str]
     slow: list[str]
     hostile: list[str] = field(default_factory=list[str])
     """What a hostile role got done that it may not, or that took too long."""
@@ -116,8 +116,8 @@ class Evidence:
         return next((s for s in where if s.name == name), None)
 
 
-def gather(live_laws: list[str], **known: Any) -> Evidence:
-    """Read the database and the journal; a sweep of orphans comes before (law 8)."""
+def gather(seen_live: list[str], **known: Any) -> Evidence:
+    """Read the database and the journal; a sweep of orphans comes before (invariant 8)."""
     time: clock.Clock = known["time"]
     with db.connection() as conn:
         jobs = {row["id"]: row for row in conn.execute(_JOBS).fetchall()}
@@ -129,8 +129,8 @@ def gather(live_laws: list[str], **known: Any) -> Evidence:
                 epoch = row["epoch"]
                 events[row["job"]].append(Event(**row, at=time.at(epoch)))
         # Whoever still runs would run for ever: liveness was judged before the fleet was stopped.
-        broken = observer.broken_laws(conn, sweep_s=0)
-    evidence = Evidence(jobs, runs, dict(events), fires, laws=live_laws + broken, **known)
+        broken = observer.broken_invariants(conn, sweep_s=0)
+    evidence = Evidence(jobs, runs, dict(events), fires, invariants=seen_live + broken, **known)
     by_job: dict[str, list[journal.Line]] = defaultdict(list)
     for line in evidence.lines:
         by_job[line.job].append(line)

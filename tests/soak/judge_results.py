@@ -134,8 +134,8 @@ def moved(seen: Seen) -> Found:
 
 
 def broken(seen: Seen) -> Found:
-    """Every law that is a query, at the end and in between."""
-    yield from dict.fromkeys(seen.laws)
+    """Yield what broke an invariant that is a query, at the end and in between."""
+    yield from dict.fromkeys(seen.invariants)
 
 
 def slow(seen: Seen) -> Found:

@@ -227,9 +227,9 @@ MUTANTS = {
     "terminal-guard": Mutant(
         "the triggers that keep what is over as it is", "terminal rows moved", None, _no_guards
     ),
-    "outbox": Mutant("one result in five comes without its event", "laws", None, _no_outbox),
+    "outbox": Mutant("one result in five comes without its event", "invariants", None, _no_outbox),
     "swapped-commits": Mutant(
-        "the event of a result has a commit of its own", "laws", _send_later, _late_outbox
+        "the event of a result has a commit of its own", "invariants", _send_later, _late_outbox
     ),
     "burial": Mutant(
         "a parent hands back what everybody holds, not only the dead",

@@ -1,4 +1,4 @@
-"""Looks at the database meanwhile: laws that hold at every instant, and transactions kept open."""
+"""Check the invariants while the soak runs, and find transactions that stay open."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 
 from queue_workflows import db
-from queue_workflows.store import audit
+from queue_workflows.admin import audit
 from tests.soak import beside, faults, fleet
 
 SLACK_S = 1.0
 """What is acknowledged may meet a transaction of this age that is still under way."""
-LAWS_EVERY_S = 5.0
+INVARIANTS_EVERY_S = 5.0
 LOOK_EVERY_S = 0.5
 OPEN_S = 6.0
-"""Law 14's five seconds, and one for the look."""
+"""The five seconds of invariant 14, and one for the query itself."""
 EXCUSE_S = 12.0
 """The engine's limit on an idle transaction, and the look: a stopped process cannot end its own."""
 _OPEN = """
@@ -46,18 +46,18 @@ class Observer(beside.Beside):
 
     def __init__(self, done: list[faults.Fault]) -> None:
         super().__init__("observer")
-        self.laws: list[str] = []
+        self.invariants: list[str] = []
         self.slow: list[str] = []
         self._done = done
 
     def go(self, stop: threading.Event) -> None:
-        due = time.monotonic() + LAWS_EVERY_S
+        due = time.monotonic() + INVARIANTS_EVERY_S
         while not stop.wait(LOOK_EVERY_S):
             try:
                 self._look_for_open()
                 if time.monotonic() >= due:
                     self._judge()
-                    due = time.monotonic() + LAWS_EVERY_S
+                    due = time.monotonic() + INVARIANTS_EVERY_S
             except db.Error:
                 continue
 
@@ -76,17 +76,17 @@ class Observer(beside.Beside):
 
     def _judge(self) -> None:
         with db.connection() as conn:
-            self.laws += broken_laws(conn)
+            self.invariants += broken_invariants(conn)
 
 
-def broken_laws(conn: db.Connection, *, sweep_s: float = audit.SWEEP_S) -> list[str]:
-    """What breaks a law; those that hold after a sweep are held to it after `sweep_s`."""
+def broken_invariants(conn: db.Connection, *, sweep_s: float = audit.SWEEP_S) -> list[str]:
+    """Return what breaks an invariant; those that need a sweep may be broken for `sweep_s`."""
     values = audit.parameters(conn, since_s=None, limit=100, commit_s=SLACK_S, sweep_s=sweep_s)
     return [
-        f"law {law.number} ({law.name}): {found.id}: {found.text}"
-        for law in audit.LAWS
-        if law.statement is not None
-        for found in audit.offenders(conn, law, values)
+        f"invariant {invariant.number} ({invariant.name}): {found.id}: {found.text}"
+        for invariant in audit.INVARIANTS
+        if invariant.statement is not None
+        for found in audit.offenders(conn, invariant, values)
     ]
 
 

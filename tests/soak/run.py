@@ -39,7 +39,7 @@ from tests.soak import (
 from tests.support import database
 
 QUIET_S = judge_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
-"""Nothing moves for so long: it is stuck (law 15): the slowest recovery and the longest body."""
+"""Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""
 SETTLE_S = 240.0
 MUTANT_SETTLE_S = 60.0
 
@@ -171,7 +171,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         node_pool.sweep_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
         seen = evidence.gather(
-            watching.laws, lines=journal.read(running.journal), books=books, faults=hits,
+            watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
             stuck=left, slow=watching.slow, hostile=attacking.problems,
             shown=[*shown, *folders.touched(), *running.unsafe()],

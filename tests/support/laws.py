@@ -1,24 +1,24 @@
-"""The laws as queries of the package, held at every instant: an empty answer is the proof."""
+"""Check the invariants with the statements of `audit`, as a test may at every instant."""
 
 from __future__ import annotations
 
 from queue_workflows import db
-from queue_workflows.store import audit
+from queue_workflows.admin import audit
 
 LIVENESS = 15
-"""It needs time to pass, which tests of single moments do not give it."""
+"""Time has to pass for it, and tests of single moments give it none."""
 
 
 def broken(conn: db.Connection, *, slack_s: float = 0.0) -> list[str]:
-    """What breaks a law right now, one line each, within the retention of events.
+    """Return what breaks an invariant now, one line each, within the retention of events.
 
-    Law 8's waiting nodes under a terminal run are broken only after a sweep. `slack_s`: how long a
-    cancel's transaction may have been open when its `finished_at` is no moment of acknowledgement.
+    A node that waits under a terminal run counts without a sweep (invariant 8). `slack_s`: how long
+    the transaction of a cancel may have been open after it set `finished_at`.
     """
     values = audit.parameters(conn, since_s=None, limit=None, commit_s=slack_s, sweep_s=0)
     return [
-        f"law {law.number}: {found.id}: {found.text}"
-        for law in audit.LAWS
-        if law.statement is not None and law.number != LIVENESS
-        for found in audit.offenders(conn, law, values)
+        f"invariant {invariant.number}: {found.id}: {found.text}"
+        for invariant in audit.INVARIANTS
+        if invariant.statement is not None and invariant.number != LIVENESS
+        for found in audit.offenders(conn, invariant, values)
     ]

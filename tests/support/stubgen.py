@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from typing import Final
 
 JOB_TABLES: Final[tuple[str, str]]
+
+def comments(noun: str) -> dict[str, str]: ...
 '''
 
 

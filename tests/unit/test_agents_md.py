@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import queue_workflows
+from queue_workflows.admin import audit
+from queue_workflows.db import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CLAUDE.md").read_text(encoding="utf-8")
@@ -33,6 +35,18 @@ def test_paths_that_they_name_exist() -> None:
     assert not [name for name in named if not list(ROOT.glob(name.rstrip("/")))]
 
 
-def test_fifteen_laws() -> None:
-    laws = TEXT.partition("## Laws")[2].partition("## ")[0]
-    assert [int(n) for n in re.findall(r"^(\d+)\. ", laws, flags=re.MULTILINE)] == [*range(1, 16)]
+def test_the_invariants_are_word_for_word_those_that_audit_checks() -> None:
+    section = TEXT.partition("## Invariants")[2].partition("## ")[0]
+    listed = re.findall(r"^(\d+)\. (.+)$", section, flags=re.MULTILINE)
+    assert listed == [(str(each.number), each.sentence) for each in audit.INVARIANTS]
+    comments = statements.comments("audit")
+    checked = [each.sentence for each in audit.INVARIANTS if each.statement is not None]
+    assert checked == list(comments.values())[-len(checked) :]
+
+
+def test_the_page_shows_the_invariants_as_audit_prints_them() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    shown = re.findall(
+        r"^invariant +(\d+)  (?:ok|-) +(.+?)(?: \(\.\.\.\))?$", page, flags=re.MULTILINE
+    )
+    assert shown == [(str(each.number), each.sentence) for each in audit.INVARIANTS]

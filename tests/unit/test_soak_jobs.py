@@ -51,7 +51,9 @@ class Story:
         self.event(name, "completed", until + 0.01, claim)
 
     def seen(self) -> evidence.Evidence:
-        known: dict[str, Any] = dict.fromkeys(("runs", "fires", "off", "stuck", "laws", "slow"), ())
+        known: dict[str, Any] = dict.fromkeys(
+            ("runs", "fires", "off", "stuck", "invariants", "slow"), ()
+        )
         return evidence.Evidence(
             **known,
             jobs=self.jobs,

@@ -30,7 +30,7 @@ def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
             for job in jobs
         }
     none: dict[str, Any] = dict.fromkeys(
-        ("fires", "lines", "faults", "off", "ended", "stuck", "laws", "slow"), ()
+        ("fires", "lines", "faults", "off", "ended", "stuck", "invariants", "slow"), ()
     )
     return evidence.Evidence(
         **none,

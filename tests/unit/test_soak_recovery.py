@@ -41,7 +41,9 @@ class Story:
         self.event(job, "completed", until, who, OTHER)
 
     def seen(self) -> evidence.Evidence:
-        known: dict[str, Any] = dict.fromkeys(("runs", "fires", "off", "stuck", "laws", "slow"), ())
+        known: dict[str, Any] = dict.fromkeys(
+            ("runs", "fires", "off", "stuck", "invariants", "slow"), ()
+        )
         job = {"lock_key": None, "partition": None, "queue": tasks.NOTES}
         kill = faults.Fault("kill, unseen", DEAD.name, KILLED_AT, KILLED_AT, (8,))
         kill.held.append(faults.Held("ingest", "late", 1, long=False))

@@ -48,6 +48,15 @@ def test_what_a_file_may_not_hold(source: str) -> None:
         statements.parse(source, "x.sql")
 
 
+def test_the_comment_of_a_statement_is_one_line() -> None:
+    comments = statements.comments("schedules")
+    assert list(comments) == ["now", "fire", "last_fires", "prune"]
+    assert comments["fire"].endswith(
+        "No row: the instant was claimed before. One statement, so that neither exists without the "
+        "other."
+    )
+
+
 def test_an_unknown_file_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=re.escape("sql/queries/nowhere.sql")):
         statements.nowhere  # noqa: B018

@@ -1,0 +1,204 @@
+"""Find what a role may not do with the engine's tables and functions, and the GRANTs it needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from queue_workflows import db
+from queue_workflows.db import statements
+from queue_workflows.types import Row
+
+TABLES = (
+    "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
+    "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
+    "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "job_attempt_logs",
+    "workflow_input_timeouts", "queue_settings", "gpu_models", "gpu_unassignable",
+    "model_controls", "hw_samples", "queue_partitions", "queue_starts", "partition_starts",
+    "partition_dues",
+)  # fmt: skip
+"""The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
+functions of their owner write these."""
+_LEDGER = "queue_schema_version"
+_Rights: TypeAlias = "dict[str, tuple[str, ...]]"
+_READ: _Rights = dict.fromkeys((*TABLES, _LEDGER, "queue_partition_limits"), ("SELECT",))
+_WORK: _Rights = dict.fromkeys(TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
+PURPOSES: dict[str, _Rights] = {
+    "work": {**_READ, **_WORK},
+    "migrate": {**_READ, **_WORK},
+    "submit": _READ,
+    "read": _READ,
+}
+"""The rights on each table that a role for this purpose needs. A role for `migrate` has to own the
+tables besides."""
+SUBMITTED: dict[str, tuple[str, ...]] = {
+    "workflow_runs": (
+        "id", "parcel_id", "workflow_name", "priority", "context", "out_dir", "available_at",
+    ),
+    "ingest_jobs": (
+        "id", "task_name", "queue", "reason", "priority", "args", "idempotency_key",
+        "idempotency_window_s", "lock_key", "partition_key", "available_at", "max_attempts",
+        "timeout_s", "policy", "headers",
+    ),
+    "workflow_input_submissions": ("id", "run_id", "node_id", "value"),
+}  # fmt: skip
+"""The columns that a role for `submit` inserts. Identity, counters, states, times and definitions
+belong to the engine."""
+_SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
+_INTERNAL = (
+    "queue_workflows_admit", "queue_workflows_ask_partition", "queue_workflows_ask_turn",
+    "queue_workflows_audit", "queue_workflows_check_payload", "queue_workflows_demand",
+    "queue_workflows_limit_gate", "queue_workflows_partitions", "queue_workflows_rate_room",
+    "queue_workflows_refuse", "queue_workflows_release_key",
+)  # fmt: skip
+"""Functions that only functions of the tables' owner call: nobody is granted them."""
+
+
+class Lack(NamedTuple):
+    """A missing right: SELECT, USAGE, EXECUTE, OWNER ..., and the object, as SQL names it."""
+
+    right: str
+    kind: str
+    """TABLE, SEQUENCE, FUNCTION or SCHEMA."""
+    name: str
+
+
+class Excess(NamedTuple):
+    """A right that the purpose does not need, and the role, as SQL names it, that was granted it.
+
+    That role is this one, PUBLIC, or a role that this one is a member of.
+    """
+
+    right: str
+    kind: str
+    """TABLE, SEQUENCE, FUNCTION or SCHEMA."""
+    name: str
+    grantee: str
+
+
+# --- what a role lacks -------------------------------------------------------------------------
+
+
+def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
+    """Return what this role lacks for a purpose, of the tables and functions that exist."""
+    wanted = PURPOSES[purpose]
+    rows = _closed_tables(conn, wanted)
+    filled = [table for table, rights in wanted.items() if "INSERT" in rights]
+    if purpose == "submit":
+        filled = list(SUBMITTED)
+        rows += _closed_columns(conn)
+    rows += [
+        {"right": "USAGE", "kind": "SEQUENCE", "name": name}
+        for name in _closed_sequences(conn, filled)
+    ]
+    functions = {
+        "internal": list(_INTERNAL),
+        "works": purpose in {"work", "migrate"},
+        "named": list(_SUBMIT) if purpose == "submit" else [],
+    }
+    rows += conn.execute(statements.permissions.closed_functions, functions).fetchall()
+    if purpose == "migrate":
+        tables = {"tables": list(_READ)}
+        rows += conn.execute(statements.permissions.not_owned, tables).fetchall()
+    return [Lack(**row) for row in rows]
+
+
+def missing(conn: db.Connection) -> list[str]:
+    """Return what this role may not do with the tables that exist, such as `UPDATE on workers`."""
+    rows = _closed_tables(conn, {**_WORK, _LEDGER: ("SELECT",)})
+    closed = [f"USAGE on {name}" for name in _closed_sequences(conn, list(TABLES))]
+    return [f"{row['right']} on {row['name']}" for row in rows] + closed
+
+
+def _closed_tables(conn: db.Connection, wanted: _Rights) -> list[Row]:
+    pairs = [(table, right) for table, rights in wanted.items() for right in rights]
+    given = {"tables": [table for table, _ in pairs], "privileges": [right for _, right in pairs]}
+    return conn.execute(statements.permissions.closed_tables, given).fetchall()
+
+
+def _closed_columns(conn: db.Connection) -> list[Row]:
+    """Return the INSERT on columns that a role for `submit` lacks, one row a table.
+
+    A table-wide INSERT does not count, since its REVOKE takes the rights to the columns too.
+    """
+    wide = {one.name for one in excessive(conn, "submit") if one.right == "INSERT"}
+    found: list[Row] = []
+    for table, columns in SUBMITTED.items():
+        given = {"table": table, "columns": list(columns)}
+        row = conn.execute(statements.permissions.closed_columns, given).fetchone()
+        if row and row["name"] and (row["name"] in wide or not row["is_open"]):
+            right = f"INSERT ({', '.join(columns)})"
+            found.append({"right": right, "kind": "TABLE", "name": row["name"]})
+    return found
+
+
+def _closed_sequences(conn: db.Connection, tables: list[str]) -> list[str]:
+    given = {"tables": tables}
+    rows = conn.execute(statements.permissions.closed_sequences, given).fetchall()
+    return [row["name"] for row in rows]
+
+
+# --- what a role has too much ------------------------------------------------------------------
+
+
+def excessive(conn: db.Connection, purpose: str) -> list[Excess]:
+    """Return the rights past reading that a role for `submit` or `read` has and does not need.
+
+    MAINTAIN lets a role lock a table. UPDATE lets it set a sequence to its end. CREATE on the
+    schema lets it put a function in the place of one of ours, which then runs as the owner of the
+    tables. The owner of an object and a superuser cannot be confined: nothing is found for them.
+    """
+    if purpose not in {"submit", "read"}:
+        return []
+    allowed = SUBMITTED if purpose == "submit" else {}
+    given = {
+        "tables": list(_READ),
+        "allowed": [f"{table}.{name}" for table, names in allowed.items() for name in names],
+        "filled": list(allowed),
+        "callable": list(_SUBMIT) if purpose == "submit" else [],
+        "internal": list(_INTERNAL),
+    }
+    rows = conn.execute(statements.permissions.excessive, given).fetchall()
+    return [Excess(**row) for row in rows]
+
+
+def submitters(conn: db.Connection) -> list[str]:
+    """Return at most 10 roles, by name, that may insert runs and do no other work on them."""
+    rows = conn.execute(statements.permissions.submitters).fetchall()
+    return [row["rolname"] for row in rows]
+
+
+def public_may_create(conn: db.Connection) -> str | None:
+    """Return the name of the schema if every role may create functions in it; else None."""
+    row = conn.execute(statements.permissions.public_may_create).fetchone()
+    return row["name"] if row else None
+
+
+# --- the statements that fix it -----------------------------------------------------------------
+
+
+def revokes(found: list[Excess]) -> list[str]:
+    """Return the REVOKE statements that take these rights away, one a grantee and object."""
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for one in found:
+        merged.setdefault((one.kind, one.name, one.grantee), []).append(one.right)
+    return [
+        f"REVOKE {', '.join(rights)} ON {kind} {name} FROM {grantee}"
+        for (kind, name, grantee), rights in merged.items()
+    ]
+
+
+def grants(lacks: list[Lack], role: str) -> list[str]:
+    """Return the fewest statements that give what is missing; `role` is quoted as SQL needs it."""
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for lack in lacks:
+        wanted.setdefault((lack.kind, lack.name), []).append(lack.right)
+    merged: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (kind, name), rights in wanted.items():
+        merged.setdefault((kind, tuple(rights)), []).append(name)
+    found: list[str] = []
+    for (kind, rights), names in merged.items():
+        if "OWNER" in rights:
+            found += [f"ALTER TABLE {name} OWNER TO {role}" for name in names]
+        else:
+            found.append(f"GRANT {', '.join(rights)} ON {kind} {', '.join(names)} TO {role}")
+    return found

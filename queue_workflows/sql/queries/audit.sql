@@ -1,0 +1,415 @@
+-- Each statement returns what breaks the invariant in its comment: the id of a job, run or
+-- schedule entry, and how. No row is the proof. `found` is materialized: the plan is then made
+-- for all rows, and is fast where there are none.
+
+-- name: parameters
+-- Return the start of the window, `-infinity` for all that is retained, and the time up to which
+-- outbox rows may be pruned.
+SELECT coalesce(now() - %(since_s)s::float8 * interval '1 second', '-infinity')::text AS since,
+       (now() - %(retention_days)s::float8 * interval '1 day')::text AS kept;
+
+-- name: limit_transaction
+-- Limit the current transaction, which checks one invariant, to reading, a time, and one core.
+SELECT set_config('transaction_read_only', 'on', true),
+       set_config('statement_timeout', %(timeout_ms)s::text, true),
+       set_config('jit', 'off', true),
+       set_config('max_parallel_workers_per_gather', '0', true);
+
+-- name: terminal_stays
+-- The status of a terminal job never changes within one generation.
+WITH found (id, text) AS MATERIALIZED (
+    -- Events do not tell the generations of a retried job apart. An event that an app recorded
+    -- carries no claim.
+    SELECT e.job_id, e.event_type || ' after ' || x.event_type
+      FROM workflow_node_events e
+      JOIN workflow_node_events x
+        ON x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id AND x.id < e.id
+      JOIN workflow_node_jobs j ON j.id = e.job_id AND j.generation = 0
+     WHERE e.created_at >= %(since)s::timestamptz AND x.claim_no IS NOT NULL
+       AND x.event_type IN ('completed', 'failed', 'cancelled')
+       AND (e.event_type = 'claimed' OR e.claim_no IS NOT NULL AND e.event_type IN
+            ('completed', 'failed', 'cancelled', 'requeued', 'reclaimed', 'retried', 'parked'))
+    UNION ALL
+    SELECT e.job_id, e.event_type || ' after ' || x.event_type
+      FROM ingest_job_events e
+      JOIN ingest_job_events x ON x.job_id = e.job_id AND x.id < e.id
+      JOIN ingest_jobs j ON j.id = e.job_id AND j.generation = 0
+     WHERE e.created_at >= %(since)s::timestamptz AND x.claim_no IS NOT NULL
+       AND x.event_type IN ('completed', 'failed', 'cancelled')
+       AND (e.event_type = 'claimed' OR e.claim_no IS NOT NULL AND e.event_type IN
+            ('completed', 'failed', 'cancelled', 'requeued', 'reclaimed', 'retried', 'parked')))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: one_finalisation
+-- A job is finalised at most once per generation, by its highest claim.
+WITH sent AS NOT MATERIALIZED (
+    -- No index has the age of an outbox row, but ids rise with it: walk back to the first row that
+    -- is too old. The hour more is for a long transaction, whose `created_at` is its start.
+    SELECT * FROM workflow_dispatch_events
+     WHERE id > coalesce((
+           SELECT id FROM workflow_dispatch_events
+            WHERE created_at < %(since)s::timestamptz - interval '1 hour'
+            ORDER BY id DESC LIMIT 1), 0)),
+found (id, text) AS MATERIALIZED (
+    SELECT job_id, count(*) || ' finalisations in the outbox'
+      FROM sent
+     WHERE kind IN ('completed', 'failed') AND job_id IS NOT NULL
+     GROUP BY job_id, generation HAVING count(*) > 1
+    UNION ALL
+    SELECT j.id, 'finalised by claim ' || d.claim_no || ' of ' || j.claim_no
+      FROM sent d
+      JOIN workflow_node_jobs j ON j.id = d.job_id AND j.generation = d.generation
+     WHERE d.kind IN ('completed', 'failed') AND d.claim_no <> j.claim_no
+    UNION ALL
+    SELECT j.id, 'finalised ' || count(*) || ' times, last by claim ' || max(e.claim_no)
+           || ' of ' || j.claim_no
+      FROM workflow_node_events e
+      JOIN workflow_node_jobs j ON j.id = e.job_id AND j.generation = 0
+     WHERE e.created_at >= %(since)s::timestamptz AND e.claim_no IS NOT NULL
+       AND e.event_type IN ('completed', 'failed')
+     GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no
+    UNION ALL
+    SELECT j.id, 'finalised ' || count(*) || ' times, last by claim ' || max(e.claim_no)
+           || ' of ' || j.claim_no
+      FROM ingest_job_events e
+      JOIN ingest_jobs j ON j.id = e.job_id AND j.generation = 0
+     WHERE e.created_at >= %(since)s::timestamptz AND e.claim_no IS NOT NULL
+       AND e.event_type IN ('completed', 'failed')
+     GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no)
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: claims_counted
+-- Each claim of a job raises its claim_no by exactly one.
+WITH found (id, text) AS MATERIALIZED (
+    -- A claim by a plain UPDATE leaves no event. The sweep that takes such a claim back leaves
+    -- one without a worker, which fills the gap.
+    SELECT e.job_id, 'claim ' || e.claim_no || ' after ' || e.before
+      FROM (SELECT c.*, lag(claim_no) OVER (PARTITION BY job_id ORDER BY id) AS before
+              FROM workflow_node_events c
+             WHERE event_type = 'claimed' AND claim_no IS NOT NULL
+               AND created_at >= %(since)s::timestamptz) e
+     WHERE e.claim_no <> e.before + 1
+       AND (SELECT count(DISTINCT x.claim_no) FROM workflow_node_events x
+             WHERE x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id
+               AND x.worker_id IS NULL AND x.claim_no > e.before AND x.claim_no < e.claim_no)
+           <> e.claim_no - e.before - 1
+    UNION ALL
+    SELECT j.id, 'claim ' || j.claim_no || ', its last event ' || max(e.claim_no)
+      FROM workflow_node_events e
+      JOIN workflow_node_jobs j ON j.id = e.job_id
+     WHERE e.event_type = 'claimed' AND e.created_at >= %(since)s::timestamptz
+     GROUP BY j.id, j.claim_no, j.status, j.worker_id
+    HAVING max(e.claim_no) > j.claim_no
+        OR max(e.claim_no) < j.claim_no AND j.status = 'running'
+       AND NOT starts_with(j.worker_id, 'legacy:')
+    UNION ALL
+    SELECT e.job_id, 'claim ' || e.claim_no || ' after ' || e.before
+      FROM (SELECT c.*, lag(claim_no) OVER (PARTITION BY job_id ORDER BY id) AS before
+              FROM ingest_job_events c
+             WHERE event_type = 'claimed' AND claim_no IS NOT NULL
+               AND created_at >= %(since)s::timestamptz) e
+     WHERE e.claim_no <> e.before + 1
+       AND (SELECT count(DISTINCT x.claim_no) FROM ingest_job_events x
+             WHERE x.job_id = e.job_id
+               AND x.worker_id IS NULL AND x.claim_no > e.before AND x.claim_no < e.claim_no)
+           <> e.claim_no - e.before - 1
+    UNION ALL
+    SELECT j.id, 'claim ' || j.claim_no || ', its last event ' || max(e.claim_no)
+      FROM ingest_job_events e
+      JOIN ingest_jobs j ON j.id = e.job_id
+     WHERE e.event_type = 'claimed' AND e.created_at >= %(since)s::timestamptz
+     GROUP BY j.id, j.claim_no, j.status, j.worker_id
+    HAVING max(e.claim_no) > j.claim_no
+        OR max(e.claim_no) < j.claim_no AND j.status = 'running'
+       AND NOT starts_with(j.worker_id, 'legacy:'))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: own_claim_only
+-- No accepted write carries the claim of another worker.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT e.job_id, e.event_type || ' by ' || e.worker_id || ' under claim ' || x.claim_no
+           || ' of ' || x.worker_id
+      FROM workflow_node_events e
+      JOIN workflow_node_events x
+        ON x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id
+       AND x.claim_no = e.claim_no AND x.event_type = 'claimed'
+     WHERE e.created_at >= %(since)s::timestamptz AND e.worker_id <> x.worker_id
+    UNION ALL
+    SELECT e.job_id, e.event_type || ' by ' || e.worker_id || ' under claim ' || x.claim_no
+           || ' of ' || x.worker_id
+      FROM ingest_job_events e
+      JOIN ingest_job_events x
+        ON x.job_id = e.job_id AND x.claim_no = e.claim_no AND x.event_type = 'claimed'
+     WHERE e.created_at >= %(since)s::timestamptz AND e.worker_id <> x.worker_id)
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: running_is_claimed
+-- A job is running if and only if its claim, lease and worker are all set.
+WITH touched_nodes (id) AS (
+    -- The jobs that left an event in the window, and those that wait or run. UNION, as a condition
+    -- with OR would keep the planner from the partial indexes.
+    SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
+    UNION SELECT job_id FROM workflow_node_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+touched_ingest_jobs (id) AS (
+    SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
+    UNION SELECT job_id FROM ingest_job_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT id FROM ingest_jobs WHERE status = 'running'
+    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+found (id, text) AS MATERIALIZED (
+    SELECT j.id, j.status || ', worker ' || coalesce(j.worker_id, '-') || ', claim ' || j.claim_no
+           || ', lease ' || coalesce(j.lease_expires_at::text, '-')
+      FROM touched_nodes t
+      JOIN workflow_node_jobs j ON j.id = t.id
+     WHERE j.status = 'running'
+       AND (j.worker_id IS NULL OR j.lease_expires_at IS NULL OR j.claim_no < 1)
+        OR j.status <> 'running' AND (j.worker_id IS NOT NULL OR j.lease_expires_at IS NOT NULL)
+    UNION ALL
+    SELECT j.id, j.status || ', worker ' || coalesce(j.worker_id, '-') || ', claim ' || j.claim_no
+           || ', lease ' || coalesce(j.lease_expires_at::text, '-')
+      FROM touched_ingest_jobs t
+      JOIN ingest_jobs j ON j.id = t.id
+     WHERE j.status = 'running'
+       AND (j.worker_id IS NULL OR j.lease_expires_at IS NULL OR j.claim_no < 1)
+        OR j.status <> 'running' AND (j.worker_id IS NOT NULL OR j.lease_expires_at IS NOT NULL))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: dependencies_first
+-- A node is queued once per run, and only after all its dependencies are completed or skipped.
+WITH touched_runs (id) AS NOT MATERIALIZED (
+    SELECT id FROM workflow_runs WHERE %(whole)s::boolean
+    UNION SELECT run_id FROM workflow_node_events
+     WHERE NOT %(whole)s::boolean AND created_at >= %(since)s::timestamptz
+    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'running'
+    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT run_id FROM workflow_node_jobs
+     WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+found (id, text) AS MATERIALIZED (
+    SELECT x.id, x.node_id || ' of ' || t.id || ' is ' || x.status || ' before ' || x.dep
+      FROM touched_runs t
+     CROSS JOIN LATERAL (
+           SELECT j.id, j.node_id, j.status, dep.id AS dep
+             FROM workflow_runs r,
+                  -- A definition may be forged: what is no array has no elements.
+                  jsonb_array_elements(CASE jsonb_typeof(r.definition -> 'nodes')
+                      WHEN 'array' THEN r.definition -> 'nodes' END) AS n (node),
+                  jsonb_array_elements_text(CASE jsonb_typeof(n.node -> 'deps')
+                      WHEN 'array' THEN n.node -> 'deps' END) AS dep (id),
+                  workflow_node_jobs j
+            WHERE r.id = t.id AND j.run_id = t.id AND j.node_id = n.node ->> 'id'
+              AND j.status IN ('queued', 'running', 'awaiting_input', 'completed', 'failed')
+              -- A dependency of a later generation was retried after the node had run.
+              AND NOT EXISTS (
+                  SELECT FROM workflow_node_jobs d
+                   WHERE d.run_id = t.id AND d.node_id = dep.id
+                     AND (d.status IN ('completed', 'skipped') OR d.generation > j.generation))
+           -- The planner guesses a hundred nodes a run, and as many dependencies of each: OFFSET 0
+           -- has it look at each run by itself.
+           OFFSET 0) x
+    UNION ALL
+    SELECT x.id, x.node_id || ' of ' || t.id || ' has ' || x.n || ' jobs'
+      FROM touched_runs t
+     CROSS JOIN LATERAL (
+           SELECT max(j.id) AS id, j.node_id, count(*) AS n
+             FROM workflow_node_jobs j
+            WHERE j.run_id = t.id
+            GROUP BY j.node_id HAVING count(*) > 1
+           OFFSET 0) x)
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: outbox_agrees
+-- A completed or failed node has exactly one outbox event of that kind, from the same commit.
+WITH touched (id) AS (
+    SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
+    UNION SELECT job_id FROM workflow_node_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+sent AS NOT MATERIALIZED (
+    SELECT * FROM workflow_dispatch_events
+     WHERE id > coalesce((
+           SELECT id FROM workflow_dispatch_events
+            WHERE created_at < %(since)s::timestamptz - interval '1 hour'
+            ORDER BY id DESC LIMIT 1), 0)),
+found (id, text) AS MATERIALIZED (
+    SELECT j.id, j.status || ' with ' || count(d.id) || ' such outbox rows'
+      FROM touched t
+      JOIN workflow_node_jobs j ON j.id = t.id
+      LEFT JOIN sent d
+        ON d.run_id = j.run_id AND d.node_id = j.node_id AND d.kind = j.status
+       AND (d.job_id IS NULL OR d.generation = j.generation)
+     WHERE j.status IN ('completed', 'failed')
+       AND j.finished_at >= greatest(%(since)s::timestamptz, %(kept)s::timestamptz)
+     GROUP BY j.id, j.status HAVING count(d.id) <> 1
+    UNION ALL
+    -- `created_at` and `finished_at` are now() of their transactions: equal in the same commit.
+    SELECT j.id, j.status || ' with an outbox row ' || d.kind
+           || CASE WHEN j.status = d.kind THEN ' of another commit' ELSE '' END
+      FROM sent d
+      JOIN workflow_node_jobs j ON j.id = d.job_id AND j.generation = d.generation
+     WHERE d.kind IN ('completed', 'failed')
+       AND (j.status <> d.kind OR j.finished_at <> d.created_at))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: run_agrees
+-- A completed run has only completed or skipped nodes, and no node waits under a terminal run
+-- after a sweep.
+WITH touched_runs (id) AS NOT MATERIALIZED (
+    SELECT id FROM workflow_runs WHERE %(whole)s::boolean
+    UNION SELECT run_id FROM workflow_node_events
+     WHERE NOT %(whole)s::boolean AND created_at >= %(since)s::timestamptz
+    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'running'
+    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT run_id FROM workflow_node_jobs
+     WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+found (id, text) AS MATERIALIZED (
+    SELECT r.id, r.status || ' with node ' || j.node_id || ' ' || j.status
+      FROM touched_runs t
+      JOIN workflow_runs r ON r.id = t.id
+      JOIN workflow_node_jobs j ON j.run_id = r.id
+     WHERE r.mode = 'node'
+       AND (r.status = 'completed' AND j.status NOT IN ('completed', 'skipped')
+            OR r.status IN ('failed', 'cancelled') AND j.status IN ('queued', 'awaiting_input')
+           AND greatest(r.finished_at, j.created_at)
+               <= now() - %(sweep_s)s::float8 * interval '1 second')
+    UNION ALL
+    SELECT r.id, 'completed with nodes missing'
+      FROM touched_runs t
+      JOIN workflow_runs r ON r.id = t.id
+     WHERE r.mode = 'node' AND r.status = 'completed' AND r.definition IS NOT NULL
+       AND (SELECT count(*) FROM workflow_node_jobs j WHERE j.run_id = r.id)
+           < CASE jsonb_typeof(r.definition -> 'nodes')
+                 WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes') END)
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: cancel_holds
+-- After a cancel is acknowledged, no node of the run is claimed.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT e.job_id, 'claimed at ' || e.created_at::text || ' after its run ' || r.id
+           || ' was cancelled at ' || r.finished_at::text
+      FROM workflow_node_events e
+      JOIN workflow_runs r ON r.id = e.run_id
+     WHERE e.event_type = 'claimed' AND e.created_at >= %(since)s::timestamptz
+       AND r.mode = 'node' AND r.status = 'cancelled'
+       AND e.created_at > r.finished_at + %(commit_s)s::float8 * interval '1 second')
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: one_job_per_key
+-- One idempotency key gives one job.
+WITH touched (id) AS (
+    SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
+    UNION SELECT job_id FROM ingest_job_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT id FROM ingest_jobs WHERE status = 'running'
+    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+found (id, text) AS MATERIALIZED (
+    SELECT max(j.id), count(*) || ' jobs have the key ' || j.idempotency_key
+      FROM touched t
+      JOIN ingest_jobs j ON j.id = t.id
+     WHERE j.idempotency_key IS NOT NULL
+       AND (NOT j.idempotency_released OR j.status IN ('queued', 'running'))
+     GROUP BY j.idempotency_key HAVING count(*) > 1)
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: one_fire
+-- A schedule entry fires at most once for each instant.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT name, count(*) || ' fires at ' || fire_at
+      FROM schedule_fires
+     GROUP BY name, fire_at HAVING count(*) > 1
+    UNION ALL
+    SELECT min(name), count(*) || ' fires made the one job ' || job_id
+      FROM schedule_fires
+     WHERE job_id IS NOT NULL
+     GROUP BY job_id HAVING count(*) > 1)
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: attempts_bounded
+-- The attempts and crashes of a job stay within their limits.
+WITH touched_nodes (id) AS (
+    SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
+    UNION SELECT job_id FROM workflow_node_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+touched_ingest_jobs (id) AS (
+    SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
+    UNION SELECT job_id FROM ingest_job_events
+     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+    UNION SELECT id FROM ingest_jobs WHERE status = 'running'
+    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+found (id, text) AS MATERIALIZED (
+    SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts
+           || ') and ' || j.crash_count || ' crashes'
+      FROM touched_nodes t
+      JOIN workflow_node_jobs j ON j.id = t.id
+     WHERE j.attempts > greatest(j.max_attempts, 1)
+        OR j.crash_count > %(max_crashes)s::integer
+        OR j.status IN ('queued', 'running')
+       AND (j.attempts >= greatest(j.max_attempts, 1) OR j.crash_count >= %(max_crashes)s::integer)
+    UNION ALL
+    SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts
+           || ') and ' || j.crash_count || ' crashes'
+      FROM touched_ingest_jobs t
+      JOIN ingest_jobs j ON j.id = t.id
+     WHERE j.attempts > greatest(j.max_attempts, 1)
+        OR j.crash_count > %(max_crashes)s::integer
+        OR j.status IN ('queued', 'running')
+       AND (j.attempts >= greatest(j.max_attempts, 1)
+            OR j.crash_count >= %(max_crashes)s::integer))
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: off_holds
+-- A worker that is switched OFF claims nothing.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' at '
+           || e.created_at::text || ', OFF since ' || c.updated_at::text
+      FROM worker_controls c
+      JOIN workflow_node_events e
+        ON e.host_label = c.host_label AND c.queue IN (e.queue, 'all') AND e.event_type = 'claimed'
+       AND e.created_at >= %(since)s::timestamptz
+       AND e.created_at > c.updated_at + %(commit_s)s::float8 * interval '1 second'
+       AND (c.until_at IS NULL OR e.created_at < c.until_at)
+     WHERE c.desired_state = 'off'
+    UNION ALL
+    SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' at '
+           || e.created_at::text || ', OFF since ' || c.updated_at::text
+      FROM worker_controls c
+      JOIN ingest_job_events e
+        ON e.host_label = c.host_label AND c.queue IN (e.queue, 'all') AND e.event_type = 'claimed'
+       AND e.created_at >= %(since)s::timestamptz
+       AND e.created_at > c.updated_at + %(commit_s)s::float8 * interval '1 second'
+       AND (c.until_at IS NULL OR e.created_at < c.until_at)
+     WHERE c.desired_state = 'off')
+SELECT id, text FROM found LIMIT %(limit)s;
+
+-- name: runs_advance
+-- A running run has a node, an outbox event or an answer that moves it forward.
+WITH found (id, text) AS MATERIALIZED (
+    SELECT r.id,
+           'running, but nothing of it is queued, running, waiting for input or to be dispatched'
+      FROM workflow_runs r
+     WHERE r.mode = 'node' AND r.status = 'running' AND r.definition IS NOT NULL
+       AND greatest(r.started_at, r.updated_at)
+           <= now() - %(sweep_s)s::float8 * interval '1 second'
+       AND NOT EXISTS (
+           SELECT FROM workflow_node_jobs j
+            WHERE j.run_id = r.id
+              AND (j.status IN ('queued', 'running', 'awaiting_input')
+                   OR j.finished_at > now() - %(sweep_s)s::float8 * interval '1 second'))
+       AND NOT EXISTS (
+           SELECT FROM workflow_dispatch_events d
+            WHERE d.run_id = r.id AND d.processed_at IS NULL)
+       AND NOT EXISTS (
+           SELECT FROM workflow_input_submissions s
+            WHERE s.run_id = r.id AND s.status IN ('pending', 'processing')))
+SELECT id, text FROM found LIMIT %(limit)s;

@@ -1,0 +1,214 @@
+-- Rows that the engine cannot work on. Each `stuck_` statement returns rows that keep
+-- failing, are blocked as `set_aside`, or are due for `late_s` seconds although a sweep takes such
+-- rows every few seconds: the id of the run or ingest job to end, and what is wrong. Times are compared only:
+-- nothing is computed from a value that could be infinite.
+
+-- name: stuck_starts
+-- Return runs whose start failed.
+SELECT id,
+       'it could not start ' || start_attempts || ' times: ' || coalesce(left(error, 300), '?')
+       AS text
+  FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node' AND start_attempts <> 0
+ LIMIT %(limit)s;
+
+-- name: stuck_late_starts
+-- Return runs whose delayed start is due.
+SELECT id, 'its start is due and was not delayed' AS text
+  FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node'
+   AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: stuck_events
+-- Return runs with an outbox event that could not be dispatched.
+SELECT run_id AS id,
+       'the dispatch of ' || kind || ' of node ' || node_id || ' failed ' || attempts
+       || ' times: ' || coalesce(left(error, 300), '?') AS text
+  FROM workflow_dispatch_events
+ WHERE processed_at IS NULL AND attempts <> 0
+ LIMIT %(limit)s;
+
+-- name: stuck_answers
+-- Return runs with an answer that could not be taken.
+SELECT run_id AS id,
+       'the answer ' || id || ' to node ' || node_id || ' was not taken in ' || attempts
+       || ' tries: ' || coalesce(left(error, 300), '?') AS text
+  FROM workflow_input_submissions
+ WHERE status = 'pending' AND attempts <> 0 AND error IS NOT NULL
+ LIMIT %(limit)s;
+
+-- name: stuck_input_timeouts
+-- Return runs with an input node whose wait is over and was not ended.
+SELECT coalesce(j.run_id, t.job_id) AS id,
+       'the wait of node ' || coalesce(j.node_id, '?') || ' is over and could not be ended' AS text
+  FROM workflow_input_timeouts t
+  LEFT JOIN workflow_node_jobs j ON j.id = t.job_id
+ WHERE t.due_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: stuck_delayed_nodes
+-- Return runs with a delayed node that is due.
+SELECT run_id AS id, 'node ' || node_id || ' is due and could not be promoted' AS text
+  FROM workflow_node_jobs
+ WHERE status = 'queued' AND blocked_reason = 'not_due'
+   AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: stuck_delayed_ingest_jobs
+-- Return delayed ingest jobs that are due.
+SELECT id, 'it is due and could not be promoted' AS text
+  FROM ingest_jobs
+ WHERE status = 'queued' AND blocked_reason = 'not_due'
+   AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: stuck_set_aside_nodes
+-- Return runs with a node that no claim finds, as it could neither run nor fail.
+SELECT run_id AS id,
+       'node ' || node_id || ' is blocked as set_aside: the database refuses to run it and to'
+       || ' fail it' AS text
+  FROM workflow_node_jobs
+ WHERE status = 'queued' AND blocked_reason = 'set_aside'
+ LIMIT %(limit)s;
+
+-- name: stuck_set_aside_ingest_jobs
+-- Return ingest jobs that no claim finds, as they could neither run nor fail.
+SELECT id,
+       'it is blocked as set_aside: the database refuses to run it and to fail it' AS text
+  FROM ingest_jobs
+ WHERE status = 'queued' AND blocked_reason = 'set_aside'
+ LIMIT %(limit)s;
+
+-- name: stuck_lapsed_nodes
+-- Return runs with a running node whose lease lapsed.
+SELECT run_id AS id, 'the lapsed lease of node ' || node_id || ' could not be taken back' AS text
+  FROM workflow_node_jobs
+ WHERE status = 'running'
+   AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: stuck_lapsed_ingest_jobs
+-- Return running ingest jobs whose lease lapsed.
+SELECT id, 'its lapsed lease could not be taken back' AS text
+  FROM ingest_jobs
+ WHERE status = 'running'
+   AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
+ LIMIT %(limit)s;
+
+-- name: out_of_range_runs
+-- Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
+-- of them.
+SELECT b.id, b.text
+  FROM (SELECT t.id AS id, coalesce(
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('created_at', t.created_at), ('queued_at', t.queued_at),
+                              ('available_at', t.available_at), ('started_at', t.started_at))
+                      c (name, value)
+                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
+                LIMIT 1),
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('generation', t.generation),
+                              ('start_attempts', t.start_attempts)) c (name, value)
+                WHERE c.value NOT BETWEEN 0 AND 1000000000
+                LIMIT 1),
+              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
+                 FROM (VALUES ('context', t.context), ('definition', t.definition)) c (name, value)
+                -- A text this short holds neither 200 levels nor a number of 4,300 digits.
+                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
+                      jsonb_path_exists(c.value, 'strict $.**{201}')
+                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+                LIMIT 1)) AS text
+          FROM (SELECT *
+                  FROM workflow_runs
+                 WHERE mode = 'node' AND status NOT IN ('completed', 'failed', 'cancelled')
+                 LIMIT %(examined)s) t) b
+ WHERE b.text IS NOT NULL
+ LIMIT %(limit)s;
+
+-- name: out_of_range_nodes
+-- As `out_of_range_runs`, for live nodes. Returns the runs that they belong to.
+SELECT b.id, b.text
+  FROM (SELECT t.run_id AS id, coalesce(
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
+                              ('started_at', t.started_at),
+                              ('lease_expires_at', t.lease_expires_at)) c (name, value)
+                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
+                LIMIT 1),
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts),
+                              ('crash_count', t.crash_count), ('generation', t.generation))
+                      c (name, value)
+                WHERE c.value NOT BETWEEN 0 AND 1000000000
+                LIMIT 1),
+              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
+                 FROM (VALUES ('inputs', t.inputs), ('input_template', t.input_template),
+                              ('policy', t.policy)) c (name, value)
+                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
+                      jsonb_path_exists(c.value, 'strict $.**{201}')
+                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+                LIMIT 1)) AS text
+          FROM (SELECT *
+                  FROM workflow_node_jobs
+                 WHERE status IN ('queued', 'running', 'awaiting_input')
+                 LIMIT %(examined)s) t) b
+ WHERE b.text IS NOT NULL
+ LIMIT %(limit)s;
+
+-- name: out_of_range_ingest_jobs
+-- As `out_of_range_runs`, for queued and running ingest jobs.
+SELECT b.id, b.text
+  FROM (SELECT t.id AS id, coalesce(
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
+                              ('started_at', t.started_at),
+                              ('lease_expires_at', t.lease_expires_at)) c (name, value)
+                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
+                LIMIT 1),
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts),
+                              ('crash_count', t.crash_count), ('generation', t.generation))
+                      c (name, value)
+                WHERE c.value NOT BETWEEN 0 AND 1000000000
+                LIMIT 1),
+              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
+                 FROM (VALUES ('args', t.args), ('headers', t.headers),
+                              ('policy', t.policy)) c (name, value)
+                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
+                      jsonb_path_exists(c.value, 'strict $.**{201}')
+                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+                LIMIT 1)) AS text
+          FROM (SELECT *
+                  FROM ingest_jobs
+                 WHERE status IN ('queued', 'running')
+                 LIMIT %(examined)s) t) b
+ WHERE b.text IS NOT NULL
+ LIMIT %(limit)s;
+
+-- name: out_of_range_answers
+-- As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
+-- nodes.
+SELECT b.id, b.text
+  FROM (SELECT t.run_id AS id, coalesce(
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
+                              ('claimed_at', t.claimed_at)) c (name, value)
+                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
+                LIMIT 1),
+              (SELECT c.name || ' is out of range: ' || c.value
+                 FROM (VALUES ('attempts', t.attempts)) c (name, value)
+                WHERE c.value NOT BETWEEN 0 AND 1000000000
+                LIMIT 1),
+              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
+                 FROM (VALUES ('value', t.value)) c (name, value)
+                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
+                      jsonb_path_exists(c.value, 'strict $.**{201}')
+                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+                LIMIT 1)) AS text
+          FROM (SELECT *
+                  FROM workflow_input_submissions
+                 WHERE status IN ('pending', 'processing')
+                 LIMIT %(examined)s) t) b
+ WHERE b.text IS NOT NULL
+ LIMIT %(limit)s;

@@ -1,0 +1,248 @@
+-- What people look at: a run while it goes, where its nodes ran, and the whole system in counts.
+
+-- name: run_head
+-- Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
+-- such run.
+SELECT id, workflow_name, status, error, out_dir, generation, created_at, started_at, finished_at,
+       extract(epoch FROM coalesce(finished_at, now()))::float8
+       - extract(epoch FROM queued_at)::float8 AS elapsed_s
+  FROM workflow_runs
+ WHERE id = %(run)s;
+
+-- name: steps
+-- Count the nodes of a run by status, for each step: the node id up to its first slash.
+-- `elapsed_s` ends with the last node, or now while a node has not ended.
+SELECT split_part(node_id, '/', 1) AS step,
+       count(*) FILTER (WHERE status = 'queued') AS queued,
+       count(*) FILTER (WHERE status = 'running') AS running,
+       count(*) FILTER (WHERE status = 'awaiting_input') AS awaiting_input,
+       count(*) FILTER (WHERE status = 'completed') AS completed,
+       count(*) FILTER (WHERE status = 'skipped') AS skipped,
+       count(*) FILTER (WHERE status = 'failed') AS failed,
+       count(*) FILTER (WHERE status = 'cancelled') AS cancelled,
+       extract(epoch FROM CASE WHEN bool_and(finished_at IS NOT NULL) THEN max(finished_at)
+                               ELSE now() END)::float8
+       - extract(epoch FROM min(started_at))::float8 AS elapsed_s
+  FROM workflow_node_jobs
+ WHERE run_id = %(run)s
+ GROUP BY 1;
+
+-- name: nodes
+-- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
+-- these, and the queued ones of which an attempt failed.
+SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress, input_spec,
+       crash_count, attempts, max_attempts, blocked_reason, available_at, error, seconds,
+       extract(epoch FROM coalesce(finished_at, now()))::float8
+       - extract(epoch FROM started_at)::float8 AS elapsed_s
+  FROM workflow_node_jobs
+ WHERE run_id = %(run)s
+   AND (NOT %(live_only)s::boolean OR status IN ('running', 'awaiting_input', 'failed')
+        OR status = 'queued' AND attempts > 0)
+ ORDER BY status NOT IN ('running', 'awaiting_input', 'failed'), started_at, seq
+ LIMIT %(limit)s;
+
+-- name: node_seconds
+-- Return how long the handler of each completed node of a run took.
+SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
+  FROM workflow_node_jobs
+ WHERE run_id = %(run)s AND status = 'completed';
+
+-- name: node_counts
+-- Count the nodes of a run by status.
+SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s GROUP BY 1;
+
+-- name: completed_by
+-- Return the workers that completed nodes of a run, and how many each.
+SELECT host_label, queue, worker_id, count(*) AS nodes,
+       coalesce(sum(elapsed_s), 0)::float8 AS seconds
+  FROM workflow_node_events
+ WHERE run_id = %(run)s AND event_type = 'completed' AND worker_id IS NOT NULL
+ GROUP BY 1, 2, 3
+ ORDER BY queue, nodes DESC, worker_id;
+
+-- name: crashes
+-- Count how often a node of a run was taken back from a worker that died.
+SELECT coalesce(sum(crash_count), 0)::bigint AS n FROM workflow_node_jobs WHERE run_id = %(run)s;
+
+-- name: failures
+-- Return the failed nodes of a run, the first to fail first, with the latest traceback.
+SELECT j.node_id, j.error,
+       (SELECT e.detail ->> 'traceback'
+          FROM workflow_node_events e
+         WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.event_type = 'failed'
+         ORDER BY e.id DESC
+         LIMIT 1) AS traceback
+  FROM workflow_node_jobs j
+ WHERE j.run_id = %(run)s AND j.status = 'failed'
+ ORDER BY j.finished_at, j.seq
+ LIMIT %(limit)s;
+
+-- name: runs_ahead
+-- Count the runs that were submitted before this one, are no less urgent, and have work to do
+-- now. A run that only waits for a person has none.
+SELECT count(*) AS n,
+       array_agg(DISTINCT o.workflow_name) AS names,
+       (array_agg(o.id ORDER BY o.queued_at, o.id))[1] AS first
+  FROM workflow_runs r
+  JOIN workflow_runs o
+    ON o.queued_at < r.queued_at AND o.priority <= r.priority AND o.mode = 'node'
+ WHERE r.id = %(run)s
+   AND (o.status = 'queued' AND o.available_at IS NULL
+        OR o.status = 'running'
+       AND EXISTS (SELECT FROM workflow_node_jobs j
+                    WHERE j.run_id = o.id AND j.status IN ('queued', 'running')));
+
+-- name: find
+-- Return what has this id, a run before a job. No row: nothing has it.
+SELECT 1 AS rank, 'run' AS kind, status::text, id AS run_id, workflow_name AS name
+  FROM workflow_runs
+ WHERE id = %(id)s
+UNION ALL
+SELECT 2, 'node job', status::text, run_id, node_id
+  FROM workflow_node_jobs
+ WHERE id = %(id)s
+UNION ALL
+SELECT 3, 'ingest job', status::text, NULL, task_name
+  FROM ingest_jobs
+ WHERE id = %(id)s
+ ORDER BY rank
+ LIMIT 1;
+
+-- name: running_under
+-- Return the running jobs that have this id or belong to the run that has it, with their workers.
+SELECT j.id AS job_id, j.node_id AS name, j.queue::text, j.worker_id, j.claimed_by AS host_label,
+       w.pid
+  FROM workflow_node_jobs j
+  LEFT JOIN workers w USING (worker_id)
+ WHERE j.status = 'running' AND (j.run_id = %(id)s OR j.id = %(id)s)
+UNION ALL
+SELECT j.id, j.task_name, j.queue, j.worker_id, j.claimed_by, w.pid
+  FROM ingest_jobs j
+  LEFT JOIN workers w USING (worker_id)
+ WHERE j.status = 'running' AND j.id = %(id)s
+ ORDER BY name;
+
+-- name: waiting_inputs
+-- Return the input nodes that wait in live runs, of one run if it is given, the longest wait
+-- first. `answered`: whether an answer was submitted and not taken yet.
+SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
+       extract(epoch FROM now())::float8
+       - extract(epoch FROM coalesce(j.started_at, j.created_at))::float8 AS waiting_s,
+       EXISTS (SELECT FROM workflow_input_submissions s
+                WHERE s.run_id = j.run_id AND s.node_id = j.node_id
+                  AND s.status IN ('pending', 'processing')) AS answered
+  FROM workflow_node_jobs j
+  JOIN workflow_runs r ON r.id = j.run_id
+ WHERE j.status = 'awaiting_input' AND r.status = 'running'
+   AND (%(run)s::text IS NULL OR r.id = %(run)s)
+ ORDER BY waiting_s DESC, j.seq
+ LIMIT %(limit)s;
+
+-- name: has_answer
+-- Return whether an answer to a node was submitted and not taken yet.
+SELECT EXISTS (
+       SELECT FROM workflow_input_submissions
+        WHERE run_id = %(run)s AND node_id = %(node)s AND status IN ('pending', 'processing'))
+       AS found;
+
+-- name: queues
+-- tables: ingest_jobs workflow_node_jobs
+-- Count the queued and the running jobs of each queue. `blocked` jobs may not start yet.
+SELECT queue, 'queued' AS state,
+       count(*) FILTER (WHERE blocked_reason IS NULL) AS n,
+       count(*) FILTER (WHERE blocked_reason IS NOT NULL) AS blocked,
+       extract(epoch FROM now())::float8
+       - extract(epoch FROM min(created_at) FILTER (WHERE blocked_reason IS NULL))::float8
+       AS oldest_s
+  FROM ingest_jobs
+ WHERE status = 'queued'
+ GROUP BY queue
+UNION ALL
+SELECT queue, 'running', count(*), 0, NULL
+  FROM ingest_jobs
+ WHERE status = 'running'
+ GROUP BY queue;
+
+-- name: listed_nodes
+-- Return the first nodes of a queue that have this status, in the order of the claim.
+SELECT *
+  FROM workflow_node_jobs
+ WHERE queue = %(queue)s AND status = %(status)s
+ ORDER BY priority, seq
+ LIMIT %(limit)s;
+
+-- name: live_nodes
+-- Count the nodes that wait or run, by queue and status.
+SELECT queue, status, count(*) AS n
+  FROM workflow_node_jobs
+ WHERE status IN ('queued', 'running', 'awaiting_input')
+ GROUP BY queue, status;
+
+-- name: runs_by_status
+-- Count all runs by status.
+SELECT status, count(*) AS n FROM workflow_runs GROUP BY status;
+
+-- name: open_events
+-- Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
+SELECT count(*) AS n,
+       coalesce(extract(epoch FROM now())::float8
+                - extract(epoch FROM min(created_at)
+                    FILTER (WHERE available_at IS NULL OR available_at <= now()))::float8, 0)
+       AS lag_s
+  FROM workflow_dispatch_events
+ WHERE processed_at IS NULL;
+
+-- name: open_answers
+-- Count the answers that are not taken yet.
+SELECT count(*) AS n
+  FROM workflow_input_submissions
+ WHERE status IN ('pending', 'processing');
+
+-- name: nodes_awaiting_input
+-- Count the nodes of running runs that wait for an answer.
+SELECT count(*) AS n
+  FROM workflow_runs r
+  JOIN workflow_node_jobs j ON j.run_id = r.id
+ WHERE r.status = 'running' AND j.status = 'awaiting_input';
+
+-- name: late_runs
+-- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
+-- start.
+SELECT id
+  FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
+   AND queued_at < now() - %(patience_s)s::float8 * interval '1 second'
+ ORDER BY priority, queued_at, id
+ LIMIT 50;
+
+-- name: claims_in_flight
+-- Return the running jobs of both families, by worker.
+SELECT worker_id, array_agg(id) AS ids
+  FROM (SELECT worker_id, id FROM workflow_node_jobs WHERE status = 'running'
+        UNION ALL
+        SELECT worker_id, id FROM ingest_jobs WHERE status = 'running') running
+ WHERE worker_id IS NOT NULL
+ GROUP BY worker_id;
+
+-- name: foreign_work
+-- Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.
+SELECT 'run' AS kind, workflow_name AS name, count(*) AS n
+  FROM workflow_runs
+ WHERE status IN ('queued', 'running') AND mode = 'node'
+   AND workflow_name <> ALL (%(workflows)s::text[])
+ GROUP BY 2
+UNION ALL
+SELECT 'ingest job', task_name, count(*)
+  FROM ingest_jobs
+ WHERE status IN ('queued', 'running') AND task_name <> ALL (%(tasks)s::text[])
+ GROUP BY 2
+ ORDER BY 1, 2;
+
+-- name: unfinished
+-- Return the workflows that have unfinished runs, with the three oldest runs of each. The workflow
+-- with the oldest run comes first.
+SELECT workflow_name AS name, count(*) AS n, (array_agg(id ORDER BY queued_at, id))[1:3] AS ids
+  FROM workflow_runs
+ WHERE status IN ('queued', 'running') AND mode = 'node'
+ GROUP BY 1
+ ORDER BY min(queued_at), 1;
