@@ -6,6 +6,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import statements
+from queue_workflows.engine import queues
 from queue_workflows.runtime import shapes
 from queue_workflows.store import tables
 from queue_workflows.types import Row
