@@ -16,22 +16,20 @@ from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import (
     cancellation,
+    claims,
     ingest_jobs,
+    job_events,
+    job_tables,
     manual_changes,
     models,
     nodes,
     outbox,
+    quarantine,
+    row_isolation,
+    transitions,
     workers,
 )
 from queue_workflows.runtime import identity
-from queue_workflows.store import (
-    claims,
-    events,
-    isolation,
-    quarantine,
-    tables,
-    transitions,
-)
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
 
@@ -203,7 +201,7 @@ def _claim_node(who: claims.Claimant) -> Row | None:
         if not quarantine.is_about_rows(error):
             raise
     with db.transaction() as conn:
-        found = quarantine.claim_apart(conn, tables.NODE_JOBS, who, promote=True)
+        found = quarantine.claim_apart(conn, job_tables.NODE_JOBS, who, promote=True)
         return nodes.get(conn, found.job_id) if found.job_id else None
 
 
@@ -218,7 +216,7 @@ def mark_completed(
     text = payload.encode(context_delta or {}, "context_delta")
     with db.transaction() as conn:
         return manual_changes.complete(
-            conn, tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=vm_rss_mb_peak
+            conn, job_tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=vm_rss_mb_peak
         )
 
 
@@ -226,7 +224,7 @@ def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row
     """Fail a job by hand, with its outbox event; the row, or None when it was over already."""
     text = payload.error_text(error)
     with db.transaction() as conn:
-        return manual_changes.fail(conn, tables.NODE_JOBS, job_id, error=text, seconds=seconds)
+        return manual_changes.fail(conn, job_tables.NODE_JOBS, job_id, error=text, seconds=seconds)
 
 
 def mark_awaiting_input(job_id: str) -> Row | None:
@@ -254,20 +252,20 @@ def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | Non
 
 
 def reclaim_expired_leases(
-    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+    *, conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
 ) -> list[Row]:
     """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status.
 
     A row that raises is set aside in `rows` (None: for this call), and the others go on.
     """
-    return _brief(_reclaim(tables.NODE_JOBS, conn, rows))
+    return _brief(_reclaim(job_tables.NODE_JOBS, conn, rows))
 
 
 def _reclaim(
-    table: tables.JobTable, conn: db.Connection | None, rows: isolation.Isolation | None
+    table: job_tables.JobTable, conn: db.Connection | None, rows: row_isolation.Isolation | None
 ) -> list[Row]:
     with db.statement(conn) as own:
-        return (rows or isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
+        return (rows or row_isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
 
 
 def _brief(rows: list[Row]) -> list[Row]:
@@ -288,7 +286,7 @@ def reclaim_all_running_for_resume() -> list[Row]:
 
 def requeue_running_for_worker(host_label: str, queue: str) -> int:
     """A host's running jobs of a queue → queued at the front, nothing counted; how many."""
-    table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
+    table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
     with db.transaction() as conn:
         return len(manual_changes.requeue_of_host(conn, table, host_label, queue))
 
@@ -344,7 +342,7 @@ def record_node_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            event_id = events.record_node(conn, values)
+            event_id = job_events.record_node(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
                 models.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
@@ -358,7 +356,7 @@ def prune_node_events(older_than_days: float = 30) -> int:
     total = 0
     while True:
         with db.transaction() as conn:
-            count = events.prune_nodes(conn, older_than_days=older_than_days, batch=5000)
+            count = job_events.prune_nodes(conn, older_than_days=older_than_days, batch=5000)
         total += count
         if count < 5000:
             return total
@@ -585,7 +583,7 @@ def claim_next_ingest_job(
         if not quarantine.is_about_rows(error):
             raise
     with db.transaction() as conn:
-        found = quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
+        found = quarantine.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=True)
         return ingest_jobs.get(conn, found.job_id) if found.job_id else None
 
 
@@ -596,7 +594,7 @@ def mark_ingest_completed(
     text = payload.encode(result, "result")
     with db.transaction() as conn:
         return manual_changes.complete(
-            conn, tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+            conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
         )
 
 
@@ -604,14 +602,16 @@ def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None)
     """Fail a job by hand; the row, or None when it was over already."""
     text = payload.error_text(error)
     with db.transaction() as conn:
-        return manual_changes.fail(conn, tables.INGEST_JOBS, job_id, error=text, seconds=seconds)
+        return manual_changes.fail(
+            conn, job_tables.INGEST_JOBS, job_id, error=text, seconds=seconds
+        )
 
 
 def reclaim_expired_ingest_leases(
-    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+    *, conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
 ) -> list[Row]:
     """Take back ingest jobs whose lease has lapsed, as `reclaim_expired_leases`; the rows."""
-    return _reclaim(tables.INGEST_JOBS, conn, rows)
+    return _reclaim(job_tables.INGEST_JOBS, conn, rows)
 
 
 def ingest_snapshot() -> dict[str, Any]:

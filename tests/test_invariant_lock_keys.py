@@ -13,8 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.engine import lock_queues, promotion
-from queue_workflows.store import claims, tables, transitions
+from queue_workflows.engine import claims, job_tables, lock_queues, promotion, transitions
 from tests.support import factories, laws
 from tests.support.wait import until
 
@@ -112,7 +111,7 @@ def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
 
 def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
-        lease = tables.lease_of(factories.table_of(job), job)
+        lease = job_tables.lease_of(factories.table_of(job), job)
         return getattr(transitions, name)(conn, lease, **more)
 
     return leave

@@ -6,9 +6,8 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.engine import queues
+from queue_workflows.engine import job_tables, queues
 from queue_workflows.runtime import shapes
-from queue_workflows.store import tables
 from queue_workflows.types import Row
 
 COUNTED = 10_000
@@ -17,7 +16,7 @@ COUNTED = 10_000
 
 def job(conn: db.Connection, table: str, job_id: str) -> Row | None:
     """Return a job with its `kind`, and for a node its `run_status`; or None."""
-    if table == tables.NODE_JOBS.name:
+    if table == job_tables.NODE_JOBS.name:
         return conn.execute(statements.explain.node_job, {"job": job_id}).fetchone()
     return conn.execute(statements.explain.ingest_job, {"job": job_id}).fetchone()
 
@@ -51,7 +50,7 @@ def ahead(
     """
     given = {key: row[key] for key in ("queue", "priority", "seq")}
     given |= {"newest": newest, "models": models, "most": COUNTED}
-    if table == tables.NODE_JOBS.name:
+    if table == job_tables.NODE_JOBS.name:
         found = conn.execute(statements.explain.node_jobs_ahead, given).fetchone()
     else:
         found = conn.execute(statements.explain.ingest_jobs_ahead, given).fetchone()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import endings, isolation, tables
+from queue_workflows.engine import job_tables, poison, row_isolation
 from queue_workflows.types import Row
 
 
-def cancel_job(conn: db.Connection, table: tables.JobTable, job_id: str) -> Row | None:
+def cancel_job(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Row | None:
     """Cancel a job that waits, or ask a running one to end; return its row.
 
     Returns None if there is no such job, and if it is over.
@@ -36,11 +36,11 @@ def cancel_queued_nodes(conn: db.Connection, run_id: str) -> int:
     return len(conn.execute(statements.cancellation.cancel_queued_nodes, parameters).fetchall())
 
 
-ORPHANS = isolation.Duty(
+ORPHANS = row_isolation.Duty(
     "cancel of node job",
     statements.cancellation.cancel_orphans,
     statements.cancellation.orphans,
     statements.cancellation.cancel_these_orphans,
-    endings.node_job,
+    poison.node_job,
 )
 """Cancels nodes that wait although their run is over, and leaves out rows that raise."""

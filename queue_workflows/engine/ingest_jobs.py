@@ -10,9 +10,8 @@ import psycopg
 
 from queue_workflows import db, errors
 from queue_workflows.db import app_connections, statements
-from queue_workflows.engine import workers
+from queue_workflows.engine import transitions, workers
 from queue_workflows.runtime import identity
-from queue_workflows.store import transitions
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, Row
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 
 
@@ -18,13 +18,13 @@ class Written(NamedTuple):
     A `head` of None is stored already. Neither part has a NUL or a lone surrogate.
     """
 
-    lease: tables.Lease
+    lease: job_tables.Lease
     head: str | None
     tail: str
     cut_bytes: int
 
 
-def write(conn: db.Connection, table: tables.JobTable, logs: Sequence[Written]) -> int:
+def write(conn: db.Connection, table: job_tables.JobTable, logs: Sequence[Written]) -> int:
     """Store the logs of attempts and return how many were stored.
 
     Leaves out jobs that are gone or were claimed again, by any worker.
@@ -39,7 +39,7 @@ def write(conn: db.Connection, table: tables.JobTable, logs: Sequence[Written]) 
     return conn.execute(statements.logs.write[table.name], parameters).rowcount
 
 
-def of_jobs(conn: db.Connection, table: tables.JobTable, job_ids: Sequence[str]) -> list[Row]:
+def of_jobs(conn: db.Connection, table: job_tables.JobTable, job_ids: Sequence[str]) -> list[Row]:
     """Return the logs of these jobs' attempts: job_id, claim_no, head, tail, cut_bytes."""
     parameters = {"jobs": list(job_ids), "table": table.name}
     return conn.execute(statements.logs.of_jobs, parameters).fetchall()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 
 
 def complete(
     conn: db.Connection,
-    table: tables.JobTable,
+    table: job_tables.JobTable,
     job_id: str,
     *,
     result: str,
@@ -34,7 +34,7 @@ def complete(
 
 def fail(
     conn: db.Connection,
-    table: tables.JobTable,
+    table: job_tables.JobTable,
     job_id: str,
     *,
     error: str,
@@ -76,7 +76,7 @@ def requeue_all_nodes(conn: db.Connection) -> list[Row]:
 
 
 def requeue_of_host(
-    conn: db.Connection, table: tables.JobTable, host_label: str, queue: str
+    conn: db.Connection, table: job_tables.JobTable, host_label: str, queue: str
 ) -> list[Row]:
     """Queue a host's running jobs of a queue at the front, counting nothing; the changed rows."""
     parameters = {"host": host_label, "queue": queue}

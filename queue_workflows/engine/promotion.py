@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import endings, isolation, tables
+from queue_workflows.engine import job_tables, poison, row_isolation
 
 
-def _jobs(table: tables.JobTable, rest: isolation.Ending) -> isolation.Duty:
-    return isolation.Duty(
+def _jobs(table: job_tables.JobTable, rest: row_isolation.Ending) -> row_isolation.Duty:
+    return row_isolation.Duty(
         f"promotion of {table.name}",
         statements.promotion.promote_jobs[table.name],
         statements.promotion.due_jobs[table.name],
@@ -18,30 +18,30 @@ def _jobs(table: tables.JobTable, rest: isolation.Ending) -> isolation.Duty:
 
 
 PROMOTIONS = (
-    _jobs(tables.NODE_JOBS, endings.node_job),
-    _jobs(tables.INGEST_JOBS, endings.ingest_job),
-    isolation.Duty(
+    _jobs(job_tables.NODE_JOBS, poison.node_job),
+    _jobs(job_tables.INGEST_JOBS, poison.ingest_job),
+    row_isolation.Duty(
         "promotion of workflow_runs",
         statements.promotion.promote_runs,
         statements.promotion.due_runs,
         statements.promotion.promote_these_runs,
-        endings.run,
+        poison.run,
     ),
 )
 
 
-def promote_due(conn: db.Connection, rows: isolation.Isolation | None = None) -> int:
+def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> int:
     """Promote all delayed jobs and runs whose time has come, in batches; return how many.
 
     Their commits wake workers and orchestrators.
     A row that raises is set aside in `rows` (None: for this call), and the others go on.
     """
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     total = 0
     for duty in PROMOTIONS:
         while done := kept.batch(conn, duty):
             total += len(done)
-            if len(done) < isolation.PICKED:
+            if len(done) < row_isolation.PICKED:
                 break
     return total
 

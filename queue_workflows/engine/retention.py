@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import isolation
+from queue_workflows.engine import row_isolation
 
 BLOCKS = 256
 """Pages of a table that a batch reads: 2 MiB, in which some thousands of jobs fit."""
@@ -34,13 +34,13 @@ def _set_timeout(conn: db.Connection) -> None:
     conn.execute(statements.retention.set_timeout, {"timeout": RUNS_TIMEOUT})
 
 
-def delete_jobs(conn: db.Connection, first: int, days: float, rows: isolation.Isolation) -> int:
+def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
     """Delete ingest jobs that ended so many days ago, in BLOCKS pages; return how many.
 
     `first`: the first of the pages. A queue's own `retention_days` stands before `days`; 0 keeps
     for ever. A row that raises is set aside in `rows`.
     """
-    duty = isolation.Duty(
+    duty = row_isolation.Duty(
         "deletion of ingest job",
         statements.retention.delete_jobs,
         statements.retention.find_jobs,
@@ -52,13 +52,13 @@ def delete_jobs(conn: db.Connection, first: int, days: float, rows: isolation.Is
     return len(rows.batch(conn, duty))
 
 
-def delete_runs(conn: db.Connection, first: int, days: float, rows: isolation.Isolation) -> int:
+def delete_runs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
     """Delete up to RUNS runs that ended so many days ago, in BLOCKS pages; return how many.
 
     0 days keep for ever. A run with an open outbox row, or a node that has not ended, stays. A row
     that raises is set aside in `rows`.
     """
-    duty = isolation.Duty(
+    duty = row_isolation.Duty(
         "deletion of run",
         statements.retention.delete_runs,
         statements.retention.find_runs,

@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from queue_workflows.types import Row
 
 

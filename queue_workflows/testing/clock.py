@@ -6,7 +6,7 @@ import datetime
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 
 
 def pass_time(conn: db.Connection, seconds: float) -> None:
@@ -31,7 +31,7 @@ def next_due_s(conn: db.Connection, *, after: datetime.datetime) -> float | None
     return row["seconds"] if row else None
 
 
-def expire(conn: db.Connection, lease: tables.Lease) -> None:
+def expire(conn: db.Connection, lease: job_tables.Lease) -> None:
     """Let a claim's lease lapse, as if its worker had died a lease ago."""
     values = {"job": lease.job_id, "claim": lease.claim_no}
     conn.execute(statements.test_clock.expire_lease[lease.table.name], values)

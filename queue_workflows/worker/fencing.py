@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from queue_workflows import config, db
+from queue_workflows.engine import job_tables, transitions
 from queue_workflows.runtime import clock, identity
-from queue_workflows.store import tables, transitions
 from queue_workflows.types import NowFn
 from queue_workflows.worker import fuses
 
@@ -113,7 +113,7 @@ class _Note(NamedTuple):
     at: float
     """The time of `clock.boot_s`, a clock that all processes share until the machine restarts."""
     workers: list[str]
-    leases: list[tables.Lease]
+    leases: list[job_tables.Lease]
 
     def writer_has_ended(self) -> bool:
         """Return whether the process that wrote the note has ended.
@@ -145,7 +145,7 @@ def state_folder() -> Path:
     return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
 
 
-def write_note(workers: Iterable[str], leases: Iterable[tables.Lease]) -> None:
+def write_note(workers: Iterable[str], leases: Iterable[job_tables.Lease]) -> None:
     """Write a note that these claims could not be renewed because of the database.
 
     `workers` are the worker ids of this process: the server may still execute a claim that one of
@@ -236,7 +236,7 @@ class Reporter:
                         "job %s: no crash is counted, its worker could not reach the database",
                         lease.job_id,
                     )
-            for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
                 for worker_id in note.workers:
                     late = transitions.held_by(conn, table, worker_id)
                     transitions.hand_back_all(
@@ -260,11 +260,11 @@ def _is_ours(folder: Path) -> bool:
 
 def _read(file: BinaryIO, path: Path) -> _Note | None:
     """Return the parsed note, or None if the file is not a valid note."""
-    known = {table.name: table for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
+    known = {table.name: table for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)}
     try:
         found: Any = json.loads(file.read(MAX_BYTES))
         leases = [
-            tables.Lease(known[name], str(job_id), str(worker_id), int(claim_no))
+            job_tables.Lease(known[name], str(job_id), str(worker_id), int(claim_no))
             for name, job_id, worker_id, claim_no in found["leases"]
         ]
         return _Note(

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 
 from queue_workflows import db, errors
-from queue_workflows.engine import models
+from queue_workflows.engine import claims, models
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import claims
 from queue_workflows.types import JsonDict, NowFn, Row
 
 _log = logging.getLogger(__name__)

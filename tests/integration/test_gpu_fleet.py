@@ -23,9 +23,8 @@ from queue_workflows import (
     waiting,
     worker_control,
 )
-from queue_workflows.engine import models, workers
+from queue_workflows.engine import claims, models, workers
 from queue_workflows.runtime import service
-from queue_workflows.store import claims
 from queue_workflows.worker import card, gear
 from tests.support import factories, wait
 

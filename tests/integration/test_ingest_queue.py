@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue
-from queue_workflows.engine import pending, promotion
-from queue_workflows.store import transitions
+from queue_workflows.engine import pending, promotion, transitions
 from tests.support import factories
 from tests.support.ear import Ear
 

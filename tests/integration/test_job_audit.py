@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import dispatcher, node_queue, retention
-from queue_workflows.engine import manual_changes
-from queue_workflows.store import transitions
+from queue_workflows.engine import manual_changes, transitions
 from queue_workflows.worker import guards, leaving
 from tests.support import factories
 

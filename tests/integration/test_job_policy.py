@@ -11,8 +11,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
-from queue_workflows.engine import input_timeouts, pending
-from queue_workflows.store import outcomes
+from queue_workflows.engine import input_timeouts, outcomes, pending
 from tests.support import factories, flow, laws
 from tests.support.flow import Flow
 

@@ -14,8 +14,7 @@ import pytest
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
 from queue_workflows.db import statements as queries
-from queue_workflows.engine import manual_changes
-from queue_workflows.store import tables, transitions
+from queue_workflows.engine import job_tables, manual_changes, transitions
 from tests.support import factories, flow, statements, wait
 
 
@@ -92,7 +91,7 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
             flow.complete(run_id, "s/a")
             # It sees the event of a, which waits for the run's lock, and so wakes nobody.
             job_id = flow.job(run_id, "s/b")["id"]
-            assert manual_changes.complete(ours, tables.NODE_JOBS, job_id, result="{}")
+            assert manual_changes.complete(ours, job_tables.NODE_JOBS, job_id, result="{}")
             theirs.rollback()
             wait.until(lambda: factories.column(conn, closed), timeout_s=5)
             ours.commit()

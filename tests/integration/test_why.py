@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import cli, waiting, worker_control
-from queue_workflows.engine import lock_queues, models, workers
-from queue_workflows.store import claims
+from queue_workflows.engine import claims, lock_queues, models, workers
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
 
