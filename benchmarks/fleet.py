@@ -18,8 +18,9 @@ from benchmarks import fleet_sim as sim
 from benchmarks import fleet_trace as traces
 from benchmarks import server
 from queue_workflows import db
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, fleet, tables, workers
+from queue_workflows.store import fleet, workers
 from queue_workflows.types import Row
 
 LOOK_S = 0.01
@@ -143,7 +144,7 @@ class Play:
         if stop.wait(run_s):
             return None
         # A real worker's seconds hold the load too, and its event takes it off again.
-        return claims.NodeResult(tables.lease_of(tables.NODE_JOBS, job), "{}", run_s)
+        return claims.NodeResult(job_tables.lease_of(job_tables.NODE_JOBS, job), "{}", run_s)
 
     def _completed(self) -> None:
         with self._lock:

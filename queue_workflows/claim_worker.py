@@ -12,9 +12,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
+from queue_workflows.engine import claims
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, identity, process, signals
-from queue_workflows.store import claims
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, lane, loop, parent, pool, roster, watch
 

@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as logs_of
 from queue_workflows.runtime import shapes
-from queue_workflows.store import history, samples, tables
+from queue_workflows.store import history, samples
 from queue_workflows.types import JsonDict, Row
 
 PRUNE_BATCH = 1000
@@ -50,7 +51,7 @@ def get_run(
         events = history.node_events(own, run_id, nodes)
         wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
         ids = [job["id"] for job in jobs] if wanted_logs else []
-        stored = history.logs(own, tables.NODE_JOBS, ids)
+        stored = history.logs(own, job_tables.NODE_JOBS, ids)
         graph = _graph(row.pop("definition"))
         read_at = row.pop("read_at")
         told = _by(events, "node_id"), _by(stored, "job_id")
@@ -89,7 +90,7 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
         run = history.run(own, job["run_id"]) or {"definition": None, "started_at": None}
         names = [job["node_id"]]
         events = _by(history.node_events(own, job["run_id"], names), "node_id")
-        logs = _by(history.logs(own, tables.NODE_JOBS, [job_id]), "job_id")
+        logs = _by(history.logs(own, job_tables.NODE_JOBS, [job_id]), "job_id")
         entry = _graph(run["definition"]).get(job["node_id"])
         return _with_boxes(own, [_node(job, entry, run, (events, logs))])[0]
 
@@ -98,7 +99,7 @@ def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) ->
     """Read the logs of nodes that `get_run` gave without them, into their attempts."""
     by_id = {node["id"]: node for node in nodes if node["id"]}
     with db.transaction(conn) as own:
-        stored = history.logs(own, tables.NODE_JOBS, list(by_id))
+        stored = history.logs(own, job_tables.NODE_JOBS, list(by_id))
     for log in stored:
         for attempt in by_id[log["job_id"]]["attempts"]:
             if attempt["claim_no"] == log["claim_no"]:
@@ -121,7 +122,7 @@ def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     if job is None:
         return None
     events = history.ingest_events(conn, job_id)
-    logs = history.logs(conn, tables.INGEST_JOBS, [job_id])
+    logs = history.logs(conn, job_tables.INGEST_JOBS, [job_id])
     told = _told({"kind": "ingest job"} | job, events, logs, None)
     acts = [_act(event) for event in events if event["actor"]]
     return _with_boxes(conn, [told | {"acts": acts}])[0]

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from queue_workflows import config, db, errors
-from queue_workflows.store import claimed, claims, outcomes, payload, tables
+from queue_workflows.engine import claimed_jobs, claims, job_tables, outcomes
+from queue_workflows.store import payload
 from queue_workflows.tasks import args, bodies, control
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
@@ -18,7 +19,7 @@ def execute_ingest_job(job: Row) -> str:
     `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: the claim is
     no longer held and nothing was written.
     """
-    lease = tables.lease_of(tables.INGEST_JOBS, job)
+    lease = job_tables.lease_of(job_tables.INGEST_JOBS, job)
     with db.statement() as conn:
         if not claims.is_held(conn, lease):
             return "skipped"
@@ -84,7 +85,7 @@ class _Attempt:
                 f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
             )
         row = self._row
-        claimed.check_ingest(row)
+        claimed_jobs.check_ingest(row)
         return args.taker(task).call(task, row["reason"], row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:

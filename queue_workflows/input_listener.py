@@ -6,8 +6,9 @@ import logging
 import threading
 
 from queue_workflows import config, db, dispatcher, errors
+from queue_workflows.engine import row_isolation
 from queue_workflows.runtime import service
-from queue_workflows.store import isolation, nodes, payload, submissions
+from queue_workflows.store import nodes, payload, submissions
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -26,10 +27,10 @@ class InputListener:
         self,
         *,
         begin: dispatcher.Begin = db.transaction,
-        rows: isolation.Isolation | None = None,
+        rows: row_isolation.Isolation | None = None,
     ) -> None:
         self._begin = begin
-        self._rows = rows or isolation.Isolation()
+        self._rows = rows or row_isolation.Isolation()
         self._loop = service.Loop(
             "input-listener",
             [service.Task("inputs", config.DISPATCH_POLL_S.read, self.process_all)],
@@ -87,7 +88,7 @@ class InputListener:
 
     def _rest(self, submission_id: str, error: BaseException) -> bool:
         """Count the failure in the answer's row; after too many the answer fails. True."""
-        text = isolation.described(error)
+        text = row_isolation.described(error)
         _log.error("answer %s is not taken: %s", submission_id, text)
         with self._begin() as conn:
             failed = submissions.count_failure(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import db, errors
-from queue_workflows.store import jobs, limits, payload, tables
+from queue_workflows.engine import job_tables
+from queue_workflows.store import jobs, limits, payload
 from queue_workflows.types import JsonDict, Row
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
@@ -146,7 +147,7 @@ def _refused(rows: Mapping[str, Row], rule: str = "") -> dict[str, _Outcome]:
 
 def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     ended = _of(rows, "failed", "cancelled")
-    chosen = [one for one in ended if rows[one]["generation"] < tables.LAST_GENERATION]
+    chosen = [one for one in ended if rows[one]["generation"] < job_tables.LAST_GENERATION]
     taken = jobs.reopen(conn, chosen) if chosen else set[str]()
     told = _refused(rows, ": only a failed or cancelled one is retried")
     told |= dict.fromkeys(ended, ("refused", "it is in its last generation: queue a new job"))

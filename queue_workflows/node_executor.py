@@ -17,8 +17,9 @@ import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments, confinement, outputs
 from queue_workflows.declare import bodies
+from queue_workflows.engine import claimed_jobs, claims, job_tables, outcomes
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.store import claimed, claims, nodes, outcomes, payload, runs, tables
+from queue_workflows.store import nodes, payload, runs
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def execute_node(
     skipped before its handler runs. `model_cache`: any object with `require_model(id)`; its other
     members are used if it has them.
     """
-    lease = tables.lease_of(tables.NODE_JOBS, job)
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
     with db.statement() as conn:
         if not claims.is_held(conn, lease):
             return "skipped"
@@ -99,7 +100,7 @@ def run_body(
     cancel = cancel_event or threading.Event()
     resolved: str | None = None
     try:
-        claimed.check_node(job)
+        claimed_jobs.check_node(job)
         if job["node_module"].startswith(INPUT_PREFIX):
             return outcomes.Outcome("parked", 0.0)
         inputs = _patiently(lambda: dispatcher.resolve_inputs_for_job(job["id"], job=job), cancel)

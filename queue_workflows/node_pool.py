@@ -20,20 +20,9 @@ from queue_workflows import (
     node_queue,
     retention,
 )
+from queue_workflows.engine import job_tables, poison, row_isolation, transitions
 from queue_workflows.runtime import service
-from queue_workflows.store import (
-    endings,
-    fleet,
-    isolation,
-    limits,
-    lock_keys,
-    nodes,
-    outbox,
-    payload,
-    sweeps,
-    tables,
-    transitions,
-)
+from queue_workflows.store import fleet, limits, lock_keys, nodes, outbox, payload, sweeps
 from queue_workflows.types import NowFn, Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -75,8 +64,8 @@ class NodePool:
         """When events that were notified are to be drained."""
         self._kept = db.Kept()
         self._begin = dispatcher.on_connection(self._kept)
-        self._rows = isolation.Isolation(now_fn)
-        self._prune_rows = isolation.Isolation(now_fn)
+        self._rows = row_isolation.Isolation(now_fn)
+        self._prune_rows = row_isolation.Isolation(now_fn)
         self._waiting_said = False
         self._stopped = threading.Event()
         self._inputs = input_listener.InputListener(begin=self._begin, rows=self._rows)
@@ -156,7 +145,7 @@ class NodePool:
         self._drain_at = None
         conn = self._kept.get()
         seen = outbox.look(conn)
-        isolation.all_of(
+        row_isolation.all_of(
             [
                 lambda: seen.due and outbox.promote_due(conn, self._rows),
                 lambda: self.work(
@@ -174,7 +163,7 @@ class NodePool:
         todo = [act for act, wanted in kinds.items() if wanted]
         while todo and not self._stopped.is_set():
             turn, todo = todo, list[Callable[[], bool]]()
-            isolation.all_of([functools.partial(_again, act, todo) for act in turn])
+            row_isolation.all_of([functools.partial(_again, act, todo) for act in turn])
 
     def _start(self) -> bool:
         """Start runs; whether there may be more to start."""
@@ -251,7 +240,7 @@ class Sweeps:
         """`_whole`: since when no look was missed, which is finer than what counts as a break."""
         self._kept = db.Kept()
         """Idle sweeps are single statements, not pool checkouts."""
-        self._rows = isolation.Isolation(now_fn)
+        self._rows = row_isolation.Isolation(now_fn)
         self._wake: Callable[..., None] = lambda *_: None
         self._unserved: dict[str, float] = {}
         """Models whose jobs no worker takes, and since when."""
@@ -305,7 +294,7 @@ class Sweeps:
         with self._kept.using() as conn:
             if not sweeps.any_silent(conn, silent_s):
                 return
-            for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
                 for row in self._rows.batch(conn, transitions.gone_duty(table, silent_s)):
                     _log.warning(
                         "job %s: the session of its worker is gone, now %s",
@@ -439,7 +428,7 @@ def maintenance(duties: Sweeps) -> list[service.Task]:
 
 def reclaim(
     conn: db.Connection | None = None,
-    rows: isolation.Isolation | None = None,
+    rows: row_isolation.Isolation | None = None,
     *,
     had_s: float | None = None,
 ) -> None:
@@ -449,9 +438,9 @@ def reclaim(
     long the caller has had the database; a lease that was renewed last before that counts no
     crash. None: all count one.
     """
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     with db.statement(conn) as own:
-        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             if had_s is not None:
                 excused = transitions.excused_duty(table, had_s)
                 while taken := kept.batch(own, excused):
@@ -471,10 +460,10 @@ def _say_lapsed(rows: list[Row], what: str) -> None:
 
 
 def sweep_orphans(
-    conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+    conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
 ) -> None:
     """Cancel jobs that came in beside the end of their run, batch after batch."""
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     with db.statement(conn) as own:
         while kept.batch(own, sweeps.ORPHANS):
             pass
@@ -486,10 +475,10 @@ ANSWER_GRACE_S = 5.0
 
 
 def expire_inputs(
-    conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+    conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
 ) -> None:
     """Input nodes past their `timeout_s` take their default or fail, one transaction each."""
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     with db.statement(conn) as own:
         while job_id := nodes.next_overdue(own, kept.aside(TIMEOUT)):
             kept.attempt(
@@ -516,7 +505,7 @@ def _end_wait(conn: db.Connection, job_id: str) -> None:
 def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
     """Fail a node whose wait could not be ended in too many tries; whether that was so."""
     with conn.transaction():
-        if not endings.node_job(conn, job_id, error, failures):
+        if not poison.node_job(conn, job_id, error, failures):
             return False
         nodes.wait_on(conn, job_id, None)
         return True

@@ -11,22 +11,24 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import config, db, errors, types
+from queue_workflows.engine import (
+    claims,
+    job_events,
+    job_tables,
+    quarantine,
+    row_isolation,
+    transitions,
+)
 from queue_workflows.runtime import identity
 from queue_workflows.store import (
-    claims,
-    events,
     fleet,
     ingest,
-    isolation,
     joined,
     newjobs,
     nodes,
     outbox,
     payload,
-    quarantine,
     refusals,
-    tables,
-    transitions,
     workers,
 )
 from queue_workflows.store import snapshot as views
@@ -200,7 +202,7 @@ def _claim_node(who: claims.Claimant) -> Row | None:
         if not quarantine.is_about_rows(error):
             raise
     with db.transaction() as conn:
-        found = quarantine.claim_apart(conn, tables.NODE_JOBS, who, promote=True)
+        found = quarantine.claim_apart(conn, job_tables.NODE_JOBS, who, promote=True)
         return nodes.get(conn, found.job_id) if found.job_id else None
 
 
@@ -214,26 +216,26 @@ def mark_completed(
     """Complete a job by hand, with its outbox event; the row, or None when it was over already."""
     text = payload.encode(context_delta or {}, "context_delta")
     values = {"result": text, "seconds": seconds, "rss": vm_rss_mb_peak, "error": None}
-    return _operate(job_id, tables.NODE_JOBS, "completed", values)
+    return _operate(job_id, job_tables.NODE_JOBS, "completed", values)
 
 
 def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
     """Fail a job by hand, with its outbox event; the row, or None when it was over already."""
     values = {"error": payload.error_text(error), "seconds": seconds}
-    return _operate(job_id, tables.NODE_JOBS, "failed", values)
+    return _operate(job_id, job_tables.NODE_JOBS, "failed", values)
 
 
 def mark_awaiting_input(job_id: str) -> Row | None:
     """Park a job by hand, with its outbox event; the row, or None when it is over."""
     values = {"error": None, "seconds": None}
-    row = _operate(job_id, tables.NODE_JOBS, "awaiting_input", values)
+    row = _operate(job_id, job_tables.NODE_JOBS, "awaiting_input", values)
     if row is None and (job := get_node_job(job_id)) and job["status"] == "awaiting_input":
         return job
     return row
 
 
 def _operate(
-    job_id: str, table: tables.JobTable, status: str, values: dict[str, Any]
+    job_id: str, table: job_tables.JobTable, status: str, values: dict[str, Any]
 ) -> Row | None:
     with db.transaction() as conn:
         return nodes.operate(conn, job_id, table, status, values)
@@ -255,20 +257,20 @@ def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | Non
 
 
 def reclaim_expired_leases(
-    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+    *, conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
 ) -> list[Row]:
     """Take back node jobs whose lease has lapsed; rows of id, run_id, node_id and status.
 
     A row that raises is set aside in `rows` (None: for this call), and the others go on.
     """
-    return _brief(_reclaim(tables.NODE_JOBS, conn, rows))
+    return _brief(_reclaim(job_tables.NODE_JOBS, conn, rows))
 
 
 def _reclaim(
-    table: tables.JobTable, conn: db.Connection | None, rows: isolation.Isolation | None
+    table: job_tables.JobTable, conn: db.Connection | None, rows: row_isolation.Isolation | None
 ) -> list[Row]:
     with db.statement(conn) as own:
-        return (rows or isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
+        return (rows or row_isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
 
 
 def _brief(rows: list[Row]) -> list[Row]:
@@ -290,7 +292,7 @@ def reclaim_all_running_for_resume() -> list[Row]:
 
 def requeue_running_for_worker(host_label: str, queue: str) -> int:
     """A host's running jobs of a queue → queued at the front, nothing counted; how many."""
-    table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
+    table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
     with db.transaction() as conn:
         return len(nodes.requeue(conn, table.name, host=host_label, queue=queue))
 
@@ -346,7 +348,7 @@ def record_node_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            event_id = events.record_node(conn, values)
+            event_id = job_events.record_node(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
                 fleet.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
@@ -360,7 +362,7 @@ def prune_node_events(older_than_days: float = 30) -> int:
     total = 0
     while True:
         with db.transaction() as conn:
-            count = events.prune_nodes(conn, older_than_days=older_than_days, batch=5000)
+            count = job_events.prune_nodes(conn, older_than_days=older_than_days, batch=5000)
         total += count
         if count < 5000:
             return total
@@ -585,7 +587,7 @@ def claim_next_ingest_job(
         if not quarantine.is_about_rows(error):
             raise
     with db.transaction() as conn:
-        found = quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=True)
+        found = quarantine.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=True)
         return ingest.get(conn, found.job_id) if found.job_id else None
 
 
@@ -595,20 +597,20 @@ def mark_ingest_completed(
     """Complete a job by hand; the row, or None when it was over already."""
     text = payload.encode(result, "result")
     values = {"result": text, "seconds": seconds, "error": None}
-    return _operate(job_id, tables.INGEST_JOBS, "completed", values)
+    return _operate(job_id, job_tables.INGEST_JOBS, "completed", values)
 
 
 def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
     """Fail a job by hand; the row, or None when it was over already."""
     values = {"error": payload.error_text(error), "seconds": seconds}
-    return _operate(job_id, tables.INGEST_JOBS, "failed", values)
+    return _operate(job_id, job_tables.INGEST_JOBS, "failed", values)
 
 
 def reclaim_expired_ingest_leases(
-    *, conn: db.Connection | None = None, rows: isolation.Isolation | None = None
+    *, conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
 ) -> list[Row]:
     """Take back ingest jobs whose lease has lapsed, as `reclaim_expired_leases`; the rows."""
-    return _reclaim(tables.INGEST_JOBS, conn, rows)
+    return _reclaim(job_tables.INGEST_JOBS, conn, rows)
 
 
 def ingest_snapshot() -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
-from queue_workflows.engine import logs, schedules
-from queue_workflows.store import events, fleet, isolation, retention, samples, workers
+from queue_workflows.engine import job_events, logs, row_isolation, schedules
+from queue_workflows.store import fleet, retention, samples, workers
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ def due(conn: db.Connection | None = None) -> dict[str, int]:
         )
 
 
-def batches(rows: isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
+def batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
     """`prune` in steps: after each transaction what kind it was about and how many rows went.
 
     A row that raises when it is deleted is set aside in `rows` (None: for this call). An error of
     one kind leaves the other kinds their turn, and is raised at the end.
     """
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     failed: Exception | None = None
     for kind, steps in _kinds(kept):
         while True:
@@ -54,9 +54,9 @@ def batches(rows: isolation.Isolation | None = None) -> Iterator[tuple[str, int]
             try:
                 step = next(steps, None)
             except db.Error as error:
-                if isolation.is_outage(error):
+                if row_isolation.is_outage(error):
                     raise
-                _log.error("pruning of %s ends early: %s", kind, isolation.described(error))
+                _log.error("pruning of %s ends early: %s", kind, row_isolation.described(error))
                 failed = failed or error
             if step is None:
                 break
@@ -65,7 +65,7 @@ def batches(rows: isolation.Isolation | None = None) -> Iterator[tuple[str, int]
         raise failed
 
 
-def _kinds(rows: isolation.Isolation) -> Iterator[_Kind]:
+def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
     run_days, job_days = config.RUN_RETENTION_DAYS.read(), config.JOB_RETENTION_DAYS.read()
     # Jobs even without a default: a queue may have its own.
     yield "jobs", _walk("jobs", "ingest_jobs", retention.delete_jobs, job_days, rows)
@@ -84,7 +84,7 @@ def _by_age(days: int) -> Iterator[_Kind]:
     aged: dict[str, tuple[_Batch, int]] = {
         "outbox": (lambda conn: retention.delete_outbox(conn, days), rows),
         "node_events": (
-            lambda conn: events.prune_nodes(conn, older_than_days=days, batch=rows),
+            lambda conn: job_events.prune_nodes(conn, older_than_days=days, batch=rows),
             rows,
         ),
         "ingest_job_events": (lambda conn: retention.delete_ingest_events(conn, days), rows),
@@ -109,9 +109,9 @@ def _again(kind: str, delete: _Batch, batch: int) -> Iterator[tuple[str, int]]:
 def _walk(
     kind: str,
     table: str,
-    delete: Callable[[db.Connection, int, float, isolation.Isolation], int],
+    delete: Callable[[db.Connection, int, float, row_isolation.Isolation], int],
     days: float,
-    rows: isolation.Isolation,
+    rows: row_isolation.Isolation,
 ) -> Iterator[tuple[str, int]]:
     """The table as it lies, page by page; the same pages again while they give full batches."""
     with db.transaction() as conn:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, tasks, types
-from queue_workflows.engine import schedules
+from queue_workflows.engine import row_isolation, schedules
 from queue_workflows.runtime import process, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
-from queue_workflows.store import isolation, refusals
+from queue_workflows.store import refusals
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
@@ -131,7 +131,7 @@ class Ticker:
         self._seen: datetime | None = None
         self._seen_at = 0.0
         self._said: set[str] = set()
-        self._rows = isolation.Isolation()
+        self._rows = row_isolation.Isolation()
         self._late: list[plan.Fire] = []
         """Fires that raised; see `_fire_apart`."""
 
@@ -170,7 +170,7 @@ class Ticker:
                 with db.transaction() as conn:
                     return _fire(conn, due, "tick")
             except db.Error as error:
-                if not isolation.is_of_row(error):
+                if not row_isolation.is_of_row(error):
                     raise
         aside = set(self._rows.aside(FIRE))
         self._late, ids = [], list[str]()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import display, shapes
-from queue_workflows.store import limits, lock_keys, tables, whys
+from queue_workflows.store import limits, lock_keys, whys
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
 CANNOT = frozenset({"off", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
-_TERMINAL = frozenset(tables.TERMINAL)
+_TERMINAL = frozenset(job_tables.TERMINAL)
 _DONE = frozenset({"completed", "skipped"})
 NODES = 100
 """Nodes of one run that `why_run` explains unless told otherwise: each takes several queries."""
@@ -29,7 +30,7 @@ def why(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
     it is what the worker takes next. `can_run`: some live worker will take it in its turn.
     """
     with db.transaction(conn) as own:
-        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             row = whys.job(own, table.name, job_id)
             if row is not None:
                 return _told(own, table.name, row)
@@ -82,8 +83,10 @@ def _of_run(row: Row) -> str | None:
 
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
-    if job["status"] == "queued" and (found := whys.job(conn, tables.NODE_JOBS.name, job["id"])):
-        return _told(conn, tables.NODE_JOBS.name, found)
+    if job["status"] == "queued" and (
+        found := whys.job(conn, job_tables.NODE_JOBS.name, job["id"])
+    ):
+        return _told(conn, job_tables.NODE_JOBS.name, found)
     prompt = shapes.text(shapes.mapping(job["input_spec"]).get("prompt"))
     asks = f": {prompt}" if prompt else ""
     return _node(
@@ -165,7 +168,7 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         return _of_partition(whys.limits_of(conn, row), row["partition_key"])
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
-    if row["partition_key"] is not None and table == tables.INGEST_JOBS.name:
+    if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
         said = whys.limits_of(conn, row)
         if said["paused"]:
             return _of_partition(said, row["partition_key"])
@@ -255,7 +258,7 @@ def _by_place(
 ) -> tuple[str, str]:
     """The place in a plain line."""
     claim = shapes.mapping(worker["claim"])
-    newest = bool(claim.get("newest")) and table == tables.NODE_JOBS.name
+    newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
     ahead = whys.ahead(conn, table, row, newest=newest, models=models)
     if not ahead["every"]:
         return NEXT, "it is next in line"
@@ -286,7 +289,7 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
         return "left", "what waits is left to those that hold it"
     better = choice["band"] is not None and choice["band"] < row["priority"]
     if choice["why"] == "first" or better:
-        return _by_place(conn, tables.NODE_JOBS.name, row, worker, can)
+        return _by_place(conn, job_tables.NODE_JOBS.name, row, worker, can)
     if chosen == own:
         return "line", f"behind other jobs of {_line(own)}"
     return choice["why"], f"behind {_line(chosen)}: {_reason(choice)}"

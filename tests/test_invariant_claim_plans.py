@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import config, node_queue, queues
-from queue_workflows.store import claims, nodes, outbox, sweeps, tables, transitions
+from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.store import nodes, outbox, sweeps
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -268,16 +269,16 @@ def test_a_claim_among_many_reads_a_few_rows(many: Any, name: str) -> None:
     assert 0 < rows_read(many) <= (ROWS_OF_A_COLD_CHOICE if cold else ROWS_A_CLAIM)
 
 
-def claimed(conn: Any, table: tables.JobTable, count: int) -> list[tables.Lease]:
-    who = factories.who("fetch" if table is tables.INGEST_JOBS else "cpu")
-    if table is tables.INGEST_JOBS:
+def claimed(conn: Any, table: job_tables.JobTable, count: int) -> list[job_tables.Lease]:
+    who = factories.who("fetch" if table is job_tables.INGEST_JOBS else "cpu")
+    if table is job_tables.INGEST_JOBS:
         jobs = claims.ingest_step(conn, who, claim=count)
     else:
         jobs = [claims.node_step(conn, who) for _ in range(count)]
-    return [tables.lease_of(table, job) for job in jobs]
+    return [job_tables.lease_of(table, job) for job in jobs]
 
 
-def lapse(conn: Any, leases: list[tables.Lease]) -> None:
+def lapse(conn: Any, leases: list[job_tables.Lease]) -> None:
     conn.execute(
         f"UPDATE {leases[0].table.name} SET lease_expires_at = now() - interval '1 minute'"
         " WHERE id = ANY (%s)".encode(),
@@ -285,7 +286,7 @@ def lapse(conn: Any, leases: list[tables.Lease]) -> None:
     )
 
 
-def fall_due(conn: Any, leases: list[tables.Lease]) -> None:
+def fall_due(conn: Any, leases: list[job_tables.Lease]) -> None:
     transitions.hand_back_all(conn, leases, reason="test")
     conn.execute(
         f"UPDATE {leases[0].table.name} SET blocked_reason = 'not_due', available_at = now()"
@@ -314,10 +315,10 @@ BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("table", [tables.NODE_JOBS, tables.INGEST_JOBS], ids=JOB_TABLES)
+@pytest.mark.parametrize("table", [job_tables.NODE_JOBS, job_tables.INGEST_JOBS], ids=JOB_TABLES)
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_is_done_to_a_few_jobs_reads_a_few_rows(
-    many: Any, table: tables.JobTable, name: str
+    many: Any, table: job_tables.JobTable, name: str
 ) -> None:
     prepare, act = BESIDE[name]
     leases = claimed(many, table, 20)
@@ -327,11 +328,11 @@ def test_what_is_done_to_a_few_jobs_reads_a_few_rows(
     assert 0 < rows_read(many) - before <= 20 * ROWS_A_CLAIM
 
 
-@pytest.mark.parametrize("table", [tables.NODE_JOBS, tables.INGEST_JOBS], ids=JOB_TABLES)
-def test_a_result_is_recorded_with_a_few_rows(many: Any, table: tables.JobTable) -> None:
+@pytest.mark.parametrize("table", [job_tables.NODE_JOBS, job_tables.INGEST_JOBS], ids=JOB_TABLES)
+def test_a_result_is_recorded_with_a_few_rows(many: Any, table: job_tables.JobTable) -> None:
     (lease,) = claimed(many, table, 1)
     before = rows_read(many)
-    if table is tables.INGEST_JOBS:
+    if table is job_tables.INGEST_JOBS:
         done = [claims.IngestResult(lease, "{}", 0.1)]
         claims.ingest_step(many, factories.who("fetch"), done=done, claim=0)
     else:
@@ -346,7 +347,7 @@ def test_the_sweep_of_orphans_compares_no_job_with_each_run(many: Any) -> None:
 
 
 def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:
-    leases = claimed(many, tables.INGEST_JOBS, 50)
+    leases = claimed(many, job_tables.INGEST_JOBS, 50)
     done = [claims.IngestResult(lease, "{}", 0.1) for lease in leases]
     before = rows_read(many)
     assert len(claims.ingest_step(many, factories.who("fetch"), done=done, claim=50)) == 50
@@ -357,7 +358,7 @@ def test_the_next_turn_of_a_long_line_reads_a_few_rows(many: Any) -> None:
     who = factories.who("line")
     (job,) = claims.ingest_step(many, who)
     before = rows_read(many)
-    done = [claims.IngestResult(tables.lease_of(tables.INGEST_JOBS, job), "{}", 0.1)]
+    done = [claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.1)]
     claims.ingest_step(many, who, done=done, claim=0)
     many.execute("SET CONSTRAINTS ALL IMMEDIATE")
     assert len(claims.ingest_step(many, who)) == 1

@@ -11,12 +11,12 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import errors, node_queue, run_store
-from queue_workflows.store import claims, tables, transitions
+from queue_workflows.engine import claims, job_tables, transitions
 from queue_workflows.types import Row
 from tests.support import factories, laws
 
 FAMILIES = ("node", "ingest")
-JOB_TABLES = {"node": tables.NODE_JOBS, "ingest": tables.INGEST_JOBS}
+JOB_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def claim(conn: Any, family: str, worker_id: str = "w1") -> Row:
     return (factories.claim_node if family == "node" else factories.claim_ingest)(conn, who)
 
 
-def lease_of(job: Row) -> tables.Lease:
-    return tables.lease_of(factories.table_of(job), job)
+def lease_of(job: Row) -> job_tables.Lease:
+    return job_tables.lease_of(factories.table_of(job), job)
 
 
 def complete(conn: Any, job: Row) -> bool:
@@ -156,7 +156,7 @@ def test_a_batch_with_one_lost_claim_completes_none(conn: Any) -> None:
         make(conn, "ingest")
     jobs = claims.ingest_step(conn, factories.who("fetch"), claim=3)
     factories.expire(conn, jobs[1])
-    transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+    transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
     before = footprint(conn)
     with pytest.raises(errors.ClaimLost):
         claims.ingest_step(
@@ -356,7 +356,7 @@ def test_reclaimers_and_finishers_at_once_end_each_job_once(conn: Any) -> None:
 
     def work(own: Any, number: int) -> None:
         if number < 2:
-            while rows := transitions.reclaim_lapsed(own, tables.INGEST_JOBS):
+            while rows := transitions.reclaim_lapsed(own, job_tables.INGEST_JOBS):
                 reclaimed.extend(row["id"] for row in rows)
             return
         for job in jobs[number - 2 :: 2]:

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from queue_workflows import dispatcher, errors, node_queue
-from queue_workflows.store import claims, nodes, outbox, runs, tables, transitions
+from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.store import nodes, outbox, runs
 from queue_workflows.types import Row
 from tests.support import factories, laws
 
@@ -30,8 +31,8 @@ WORKER = st.sampled_from(["box:1", "box:2", "den:1"])
 PICK = st.integers(0, 10_000)
 
 
-def lease_of(job: Row) -> tables.Lease:
-    return tables.lease_of(factories.table_of(job), job)
+def lease_of(job: Row) -> job_tables.Lease:
+    return job_tables.lease_of(factories.table_of(job), job)
 
 
 def complete(conn: Any, job: Row) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks import fleet_rule as rule
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from tests.support import factories
 
 MODELS = ("a", "b", "c", "d")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from queue_workflows.store import claims, limits, tables, transitions
+from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.store import limits
 from tests.support import factories, laws
 
 Row = dict[str, Any]
@@ -156,7 +157,7 @@ def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
 def reclaim(conn: Any, job: Row) -> object:
     conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (job["id"],))
     factories.expire(conn, job)
-    return transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+    return transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
 
 
 def plain(change: str) -> Callable[[Any, Row], object]:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.store import claims, limits, tables, transitions
+from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.store import limits
 from tests.support import database, factories, laws
 
 Row = dict[str, Any]
@@ -71,7 +72,7 @@ class Race:
         del drawn
         while self._goes_on(0.1):
             limits.mend_lines(conn)
-            transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+            transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:
         while self._goes_on(0.2):

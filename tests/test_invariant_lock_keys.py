@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.store import claims, lock_keys, nodes, tables, transitions
+from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.store import lock_keys, nodes
 from tests.support import factories, laws
 from tests.support.wait import until
 
@@ -111,7 +112,7 @@ def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
 
 def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
-        lease = tables.lease_of(factories.table_of(job), job)
+        lease = job_tables.lease_of(factories.table_of(job), job)
         return getattr(transitions, name)(conn, lease, **more)
 
     return leave

@@ -12,7 +12,8 @@ import psycopg
 from benchmarks import bare, figures
 from benchmarks.bench import Bench
 from queue_workflows import db
-from queue_workflows.store import claims, outbox, tables
+from queue_workflows.engine import claims, job_tables
+from queue_workflows.store import outbox
 
 ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
 connection: the median of 300 (`--quick`: 90). Each takes turns with one on a database with 1,000
@@ -159,7 +160,7 @@ def _ingest_step(conn: db.Connection) -> Step:
     held = claims.ingest_step(conn, who)
 
     def step() -> None:
-        done = claims.IngestResult(tables.lease_of(tables.INGEST_JOBS, held[0]), "{}", 0.0)
+        done = claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, held[0]), "{}", 0.0)
         held[:] = claims.ingest_step(conn, who, done=[done])
 
     return step
@@ -172,7 +173,7 @@ def _node_step(conn: db.Connection) -> Step:
     def step() -> None:
         job = held[0]
         assert job is not None
-        done = claims.NodeResult(tables.lease_of(tables.NODE_JOBS, job), "{}", 0.0)
+        done = claims.NodeResult(job_tables.lease_of(job_tables.NODE_JOBS, job), "{}", 0.0)
         held[0] = claims.node_step(conn, who, done=done)
 
     return step

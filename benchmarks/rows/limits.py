@@ -10,7 +10,7 @@ import psycopg
 from benchmarks import figures
 from benchmarks.bench import Bench
 from queue_workflows import db, queues
-from queue_workflows.store import claims, tables
+from queue_workflows.engine import claims, job_tables
 
 ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 (`--quick`:
 10,000) jobs, of one partition or of a hundred, while one worker's statement goes on, which finishes
@@ -53,7 +53,7 @@ def _longest(conn: db.Connection) -> tuple[float, float]:
     set_s = time.perf_counter() - begun
     longest_s = 0.0
     for _ in range(STEPS):
-        done = claims.IngestResult(tables.lease_of(tables.INGEST_JOBS, job), "{}", 0.0)
+        done = claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.0)
         begun = time.perf_counter()
         found = claims.ingest_step(conn, who, done=[done])
         while not found:  # what it looked at went to its line

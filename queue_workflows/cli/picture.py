@@ -7,8 +7,9 @@ import logging
 from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import process, shapes
-from queue_workflows.store import overview, runs, tables
+from queue_workflows.store import overview, runs
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Picture(NamedTuple):
 
     @property
     def over(self) -> bool:
-        return self.run["status"] in tables.TERMINAL
+        return self.run["status"] in job_tables.TERMINAL
 
     @property
     def total(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.cli import account, output, picture, views
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import display, process, signals
 from queue_workflows.store import history as rows
-from queue_workflows.store import tables
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Tails:
         """Say what is new in the logs of node jobs, which are read here: `job_id`, `node_id`."""
         names = {job["job_id"]: job["node_id"] for job in jobs}
         with db.transaction() as conn:
-            logs = rows.logs(conn, tables.NODE_JOBS, list(names))
+            logs = rows.logs(conn, job_tables.NODE_JOBS, list(names))
         order = {job_id: at for at, job_id in enumerate(names)}
         for log in sorted(logs, key=lambda log: (order[log["job_id"]], log["claim_no"])):
             self.show(names[log["job_id"]], log, last=last)
@@ -145,7 +145,7 @@ class _Progress:
 
     def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
         """The job as it is now. Raises `UnknownJob` when it is gone."""
-        table = tables.NODE_JOBS if kind == "node job" else tables.INGEST_JOBS
+        table = job_tables.NODE_JOBS if kind == "node job" else job_tables.INGEST_JOBS
         with db.transaction() as conn:
             shown = history.get_job(job_id, conn=conn)
             logs = rows.logs(conn, table, [job_id])

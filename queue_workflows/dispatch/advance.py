@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from queue_workflows import config, db, errors, run_store
 from queue_workflows.dag import confinement, definition, outputs, plan, readiness
 from queue_workflows.dispatch import hooks, knowledge
-from queue_workflows.store import nodes, payload, runs, tables
+from queue_workflows.engine import job_tables
+from queue_workflows.store import nodes, payload, runs
 from queue_workflows.types import Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
@@ -34,7 +35,7 @@ def is_queued(run: Row) -> bool:
 
 def is_live(run: Row) -> bool:
     """A run of ours that was started and is not over; a host's own status counts as live."""
-    return run["mode"] == "node" and run["status"] not in (*tables.TERMINAL, "queued")
+    return run["mode"] == "node" and run["status"] not in (*job_tables.TERMINAL, "queued")
 
 
 def make_plan(

@@ -7,7 +7,8 @@ from typing import Any
 
 from queue_workflows import errors
 from queue_workflows.dispatch import advance, hooks, knowledge
-from queue_workflows.store import claims, payload
+from queue_workflows.engine import claims
+from queue_workflows.store import payload
 from queue_workflows.types import Row
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, inputs, knowledge
-from queue_workflows.store import isolation, nodes, outbox, payload, runs
+from queue_workflows.engine import row_isolation
+from queue_workflows.store import nodes, outbox, payload, runs
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def drain_outbox(
     *,
     begin: knowledge.Begin = db.transaction,
     limit: int = RUNS_A_ROUND,
-    rows: isolation.Isolation | None = None,
+    rows: row_isolation.Isolation | None = None,
 ) -> int:
     """Dispatch open events of up to `limit` runs, oldest first; of how many it did.
 
@@ -191,7 +192,7 @@ def drain_outbox(
     event is poison and the run fails with a message that says so. A run of which not even that can
     be written is set aside in `rows`.
     """
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     aside = kept.aside(DISPATCH)
     # Runs that this process cannot continue must not hide those behind them.
     with knowledge.reading(begin) as conn:
@@ -222,7 +223,7 @@ def _singly(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
     _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
     with begin() as conn:
         events = outbox.open_events(conn, run_id, EVENTS_A_BATCH)
-    singly = isolation.Isolation()
+    singly = row_isolation.Isolation()
     for event in events:
         singly.attempt(
             EVENT,
@@ -238,7 +239,7 @@ def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: BaseE
     reason = payload.error_text(error if isinstance(error, hooks.HookFailed) else hooks.told(error))
     with begin() as conn:
         runs.lock(conn, run_id)
-        delay_s = isolation.backoff_s(event["attempts"] + 1)
+        delay_s = row_isolation.backoff_s(event["attempts"] + 1)
         attempts = outbox.postpone(conn, event["id"], error=reason, after_s=delay_s)
         if attempts < config.DISPATCH_MAX_ATTEMPTS.read():
             return True

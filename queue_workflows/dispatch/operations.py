@@ -6,8 +6,9 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
-from queue_workflows.store import app_connections, nodes, refusals, runs, tables
-from queue_workflows.store import transitions as moves
+from queue_workflows.engine import job_tables
+from queue_workflows.engine import transitions as moves
+from queue_workflows.store import app_connections, nodes, refusals, runs
 from queue_workflows.types import Row
 
 
@@ -40,9 +41,9 @@ def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
     with db.transaction(conn) as own:
         job = nodes.get(own, job_id)
         if job is None:
-            return nodes.cancel(own, tables.INGEST_JOBS, job_id)
+            return nodes.cancel(own, job_tables.INGEST_JOBS, job_id)
         runs.lock(own, job["run_id"])
-        row = nodes.cancel(own, tables.NODE_JOBS, job_id)
+        row = nodes.cancel(own, job_tables.NODE_JOBS, job_id)
         if row is not None:
             runs.cancel(own, job["run_id"])
         return row
@@ -81,11 +82,11 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
     run = runs.lock(conn, run_id)
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
-    if run["status"] not in tables.TERMINAL:
+    if run["status"] not in job_tables.TERMINAL:
         raise errors.InvalidConfig(
             f"run {run_id!r} is {run['status']}: only a finished one is retried"
         )
-    if run["generation"] > tables.LAST_GENERATION - 2:
+    if run["generation"] > job_tables.LAST_GENERATION - 2:
         raise errors.InvalidConfig(
             f"run {run_id!r} is in generation {run['generation']}, the last one that can be "
             "stored: submit it again as a new run"

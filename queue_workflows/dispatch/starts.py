@@ -6,7 +6,8 @@ import logging
 
 from queue_workflows import config, db
 from queue_workflows.dispatch import advance, hooks, knowledge
-from queue_workflows.store import isolation, payload, runs
+from queue_workflows.engine import row_isolation
+from queue_workflows.store import payload, runs
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def start_queued(
     *,
     begin: knowledge.Begin = db.transaction,
     limit: int = 50,
-    rows: isolation.Isolation | None = None,
+    rows: row_isolation.Isolation | None = None,
 ) -> tuple[int, list[str]]:
     """Start the queued runs that are due; how many have left the queue, and some without provider.
 
@@ -57,7 +58,7 @@ def start_queued(
     DISPATCH_MAX_ATTEMPTS the run fails. A run that cannot even be delayed is set aside in `rows`.
     A run whose row is locked keeps its place for the next round.
     """
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()
     with knowledge.reading(begin) as conn:
         heads = runs.startable(conn, limit, undefined=able, aside=kept.aside(STARTS))
@@ -91,7 +92,7 @@ def _delay(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
         run = runs.lock(conn, run_id)
         if run is None or not advance.is_queued(run):
             return True
-        delay_s = isolation.backoff_s(run["start_attempts"] + 1)
+        delay_s = row_isolation.backoff_s(run["start_attempts"] + 1)
         failed = runs.delay(conn, run_id, error=reason, after_s=delay_s)
         if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
             message = f"poison: the run could not start in {failed} tries: {reason}"

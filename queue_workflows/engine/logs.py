@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 
 
 class Written(NamedTuple):
@@ -16,13 +16,13 @@ class Written(NamedTuple):
     A `head` of None is stored already. Neither part has a NUL or a lone surrogate.
     """
 
-    lease: tables.Lease
+    lease: job_tables.Lease
     head: str | None
     tail: str
     cut_bytes: int
 
 
-def write(conn: db.Connection, table: tables.JobTable, logs: Sequence[Written]) -> int:
+def write(conn: db.Connection, table: job_tables.JobTable, logs: Sequence[Written]) -> int:
     """Store the logs of attempts and return how many were stored.
 
     Leaves out jobs that are gone or were claimed again, by any worker.

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config, db
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 
 STATEMENT_TIMEOUT_S = 60.0
 """For one law: three times what a million jobs took, and no longer does its snapshot hold vacuum
@@ -68,7 +68,7 @@ _SENT = sql.SQL(
 )
 
 
-def _parts(table: tables.JobTable) -> dict[str, sql.Composable]:
+def _parts(table: job_tables.JobTable) -> dict[str, sql.Composable]:
     names = {"jobs": sql.Identifier(table.name), "events": sql.Identifier(table.events)}
     same = (
         "x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id"
@@ -85,11 +85,11 @@ def _parts(table: tables.JobTable) -> dict[str, sql.Composable]:
 
 
 def _nodes(query: sql.SQL) -> sql.Composed:
-    return query.format(**_parts(tables.NODE_JOBS))
+    return query.format(**_parts(job_tables.NODE_JOBS))
 
 
 def _ingest(query: sql.SQL) -> sql.Composed:
-    return query.format(**_parts(tables.INGEST_JOBS))
+    return query.format(**_parts(job_tables.INGEST_JOBS))
 
 
 def _both(query: sql.SQL) -> sql.Composed:

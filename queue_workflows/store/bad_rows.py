@@ -8,7 +8,7 @@ from typing import NamedTuple
 from psycopg import sql
 
 from queue_workflows import db
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 
 LATE_S = 60
 """A row that is due for so long was tried several times: sweeps come every few seconds."""
@@ -135,7 +135,9 @@ def out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
     found: list[BadRow] = []
     for table, (command, _, _) in _LIVE.items():
         query = sql.SQL("{} LIMIT {}").format(_range_query(table), sql.Literal(limit))
-        found += _rows(conn, "job" if table == tables.INGEST_JOBS.name else "run", command, query)
+        found += _rows(
+            conn, "job" if table == job_tables.INGEST_JOBS.name else "run", command, query
+        )
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from queue_workflows import db
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 
 _EARLIER = (
     b"UPDATE workflow_node_jobs SET available_at = available_at - %(by)s,"
@@ -59,6 +59,6 @@ def next_due_s(conn: db.Connection, *, after: datetime.datetime) -> float | None
     return row["seconds"] if row else None
 
 
-def expire(conn: db.Connection, lease: tables.Lease) -> None:
+def expire(conn: db.Connection, lease: job_tables.Lease) -> None:
     """Let a claim's lease lapse, as if its worker had died a lease ago."""
     conn.execute(_EXPIRE[lease.table.name], (lease.job_id, lease.claim_no))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from queue_workflows.types import Row
 
 _SIZES = (

@@ -9,7 +9,7 @@ from datetime import datetime
 from psycopg import sql
 
 from queue_workflows import db
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 
 _RUN = (
@@ -83,7 +83,7 @@ def ingest_events(conn: db.Connection, job_id: str) -> list[Row]:
     ).fetchall()
 
 
-def logs(conn: db.Connection, table: tables.JobTable, job_ids: Sequence[str]) -> list[Row]:
+def logs(conn: db.Connection, table: job_tables.JobTable, job_ids: Sequence[str]) -> list[Row]:
     """The stored logs of these jobs' attempts: job_id, claim_no, head, tail, cut_bytes."""
     return conn.execute(
         _LOGS + " WHERE job_id = ANY (%s) AND job_table = %s ORDER BY job_id, claim_no",
@@ -127,8 +127,8 @@ _STARTING = sql.SQL(" UNION ALL ").join(
     ).format(kind=sql.Literal(kind), table=sql.Identifier(table))
     for kind, table in (
         ("run", "workflow_runs"),
-        ("node job", tables.NODE_JOBS.name),
-        ("ingest job", tables.INGEST_JOBS.name),
+        ("node job", job_tables.NODE_JOBS.name),
+        ("ingest job", job_tables.INGEST_JOBS.name),
     )
 )
 

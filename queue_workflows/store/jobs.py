@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psycopg
 
 from queue_workflows import db, errors
-from queue_workflows.store import transitions
+from queue_workflows.engine import transitions
 from queue_workflows.types import Row
 
 _LIST = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 
 BATCH = 1_000
@@ -11,7 +11,7 @@ BATCH = 1_000
 BATCHES = 3
 """Transactions of a family and direction in one sweep; the rest is left to the next sweep."""
 _COUNTED = 10_000
-_FAMILIES = (tables.INGEST_JOBS.name, tables.NODE_JOBS.name)
+_FAMILIES = (job_tables.INGEST_JOBS.name, job_tables.NODE_JOBS.name)
 
 
 def served(conn: db.Connection, stale_s: float) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from queue_workflows import db, errors
-from queue_workflows.store import isolation, tables
+from queue_workflows.engine import job_tables, row_isolation
 from queue_workflows.types import Row, Unreadable
 
 _ENQUEUE = (
@@ -150,7 +150,11 @@ _CONTEXT = (
 
 
 def operate(
-    conn: db.Connection, job_id: str, table: tables.JobTable, status: str, values: dict[str, Any]
+    conn: db.Connection,
+    job_id: str,
+    table: job_tables.JobTable,
+    status: str,
+    values: dict[str, Any],
 ) -> Row | None:
     """The operator's unfenced change to `completed`, `failed` or `awaiting_input`.
 
@@ -196,25 +200,25 @@ _WAITING = sql.SQL(
 )
 _STATUS = sql.SQL("status")
 _OPERATE = {
-    ("workflow_node_jobs", "completed"): tables.transition(
-        tables.NODE_JOBS, _FINISHED_NODE, event=_STATUS
+    ("workflow_node_jobs", "completed"): job_tables.transition(
+        job_tables.NODE_JOBS, _FINISHED_NODE, event=_STATUS
     ),
-    ("workflow_node_jobs", "failed"): tables.transition(
-        tables.NODE_JOBS, sql.SQL(_FAILED), event=_STATUS
+    ("workflow_node_jobs", "failed"): job_tables.transition(
+        job_tables.NODE_JOBS, sql.SQL(_FAILED), event=_STATUS
     ),
-    ("workflow_node_jobs", "awaiting_input"): tables.transition(
-        tables.NODE_JOBS, _WAITING, event=sql.SQL("'parked'")
+    ("workflow_node_jobs", "awaiting_input"): job_tables.transition(
+        job_tables.NODE_JOBS, _WAITING, event=sql.SQL("'parked'")
     ),
-    ("ingest_jobs", "completed"): tables.transition(
-        tables.INGEST_JOBS, sql.SQL(_FINISHED + _RUNS), event=_STATUS
+    ("ingest_jobs", "completed"): job_tables.transition(
+        job_tables.INGEST_JOBS, sql.SQL(_FINISHED + _RUNS), event=_STATUS
     ),
-    ("ingest_jobs", "failed"): tables.transition(
-        tables.INGEST_JOBS, sql.SQL(_FAILED + _RUNS), event=_STATUS
+    ("ingest_jobs", "failed"): job_tables.transition(
+        job_tables.INGEST_JOBS, sql.SQL(_FAILED + _RUNS), event=_STATUS
     ),
 }
 _OPERATE_WAITING = {
-    "completed": tables.unlogged(tables.INGEST_JOBS, sql.SQL(_FINISHED)),
-    "failed": tables.unlogged(tables.INGEST_JOBS, sql.SQL(_FAILED)),
+    "completed": job_tables.unlogged(job_tables.INGEST_JOBS, sql.SQL(_FINISHED)),
+    "failed": job_tables.unlogged(job_tables.INGEST_JOBS, sql.SQL(_FAILED)),
 }
 
 
@@ -247,8 +251,8 @@ def answer(conn: db.Connection, job_id: str, context_delta: str) -> Row | None:
     return conn.execute(_ANSWER, parameters).fetchone()
 
 
-_ANSWER = tables.transition(
-    tables.NODE_JOBS,
+_ANSWER = job_tables.transition(
+    job_tables.NODE_JOBS,
     sql.SQL(
         "UPDATE {jobs} j SET status = 'completed', {result} = %(result)s::jsonb, error = NULL,"
         " finished_at = now(), " + _AT_END + ""
@@ -332,8 +336,8 @@ def time_out(conn: db.Connection, job_id: str, *, default: str | None, error: st
     return conn.execute(statement, parameters).fetchone()
 
 
-_TIMED_OUT = tables.transition(
-    tables.NODE_JOBS,
+_TIMED_OUT = job_tables.transition(
+    job_tables.NODE_JOBS,
     sql.SQL(
         "UPDATE {jobs} j SET status = 'failed', error = %(error)s, finished_at = now()"
         " WHERE j.id = %(job)s AND j.status = 'awaiting_input'"
@@ -361,27 +365,27 @@ _TO_QUEUE = (
 )
 _REQUEUED = sql.SQL("CASE status WHEN 'queued' THEN 'requeued' ELSE status END")
 _REQUEUE = {
-    "retry": tables.transition(
-        tables.NODE_JOBS,
+    "retry": job_tables.transition(
+        job_tables.NODE_JOBS,
         sql.SQL(
             _TO_QUEUE + ", watchdog_retries = j.watchdog_retries + 1"
             " WHERE j.id = %(job)s AND j.status = 'running'"
         ),
         event=_REQUEUED,
     ),
-    "all": tables.transition(
-        tables.NODE_JOBS, sql.SQL(_TO_QUEUE + " WHERE j.status = 'running'"), event=_REQUEUED
+    "all": job_tables.transition(
+        job_tables.NODE_JOBS, sql.SQL(_TO_QUEUE + " WHERE j.status = 'running'"), event=_REQUEUED
     ),
-    "workflow_node_jobs": tables.transition(
-        tables.NODE_JOBS,
+    "workflow_node_jobs": job_tables.transition(
+        job_tables.NODE_JOBS,
         sql.SQL(
             _TO_QUEUE + " WHERE j.status = 'running' AND j.claimed_by = %(host)s"
             " AND j.queue = %(queue)s"
         ),
         event=_REQUEUED,
     ),
-    "ingest_jobs": tables.transition(
-        tables.INGEST_JOBS,
+    "ingest_jobs": job_tables.transition(
+        job_tables.INGEST_JOBS,
         sql.SQL(
             _TO_QUEUE + " WHERE j.status = 'running' AND j.claimed_by = %(host)s"
             " AND j.queue = %(queue)s"
@@ -408,17 +412,19 @@ _CANCEL_ONE = sql.SQL(
     " WHERE j.id = %(id)s AND j.status IN ('queued', %(waiting)s)"
 )
 _CANCEL = {
-    tables.NODE_JOBS.name: tables.transition(tables.NODE_JOBS, _CANCEL_ONE, event=_STATUS),
-    tables.INGEST_JOBS.name: tables.unlogged(tables.INGEST_JOBS, _CANCEL_ONE),
+    job_tables.NODE_JOBS.name: job_tables.transition(
+        job_tables.NODE_JOBS, _CANCEL_ONE, event=_STATUS
+    ),
+    job_tables.INGEST_JOBS.name: job_tables.unlogged(job_tables.INGEST_JOBS, _CANCEL_ONE),
 }
 _LOCK = {
     table.name: sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(
         sql.Identifier(table.name)
     )
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
-_CANCEL_OF_RUN = tables.transition(
-    tables.NODE_JOBS,
+_CANCEL_OF_RUN = job_tables.transition(
+    job_tables.NODE_JOBS,
     sql.SQL(
         "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
         " WHERE j.status = 'queued' AND j.run_id = %(id)s"
@@ -432,7 +438,7 @@ def cancel_queued_of_run(conn: db.Connection, run_id: str) -> int:
     return len(conn.execute(_CANCEL_OF_RUN, _plain(id=run_id)).fetchall())
 
 
-def cancel(conn: db.Connection, table: tables.JobTable, job_id: str) -> Row | None:
+def cancel(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Row | None:
     """Cancel a job that waits, or ask for the end of one that runs; None: unknown or terminal."""
     # Locked, as a job that is handed back between the two statements would miss both.
     conn.execute(_LOCK[table.name], (job_id,))
@@ -466,8 +472,8 @@ _CANCEL_CHOSEN = sql.SQL(
     "UPDATE {jobs} j SET status = 'cancelled', finished_at = now(), blocked_reason = NULL"
     " WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))"
 )
-_SWEEP = tables.transition(
-    tables.NODE_JOBS,
+_SWEEP = job_tables.transition(
+    job_tables.NODE_JOBS,
     _CANCEL_CHOSEN,
     event=_STATUS,
     chosen=sql.SQL(
@@ -479,8 +485,8 @@ _ORPHANS = (
     "SELECT q.id FROM workflow_node_jobs q WHERE " + _IS_ORPHAN + ""
     " AND q.id <> ALL (%(aside)s::text[]) LIMIT 500"
 )
-_SWEEP_AMONG = tables.transition(
-    tables.NODE_JOBS,
+_SWEEP_AMONG = job_tables.transition(
+    job_tables.NODE_JOBS,
     _CANCEL_CHOSEN,
     event=_STATUS,
     chosen=sql.SQL(
@@ -490,8 +496,8 @@ _SWEEP_AMONG = tables.transition(
 )
 
 
-def orphans_duty(rest: isolation.Ending) -> isolation.Duty:
+def orphans_duty(rest: row_isolation.Ending) -> row_isolation.Duty:
     """Return `sweep_orphans` as a duty that leaves out rows which raise."""
-    return isolation.Duty(
+    return row_isolation.Duty(
         "cancel of node job", _SWEEP, _ORPHANS.encode(), _SWEEP_AMONG, rest, _plain
     )

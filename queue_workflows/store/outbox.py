@@ -8,7 +8,7 @@ from typing import NamedTuple
 from psycopg import sql
 
 from queue_workflows import db
-from queue_workflows.store import endings, isolation
+from queue_workflows.engine import poison, row_isolation
 from queue_workflows.types import Row
 
 
@@ -43,17 +43,17 @@ def look(conn: db.Connection) -> Pending:
     return Pending(row["runs"], row["events"], row["submissions"], row["due"])
 
 
-def promote_due(conn: db.Connection, rows: isolation.Isolation | None = None) -> int:
+def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> int:
     """Let jobs and runs in whose time has come, which wakes workers and orchestrators; how many.
 
     A row that raises is set aside in `rows` (None: for this call), and the others go on.
     """
-    kept = rows or isolation.Isolation()
+    kept = rows or row_isolation.Isolation()
     total = 0
     for duty in PROMOTIONS:
         while done := kept.batch(conn, duty):
             total += len(done)
-            if len(done) < isolation.PICKED:
+            if len(done) < row_isolation.PICKED:
                 break
     return total
 
@@ -82,18 +82,20 @@ _PROMOTE = (
 )
 
 
-def _promotion(table: str, due: sql.SQL, change: sql.SQL, rest: isolation.Ending) -> isolation.Duty:
+def _promotion(
+    table: str, due: sql.SQL, change: sql.SQL, rest: row_isolation.Ending
+) -> row_isolation.Duty:
     many, picked, some = (
         text.format(table=sql.Identifier(table), due=due, change=change).as_bytes(None)
         for text in _PROMOTE
     )
-    return isolation.Duty(f"promotion of {table}", many, picked, some, rest)
+    return row_isolation.Duty(f"promotion of {table}", many, picked, some, rest)
 
 
 PROMOTIONS = (
-    _promotion("workflow_node_jobs", _JOBS_DUE, _LET_JOBS_IN, endings.node_job),
-    _promotion("ingest_jobs", _JOBS_DUE, _LET_JOBS_IN, endings.ingest_job),
-    _promotion("workflow_runs", _RUNS_DUE, _LET_RUNS_IN, endings.run),
+    _promotion("workflow_node_jobs", _JOBS_DUE, _LET_JOBS_IN, poison.node_job),
+    _promotion("ingest_jobs", _JOBS_DUE, _LET_JOBS_IN, poison.ingest_job),
+    _promotion("workflow_runs", _RUNS_DUE, _LET_RUNS_IN, poison.run),
 )
 
 

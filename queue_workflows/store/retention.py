@@ -7,7 +7,7 @@ when it was last counted is planned as empty, and a join compares each with each
 from __future__ import annotations
 
 from queue_workflows import db
-from queue_workflows.store import isolation
+from queue_workflows.engine import row_isolation
 
 BLOCKS = 256
 """Pages of a table that a batch looks at: 2 MiB, in which some thousands of jobs fit."""
@@ -93,13 +93,13 @@ def _of_age(conn: db.Connection) -> None:
     conn.execute("SELECT set_config('queue_workflows.retention', 'on', true)")
 
 
-def delete_jobs(conn: db.Connection, first: int, days: float, rows: isolation.Isolation) -> int:
+def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
     """Delete ingest jobs finished that long ago that lie in BLOCKS pages from `first` on.
 
     A queue's own `retention_days` goes before `days`; 0 keeps for ever. A row that raises is set
     aside in `rows`. How many went.
     """
-    duty = isolation.Duty(
+    duty = row_isolation.Duty(
         "deletion of ingest job",
         _DELETE_JOBS.encode(),
         _DUE_JOBS.encode(),
@@ -111,13 +111,13 @@ def delete_jobs(conn: db.Connection, first: int, days: float, rows: isolation.Is
     return len(rows.batch(conn, duty))
 
 
-def delete_runs(conn: db.Connection, first: int, days: float, rows: isolation.Isolation) -> int:
+def delete_runs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
     """Delete up to RUNS runs finished that long ago out of BLOCKS pages; 0 days keep for ever.
 
     A run with an open outbox row, or a node that is not finished, stays. A row that raises is set
     aside in `rows`. How many went.
     """
-    duty = isolation.Duty(
+    duty = row_isolation.Duty(
         "deletion of run",
         _DELETE_RUNS.encode(),
         _DUE_RUNS.encode(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.store import endings, nodes
+from queue_workflows.engine import poison
+from queue_workflows.store import nodes
 
 
 class Found(NamedTuple):
@@ -53,7 +54,7 @@ def look(conn: db.Connection) -> Found:
     return Found(row["lapsed"], row["overdue"], row["turns"], row["lines"])
 
 
-ORPHANS = nodes.orphans_duty(endings.node_job)
+ORPHANS = nodes.orphans_duty(poison.node_job)
 """Cancels jobs whose run is over, and leaves out rows which raise."""
 
 

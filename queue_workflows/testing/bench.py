@@ -27,9 +27,9 @@ from queue_workflows import (
 )
 from queue_workflows.db import scratch
 from queue_workflows.dispatch import hooks
-from queue_workflows.engine import schedules
+from queue_workflows.engine import job_tables, schedules
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import drill, tables
+from queue_workflows.store import drill
 from queue_workflows.testing import apps, faults, result, servers
 from queue_workflows.types import JsonDict, Row
 
@@ -96,7 +96,7 @@ class Harness:
             began = self._database_now()
             self.work()
             found = result.of_run(run_id)
-            if found.status in tables.TERMINAL:
+            if found.status in job_tables.TERMINAL:
                 return found
             asked = [node_id for node_id in found.waiting if node_id in given]
             for node_id in asked:
@@ -156,7 +156,7 @@ class Harness:
         job = self._claim(queue) or self._claim(queue)
         if job is None:
             return 0
-        table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
+        table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         where: str = job["node_id"] if table.in_run else job["task_name"]
         fault = next((fault for fault in self._faults if fault.strikes(where)), None)
         with faults.met(table, job, fault) as goes_on:
@@ -173,7 +173,7 @@ class Harness:
             return node_queue.claim_next_gpu_job(current_model=model, known_models=known, host=HOST)
         return node_queue.claim_next_ingest_job(queue, host=HOST)
 
-    def _execute(self, table: tables.JobTable, job: Row) -> None:
+    def _execute(self, table: job_tables.JobTable, job: Row) -> None:
         if not table.in_run:
             ingest_executor.execute_ingest_job(job)
             return

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_pool
-from queue_workflows.store import drill, outcomes, tables, transitions
+from queue_workflows.engine import job_tables, outcomes, transitions
+from queue_workflows.store import drill
 from queue_workflows.tasks import bodies, control
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
@@ -39,7 +40,7 @@ class Fault:
 
 
 @contextmanager
-def met(table: tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool]:
+def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool]:
     """Let a claimed job meet its fault; whether it is still to be executed inside the block."""
     if fault is None:
         yield True
@@ -57,18 +58,18 @@ def met(table: tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool
             yield True
 
 
-def _crash(table: tables.JobTable, job: Row) -> None:
+def _crash(table: job_tables.JobTable, job: Row) -> None:
     """The worker dies with the job: nothing is recorded, the lease lapses, a sweep takes it."""
     with db.transaction() as conn:
-        drill.expire(conn, tables.lease_of(table, job))
+        drill.expire(conn, job_tables.lease_of(table, job))
     node_pool.reclaim()
 
 
-def _trip(table: tables.JobTable, job: Row, budget_s: float) -> None:
+def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
     """The watchdog ends the worker, the job's budget being over."""
     text = f"budget: ran longer than {budget_s:g} s"
     with db.transaction() as conn:
-        lease = tables.lease_of(table, job)
+        lease = job_tables.lease_of(table, job)
         transitions.trip(conn, lease, error=text, seconds=budget_s)
 
 
@@ -83,21 +84,21 @@ class _Cancelled(control.Alone):
             call()
 
 
-def _stop_task(table: tables.JobTable, job: Row) -> None:
+def _stop_task(table: job_tables.JobTable, job: Row) -> None:
     """A task that yields or awaits is ended there; any other ends with its worker, unseen."""
     dispatcher.cancel_job(job["id"])
     task, outcome = config.get_config().ingest_task_map.get(job["task_name"]), _STOPPED
     if task is not None and bodies.can_be_ended(task):
         outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
-        outcomes.record(conn, tables.lease_of(table, job), outcome)
+        outcomes.record(conn, job_tables.lease_of(table, job), outcome)
 
 
 _STOPPED = outcomes.Outcome("cancelled", 0.0)
 
 
 @contextmanager
-def _replaced(table: tables.JobTable, job: Row, fault: Fault) -> Generator[None]:
+def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[None]:
     """While this job runs, its body is what the fault makes of it."""
     known: dict[str, Any]
     body, cfg = _body(job, fault), config.get_config()

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 
 from queue_workflows import db, errors, ingest_executor
+from queue_workflows.engine import outcomes
 from queue_workflows.runtime import clock
-from queue_workflows.store import outcomes
 from queue_workflows.tasks import bodies
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import claimer, current, guards, held, lane, leaving, watch

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from queue_workflows import __version__
-from queue_workflows.store import claims, tables
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.types import Row
 from queue_workflows.worker import current, guards
 
@@ -223,8 +223,8 @@ def account(
     return record
 
 
-def lease_of(record: Row) -> tables.Lease:
+def lease_of(record: Row) -> job_tables.Lease:
     """The claim of a record that has one."""
     name, job_id, worker_id, claim_no = record["lease"]
-    table = next(t for t in (tables.NODE_JOBS, tables.INGEST_JOBS) if t.name == name)
-    return tables.Lease(table, job_id, worker_id, claim_no)
+    table = next(t for t in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS) if t.name == name)
+    return job_tables.Lease(table, job_id, worker_id, claim_no)

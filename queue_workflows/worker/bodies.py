@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from typing import TypeAlias
 
 from queue_workflows import config, ingest_executor, tasks
+from queue_workflows.engine import outcomes
 from queue_workflows.runtime import service
-from queue_workflows.store import outcomes
 from queue_workflows.tasks import aio
 from queue_workflows.worker import current, leaving
 

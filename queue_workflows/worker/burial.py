@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors
+from queue_workflows.engine import job_events, job_tables, quarantine, transitions
 from queue_workflows.runtime import identity, service, supervisor
-from queue_workflows.store import events, payload, quarantine, tables, transitions, workers
+from queue_workflows.store import payload, workers
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, leaving, oversight
 
@@ -65,7 +66,7 @@ def bury(
     rows: list[Row] = []
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
-        for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             leases = transitions.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
             if sentence is None:
@@ -94,7 +95,7 @@ def bury(
 
 def _note_death(
     conn: db.Connection,
-    table: tables.JobTable,
+    table: job_tables.JobTable,
     row: Row,
     worker_id: str | None,
     death: JsonDict,
@@ -112,7 +113,7 @@ def _note_death(
     try:
         with conn.transaction():
             job = row | {"worker_id": worker_id}
-            events.note(conn, table, job, "death", detail=detail, error=how)
+            job_events.note(conn, table, job, "death", detail=detail, error=how)
     except db.Error as error:
         if not quarantine.is_about_rows(error):
             raise
@@ -129,12 +130,12 @@ def _sentence(ended: supervisor.Exit, host_label: str) -> oversight.Sentence | N
 
 
 def _carry_out(
-    conn: db.Connection, sentence: oversight.Sentence, leases: Sequence[tables.Lease]
+    conn: db.Connection, sentence: oversight.Sentence, leases: Sequence[job_tables.Lease]
 ) -> list[Row]:
     """What the worker's own guard would have done to these claims; the changed rows."""
     trip = sentence.trip
 
-    def one(lease: tables.Lease) -> Row | None:
+    def one(lease: job_tables.Lease) -> Row | None:
         concerned = lease == sentence.lease or len(leases) == 1
         if trip.event not in _REASONS and lease == sentence.lease:
             return leaving.record_trip(conn, lease, trip, sentence.seconds, by="parent")

@@ -15,9 +15,8 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from queue_workflows import config, db
-from queue_workflows.engine import logs
+from queue_workflows.engine import job_tables, logs
 from queue_workflows.runtime import process, service
-from queue_workflows.store import tables
 
 _log = logging.getLogger(__name__)
 KIB = 1024
@@ -37,7 +36,7 @@ _FORMAT.converter = time.gmtime
 class Recording:
     """The log of one attempt: its first and its last half of the cap, in bytes of UTF-8."""
 
-    def __init__(self, lease: tables.Lease, cap_kb: int) -> None:
+    def __init__(self, lease: job_tables.Lease, cap_kb: int) -> None:
         self.lease = lease
         self._half = cap_kb * KIB // 2
         self._head = bytearray()
@@ -123,10 +122,10 @@ class Source:
     the body that asks.
     """
 
-    def __init__(self, current: Callable[[], tables.Lease | None]) -> None:
+    def __init__(self, current: Callable[[], job_tables.Lease | None]) -> None:
         self._current = current
         self._lock = threading.Lock()
-        self._open: dict[tables.Lease, Recording] = {}
+        self._open: dict[job_tables.Lease, Recording] = {}
         """Of the bodies that run, once they have printed."""
         self._ended: list[Recording] = []
         self._thread = threading.get_ident()
@@ -158,7 +157,7 @@ class Source:
         if self._loop is not None:
             self._before = threading.enumerate()
 
-    def end(self, lease: tables.Lease) -> None:
+    def end(self, lease: job_tables.Lease) -> None:
         """The body of this claim has ended; costs nothing when it did not print."""
         now = self._open.pop(lease, None) if self._open else None
         if now is not None:
@@ -229,7 +228,7 @@ class Source:
 
 
 def _write(conn: db.Connection, recordings: list[Recording]) -> None:
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         if written := [each.written() for each in recordings if each.lease.table is table]:
             logs.write(conn, table, written)
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from queue_workflows import db, dispatcher, errors
-from queue_workflows.runtime import clock
-from queue_workflows.store import (
-    claimed,
+from queue_workflows.engine import (
+    claimed_jobs,
     claims,
+    job_tables,
     outcomes,
-    payload,
     quarantine,
-    tables,
     transitions,
 )
+from queue_workflows.runtime import clock
+from queue_workflows.store import payload
 from queue_workflows.types import Row
 from queue_workflows.worker import current, fencing
 
@@ -39,7 +39,7 @@ class Claimer:
 
     def __init__(
         self,
-        table: tables.JobTable,
+        table: job_tables.JobTable,
         who: Callable[[], claims.Claimant],
         *,
         kept: db.Kept | None = None,
@@ -52,7 +52,7 @@ class Claimer:
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
-        self._unsaved: list[tables.Lease] = []
+        self._unsaved: list[job_tables.Lease] = []
         """Claims that ended while the database kept their outcomes from being recorded."""
         self.also_held: Callable[[], set[str]] = lambda: set()
         """The jobs that it holds besides."""
@@ -125,7 +125,7 @@ class Claimer:
         found = quarantine.claim_apart(conn, self._table, who, promote=promote)
         if found.job_id is None:
             return None
-        return claimed.read(conn, self._table, found.job_id, who.worker_id)
+        return claimed_jobs.read(conn, self._table, found.job_id, who.worker_id)
 
     def claim_batch(
         self, size: int, done: Sequence[claims.IngestResult] = (), *, promote: bool = False
@@ -293,7 +293,7 @@ class Claimer:
 
     def _step(
         self,
-        done: tuple[tables.Lease, outcomes.Outcome] | None,
+        done: tuple[job_tables.Lease, outcomes.Outcome] | None,
         ahead: claims.Ahead | None = None,
         *,
         claim: bool,

@@ -8,8 +8,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from queue_workflows import errors
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock
-from queue_workflows.store import payload, tables
+from queue_workflows.store import payload
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import guards
 
@@ -24,18 +25,18 @@ class Work:
 
     def __init__(
         self,
-        table: tables.JobTable,
+        table: job_tables.JobTable,
         job: Row,
         lease_end: guards.LeaseEnd,
         *,
         now_fn: NowFn = clock.boot_s,
-        lease: tables.Lease | None = None,
+        lease: job_tables.Lease | None = None,
     ) -> None:
         """`lease`: that of `job`, if it is known already."""
         self._now = now_fn
         self.table = table
         self.job = job
-        self.lease = lease or tables.lease_of(table, job)
+        self.lease = lease or job_tables.lease_of(table, job)
         self._event: threading.Event | None = None
         self._cancelled = False
         self._interrupt: Callable[[], object] | None = None

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from queue_workflows import config, db
+from queue_workflows.engine import job_tables, transitions
 from queue_workflows.runtime import clock, identity
-from queue_workflows.store import tables, transitions
 from queue_workflows.types import NowFn
 from queue_workflows.worker import fuses
 
@@ -107,7 +107,7 @@ class _Note(NamedTuple):
     at: float
     """By `clock.boot_s`, which all processes of one boot share."""
     workers: list[str]
-    leases: list[tables.Lease]
+    leases: list[job_tables.Lease]
 
     def is_of_the_dead(self) -> bool:
         """Whether its process has ended, so that its claims may be given to others."""
@@ -132,7 +132,7 @@ def state_folder() -> Path:
     return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
 
 
-def write_note(workers: Iterable[str], leases: Iterable[tables.Lease]) -> None:
+def write_note(workers: Iterable[str], leases: Iterable[job_tables.Lease]) -> None:
     """Leave a note that the database kept these claims from being renewed. Best effort, no wait.
 
     `workers` are the worker ids of this process. What they sent last may be claims, which a server
@@ -212,7 +212,7 @@ class Reporter:
             for lease in note.leases:
                 if transitions.excuse(conn, lease):
                     _log.info("job %s: no crash, its worker lost the database", lease.job_id)
-            for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
+            for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
                 for worker_id in note.workers:
                     late = transitions.held_by(conn, table, worker_id)
                     transitions.hand_back_all(conn, late, reason="claimed after its worker's end")
@@ -231,11 +231,11 @@ def _is_ours(folder: Path) -> bool:
 
 def _read(file: BinaryIO, path: Path) -> _Note | None:
     """Return the note; None for what is none."""
-    known = {table.name: table for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
+    known = {table.name: table for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)}
     try:
         found: Any = json.loads(file.read(MAX_BYTES))
         leases = [
-            tables.Lease(known[name], str(job_id), str(worker_id), int(claim_no))
+            job_tables.Lease(known[name], str(job_id), str(worker_id), int(claim_no))
             for name, job_id, worker_id, claim_no in found["leases"]
         ]
         return _Note(

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, model_registry, worker_control
+from queue_workflows.engine import claims, job_events
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, events, fleet, payload, samples
+from queue_workflows.store import fleet, payload, samples
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import card, current, guards, requests
@@ -174,7 +175,7 @@ class Gear:
                 detail = payload.encode({"reason": reason}, "detail")
                 with contextlib.suppress(db.Error), self._kept.using() as conn:
                     table = work.lease.table
-                    events.note(conn, table, work.job, "stall_suspected", detail=detail)
+                    job_events.note(conn, table, work.job, "stall_suspected", detail=detail)
 
     def _look_for_requests(self) -> None:
         if self.requests is not None:

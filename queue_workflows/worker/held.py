@@ -11,8 +11,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db, errors
+from queue_workflows.engine import claims, job_tables, outcomes, quarantine, transitions
 from queue_workflows.runtime import clock
-from queue_workflows.store import claims, outcomes, quarantine, tables, transitions
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import current, guards
 
@@ -34,8 +34,8 @@ Done: TypeAlias = tuple[current.Work, outcomes.Outcome]
 class Found(NamedTuple):
     """Of the claims that were renewed those that are lost, and those that were asked to end."""
 
-    lost: list[tables.Lease]
-    asked: list[tables.Lease]
+    lost: list[job_tables.Lease]
+    asked: list[job_tables.Lease]
 
 
 class Held:
@@ -56,15 +56,15 @@ class Held:
         """Whether what waits for its turn does so for as long as it takes."""
         self._now = now_fn
         self._lock = threading.Lock()
-        self._claims: dict[str, tuple[tables.Lease, guards.LeaseEnd]] = {}
+        self._claims: dict[str, tuple[job_tables.Lease, guards.LeaseEnd]] = {}
         """By job id, of which a claim made anew is the last."""
-        self._waiting: deque[tuple[tables.Lease, Row, guards.LeaseEnd]] = deque()
+        self._waiting: deque[tuple[job_tables.Lease, Row, guards.LeaseEnd]] = deque()
         self._added = 0.0
         self._running: dict[str, current.Work] = {}
         """By job id, in the order in which they began."""
         self._done: list[Done] = []
         self._done_since = 0.0
-        self._leaving: dict[tables.Lease, str] = {}
+        self._leaving: dict[job_tables.Lease, str] = {}
         self._writing = writing or threading.Lock()
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ class Held:
         with self._lock:
             self._added = self._now()
             for job in jobs:
-                lease = tables.lease_of(tables.INGEST_JOBS, job)
+                lease = job_tables.lease_of(job_tables.INGEST_JOBS, job)
                 self._claims.pop(lease.job_id, None)
                 self._claims[lease.job_id] = lease, lease_end
                 self._waiting.append((lease, job, lease_end))
@@ -142,7 +142,7 @@ class Held:
             )
             self._done_since = self._now()
 
-    def settled(self, leases: Iterable[tables.Lease]) -> None:
+    def settled(self, leases: Iterable[job_tables.Lease]) -> None:
         """These claims are held no longer."""
         with self._lock:
             claims_, leaving, running = self._claims, self._leaving, self._running
@@ -161,7 +161,7 @@ class Held:
         with self._lock:
             self._give_up(reason)
 
-    def abandon(self, reason: str, *, but: tables.Lease | None = None) -> None:
+    def abandon(self, reason: str, *, but: job_tables.Lease | None = None) -> None:
         """All that waits and runs leaves, `but` for one: the process ends, and does not end it."""
         with self._lock:
             self._give_up(reason)
@@ -178,7 +178,7 @@ class Held:
         while self._waiting:
             self._leaving[self._waiting.popleft()[0]] = reason
 
-    def claims(self) -> dict[tables.Lease, guards.LeaseEnd]:
+    def claims(self) -> dict[job_tables.Lease, guards.LeaseEnd]:
         """All that is held, and until when."""
         with self._lock:
             return dict(self._claims.values())
@@ -205,13 +205,13 @@ class Held:
         for work in asked:
             work.cancelled_by(stop_at)
 
-    def _end(self, leases: Sequence[tables.Lease]) -> bool:
+    def _end(self, leases: Sequence[job_tables.Lease]) -> bool:
         """Whether any of these waited, which now leave."""
         found = self._taken(leases)
         self._leaving |= dict.fromkeys(found, "cancelled")
         return bool(found)
 
-    def _taken(self, leases: Sequence[tables.Lease]) -> list[tables.Lease]:
+    def _taken(self, leases: Sequence[job_tables.Lease]) -> list[job_tables.Lease]:
         """Those that waited, which do no longer."""
         if not leases:
             return []
@@ -230,10 +230,10 @@ class Held:
             late = now - self._done_since >= FLUSH_AFTER_S
             return bool(self._leaving) or (bool(self._done) and late)
 
-    def leaving(self) -> dict[str, list[tables.Lease]]:
+    def leaving(self) -> dict[str, list[job_tables.Lease]]:
         """What leaves, by reason, in claim order."""
         with self._lock:
-            found: dict[str, list[tables.Lease]] = {}
+            found: dict[str, list[job_tables.Lease]] = {}
             for lease, reason in self._leaving.items():
                 found.setdefault(reason, []).append(lease)
             return found
@@ -241,15 +241,15 @@ class Held:
 
 def renew(
     conn: db.Connection,
-    ends: Mapping[tables.Lease, guards.LeaseEnd],
-    said: Mapping[tables.Lease, str | None],
+    ends: Mapping[job_tables.Lease, guards.LeaseEnd],
+    said: Mapping[job_tables.Lease, str | None],
     *,
     lease_s: float,
     sent: float,
 ) -> Found:
     """Push these claims out, now that it is `sent`, and store progress (JSON texts)."""
     progress = [said.get(lease) for lease in ends]
-    refused: set[tables.Lease] = set()
+    refused: set[job_tables.Lease] = set()
     try:
         rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
     except db.Error as error:
@@ -272,10 +272,10 @@ def renew(
 
 def _renew_apart(
     conn: db.Connection,
-    leases: Sequence[tables.Lease],
-    said: Mapping[tables.Lease, str | None],
+    leases: Sequence[job_tables.Lease],
+    said: Mapping[job_tables.Lease, str | None],
     lease_s: float,
-    refused: set[tables.Lease],
+    refused: set[job_tables.Lease],
 ) -> list[claims.Renewal]:
     """Renew one by one, so that a row which cannot be written costs no other job its lease."""
     rows: list[claims.Renewal] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from queue_workflows.engine import claims
 from queue_workflows.runtime import clock
-from queue_workflows.store import claims
 from queue_workflows.types import NowFn
 from queue_workflows.worker import held
 

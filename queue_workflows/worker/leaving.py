@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db
-from queue_workflows.store import claims, events, outcomes, payload, tables, transitions, workers
+from queue_workflows.engine import claims, job_events, job_tables, outcomes, transitions
+from queue_workflows.store import payload, workers
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards, held
 
@@ -219,7 +220,7 @@ def unless_forked(pid: int, outcome: outcomes.Outcome) -> None:
 
 
 def record_trip(
-    conn: db.Connection, lease: tables.Lease, trip: guards.Trip, seconds: float, **more: object
+    conn: db.Connection, lease: job_tables.Lease, trip: guards.Trip, seconds: float, **more: object
 ) -> Row | None:
     """Requeue or fail a job as its guard demands, with its events, in one transaction; its row.
 
@@ -230,5 +231,5 @@ def record_trip(
         row = transitions.trip(conn, lease, error=trip.reason, seconds=seconds, detail=detail)
         if row is not None:
             job = row | {"worker_id": lease.worker_id}
-            events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)
+            job_events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)
     return row

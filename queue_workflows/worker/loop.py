@@ -9,9 +9,10 @@ import threading
 import time
 
 from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
+from queue_workflows.engine import job_tables, outcomes, transitions
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.store import fleet, outcomes, tables, transitions
+from queue_workflows.store import fleet
 from queue_workflows.tasks import bodies
 from queue_workflows.types import Row
 from queue_workflows.worker import batch, claimer, current, guards, lane, leaving, watch
@@ -37,7 +38,7 @@ class WorkLoop:
         self._who = who = lane_.who
         self._watch = watcher
         self._cache = model_cache
-        self._table = tables.NODE_JOBS if queue in config.DAG_QUEUES else tables.INGEST_JOBS
+        self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
         self._tasks = bodies.Runner()
         self._batch = (

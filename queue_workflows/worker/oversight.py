@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, worker_control
+from queue_workflows.engine import job_tables, transitions
 from queue_workflows.runtime import clock, identity, service, supervisor
-from queue_workflows.store import tables, transitions
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import NowFn
 from queue_workflows.worker import board, guards
@@ -34,7 +34,7 @@ class Sentence(NamedTuple):
     trip: guards.Trip
     host: str
     queue: str
-    lease: tables.Lease | None = None
+    lease: job_tables.Lease | None = None
     seconds: float = 0.0
     """For how long that job had run."""
 
@@ -71,7 +71,7 @@ class Case:
         self._host: str = record["host"]
         self._queues: list[str] = record["queues"] or [record["queue"]]
         self._obeys: bool = record["obey"]
-        self._lease: tables.Lease | None = None
+        self._lease: job_tables.Lease | None = None
         self._guards: list[guards.Guard] = []
         self._started = 0.0
         self._seqs = seen.ran
@@ -117,7 +117,9 @@ class Case:
                 self._decide(guards.Trip(guards.EXIT_CONTROL, OFF, "turned off"), self._lease)
                 return
         prefix = identity.process_prefix(self._host, self.pid)
-        table = tables.NODE_JOBS if self._queues[0] in config.DAG_QUEUES else tables.INGEST_JOBS
+        table = (
+            job_tables.NODE_JOBS if self._queues[0] in config.DAG_QUEUES else job_tables.INGEST_JOBS
+        )
         since = transitions.cancelled_since(conn, table, prefix, seqs=self._seqs)
         over = [asked_s is not None and asked_s >= grace_s for asked_s in since]
         # Of several bodies that run, each is owed its end.
@@ -131,7 +133,7 @@ class Case:
             self._decide(guards.Trip(0, STOPPED, "told to stop, and did not"), self._lease)
 
     def _decide(
-        self, trip: guards.Trip, lease: tables.Lease | None = None, seconds: float = 0.0
+        self, trip: guards.Trip, lease: job_tables.Lease | None = None, seconds: float = 0.0
     ) -> None:
         self.sentence = Sentence(trip, self._host, self._queues[0], lease, seconds)
 

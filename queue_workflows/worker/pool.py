@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from queue_workflows import config, db, errors, worker_control
+from queue_workflows.engine import job_tables, outcomes, transitions
 from queue_workflows.runtime import service
-from queue_workflows.store import outcomes, tables, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import bodies, claimer, current, guards, held, lane, loop, watch
 
@@ -24,7 +24,7 @@ class _Seats:
     def __init__(self, own: lane.Lane, kept: db.Kept) -> None:
         self.lane = own
         self.held = own.held
-        self.claimer = claimer.Claimer(tables.INGEST_JOBS, own.who, kept=kept)
+        self.claimer = claimer.Claimer(job_tables.INGEST_JOBS, own.who, kept=kept)
         self.claimer.also_held = own.held.ids
         self.queue = own.who().queue
         self.look = False
@@ -69,7 +69,7 @@ class PoolLoop:
     def run_forever(self) -> None:
         """Run jobs as they come until `stop` and the end of what runs then."""
         locks = [transitions.LIFE_LOCK + each.lane.who().worker_id for each in self._seats]
-        channel = loop.READY_CHANNEL[tables.INGEST_JOBS.name]
+        channel = loop.READY_CHANNEL[job_tables.INGEST_JOBS.name]
         listener = db.listen(channel, "worker_control", "job_cancel", poll_s=3600.0, locks=locks)
         try:
             with service.Follow("worker-listen", listener, self._heard):

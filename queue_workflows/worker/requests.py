@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 from queue_workflows import db, errors
+from queue_workflows.engine import claims
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.store import claims, model_controls
+from queue_workflows.store import model_controls
 from queue_workflows.types import JsonDict, NowFn, Row
 
 _log = logging.getLogger(__name__)

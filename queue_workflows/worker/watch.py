@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, worker_control
+from queue_workflows.engine import job_tables, transitions
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, service
-from queue_workflows.store import fleet, payload, tables, transitions, workers
+from queue_workflows.store import fleet, payload, workers
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
 from queue_workflows.worker import (
@@ -235,7 +236,7 @@ class Watch:
         work.settling = True
         self._logs.end(work.lease)
 
-    def _printing(self) -> tables.Lease | None:
+    def _printing(self) -> job_tables.Lease | None:
         """The claim of the body that runs now, or that asks."""
         works = self._works
         work = current.here.get() if self._several else works[0] if works else None
@@ -275,8 +276,8 @@ class Watch:
             self.wake("renew")
 
     def _renew(self) -> None:
-        said = dict[tables.Lease, str | None]()
-        ends = dict[tables.Lease, guards.LeaseEnd]()
+        said = dict[job_tables.Lease, str | None]()
+        ends = dict[job_tables.Lease, guards.LeaseEnd]()
         with self._lanes[0].held.writing():
             works, sent = self._works, self._now()
             for each in self._lanes:
@@ -304,7 +305,7 @@ class Watch:
         self._keep_fuses()
         self._mind_batch()
 
-    def _excuse(self, conn: db.Connection, lost: Sequence[tables.Lease]) -> None:
+    def _excuse(self, conn: db.Connection, lost: Sequence[job_tables.Lease]) -> None:
         """Take back the crash that the end of these claims may have counted: this process lives.
 
         Not where it was held up itself, as by a handler that kept the GIL past its lease.

@@ -17,9 +17,8 @@ from queue_workflows import db as engine
 from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
 from queue_workflows.cli import account
-from queue_workflows.engine import logs
+from queue_workflows.engine import job_tables, logs, transitions
 from queue_workflows.store import history as rows
-from queue_workflows.store import tables, transitions
 from tests.support import factories, flow
 from tests.support.commands import ROOT, Command, Commands, script
 from tests.support.flow import Flow
@@ -138,7 +137,7 @@ def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
         held = factories.claim_node(conn)
         assert held["id"] == job["id"]
         lease = factories.node_lease(held)
-        logs.write(conn, tables.NODE_JOBS, [logs.Written(lease, f"n of s/n{n}\nrest", "", 0)])
+        logs.write(conn, job_tables.NODE_JOBS, [logs.Written(lease, f"n of s/n{n}\nrest", "", 0)])
         if n < nodes - failed:
             factories.complete_node(conn, held)
         else:

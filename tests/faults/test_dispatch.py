@@ -13,7 +13,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import migrations, node_pool, run_store, store
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from tests.support import factories, flow, laws, toyhost
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import until

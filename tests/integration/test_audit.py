@@ -17,7 +17,8 @@ from queue_workflows import db as engine
 from queue_workflows import errors
 from queue_workflows.__main__ import main
 from queue_workflows.cli import audit as command
-from queue_workflows.store import audit, tables, transitions
+from queue_workflows.engine import job_tables, transitions
+from queue_workflows.store import audit
 from tests.support import factories
 from tests.support.flow import Flow
 
@@ -303,7 +304,7 @@ def test_crashes_retries_and_reopened_runs_break_nothing(db: ModuleType) -> None
         for _ in range(3):
             own.execute("UPDATE workflow_node_jobs SET available_at = NULL")
             factories.expire(own, factories.claim_node(own))
-            transitions.reclaim_lapsed(own, tables.NODE_JOBS)
+            transitions.reclaim_lapsed(own, job_tables.NODE_JOBS)
         assert factories.reread(own, job)["attempts"] == 2
         assert factories.reread(own, poison)["crash_count"] == 3
         assert factories.reread(own, poison)["status"] == "failed"
@@ -323,7 +324,7 @@ def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
         assert factories.reread(own, job)["claim_no"] == 2
         assert broken(own) == {}
         factories.expire(own, job)
-        transitions.reclaim_lapsed(own, tables.INGEST_JOBS)
+        transitions.reclaim_lapsed(own, job_tables.INGEST_JOBS)
         assert factories.claim_ingest(own)["claim_no"] == 3
         assert broken(own) == {}
 

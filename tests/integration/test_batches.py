@@ -15,7 +15,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, dispatcher, node_queue, worker_control
 from queue_workflows import db as engine
-from queue_workflows.store import claims, transitions
+from queue_workflows.engine import claims, transitions
 from queue_workflows.worker import batch, guards, held, lane, watch
 from tests.support import commands, factories, laws, stubborn
 from tests.support.commands import Commands

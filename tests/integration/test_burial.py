@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, node_queue, run_store
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import identity, supervisor
-from queue_workflows.store import claims, tables
 from queue_workflows.worker import burial, guards, oversight
 from tests.support import hostile
 from tests.support.wait import until
@@ -172,7 +172,9 @@ def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_be
     )
 
 
-def killed_by_its_parent(trip: guards.Trip, lease: tables.Lease | None = None) -> supervisor.Exit:
+def killed_by_its_parent(
+    trip: guards.Trip, lease: job_tables.Lease | None = None
+) -> supervisor.Exit:
     sentence = oversight.Sentence(trip, LABEL, "gpu", lease, 4.5)
     verdict = supervisor.Verdict(trip.code, trip.reason, sentence)
     return supervisor.Exit("w", os.getpid(), trip.code, None, 42, 0.5, verdict)
@@ -198,7 +200,7 @@ def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
     assert claims[1]
-    lease = tables.lease_of(tables.NODE_JOBS, claims[0])
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, claims[0])
     node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
     with db.connect() as conn:
         rows = burial.bury(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
@@ -234,7 +236,7 @@ def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleT
             "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'gpu', 1)",
             (identity.process_prefix(LABEL, 1) + "r", LABEL),
         )
-        ended = killed_by_its_parent(STALL, tables.lease_of(tables.NODE_JOBS, claim))
+        ended = killed_by_its_parent(STALL, job_tables.lease_of(job_tables.NODE_JOBS, claim))
         burial.bury(conn, ended, host_label=LABEL)
         beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
     assert beat["age"].total_seconds() < 300
@@ -244,7 +246,7 @@ def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleT
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
-    lease = tables.lease_of(tables.NODE_JOBS, claim)
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, claim)
     with db.connect() as conn:
         conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = 3")
         burial.bury(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
@@ -256,7 +258,9 @@ def test_a_trip_of_the_parents_is_fenced_by_the_claim_it_was_made_for(db: Module
     run_id = queued("a")
     claim = node_queue.claim_next_cpu_job(host=LABEL)
     assert claim
-    lease = tables.lease_of(tables.NODE_JOBS, claim)._replace(claim_no=claim["claim_no"] - 1)
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, claim)._replace(
+        claim_no=claim["claim_no"] - 1
+    )
     with db.connect() as conn:
         burial.bury(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
     back = job(run_id, "a")
@@ -281,7 +285,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
     trip = guards.Trip(0, oversight.STOPPED, "told to stop, and did not")
-    ended = killed_by_its_parent(trip, tables.lease_of(tables.NODE_JOBS, claims[0]))
+    ended = killed_by_its_parent(trip, job_tables.lease_of(job_tables.NODE_JOBS, claims[0]))
     if not silent:
         ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
     with db.connect() as conn:

@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import dispatcher
 from queue_workflows.cli import cancel
-from queue_workflows.store import transitions
+from queue_workflows.engine import transitions
 from tests.support import ear, factories, flow, laws
 from tests.support.wait import until
 

@@ -10,7 +10,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import node_pool
-from queue_workflows.store import tables, transitions
+from queue_workflows.engine import job_tables, transitions
 from queue_workflows.types import Row
 from tests.support import factories
 
@@ -31,8 +31,8 @@ def claimed(conn: engine.Connection, family: str, **columns: Any) -> Row:
     return factories.claim_ingest(conn)
 
 
-def lease_of(job: Row) -> tables.Lease:
-    return tables.lease_of(factories.table_of(job), job)
+def lease_of(job: Row) -> job_tables.Lease:
+    return job_tables.lease_of(factories.table_of(job), job)
 
 
 def lapse(conn: engine.Connection, job: Row, renewed_ago_s: float = 60.0) -> None:
@@ -117,7 +117,7 @@ def test_no_other_crash_is_taken_back(conn: engine.Connection, family: str, wron
     assert state(conn, job) == before
 
 
-def factories_note(conn: engine.Connection, table: tables.JobTable, row: Row) -> None:
+def factories_note(conn: engine.Connection, table: job_tables.JobTable, row: Row) -> None:
     """A parent's death certificate."""
     transitions.events.note(conn, table, row, "death", detail="{}", error="killed by SIGKILL")
 

@@ -22,7 +22,8 @@ from queue_workflows import (
 from queue_workflows import (
     db as database,
 )
-from queue_workflows.store import claims, tables, transitions, workers
+from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.store import workers
 from queue_workflows.worker import claimer, guards
 from tests.support import wait
 
@@ -230,7 +231,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
             "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
             (job_id,),
         )
-        assert [r["id"] for r in transitions.reclaim_lapsed(conn, tables.NODE_JOBS)] == [job_id]
+        assert [r["id"] for r in transitions.reclaim_lapsed(conn, job_tables.NODE_JOBS)] == [job_id]
     successor = claims.Claimant("other:1:b:r", "other", "cpu")
     with database.transaction() as conn:
         taken = claims.node_step(conn, successor)
@@ -494,7 +495,7 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
     thread.start()
     assert body.started.wait(10)
     row = job(job_id)
-    stranger = tables.Lease(tables.NODE_JOBS, job_id, second.worker_id, row["claim_no"])
+    stranger = job_tables.Lease(job_tables.NODE_JOBS, job_id, second.worker_id, row["claim_no"])
     with database.transaction() as conn:
         assert claims.renew(conn, [stranger], lease_s=600) == []
         assert transitions.fail(conn, stranger, error="x") is None
@@ -689,7 +690,7 @@ def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Bod
     assert held is not None
     queue_workflows.cancel_job(found["id"])
     queue_workflows.retry_run(run["id"])
-    lease = tables.lease_of(tables.NODE_JOBS, held)
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, held)
     with database.transaction() as conn:
         transitions.hand_back(conn, lease, reason="cancelled")
     assert job(found["id"])["status"] == "queued"

@@ -15,7 +15,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, config, node_queue, worker_control
 from queue_workflows import db as engine
-from queue_workflows.store import claims, outcomes, quarantine, tables, transitions
+from queue_workflows.engine import claims, job_tables, outcomes, quarantine, transitions
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, held
 from tests.integration.test_unreadable_rows import ended, pooled, serving
@@ -103,7 +103,7 @@ def test_a_node_at_the_end_of_claim_no_fails_with_its_event_and_outbox_row(
     run_id = bad_node(conn, queue)
     good = factories.node(conn, queue=queue, priority=1)["id"]
     who = factories.who(queue, newest=newest, lane=3)
-    subject = claimer.Claimer(tables.NODE_JOBS, lambda: who)
+    subject = claimer.Claimer(job_tables.NODE_JOBS, lambda: who)
     try:
         with caplog.at_level(logging.WARNING):
             claimed = [subject.claim(), subject.claim()]
@@ -137,7 +137,7 @@ def test_a_worker_of_models_gets_none_that_it_does_not_know(conn: engine.Connect
     factories.node(conn, queue="gpu", required_model="b", priority=1)
     known = factories.node(conn, queue="gpu", required_model="a", priority=2)["id"]
     who = factories.who("gpu", models=["a"])
-    found = quarantine.claim_apart(conn, tables.NODE_JOBS, who, promote=False)
+    found = quarantine.claim_apart(conn, job_tables.NODE_JOBS, who, promote=False)
     assert found.job_id == known
 
 
@@ -175,14 +175,14 @@ def test_a_batch_is_kept_although_the_next_claim_raises(conn: engine.Connection)
     for _ in range(4):
         factories.ingest(conn, queue=QUEUE, task_name="counts", priority=0)
     who = factories.who(QUEUE)
-    subject = claimer.Claimer(tables.INGEST_JOBS, lambda: who)
+    subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: who)
     try:
         first = subject.claim_batch(4)
         for number in range(3):
             bad_ingest(conn, f"bad-{number}")
         after = factories.ingest(conn, queue=QUEUE)["id"]
         results = [
-            claims.IngestResult(tables.lease_of(tables.INGEST_JOBS, job), "{}", 0.1)
+            claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.1)
             for job in first
         ]
         assert [job["id"] for job in subject.claim_batch(4, results)] == [after]
@@ -225,7 +225,9 @@ def test_what_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
         " OR OLD.id = 'end' AND NEW.status = 'failed'"
     )
     with refusing(conn, "ingest_jobs", when):
-        found = quarantine.claim_apart(conn, tables.INGEST_JOBS, factories.who(QUEUE), promote=True)
+        found = quarantine.claim_apart(
+            conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=True
+        )
         assert found.job_id == good
         assert {each["id"]: each["became"] for each in found.aside} == {
             "claim": "failed",
@@ -246,7 +248,7 @@ def test_what_may_be_refused_for_a_while_is_tried_again_where_nothing_else_is_cl
     factories.ingest(conn, queue=QUEUE)
     with refusing(conn, "ingest_jobs", "NEW.status = 'running'"):
         found = quarantine.claim_apart(
-            conn, tables.INGEST_JOBS, factories.who(QUEUE), promote=False
+            conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=False
         )
         assert (found.job_id, {e["became"] for e in found.aside}) == (None, {"postponed"})
     row = rows(conn, "ingest_jobs")[first]
@@ -258,7 +260,7 @@ def test_nobody_is_ended_for_an_error_of_the_system(conn: engine.Connection, sta
     for _ in range(2):
         factories.ingest(conn, queue=QUEUE)
     with refusing(conn, "ingest_jobs", "NEW.status = 'running' AND OLD.seq % 2 = 0", state):
-        subject = claimer.Claimer(tables.INGEST_JOBS, lambda: factories.who(QUEUE))
+        subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: factories.who(QUEUE))
         claimed: list[Row | None] = []
         with pytest.raises(psycopg.Error), contextlib.closing(subject):
             claimed += [subject.claim() for _ in range(2)]
@@ -291,7 +293,7 @@ def test_a_row_that_another_worker_tries_is_left_to_it(
     with engine.connect() as other, other.transaction():
         other.execute("SELECT 1 FROM ingest_jobs WHERE id = 'bad' FOR UPDATE")
         found = quarantine.claim_apart(
-            conn, tables.INGEST_JOBS, factories.who(QUEUE), promote=False
+            conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=False
         )
         assert (found.job_id, found.aside) == (good, [])
     assert rows(conn, "ingest_jobs")["bad"]["status"] == "queued"
@@ -307,7 +309,7 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: engine.Connection)
     who = factories.who(QUEUE)
 
     def claimed() -> str | None:
-        return quarantine.claim_apart(conn, tables.INGEST_JOBS, who, promote=False).job_id
+        return quarantine.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=False).job_id
 
     worker_control.disable_worker("box", QUEUE)
     assert claimed() is None
@@ -373,12 +375,12 @@ def test_an_end_that_the_data_forbids_fails_the_job_uncharged(conn: engine.Conne
     assert "its end cannot be recorded: the app refuses bad" in row["error"]
 
 
-def leases(conn: engine.Connection, count: int) -> list[tables.Lease]:
+def leases(conn: engine.Connection, count: int) -> list[job_tables.Lease]:
     who = factories.who(QUEUE)
     for number in range(count):
         factories.ingest(conn, id=f"j{number}", queue=QUEUE)
     jobs = claims.ingest_step(conn, who, claim=count)
-    return [tables.lease_of(tables.INGEST_JOBS, job) for job in jobs]
+    return [job_tables.lease_of(job_tables.INGEST_JOBS, job) for job in jobs]
 
 
 def test_a_renewal_that_one_row_refuses_renews_the_others(conn: engine.Connection) -> None:
@@ -404,10 +406,10 @@ def test_what_goes_back_goes_back_without_the_row_that_refuses(
         if way == "hand back":
             changed = transitions.hand_back_all(conn, held_, reason="test")
         elif way == "strays":
-            changed = transitions.release_strays(conn, tables.INGEST_JOBS, "w1", [])
+            changed = transitions.release_strays(conn, job_tables.INGEST_JOBS, "w1", [])
         else:
             changed = transitions.reclaim_dead(
-                conn, tables.INGEST_JOBS, prefix="w1", evidence="died"
+                conn, job_tables.INGEST_JOBS, prefix="w1", evidence="died"
             )
     assert sorted(row["id"] for row in changed) == ["j0", "j2"]
     assert {row["status"] for row in changed} == {"queued"}
@@ -419,13 +421,13 @@ def test_an_outcome_is_never_a_failure_of_the_job_behind(conn: engine.Connection
     job = factories.ingest(conn, queue=QUEUE, max_attempts=1, priority=0)["id"]
     bad_ingest(conn)
     who = factories.who(QUEUE)
-    subject = claimer.Claimer(tables.INGEST_JOBS, lambda: who)
+    subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: who)
     from queue_workflows.worker import current, guards
 
     try:
         row = subject.claim()
         assert row is not None
-        work = current.Work(tables.INGEST_JOBS, row, guards.LeaseEnd(subject.sent_at, 60))
+        work = current.Work(job_tables.INGEST_JOBS, row, guards.LeaseEnd(subject.sent_at, 60))
         assert subject.finish(work, outcomes.Outcome("completed", 0.1), claim=True) is None
     finally:
         subject.close()

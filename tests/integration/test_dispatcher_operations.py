@@ -11,7 +11,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
-from queue_workflows.store import transitions
+from queue_workflows.engine import transitions
 from tests.support import factories, flow, laws
 
 

@@ -18,7 +18,7 @@ from queue_workflows import (
     node_queue,
 )
 from queue_workflows.dag import answers, widgets
-from queue_workflows.store import tables, transitions
+from queue_workflows.engine import job_tables, transitions
 from queue_workflows.types import Row
 from tests.support import factories
 
@@ -152,8 +152,8 @@ def _requeue_by_sql_without_owner(conn: Any, job: Row) -> None:
     )
 
 
-def _lease(job: Row) -> tables.Lease:
-    return tables.lease_of(factories.table_of(job), job)
+def _lease(job: Row) -> job_tables.Lease:
+    return job_tables.lease_of(factories.table_of(job), job)
 
 
 WAYS: dict[str, Callable[[Any, Row], object]] = {

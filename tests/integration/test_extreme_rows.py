@@ -12,7 +12,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, config
 from queue_workflows import db as engine
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer
 from tests.integration.test_unreadable_rows import batches, pooled, serving
@@ -75,7 +75,7 @@ def put_extremes(conn: engine.Connection, table: str, column: str, **given: str)
     return ids
 
 
-def status(conn: engine.Connection, table: tables.JobTable, job_id: str) -> str:
+def status(conn: engine.Connection, table: job_tables.JobTable, job_id: str) -> str:
     row = conn.execute(
         f"SELECT status FROM {table.name} WHERE id = %s",  # pyright: ignore[reportArgumentType]
         (job_id,),
@@ -85,7 +85,7 @@ def status(conn: engine.Connection, table: tables.JobTable, job_id: str) -> str:
 
 
 def work_until(
-    conn: engine.Connection, table: tables.JobTable, queue: str, good: str, bound: int
+    conn: engine.Connection, table: job_tables.JobTable, queue: str, good: str, bound: int
 ) -> None:
     """Claims, at most `bound`, one after the other until the good job has completed."""
     worker = claim_worker.ClaimWorker(queue=queue, host="box", on_exit=exits)
@@ -134,7 +134,7 @@ def test_an_ingest_job_behind_any_row_completes(
         conn, "ingest_jobs", column, task_name=f"'{task}'", queue=f"'{QUEUE}'", priority="0"
     )
     good = factories.ingest(conn, id="good", task_name="t", queue=QUEUE)["id"]
-    work_until(conn, tables.INGEST_JOBS, QUEUE, good, 20)
+    work_until(conn, job_tables.INGEST_JOBS, QUEUE, good, 20)
 
 
 @pytest.mark.parametrize("node", ["m", "fails"])
@@ -159,7 +159,7 @@ def test_a_node_behind_any_row_completes(
         except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
             continue
     good = factories.node(conn, id="good", node_id="good")["id"]
-    work_until(conn, tables.NODE_JOBS, "cpu", good, 20)
+    work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
 
 
 @pytest.mark.parametrize("column", RUN_COLUMNS)
@@ -176,7 +176,7 @@ def test_a_node_behind_those_of_any_run_completes(
         template: Row = {"x": {"$from": "x"}}
         factories.node(conn, f"run-{number}", input_template=template, ref_heads=["x"], priority=0)
     good = factories.node(conn, id="good", node_id="good")["id"]
-    work_until(conn, tables.NODE_JOBS, "cpu", good, 20)
+    work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
 
 
 @pytest.mark.parametrize("make", [batches, pooled])
@@ -196,6 +196,6 @@ def test_batches_and_pools_get_past_all_of_them_at_once(
     good = [factories.ingest(conn, task_name="t", queue=QUEUE)["id"] for _ in range(5)]
     with serving(make(QUEUE)):
         until(
-            lambda: all(status(conn, tables.INGEST_JOBS, each) == "completed" for each in good),
+            lambda: all(status(conn, job_tables.INGEST_JOBS, each) == "completed" for each in good),
             timeout_s=60,
         )

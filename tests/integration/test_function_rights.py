@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows.store import quarantine, rights, tables
+from queue_workflows.engine import job_tables, quarantine
+from queue_workflows.store import rights
 from tests.support import factories, hostile
 
 OURS = (
@@ -139,7 +140,7 @@ def test_the_work_of_a_start_is_bounded_by_the_rate(conn: Any) -> None:
 
 @pytest.mark.parametrize("family", ["ingest", "node"])
 def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str) -> None:
-    table = tables.INGEST_JOBS if family == "ingest" else tables.NODE_JOBS
+    table = job_tables.INGEST_JOBS if family == "ingest" else job_tables.NODE_JOBS
     who = factories.who("fetch" if family == "ingest" else "cpu")
     for each in ("bad", "good"):
         priority = 1 if each == "bad" else 2

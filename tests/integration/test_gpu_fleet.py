@@ -23,8 +23,9 @@ from queue_workflows import (
     waiting,
     worker_control,
 )
+from queue_workflows.engine import claims
 from queue_workflows.runtime import service
-from queue_workflows.store import claims, fleet, workers
+from queue_workflows.store import fleet, workers
 from queue_workflows.worker import card, gear
 from tests.support import factories, wait
 

@@ -13,7 +13,7 @@ from psycopg import sql
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
-from queue_workflows.store import events, tables, transitions
+from queue_workflows.engine import job_events, job_tables, transitions
 from queue_workflows.store import history as rows
 from tests.support import factories, flow
 from tests.support.flow import Flow
@@ -160,7 +160,7 @@ def test_every_claim_is_an_attempt_with_its_own_end(conn: engine.Connection) -> 
     transitions.hand_back(conn, factories.node_lease(held), reason="shutdown")
     held = factories.claim_node(conn, factories.who(worker_id="box:77:m:r"))
     factories.expire(conn, held)
-    transitions.reclaim_lapsed(conn, tables.NODE_JOBS)
+    transitions.reclaim_lapsed(conn, job_tables.NODE_JOBS)
     held = factories.claim_node(conn)
     factories.complete_node(conn, held, done=True)
     shown = told(job["id"])
@@ -179,7 +179,7 @@ def test_a_trip_shows_its_reason_and_what_became_of_the_job(conn: engine.Connect
     row = transitions.trip(conn, lease, error="over its budget", seconds=9.0)
     assert row is not None
     named = row | {"worker_id": lease.worker_id}
-    events.note(conn, lease.table, named, "budget_trip", detail="{}", elapsed_s=9.0)
+    job_events.note(conn, lease.table, named, "budget_trip", detail="{}", elapsed_s=9.0)
     (attempt,) = told(job["id"])["attempts"]
     assert (attempt["outcome"], attempt["error"], attempt["ran_s"]) == (
         "requeued", "over its budget", 9.0,

@@ -10,7 +10,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import input_listener
-from queue_workflows.store import isolation
+from queue_workflows.engine import row_isolation
 from tests.support import factories, flow, hostile
 
 DEEP = "[" * 1500 + "]" * 1500
@@ -166,7 +166,7 @@ def test_an_early_answer_waits_without_using_up_its_attempts(
 ) -> None:
     run_id = flows.started()
     early = answer(conn, run_id, "1")
-    rows = isolation.Isolation()
+    rows = row_isolation.Isolation()
     listener = input_listener.InputListener(rows=rows)
     for _ in range(3):
         conn.execute("UPDATE workflow_input_submissions SET available_at = NULL")

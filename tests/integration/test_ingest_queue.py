@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue
-from queue_workflows.store import outbox, transitions
+from queue_workflows.engine import transitions
+from queue_workflows.store import outbox
 from tests.support import factories
 from tests.support.ear import Ear
 

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from queue_workflows import dispatcher, node_queue, retention
-from queue_workflows.store import nodes, transitions
+from queue_workflows.engine import transitions
+from queue_workflows.store import nodes
 from queue_workflows.worker import guards, leaving
 from tests.support import factories
 

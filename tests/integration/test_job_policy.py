@@ -11,7 +11,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
-from queue_workflows.store import nodes, outcomes, sweeps
+from queue_workflows.engine import outcomes
+from queue_workflows.store import nodes, sweeps
 from tests.support import factories, flow, laws
 from tests.support.flow import Flow
 

@@ -14,8 +14,8 @@ import pytest
 from queue_workflows import config, errors, history, jobs, node_queue
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
+from queue_workflows.engine import outcomes, transitions
 from queue_workflows.runtime import process
-from queue_workflows.store import outcomes, transitions
 from tests.support import factories, laws
 
 

@@ -13,8 +13,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, history, node_queue, retention, run_store
 from queue_workflows import db as engine
-from queue_workflows.engine import logs
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables, logs
 from queue_workflows.worker import capture
 from tests.support import factories, flow
 from tests.support.flow import Flow
@@ -46,7 +45,7 @@ def stored(conn: engine.Connection) -> int:
 
 
 def written(job: dict[str, Any], head: str | None, tail: str = "", cut: int = 0) -> logs.Written:
-    return logs.Written(tables.lease_of(factories.table_of(job), job), head, tail, cut)
+    return logs.Written(job_tables.lease_of(factories.table_of(job), job), head, tail, cut)
 
 
 def write(conn: engine.Connection, job: dict[str, Any], *parts: Any) -> int:

@@ -13,7 +13,8 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
-from queue_workflows.store import nodes, sweeps, tables, transitions
+from queue_workflows.engine import job_tables, transitions
+from queue_workflows.store import nodes, sweeps
 from tests.support import factories, flow, statements, wait
 
 
@@ -91,7 +92,7 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
             # It sees the event of a, which waits for the run's lock, and so wakes nobody.
             given = {"result": "{}", "seconds": None, "error": None, "rss": None}
             job_id = flow.job(run_id, "s/b")["id"]
-            assert nodes.operate(ours, job_id, tables.NODE_JOBS, "completed", given)
+            assert nodes.operate(ours, job_id, job_tables.NODE_JOBS, "completed", given)
             theirs.rollback()
             wait.until(lambda: factories.column(conn, closed), timeout_s=5)
             ours.commit()

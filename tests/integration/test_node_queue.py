@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, node_queue
-from queue_workflows.store import claims, outbox
+from queue_workflows.engine import claims
+from queue_workflows.store import outbox
 from tests.support import factories
 from tests.support.ear import Ear
 
@@ -574,7 +575,7 @@ def test_a_row_that_is_locked_is_left_for_the_next_sweep(
 
 
 def test_the_four_counters_are_four(run: str, conn: Any) -> None:
-    from queue_workflows.store import transitions
+    from queue_workflows.engine import transitions
 
     job_id = enqueue(run)
     conn.execute("UPDATE workflow_node_jobs SET max_attempts = 5")

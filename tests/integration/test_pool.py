@@ -16,7 +16,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, dispatcher, errors, node_queue, worker_control
 from queue_workflows import db as engine
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from queue_workflows.worker import guards
 from tests.support import factories, laws
 from tests.support.wait import until

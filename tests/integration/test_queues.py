@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import claim_worker, cli, config, errors, node_queue, queues, waiting
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from tests.support import factories
 from tests.support.wait import until
 

@@ -11,8 +11,8 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import history, node_pool, node_queue, retention, run_store
-from queue_workflows.engine import logs, schedules
-from queue_workflows.store import events, fleet, isolation
+from queue_workflows.engine import job_events, logs, row_isolation, schedules
+from queue_workflows.store import fleet
 from queue_workflows.store import retention as statements
 from tests.support import factories, laws, wait
 
@@ -220,12 +220,12 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
         conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
         with conn.transaction():
             assert statements.delete_outbox(conn, 30) == 5000
-            assert events.prune_nodes(conn, older_than_days=30, batch=5000) == 5000
+            assert job_events.prune_nodes(conn, older_than_days=30, batch=5000) == 5000
             assert statements.delete_ingest_events(conn, 30) == 5000
             assert logs.prune(conn, older_than_days=30, batch=5000) == 5000
             assert schedules.prune(conn, batch=5000) == 5000
             assert statements.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
-            assert statements.delete_runs(conn, 0, 30, isolation.Isolation()) == statements.RUNS
+            assert statements.delete_runs(conn, 0, 30, row_isolation.Isolation()) == statements.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from queue_workflows import node_queue
-from queue_workflows.store import tables, transitions
+from queue_workflows.engine import job_tables, transitions
 from tests.support import factories
 
 FAMILIES = ("workflow_node_jobs", "ingest_jobs")
@@ -244,7 +244,7 @@ def test_a_count_of_crashes_at_its_end_is_counted_on(conn: Any, count: int, stat
     factories.claim_ingest(conn)
     with as_before(conn):
         conn.execute("UPDATE ingest_jobs SET crash_count = %s, lease_expires_at = now()", (count,))
-    (row,) = transitions.reclaim_lapsed(conn, tables.INGEST_JOBS)
+    (row,) = transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
     assert row["status"] == status
 
 
@@ -254,7 +254,7 @@ def test_a_count_of_trips_at_its_end_is_counted_on(conn: Any, count: int) -> Non
     job = factories.claim_node(conn)
     with as_before(conn):
         conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = %s", (count,))
-    lease = tables.lease_of(tables.NODE_JOBS, job)
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
     row = transitions.trip(conn, lease, error="e", seconds=1.0)
     assert row is not None
     assert row["status"] == ("failed" if count > 0 else "queued")
@@ -287,7 +287,7 @@ def test_a_policy_whose_wait_is_none_stops_no_input_node(conn: Any, wait: str) -
             (wait,),
         )
     job = factories.claim_node(conn)
-    row = transitions.park(conn, tables.lease_of(tables.NODE_JOBS, job))
+    row = transitions.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
     assert row is not None
     assert row["status"] == "awaiting_input"
 
@@ -355,4 +355,4 @@ def test_a_worker_whose_detail_is_nonsense_stops_no_sweep(conn: Any) -> None:
         "INSERT INTO workers (worker_id, host_label, queue, pid, detail, last_seen)"
         " VALUES ('w1', 'box', 'fetch', 1, '{\"lock\": \"abc\"}', now() - interval '1 hour')"
     )
-    assert transitions.reclaim_gone(conn, tables.INGEST_JOBS, 1.0) == []
+    assert transitions.reclaim_gone(conn, job_tables.INGEST_JOBS, 1.0) == []

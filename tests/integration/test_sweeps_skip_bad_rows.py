@@ -11,8 +11,9 @@ import pytest
 import queue_workflows
 from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
+from queue_workflows.engine import job_tables, row_isolation, transitions
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from queue_workflows.store import isolation, nodes, outbox, tables, transitions
+from queue_workflows.store import nodes, outbox
 from tests.support import factories, hostile, wait
 from tests.support.factories import one
 
@@ -75,7 +76,7 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
         due = "available_at = now() - interval '1 minute'"
         conn.execute(f"UPDATE {table} SET {due} WHERE id IN ('a', 'bad', 'z')".encode())
     guard(conn, table, "bad", state=state)
-    rows = isolation.Isolation()
+    rows = row_isolation.Isolation()
     assert outbox.promote_due(conn, rows) == 2
     waiting = factories.column(conn, f"SELECT id FROM {table} WHERE available_at IS NOT NULL")
     assert waiting == ["bad"]
@@ -91,11 +92,11 @@ def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad", event="UPDATE OF available_at")
     clock = Clock()
-    rows = isolation.Isolation(clock)
+    rows = row_isolation.Isolation(clock)
     for _ in range(3):
         assert one(conn, "SELECT status FROM ingest_jobs") == "queued"
         outbox.promote_due(conn, rows)
-        clock.now += isolation.MAX_S
+        clock.now += row_isolation.MAX_S
     status, error = factories.reread(conn, {"id": "bad"}), None
     status, error = status["status"], status["error"]
     assert (status, "the app refuses this row" in error) == ("failed", True)
@@ -110,11 +111,11 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")
     guard(conn, "ingest_jobs", "bad")
     clock = Clock()
-    rows = isolation.Isolation(clock)
+    rows = row_isolation.Isolation(clock)
     outbox.promote_due(conn, rows)
     conn.execute("DROP FUNCTION app_guard() CASCADE")
     assert outbox.promote_due(conn, rows) == 0
-    clock.now += isolation.FIRST_S
+    clock.now += row_isolation.FIRST_S
     assert outbox.promote_due(conn, rows) == 1
 
 
@@ -123,7 +124,7 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
 def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
     conn: engine.Connection, family: str, state: str
 ) -> None:
-    table = tables.NODE_JOBS if family == "node" else tables.INGEST_JOBS
+    table = job_tables.NODE_JOBS if family == "node" else job_tables.INGEST_JOBS
     ids = [f"j{number}" for number in range(5)]
     for each in ids:
         if family == "node":
@@ -163,8 +164,8 @@ def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
                 (job["id"],),
             )
     conn.execute("UPDATE workers SET last_seen = now() - interval '1 hour'")
-    duty = transitions.gone_duty(tables.INGEST_JOBS, 30)
-    taken = isolation.Isolation().batch(conn, duty)
+    duty = transitions.gone_duty(job_tables.INGEST_JOBS, 30)
+    taken = row_isolation.Isolation().batch(conn, duty)
     assert [row["id"] for row in taken] == ["gone"]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import cli, waiting, worker_control
-from queue_workflows.store import claims, fleet, lock_keys, workers
+from queue_workflows.engine import claims
+from queue_workflows.store import fleet, lock_keys, workers
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
 

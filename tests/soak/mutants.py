@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 from queue_workflows.dag import readiness
-from queue_workflows.engine import schedules
+from queue_workflows.engine import claims, schedules, transitions
 from queue_workflows.runtime import fuse
-from queue_workflows.store import claims, transitions
 from queue_workflows.worker import guards
 from tests.soak import mutants_hostile, mutants_jobs
 from tests.soak.mutant import Conn, Mutant, edit

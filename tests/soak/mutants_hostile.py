@@ -42,12 +42,12 @@ def _hole(conn: Conn) -> None:
 
 def _isolate_nothing() -> None:
     """Every error counts as the server's: nobody looks for the row that raised."""
-    from queue_workflows.store import isolation, quarantine
+    from queue_workflows.engine import quarantine, row_isolation
 
     assert quarantine.is_about_rows is not None
-    assert isolation.is_outage is not None
+    assert row_isolation.is_outage is not None
     quarantine.is_about_rows = lambda _: False
-    isolation.is_outage = lambda _: True
+    row_isolation.is_outage = lambda _: True
 
 
 def _print_raw() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from queue_workflows.store import transitions
+from queue_workflows.engine import transitions
 from queue_workflows.worker import burial
 from tests.soak.mutant import Conn, Mutant, edit
 

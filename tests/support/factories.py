@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from queue_workflows import db
-from queue_workflows.store import claims, tables
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.types import Row
 
 
@@ -68,14 +68,14 @@ def claim_ingest(conn: db.Connection, claimant: claims.Claimant | None = None) -
     return job
 
 
-def node_lease(job: Row) -> tables.Lease:
+def node_lease(job: Row) -> job_tables.Lease:
     """The lease of a claimed node job."""
-    return tables.lease_of(tables.NODE_JOBS, job)
+    return job_tables.lease_of(job_tables.NODE_JOBS, job)
 
 
-def ingest_lease(job: Row) -> tables.Lease:
+def ingest_lease(job: Row) -> job_tables.Lease:
     """The lease of a claimed ingest job."""
-    return tables.lease_of(tables.INGEST_JOBS, job)
+    return job_tables.lease_of(job_tables.INGEST_JOBS, job)
 
 
 def node_result(job: Row, **delta: Any) -> claims.NodeResult:
@@ -119,9 +119,9 @@ def unguarded(conn: db.Connection, table: str) -> Generator[None]:
         conn.execute(sql.SQL("ALTER TABLE {} ENABLE TRIGGER USER").format(name))
 
 
-def table_of(job: Row) -> tables.JobTable:
+def table_of(job: Row) -> job_tables.JobTable:
     """The family of a job's row."""
-    return tables.NODE_JOBS if "node_id" in job else tables.INGEST_JOBS
+    return job_tables.NODE_JOBS if "node_id" in job else job_tables.INGEST_JOBS
 
 
 def expire(conn: db.Connection, job: Row) -> None:

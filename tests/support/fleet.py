@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, dispatcher, node_pool
 from queue_workflows.dispatch import knowledge
+from queue_workflows.engine import claims, job_tables, outcomes, transitions
 from queue_workflows.runtime import clock, identity, supervisor
-from queue_workflows.store import claims, outcomes, tables, transitions
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import Row
 from queue_workflows.worker import burial, claimer, current, guards, lane, watch
@@ -62,7 +62,7 @@ class Past(NamedTuple):
     """A claim that was made once."""
 
     job: model.Job
-    lease: tables.Lease
+    lease: job_tables.Lease
 
     @property
     def is_held(self) -> bool:
@@ -87,7 +87,7 @@ class Slot:
         locks: bool = True,
     ) -> None:  # fmt: skip
         self.host, self.queue, self.newest, self.locks = host, queue, newest, locks
-        self.table = tables.NODE_JOBS if queue in ("cpu", "gpu") else tables.INGEST_JOBS
+        self.table = job_tables.NODE_JOBS if queue in ("cpu", "gpu") else job_tables.INGEST_JOBS
         self._lives = lives
         self.mind: Any = knowledge._Cache(8)
         self.claimer = claimer.Claimer(self.table, self.who)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from queue_workflows import errors
-from queue_workflows.store import claims, tables
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.worker import guards
 from tests.support import factories, fleet, fleet_base
 from tests.support import fleet_model as model
@@ -63,7 +63,7 @@ class Workers(fleet_base.Base):
 
     def take(self, slot: fleet.Slot, row: Any, job: model.Job) -> None:
         slot.begin(row, job)
-        self.past.append(fleet.Past(job, tables.lease_of(slot.table, row)))
+        self.past.append(fleet.Past(job, job_tables.lease_of(slot.table, row)))
 
     @precondition(lambda self: self.busy())
     @rule(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.store import claims
+from queue_workflows.engine import claims
 from queue_workflows.worker import board
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")

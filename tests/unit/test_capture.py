@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.worker import capture
 from tests.support.wait import until
 
@@ -21,12 +21,12 @@ class Bodies:
     """A worker without a database: `lease` is the claim of the body that runs."""
 
     def __init__(self) -> None:
-        self.lease: tables.Lease | None = None
+        self.lease: job_tables.Lease | None = None
         self.source = capture.Source(lambda: self.lease)
 
     def begin(self, number: int) -> None:
         self.source.begin()
-        self.lease = tables.Lease(tables.NODE_JOBS, "j", "w", number)
+        self.lease = job_tables.Lease(job_tables.NODE_JOBS, "j", "w", number)
 
     def end(self) -> None:
         if self.lease is not None:
@@ -56,7 +56,7 @@ def bodies() -> Bodies:
 
 
 def recorded(*parts: bytes, cap_kb: int = 1) -> tuple[str | None, str, int]:
-    recording = capture.Recording(tables.Lease(tables.NODE_JOBS, "j", "w", 1), cap_kb)
+    recording = capture.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), cap_kb)
     for part in parts:
         recording.add(part)
     written = recording.written()
@@ -78,7 +78,7 @@ def test_of_more_the_head_and_the_tail_are_kept(piece: int) -> None:
 
 
 def test_memory_stays_within_the_cap() -> None:
-    recording = capture.Recording(tables.Lease(tables.NODE_JOBS, "j", "w", 1), 1)
+    recording = capture.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
     for _ in range(1000):
         recording.add(b"x" * 1000)
         assert len(recording._head) + len(recording._tail) <= 3 * 1024
@@ -96,7 +96,7 @@ def test_passwords_of_dsns_are_masked() -> None:
 
 
 def test_a_head_that_is_stored_is_not_sent_again() -> None:
-    recording = capture.Recording(tables.Lease(tables.NODE_JOBS, "j", "w", 1), 1)
+    recording = capture.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
     recording.add(b"a" * 600)
     assert recording.written().head == "a" * 512
     recording.add(b"b")
@@ -160,7 +160,7 @@ def test_the_handler_of_last_resort_stays_what_it_is(
 
 def test_what_the_engine_says_is_left_out(bodies: Bodies) -> None:
     with bodies:
-        logging.getLogger("queue_workflows.store.outcomes").warning("node n failed")
+        logging.getLogger("queue_workflows.engine.outcomes").warning("node n failed")
         assert bodies.text() == ""
 
 

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from queue_workflows import db
+from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, identity
-from queue_workflows.store import tables
 from queue_workflows.worker import fencing
 
-LEASE = tables.Lease(tables.INGEST_JOBS, "j", "w:1:m:x", 3)
+LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
 
 class Kept:

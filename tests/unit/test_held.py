@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queue_workflows.store import outcomes, tables
+from queue_workflows.engine import job_tables, outcomes
 from queue_workflows.types import Row
 from queue_workflows.worker import guards, held
 
@@ -35,8 +35,8 @@ def job(job_id: str, claim_no: int = 1) -> Row:
     return {"id": job_id, "worker_id": "w", "claim_no": claim_no, "queue": "load", "seq": 1}
 
 
-def lease(job_id: str, claim_no: int = 1) -> tables.Lease:
-    return tables.lease_of(tables.INGEST_JOBS, job(job_id, claim_no))
+def lease(job_id: str, claim_no: int = 1) -> job_tables.Lease:
+    return job_tables.lease_of(job_tables.INGEST_JOBS, job(job_id, claim_no))
 
 
 def completed(subject: held.Held) -> held.Done:

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.store import outcomes
+from queue_workflows.engine import outcomes
 from queue_workflows.worker import capture
 
 DSN = "postgresql://letters:canary@db/letters"

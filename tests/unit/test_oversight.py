@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import supervisor
-from queue_workflows.store import claims, tables
 from queue_workflows.telemetry.gpu_health import Sample
 from queue_workflows.types import Row
 from queue_workflows.worker import board, current, guards, oversight
@@ -27,7 +27,7 @@ IDLE = Sample(0.0, 2000.0)
 WHO = claims.Claimant("box:1:m:r", "box", "gpu")
 JOB: Row = {"id": "j", "worker_id": WHO.worker_id, "claim_no": 7, "queue": "gpu"}
 JOB |= {"node_module": "m", "required_model": None}
-LEASE = tables.Lease(tables.NODE_JOBS, "j", WHO.worker_id, 7)
+LEASE = job_tables.Lease(job_tables.NODE_JOBS, "j", WHO.worker_id, 7)
 
 
 class Gpu:
@@ -49,7 +49,7 @@ class Worker:
         self.board = own
         self.now = T0
         self.work = current.Work(
-            tables.NODE_JOBS, JOB, guards.LeaseEnd(T0, 9e9), now_fn=lambda: self.now
+            job_tables.NODE_JOBS, JOB, guards.LeaseEnd(T0, 9e9), now_fn=lambda: self.now
         )
         self.work.heard = own.heard
         self.gpu = Gpu()

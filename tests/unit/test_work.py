@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.worker import current, guards
 
 
 def work() -> current.Work:
     job = {"id": "j", "queue": "load", "task_name": "t", "worker_id": "w", "claim_no": 1}
-    return current.Work(tables.INGEST_JOBS, job, guards.LeaseEnd(0.0, 600.0), now_fn=lambda: 0.0)
+    return current.Work(
+        job_tables.INGEST_JOBS, job, guards.LeaseEnd(0.0, 600.0), now_fn=lambda: 0.0
+    )
 
 
 @pytest.mark.parametrize(

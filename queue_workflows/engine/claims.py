@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import db, errors
-from queue_workflows.store import claimed, tables
+from queue_workflows.engine import claimed_jobs, job_tables
 from queue_workflows.types import Row, Unreadable
 
 CLAIM_LOST = "QW001"
@@ -42,7 +42,7 @@ class Claimant(NamedTuple):
 class NodeResult(NamedTuple):
     """What a completed node leaves: JSON texts, seconds, peak RSS in MB."""
 
-    lease: tables.Lease
+    lease: job_tables.Lease
     context_delta: str
     seconds: float
     vm_rss_mb_peak: int | None = None
@@ -62,7 +62,7 @@ class Ahead(NamedTuple):
 class IngestResult(NamedTuple):
     """What a completed ingest job leaves: JSON text and seconds."""
 
-    lease: tables.Lease
+    lease: job_tables.Lease
     result: str
     seconds: float
 
@@ -129,7 +129,7 @@ def node_step(
         raise _lost(error) or error from None
     job = row["job"] if row else None
     if isinstance(job, Unreadable):
-        return claimed.read(conn, tables.NODE_JOBS, claimed.id_of(job), who.worker_id)
+        return claimed_jobs.read(conn, job_tables.NODE_JOBS, claimed_jobs.id_of(job), who.worker_id)
     return job
 
 
@@ -188,7 +188,7 @@ class Renewal(NamedTuple):
     """The job or its run was cancelled, or the run is over."""
 
 
-def _renewing(table: tables.JobTable) -> bytes:
+def _renewing(table: job_tables.JobTable) -> bytes:
     over = (
         "coalesce((SELECT r.status IN ('completed', 'failed', 'cancelled') FROM workflow_runs r"
         " WHERE r.id = j.run_id), false)"
@@ -211,12 +211,12 @@ def _renewing(table: tables.JobTable) -> bytes:
     )
 
 
-_RENEW = {table.name: _renewing(table) for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
+_RENEW = {table.name: _renewing(table) for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)}
 
 
 def renew(
     conn: db.Connection,
-    leases: Sequence[tables.Lease],
+    leases: Sequence[job_tables.Lease],
     *,
     lease_s: float,
     progress: Sequence[str | None] = (),
@@ -241,21 +241,21 @@ def renew(
     return [Renewal(row["id"], row["claim_no"], row["cancel"]) for row in rows]
 
 
-def is_held(conn: db.Connection, lease: tables.Lease) -> bool:
+def is_held(conn: db.Connection, lease: job_tables.Lease) -> bool:
     """Return whether this claim still holds its job."""
-    row = conn.execute(_IS_HELD[lease.table.name], tables.fence(lease)).fetchone()
+    row = conn.execute(_IS_HELD[lease.table.name], job_tables.fence(lease)).fetchone()
     return row is not None
 
 
 _IS_HELD = {
-    table.name: sql.SQL("SELECT FROM {} j WHERE " + tables.HELD)
+    table.name: sql.SQL("SELECT FROM {} j WHERE " + job_tables.HELD)
     .format(sql.Identifier(table.name))
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 
 
-def has_recorded(conn: db.Connection, lease: tables.Lease, events: Sequence[str]) -> bool:
+def has_recorded(conn: db.Connection, lease: job_tables.Lease, events: Sequence[str]) -> bool:
     """Whether this very claim has left one of these events: its write was committed."""
     # Node events are found through their run and node, which are indexed.
     where = (
@@ -269,6 +269,6 @@ def has_recorded(conn: db.Connection, lease: tables.Lease, events: Sequence[str]
             "SELECT 1 FROM {} e WHERE {} e.job_id = %(job)s AND e.claim_no = %(claim)s"
             " AND e.worker_id = %(worker)s AND e.event_type = ANY (%(events)s) LIMIT 1"
         ).format(sql.Identifier(lease.table.events), sql.SQL(where)),
-        tables.fence(lease, events=list(events)),
+        job_tables.fence(lease, events=list(events)),
     ).fetchone()
     return row is not None

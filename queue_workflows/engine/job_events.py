@@ -7,7 +7,7 @@ from typing import Any
 from psycopg import sql
 
 from queue_workflows import db
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 
 _NODE_EVENT = (
@@ -38,13 +38,13 @@ _NOTE = {
         node_values=sql.SQL("%(run_id)s, %(node_id)s, %(required_model)s," if table.in_run else ""),
     )
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 
 
 def note(
     conn: db.Connection,
-    table: tables.JobTable,
+    table: job_tables.JobTable,
     job: Row,
     event_type: str,
     *,

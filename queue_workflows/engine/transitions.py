@@ -10,8 +10,9 @@ from psycopg import sql
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import policy
-from queue_workflows.store import endings, events, isolation, payload, quarantine, tables
-from queue_workflows.store.tables import HELD
+from queue_workflows.engine import job_events, job_tables, poison, quarantine, row_isolation
+from queue_workflows.engine.job_tables import HELD
+from queue_workflows.store import payload
 from queue_workflows.types import Row
 
 FRONT_PRIORITY = 10
@@ -151,13 +152,13 @@ _OF_CLAIM = sql.SQL(
 
 def _both(change: sql.SQL, event: sql.SQL, chosen: sql.SQL = sql.SQL("")) -> dict[str, bytes]:
     return {
-        table.name: tables.transition(table, change, event=event, chosen=chosen)
-        for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+        table.name: job_tables.transition(table, change, event=event, chosen=chosen)
+        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
     }
 
 
 _FAIL_SQL = _both(_FAIL, _FAIL_EVENT)
-_PARK_SQL = tables.transition(tables.NODE_JOBS, _PARK, event=_PARK_EVENT)
+_PARK_SQL = job_tables.transition(job_tables.NODE_JOBS, _PARK, event=_PARK_EVENT)
 _HAND_BACK_SQL = _both(_HAND_BACK, _BACK_EVENT)
 _HAND_BACK_ALL_SQL = _both(_HAND_BACK_ALL, _BACK_EVENT)
 _TRIP_SQL = _both(_TRIP, _BACK_EVENT)
@@ -167,7 +168,7 @@ _RECLAIM_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _LAPSED_AMONG)
 _GONE_AMONG_SQL = _both(_CRASHED, _CRASH_EVENT, _GONE_AMONG)
 
 
-def _lapsed_ids(table: tables.JobTable, also: sql.SQL) -> bytes:
+def _lapsed_ids(table: job_tables.JobTable, also: sql.SQL) -> bytes:
     return (
         sql.SQL(
             "SELECT id FROM {jobs} WHERE " + _IS_LAPSED + " AND {also}"
@@ -178,16 +179,16 @@ def _lapsed_ids(table: tables.JobTable, also: sql.SQL) -> bytes:
     )
 
 
-_FAMILIES = (tables.NODE_JOBS, tables.INGEST_JOBS)
+_FAMILIES = (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 _LAPSED_IDS = {table.name: _lapsed_ids(table, sql.SQL(_WATCHED)) for table in _FAMILIES}
 _UNWATCHED_IDS = {table.name: _lapsed_ids(table, sql.SQL(_UNWATCHED)) for table in _FAMILIES}
 _GONE_IDS = {
     table.name: sql.SQL("SELECT q.id" + _IS_GONE + " AND q.id <> ALL (%(aside)s::text[]) LIMIT 100")
     .format(jobs=sql.Identifier(table.name))
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
-_ENDS = {"workflow_node_jobs": endings.node_job, "ingest_jobs": endings.ingest_job}
+_ENDS = {"workflow_node_jobs": poison.node_job, "ingest_jobs": poison.ingest_job}
 _DEAD_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_DEAD)
 _EXCUSE_LAPSED_SQL = _both(_EXCUSED, _BACK_EVENT, _UNWATCHED_LAPSED)
 _EXCUSE_AMONG_SQL = _both(_EXCUSED, _BACK_EVENT, _UNWATCHED_AMONG)
@@ -196,7 +197,7 @@ _CHARGE_SQL = _both(_CRASHED, _CRASH_EVENT, _OF_CLAIM)
 
 def fail(
     conn: db.Connection,
-    lease: tables.Lease,
+    lease: job_tables.Lease,
     *,
     error: str,
     seconds: float | None = None,
@@ -211,7 +212,7 @@ def fail(
     `retry` false: failed whatever is left. `after_s` None: the default wait. `most`: what
     `max_attempts` becomes if it is less. None: the claim is lost.
     """
-    parameters = tables.fence(
+    parameters = job_tables.fence(
         lease,
         error=error,
         seconds=seconds,
@@ -226,7 +227,7 @@ def fail(
     return conn.execute(_FAIL_SQL[lease.table.name], parameters).fetchone()
 
 
-def policy_of(conn: db.Connection, lease: tables.Lease) -> Row | None:
+def policy_of(conn: db.Connection, lease: job_tables.Lease) -> Row | None:
     """`policy`, `attempts` and `max_attempts` of a job; None: there is no such job."""
     return conn.execute(_POLICY[lease.table.name], (lease.job_id,)).fetchone()
 
@@ -237,18 +238,18 @@ _POLICY = {
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 
 
-def park(conn: db.Connection, lease: tables.Lease) -> Row | None:
+def park(conn: db.Connection, lease: job_tables.Lease) -> Row | None:
     """An input node waits for its answer; None: the claim is lost."""
-    return conn.execute(_PARK_SQL, tables.fence(lease)).fetchone()
+    return conn.execute(_PARK_SQL, job_tables.fence(lease)).fetchone()
 
 
 def hand_back(
     conn: db.Connection,
-    lease: tables.Lease,
+    lease: job_tables.Lease,
     *,
     reason: str,
     front: bool = False,
@@ -260,11 +261,15 @@ def hand_back(
     is lost.
     """
     detail = payload.encode({"reason": reason}, "reason")
-    parameters = tables.fence(lease, detail=detail, front=front, band=FRONT_PRIORITY, after=after_s)
+    parameters = job_tables.fence(
+        lease, detail=detail, front=front, band=FRONT_PRIORITY, after=after_s
+    )
     return conn.execute(_HAND_BACK_SQL[lease.table.name], parameters).fetchone()
 
 
-def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason: str) -> list[Row]:
+def hand_back_all(
+    conn: db.Connection, leases: Sequence[job_tables.Lease], *, reason: str
+) -> list[Row]:
     """Give up these claims of one worker and table as `hand_back` does; the changed rows.
 
     Each keeps its place in the queue. A claim that is lost is left alone, as is one whose change
@@ -291,7 +296,7 @@ def hand_back_all(conn: db.Connection, leases: Sequence[tables.Lease], *, reason
 
 def trip(
     conn: db.Connection,
-    lease: tables.Lease,
+    lease: job_tables.Lease,
     *,
     error: str,
     seconds: float,
@@ -303,7 +308,7 @@ def trip(
     None: the claim is lost.
     """
     cap = config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0
-    parameters = tables.fence(
+    parameters = job_tables.fence(
         lease, error=error, seconds=seconds, detail=detail, cap=cap, band=FRONT_PRIORITY
     )
     return conn.execute(_TRIP_SQL[lease.table.name], parameters).fetchone()
@@ -323,7 +328,7 @@ def _crash_parameters(error: str | None, **more: Any) -> dict[str, Any]:
 
 
 def reclaim_lapsed(
-    conn: db.Connection, table: tables.JobTable, *, had_s: float | None = None
+    conn: db.Connection, table: job_tables.JobTable, *, had_s: float | None = None
 ) -> list[Row]:
     """Take back up to 100 jobs whose lease has lapsed, counting a crash each; the changed rows.
 
@@ -335,7 +340,7 @@ def reclaim_lapsed(
     return conn.execute(_RECLAIM_SQL[table.name], parameters).fetchall()
 
 
-def excuse_lapsed(conn: db.Connection, table: tables.JobTable, *, had_s: float) -> list[Row]:
+def excuse_lapsed(conn: db.Connection, table: job_tables.JobTable, *, had_s: float) -> list[Row]:
     """Take back up to 100 jobs with a lapsed lease that were renewed last over `had_s` ago.
 
     Counts nothing: the caller has had the database for `had_s` seconds only, and a worker whose
@@ -346,10 +351,10 @@ def excuse_lapsed(conn: db.Connection, table: tables.JobTable, *, had_s: float) 
     return conn.execute(_EXCUSE_LAPSED_SQL[table.name], parameters).fetchall()
 
 
-def excused_duty(table: tables.JobTable, had_s: float) -> isolation.Duty:
+def excused_duty(table: job_tables.JobTable, had_s: float) -> row_isolation.Duty:
     """Return `excuse_lapsed` as a duty that leaves out rows which raise."""
     detail = payload.encode({"reason": "its lease lapsed while the database was away"}, "reason")
-    return isolation.Duty(
+    return row_isolation.Duty(
         f"hand-back in {table.name}",
         _EXCUSE_LAPSED_SQL[table.name],
         _UNWATCHED_IDS[table.name],
@@ -359,7 +364,7 @@ def excused_duty(table: tables.JobTable, had_s: float) -> isolation.Duty:
     )
 
 
-def excuse(conn: db.Connection, lease: tables.Lease, *, ended: bool = True) -> bool:
+def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) -> bool:
     """Undo what the end of this claim has cost its job, as the database kept it from its worker.
 
     A claim that is still held goes back uncounted, unless its process may still run (`ended`
@@ -369,19 +374,19 @@ def excuse(conn: db.Connection, lease: tables.Lease, *, ended: bool = True) -> b
     with conn.transaction():
         if ended and hand_back(conn, lease, reason=_NO_DATABASE) is not None:
             return True
-        row = conn.execute(_REFUND_SQL[lease.table.name], tables.fence(lease)).fetchone()
+        row = conn.execute(_REFUND_SQL[lease.table.name], job_tables.fence(lease)).fetchone()
         if row is None:
             return False
         detail = payload.encode({"charged": False, "reason": _NO_DATABASE}, "reason")
         job = row | {"worker_id": lease.worker_id, "claim_no": lease.claim_no}
-        events.note(conn, lease.table, job, "death", detail=detail, error=_NO_DATABASE)
+        job_events.note(conn, lease.table, job, "death", detail=detail, error=_NO_DATABASE)
         return True
 
 
 _NO_DATABASE = "its worker could not reach the database"
 
 
-def _refunding(table: tables.JobTable) -> bytes:
+def _refunding(table: job_tables.JobTable) -> bytes:
     of_claim = sql.SQL(
         "SELECT FROM {events} e WHERE {found} e.job_id = j.id AND e.claim_no = %(claim)s"
     ).format(
@@ -402,12 +407,14 @@ def _refunding(table: tables.JobTable) -> bytes:
     )
 
 
-_REFUND_SQL = {table.name: _refunding(table) for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
+_REFUND_SQL = {
+    table.name: _refunding(table) for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
+}
 
 
-def lapsed_duty(table: tables.JobTable, had_s: float | None = None) -> isolation.Duty:
+def lapsed_duty(table: job_tables.JobTable, had_s: float | None = None) -> row_isolation.Duty:
     """Return `reclaim_lapsed` as a duty that leaves out rows which raise."""
-    return isolation.Duty(
+    return row_isolation.Duty(
         f"reclaim in {table.name}",
         _RECLAIM_SQL[table.name],
         _LAPSED_IDS[table.name],
@@ -417,9 +424,9 @@ def lapsed_duty(table: tables.JobTable, had_s: float | None = None) -> isolation
     )
 
 
-def gone_duty(table: tables.JobTable, silent_s: float) -> isolation.Duty:
+def gone_duty(table: job_tables.JobTable, silent_s: float) -> row_isolation.Duty:
     """Return `reclaim_gone` as a duty that leaves out rows which raise."""
-    return isolation.Duty(
+    return row_isolation.Duty(
         f"reclaim of gone workers in {table.name}",
         _GONE_SQL[table.name],
         _GONE_IDS[table.name],
@@ -430,7 +437,7 @@ def gone_duty(table: tables.JobTable, silent_s: float) -> isolation.Duty:
 
 
 def reclaim_dead(
-    conn: db.Connection, table: tables.JobTable, *, prefix: str, evidence: str
+    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:
     """Take back at once what a process held that is known to be dead (`worker_id` starts so).
 
@@ -445,13 +452,13 @@ def reclaim_dead(
     )
 
 
-def charge(conn: db.Connection, lease: tables.Lease, *, evidence: str) -> Row | None:
+def charge(conn: db.Connection, lease: job_tables.Lease, *, evidence: str) -> Row | None:
     """Give the job up and count a crash, as `reclaim_lapsed` does; None: the claim is lost."""
-    parameters = _crash_parameters(evidence) | tables.fence(lease, error=evidence)
+    parameters = _crash_parameters(evidence) | job_tables.fence(lease, error=evidence)
     return conn.execute(_CHARGE_SQL[lease.table.name], parameters).fetchone()
 
 
-def reclaim_gone(conn: db.Connection, table: tables.JobTable, silent_s: float) -> list[Row]:
+def reclaim_gone(conn: db.Connection, table: job_tables.JobTable, silent_s: float) -> list[Row]:
     """Take back what a worker held whose session is gone and that has not renewed for `silent_s`.
 
     Its session held an advisory lock for as long as it lived; a worker that never had one is left
@@ -466,16 +473,20 @@ def _gone_parameters(silent_s: float) -> dict[str, Any]:
 
 
 def held_by(
-    conn: db.Connection, table: tables.JobTable, prefix: str, *, but: Collection[int] = ()
-) -> list[tables.Lease]:
+    conn: db.Connection, table: job_tables.JobTable, prefix: str, *, but: Collection[int] = ()
+) -> list[job_tables.Lease]:
     """The claims of workers whose id starts with `prefix`, but for the jobs of these `seq`."""
     parameters = {"prefix": prefix, "seqs": [*but]}
     rows = conn.execute(_HELD_BY[table.name], parameters).fetchall()
-    return [tables.lease_of(table, row) for row in rows]
+    return [job_tables.lease_of(table, row) for row in rows]
 
 
 def cancelled_since(
-    conn: db.Connection, table: tables.JobTable, prefix: str, *, seqs: Collection[int] | None = None
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    prefix: str,
+    *,
+    seqs: Collection[int] | None = None,
 ) -> list[float | None]:
     """Of each job that such workers hold: for how many seconds it has been cancelled, or None.
 
@@ -495,7 +506,7 @@ _HELD_BY = {
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 _RUN_ENDED = sql.SQL(
     "(SELECT coalesce(r.finished_at, r.updated_at) FROM workflow_runs r"
@@ -510,7 +521,7 @@ _CANCELLED_SINCE = {
     )
     .format(jobs=sql.Identifier(table.name), ended=_RUN_ENDED if table.in_run else sql.SQL("NULL"))
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 
 
@@ -522,8 +533,10 @@ _ANEW: Final = (
     " {result} = NULL WHERE j.status IN ('failed', 'cancelled')"
     " AND j.generation < 1000000"
 )
-_REOPEN = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = %(job)s"))
-_REOPEN_ALL = tables.unlogged(tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = ANY (%(jobs)s)"))
+_REOPEN = job_tables.unlogged(job_tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = %(job)s"))
+_REOPEN_ALL = job_tables.unlogged(
+    job_tables.INGEST_JOBS, sql.SQL(_ANEW + " AND j.id = ANY (%(jobs)s)")
+)
 
 
 def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
@@ -558,7 +571,7 @@ def reopen_ingest_all(conn: db.Connection, job_ids: Sequence[str]) -> list[Row]:
 
 
 def release_strays(
-    conn: db.Connection, table: tables.JobTable, worker_id: str, keep: list[str]
+    conn: db.Connection, table: job_tables.JobTable, worker_id: str, keep: list[str]
 ) -> list[Row]:
     """Queue again, counting nothing, what a worker holds without knowing it; the changed rows.
 
@@ -568,9 +581,9 @@ def release_strays(
     reason = "claimed unknowingly"
     parameters["detail"] = payload.encode({"reason": reason}, "reason")
 
-    def strays() -> list[tables.Lease]:
+    def strays() -> list[job_tables.Lease]:
         rows = conn.execute(_STRAY_IDS[table.name], parameters).fetchall()
-        return [tables.lease_of(table, row) for row in rows]
+        return [job_tables.lease_of(table, row) for row in rows]
 
     return quarantine.together(
         conn,
@@ -587,7 +600,7 @@ _STRAY_IDS = {
     )
     .format(sql.Identifier(table.name))
     .as_bytes(None)
-    for table in (tables.NODE_JOBS, tables.INGEST_JOBS)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 _STRAYS_SQL = _both(
     sql.SQL(

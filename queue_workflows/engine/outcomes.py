@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.dag import policy
+from queue_workflows.engine import claims, job_tables, transitions
 from queue_workflows.runtime import display, process
-from queue_workflows.store import claims, payload, tables, transitions
+from queue_workflows.store import payload
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -132,19 +133,19 @@ def unless_signal(value: Any) -> Any:
     return value
 
 
-def node_result(lease: tables.Lease, outcome: Outcome) -> claims.NodeResult:
+def node_result(lease: job_tables.Lease, outcome: Outcome) -> claims.NodeResult:
     """A completed node as the step takes it."""
     return claims.NodeResult(
         lease, outcome.result, outcome.seconds, outcome.vm_rss_mb_peak, outcome.resolved_inputs
     )
 
 
-def ingest_result(lease: tables.Lease, outcome: Outcome) -> claims.IngestResult:
+def ingest_result(lease: job_tables.Lease, outcome: Outcome) -> claims.IngestResult:
     """A completed ingest job as the step takes it."""
     return claims.IngestResult(lease, outcome.result, outcome.seconds)
 
 
-def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
+def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
     """Write the outcome under the lease.
 
     `"completed"` (parked ones too), `"failed"` (retried and snoozed ones too), or `"skipped"`:
@@ -164,7 +165,7 @@ def record(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
     return "failed" if _fail(conn, lease, outcome) else "skipped"
 
 
-def _fail(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> Row | None:
+def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> Row | None:
     """By the job's policy, which is read only now, as most jobs do not fail."""
     found = transitions.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
     own, attempts, task = found["policy"], max(0, found["attempts"]), outcome.task
@@ -193,7 +194,7 @@ def _fail(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> Row | N
     return row
 
 
-def _complete(conn: db.Connection, lease: tables.Lease, outcome: Outcome) -> str:
+def _complete(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
     who = claims.Claimant(lease.worker_id, "", "")
     try:
         if lease.table.in_run:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from queue_workflows import config, db
-from queue_workflows.store import isolation, nodes, payload, runs, tables
+from queue_workflows.engine import job_tables, row_isolation
+from queue_workflows.store import nodes, payload, runs
 
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
     """Fail a node job after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
-    return _job(conn, tables.NODE_JOBS, job_id, error, failures)
+    return _job(conn, job_tables.NODE_JOBS, job_id, error, failures)
 
 
 def ingest_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
     """Fail an ingest job after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
-    return _job(conn, tables.INGEST_JOBS, job_id, error, failures)
+    return _job(conn, job_tables.INGEST_JOBS, job_id, error, failures)
 
 
 def run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -> bool:
@@ -25,7 +26,11 @@ def run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -
 
 
 def _job(
-    conn: db.Connection, table: tables.JobTable, job_id: str, error: BaseException, failures: int
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    job_id: str,
+    error: BaseException,
+    failures: int,
 ) -> bool:
     if failures < config.DISPATCH_MAX_ATTEMPTS.read():
         return False
@@ -35,5 +40,5 @@ def _job(
 
 
 def _poison(error: BaseException, failures: int) -> str:
-    described = isolation.described(error)
+    described = row_isolation.described(error)
     return payload.error_text(f"poison: the engine failed {failures} times on it: {described}")

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import pq
 
 from queue_workflows import db
-from queue_workflows.store import claims, tables
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def is_about_data(error: psycopg.Error) -> bool:
 
 
 def claim_apart(
-    conn: db.Connection, table: tables.JobTable, who: claims.Claimant, *, promote: bool
+    conn: db.Connection, table: job_tables.JobTable, who: claims.Claimant, *, promote: bool
 ) -> Apart:
     """Claim one job after the ordinary claim has raised, and take out of the way what raises.
 
@@ -79,7 +79,7 @@ _BECAME = {
 }
 
 
-def _told(table: tables.JobTable, aside: Row) -> str:
+def _told(table: job_tables.JobTable, aside: Row) -> str:
     remove = (
         f"queue-workflows cancel {aside['run_id']!r}"
         if table.in_run
@@ -91,7 +91,7 @@ def _told(table: tables.JobTable, aside: Row) -> str:
     )
 
 
-def set_aside(conn: db.Connection, lease: tables.Lease, *, error: str) -> str | None:
+def set_aside(conn: db.Connection, lease: job_tables.Lease, *, error: str) -> str | None:
     """End a claimed job whose outcome the database refuses.
 
     Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
@@ -108,8 +108,8 @@ def set_aside(conn: db.Connection, lease: tables.Lease, *, error: str) -> str | 
 def together(
     conn: db.Connection,
     change: Callable[[], list[Row]],
-    leases: Callable[[], Sequence[tables.Lease]],
-    one: Callable[[tables.Lease], Row | None],
+    leases: Callable[[], Sequence[job_tables.Lease]],
+    one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
     """Return the rows of `change`, or of `one` for each of the claims if a row makes that fail."""
     status = conn.info.transaction_status
@@ -126,8 +126,8 @@ def together(
 
 def each(
     conn: db.Connection,
-    leases: Sequence[tables.Lease],
-    one: Callable[[tables.Lease], Row | None],
+    leases: Sequence[job_tables.Lease],
+    one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
     """Change each claim in a transaction or savepoint of its own; return the changed rows.
 

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final, NoReturn
 
 from queue_workflows import db, errors
-from queue_workflows.store import tables
+from queue_workflows.engine import job_tables
 from queue_workflows.types import Row, Unreadable
 
 _NODE: Final = (
@@ -27,7 +27,9 @@ _INGEST: Final = (
 )
 
 
-def read(conn: db.Connection, table: tables.JobTable, job_id: str, worker_id: str) -> Row | None:
+def read(
+    conn: db.Connection, table: job_tables.JobTable, job_id: str, worker_id: str
+) -> Row | None:
     """Return what a worker needs of a job that it holds, each column loaded by itself.
 
     A node's `context` is left out. None: the worker does not hold the job any more.
