@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.engine import attempts, claims, job_tables, recovery
 from queue_workflows.store import limits
 from tests.support import database, factories, laws
 
@@ -72,7 +72,7 @@ class Race:
         del drawn
         while self._goes_on(0.1):
             limits.mend_lines(conn)
-            transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+            recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:
         while self._goes_on(0.2):
@@ -107,7 +107,7 @@ class Race:
                         continue  # as if its worker had died: the lease lapses
                     if fate < 0.2:
                         lease = factories.ingest_lease(job)
-                        transitions.fail(conn, lease, error="no", after_s=0.02)
+                        attempts.fail(conn, lease, error="no", after_s=0.02)
                         continue
                     factories.complete_ingest(conn, job)
                 except errors.ClaimLost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
@@ -112,20 +112,7 @@ def _parts(table: JobTable) -> dict[str, sql.Composable]:
     }
 
 
-HELD: Final = (
-    "j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s"
-    " AND j.status = 'running'"
-)
-"""The fence: true for the row that this claim holds, and for no other."""
-
-
 def fence(lease: Lease, **parameters: Any) -> dict[str, Any]:
-    """The parameters of a fenced statement."""
-    return {
-        "job": lease.job_id,
-        "worker": lease.worker_id,
-        "claim": lease.claim_no,
-        "seconds": None,
-        "error": None,
-        "detail": None,
-    } | parameters
+    """Return the parameters of a fenced statement: those that identify the claim, and others."""
+    claim = {"job": lease.job_id, "worker": lease.worker_id, "claim": lease.claim_no}
+    return claim | parameters

@@ -1,4 +1,4 @@
-"""How a body ended, and how that is recorded, for both families."""
+"""The outcome of a handler: what it returned, what it raised, and the traceback to show for it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from queue_workflows import db, errors
+from queue_workflows import errors
 from queue_workflows.dag import policy
-from queue_workflows.engine import claims, job_tables, transitions
-from queue_workflows.runtime import display, process
+from queue_workflows.runtime import process
 from queue_workflows.store import payload
-from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
-RECORDED = {
-    "completed": ("completed",),
-    "failed": ("failed", "retried", "cancelled"),
-    "parked": ("parked", "cancelled"),
-    "cancelled": ("cancelled", "requeued"),
-    "snoozed": ("requeued", "cancelled"),
-}
-"""The events that a recorded outcome leaves, by its kind."""
 SNOOZE_LEAST_S = 1.0
 """A job that snoozes for less would be claimed again at once, before all that wait behind it."""
 
@@ -131,76 +121,3 @@ def unless_signal(value: Any) -> Any:
     if isinstance(value, errors.JobSignal):
         raise value
     return value
-
-
-def node_result(lease: job_tables.Lease, outcome: Outcome) -> claims.NodeResult:
-    """A completed node as the step takes it."""
-    return claims.NodeResult(
-        lease, outcome.result, outcome.seconds, outcome.vm_rss_mb_peak, outcome.resolved_inputs
-    )
-
-
-def ingest_result(lease: job_tables.Lease, outcome: Outcome) -> claims.IngestResult:
-    """A completed ingest job as the step takes it."""
-    return claims.IngestResult(lease, outcome.result, outcome.seconds)
-
-
-def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
-    """Write the outcome under the lease.
-
-    `"completed"` (parked ones too), `"failed"` (retried and snoozed ones too), or `"skipped"`:
-    cancelled, or the claim is no longer held and nothing was written.
-    """
-    if outcome.kind == "completed":
-        return _complete(conn, lease, outcome)
-    if outcome.kind == "parked":
-        return "completed" if transitions.park(conn, lease) else "skipped"
-    if outcome.kind == "cancelled":
-        transitions.hand_back(conn, lease, reason=outcome.error or "cancelled")
-        return "skipped"
-    if outcome.kind == "snoozed":
-        after_s = outcome.raised.after_s or 0.0
-        row = transitions.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
-        return "failed" if row else "skipped"
-    return "failed" if _fail(conn, lease, outcome) else "skipped"
-
-
-def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> Row | None:
-    """By the job's policy, which is read only now, as most jobs do not fail."""
-    found = transitions.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
-    own, attempts, task = found["policy"], max(0, found["attempts"]), outcome.task
-    try:
-        verdict = policy.decide(own, attempts, outcome.raised, task=task)
-    except errors.InvalidWorkflow as error:
-        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
-        own = None
-        verdict = policy.decide(None, attempts, outcome.raised, task=task)
-    row = transitions.fail(
-        conn,
-        lease,
-        retry=verdict.retry,
-        after_s=verdict.after_s,
-        most=policy.most_attempts(found["max_attempts"], own, task),
-        error=outcome.error,
-        seconds=outcome.seconds,
-        detail=outcome.detail,
-        resolved_inputs=outcome.resolved_inputs,
-    )
-    if row is not None and row["status"] == "queued":
-        what = row["node_id"] if lease.table.in_run else row["task_name"]
-        again = display.again(row["available_at"])
-        made, most = row["attempts"], row["max_attempts"]
-        _log.warning("%s (%s): attempt %d of %d failed, %s", what, lease.job_id, made, most, again)
-    return row
-
-
-def _complete(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
-    who = claims.Claimant(lease.worker_id, "", "")
-    try:
-        if lease.table.in_run:
-            claims.node_step(conn, who, done=node_result(lease, outcome), claim=False)
-        else:
-            claims.ingest_step(conn, who, done=[ingest_result(lease, outcome)], claim=0)
-    except errors.ClaimLost:
-        return "skipped"
-    return "completed"

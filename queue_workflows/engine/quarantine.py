@@ -1,4 +1,4 @@
-"""Claims and changes of jobs that go on when the database refuses one row."""
+"""Claim and change jobs although the database refuses some rows, one row at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psycopg
 from psycopg import pq
 
 from queue_workflows import db
+from queue_workflows.db import statements
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.types import Row
 
@@ -58,12 +59,18 @@ def claim_apart(
     for each row that raised, with the command that removes it.
     """
     row = conn.execute(
-        "SELECT * FROM queue_workflows_claim_apart(%s::text, %s::text, %s::text, %s::text,"
-        " %s::float8, %s::boolean, %s::boolean, %s::text[], %s::smallint)",
-        (
-            *(table.name, who.worker_id, who.host, who.queue, who.lease_s, who.obey, promote),
-            *(who.models, who.lane),
-        ),
+        statements.quarantine.claim_apart,
+        {
+            "table": table.name,
+            "worker": who.worker_id,
+            "host": who.host,
+            "queue": who.queue,
+            "lease_s": who.lease_s,
+            "obey": who.obey,
+            "promote": promote,
+            "models": who.models,
+            "lane": who.lane,
+        },
     ).fetchone()
     assert row is not None
     for each in row["aside"]:
@@ -97,11 +104,8 @@ def set_aside(conn: db.Connection, lease: job_tables.Lease, *, error: str) -> st
     Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
     about it can be written.
     """
-    row = conn.execute(
-        "SELECT queue_workflows_set_aside(%s::text, %s::text, %s::text, %s::text, %s::bigint)"
-        " AS became",
-        (lease.table.name, lease.job_id, error, lease.worker_id, lease.claim_no),
-    ).fetchone()
+    parameters = job_tables.fence(lease, table=lease.table.name, error=error)
+    row = conn.execute(statements.quarantine.set_aside, parameters).fetchone()
     return row["became"] if row else None
 
 

@@ -70,11 +70,12 @@ def _is_raised(error: BaseException) -> bool:
 
 
 class Duty(NamedTuple):
-    """One set-based statement in three forms, so that a bad row can be left out of it.
+    """One set-based change in parts, so that a row that raises can be left out of it.
 
     `many` does a whole batch and returns the changed rows. `due` returns the `id`s that `many`
-    would pick, without `%(aside)s`. `some` does those of `%(ids)s` that are still due. All take
-    what `given` returns. `rest` ends a row that keeps failing.
+    would pick, without those of `%(aside)s`. `some` does those of `%(ids)s` that are still due.
+    Where `change` is given, `many` and `some` only lock and return the `id`s, and `change` does it
+    to those of `%(ids)s`. All take what `given` returns. `rest` ends a row that keeps failing.
     """
 
     kind: str
@@ -85,6 +86,17 @@ class Duty(NamedTuple):
     given: Callable[[], dict[str, Any]] = dict
     prepare: Callable[[db.Connection], object] = lambda _: None
     """Called first in each transaction, for settings that are local to it."""
+    change: bytes | None = None
+
+    def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
+        """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
+        self.prepare(conn)
+        given = self.given() | {"aside": [], "ids": ids}
+        rows = conn.execute(self.many if ids is None else self.some, given).fetchall()
+        if self.change is None or not rows:
+            return rows
+        given["ids"] = [row["id"] for row in rows]
+        return conn.execute(self.change, given).fetchall()
 
 
 class _Failures(NamedTuple):
@@ -145,8 +157,7 @@ class Isolation:
         if not aside:
             try:
                 with conn.transaction():
-                    duty.prepare(conn)
-                    return conn.execute(duty.many, duty.given()).fetchall()
+                    return duty.do(conn)
             except Exception as error:
                 if is_outage(error) or is_busy(error):
                     raise
@@ -164,7 +175,7 @@ class Isolation:
             if len(part) > 1:
                 try:
                     with conn.transaction():
-                        done += _some(conn, duty, part)
+                        done += duty.do(conn, part)
                 except Exception as error:
                     if is_outage(error):
                         raise
@@ -177,7 +188,7 @@ class Isolation:
     def _single(self, conn: db.Connection, duty: Duty, row_id: str) -> list[Row] | None:
         def work() -> list[Row]:
             with conn.transaction():
-                return _some(conn, duty, [row_id])
+                return duty.do(conn, [row_id])
 
         def rest(error: BaseException, failures: int) -> bool:
             with conn.transaction():
@@ -212,9 +223,12 @@ class Isolation:
                 del self._failed[next(iter(self._failed))]
 
 
-def _some(conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
-    duty.prepare(conn)
-    return conn.execute(duty.some, duty.given() | {"ids": ids}).fetchall()
+def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:
+    """Do one batch of a duty as `rows` does it, or as one transaction that a row's error ends."""
+    if rows is not None:
+        return rows.batch(conn, duty)
+    with conn.transaction():
+        return duty.do(conn)
 
 
 def described(error: BaseException) -> str:

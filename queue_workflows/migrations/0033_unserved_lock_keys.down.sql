@@ -1,3 +1,7 @@
+DROP FUNCTION IF EXISTS queue_workflows_record(ingest_jobs, text, text, text, double precision, text, jsonb);
+DROP FUNCTION IF EXISTS queue_workflows_record(workflow_node_jobs, text, text, text, double precision, text, jsonb);
+DROP FUNCTION IF EXISTS queue_workflows_must_end(ingest_jobs);
+DROP FUNCTION IF EXISTS queue_workflows_must_end(workflow_node_jobs);
 DROP FUNCTION IF EXISTS queue_workflows_block_unserved(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_unblock_served(text, text[], integer);
 DROP FUNCTION IF EXISTS queue_workflows_set_blocked(text, text[], text);

@@ -159,3 +159,60 @@ BEGIN
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_function);
     END LOOP;
 END $$;
+
+-- to sql/functions/history.sql
+
+-- Return whether a job that leaves its claim must end as cancelled: its cancellation was requested, or its run is over.
+CREATE OR REPLACE FUNCTION queue_workflows_must_end(job ingest_jobs) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN job.cancel_requested_at IS NOT NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION queue_workflows_must_end(job workflow_node_jobs) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (
+        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND r.status IN ('completed', 'failed', 'cancelled'));
+END $$;
+
+-- Append the event of a transition to the history of its job, and to the outbox if the run of a node follows from it.
+-- For the statement that makes the transition, which calls this in RETURNING. `job`: the row as it is now. `event`: the
+-- type of the event. `host`: the host label that the job had before, as a queued job has none. `worker`: the worker that
+-- held the claim; NULL: an operator or the engine made the transition. Returns `job`.
+CREATE OR REPLACE FUNCTION queue_workflows_record(
+    job ingest_jobs, event text, host text DEFAULT NULL, worker text DEFAULT NULL,
+    seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)
+RETURNS ingest_jobs LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ingest_job_events
+           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, actor)
+    VALUES (job.id, job.attempts, event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'),
+            CASE WHEN worker IS NULL THEN queue_workflows_actor() END);
+    RETURN job;
+END $$;
+
+CREATE OR REPLACE FUNCTION queue_workflows_record(
+    job workflow_node_jobs, event text, host text DEFAULT NULL, worker text DEFAULT NULL,
+    seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)
+RETURNS workflow_node_jobs LANGUAGE plpgsql AS $$
+BEGIN
+    -- An attempt is a smallint in this history and an integer in the job: no counter may keep a job from its end.
+    INSERT INTO workflow_node_events
+           (run_id, node_id, model, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s,
+            error, detail)
+    VALUES (job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)), event,
+            job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'));
+    IF job.status IN ('completed', 'failed', 'awaiting_input') THEN
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+        VALUES (job.run_id, job.node_id, job.status, job.id, job.claim_no, job.generation);
+    END IF;
+    RETURN job;
+END $$;
+
+REVOKE ALL ON FUNCTION queue_workflows_must_end(ingest_jobs) FROM PUBLIC;
+REVOKE ALL ON FUNCTION queue_workflows_must_end(workflow_node_jobs) FROM PUBLIC;
+REVOKE ALL ON FUNCTION queue_workflows_record(
+    ingest_jobs, text, text, text, double precision, text, jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION queue_workflows_record(
+    workflow_node_jobs, text, text, text, double precision, text, jsonb) FROM PUBLIC;

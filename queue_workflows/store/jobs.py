@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psycopg
 
 from queue_workflows import db, errors
-from queue_workflows.engine import transitions
+from queue_workflows.engine import retry
 from queue_workflows.types import Row
 
 _LIST = (
@@ -100,7 +100,7 @@ def reopen(conn: db.Connection, ids: Sequence[str]) -> set[str]:
     """Queue failed and cancelled jobs anew; the ids of those that another job's key forbids."""
     try:
         with conn.transaction():
-            transitions.reopen_ingest_all(conn, ids)
+            retry.reopen_ingest_all(conn, ids)
     except psycopg.errors.UniqueViolation:
         return {job_id for job_id in ids if not _reopened(conn, job_id)}
     return set()
@@ -109,7 +109,7 @@ def reopen(conn: db.Connection, ids: Sequence[str]) -> set[str]:
 def _reopened(conn: db.Connection, job_id: str) -> bool:
     try:
         with conn.transaction():
-            transitions.reopen_ingest(conn, job_id)
+            retry.reopen_ingest(conn, job_id)
     except errors.IdempotencyClash:
         return False
     return True

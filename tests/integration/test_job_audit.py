@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import dispatcher, node_queue, retention
-from queue_workflows.engine import transitions
+from queue_workflows.engine import attempts, handback, recovery
 from queue_workflows.store import nodes
 from queue_workflows.worker import guards, leaving
 from tests.support import factories
@@ -68,17 +68,17 @@ def trip(conn: Any) -> object:
 
 def lapse(conn: Any) -> object:
     factories.expire(conn, {"id": "j"})
-    return transitions.reclaim_lapsed(conn, factories.tables.INGEST_JOBS)
+    return recovery.reclaim_lapsed(conn, factories.job_tables.INGEST_JOBS)
 
 
 def operate(status: str) -> Callable[[Any], object]:
     values = {"result": "{}", "seconds": 1.0, "error": "by hand"}
-    table = factories.tables.INGEST_JOBS
+    table = factories.job_tables.INGEST_JOBS
     return lambda conn: nodes.operate(conn, "j", table, status, values)
 
 
 def strays(conn: Any) -> object:
-    return transitions.release_strays(conn, factories.tables.INGEST_JOBS, "w1", [])
+    return handback.release_strays(conn, factories.job_tables.INGEST_JOBS, "w1", [])
 
 
 def requeue(conn: Any) -> object:
@@ -88,10 +88,10 @@ def requeue(conn: Any) -> object:
 MOVES: dict[str, Callable[[Any], object]] = {
     "claim": claim,
     "complete": complete,
-    "fail": lambda conn: transitions.fail(conn, lease(conn), error="e", after_s=0),
-    "fail for good": lambda conn: transitions.fail(conn, lease(conn), error="e", retry=False),
-    "hand back": lambda conn: transitions.hand_back(conn, lease(conn), reason="snoozed"),
-    "hand all back": lambda conn: transitions.hand_back_all(conn, [lease(conn)], reason="drained"),
+    "fail": lambda conn: attempts.fail(conn, lease(conn), error="e", after_s=0),
+    "fail for good": lambda conn: attempts.fail(conn, lease(conn), error="e", retry=False),
+    "hand back": lambda conn: handback.hand_back(conn, lease(conn), reason="snoozed"),
+    "hand all back": lambda conn: handback.hand_back_all(conn, [lease(conn)], reason="drained"),
     "trip": trip,
     "lapse": lapse,
     "strays": strays,

@@ -13,7 +13,7 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import job_tables, recovery
 from queue_workflows.store import nodes, sweeps
 from tests.support import factories, flow, statements, wait
 
@@ -379,7 +379,7 @@ class Session:
     """A session that holds a worker's lock of life, as its LISTEN connection does."""
 
     def __init__(self, worker_id: str) -> None:
-        self._listener = engine.listen("a_test", locks=[transitions.LIFE_LOCK + worker_id])
+        self._listener = engine.listen("a_test", locks=[recovery.LIFE_LOCK + worker_id])
         self._wakes = iter(self._listener)
         assert next(self._wakes).reason == "connected"
 
