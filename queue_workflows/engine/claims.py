@@ -32,9 +32,9 @@ class Claimant(NamedTuple):
     models: list[str] | None = None
     """The models this worker can load; None: any."""
     obey: bool = True
-    """Whether an OFF row stops the claim."""
+    """Whether OFF for this host and queue stops the claim."""
     policy: str = "strict"
-    """Of gpu claims: `strict` or `balanced`."""
+    """How gpu jobs are chosen: `strict` or `balanced`."""
     grace_s: float = 300.0
     bound_s: float = 2400.0
 
@@ -203,7 +203,7 @@ def ingest_step(
 
 
 class Renewal(NamedTuple):
-    """What a renewal learned about its job."""
+    """What the renewal of a lease returns about its job."""
 
     job_id: str
     claim_no: int

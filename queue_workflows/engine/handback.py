@@ -37,11 +37,11 @@ def hand_back_all(
     """Give up these claims of one worker and table as `hand_back` does; return the changed rows.
 
     Each job keeps its priority. A claim that is lost is left alone, as is one whose change the
-    database refuses: see `quarantine.each`.
+    database refuses: see `quarantine.change_each`.
     """
     if not leases:
         return []
-    return quarantine.together(
+    return quarantine.change_all(
         conn,
         lambda: _hand_back(conn, leases, reason=reason),
         lambda: leases,

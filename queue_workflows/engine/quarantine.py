@@ -25,27 +25,27 @@ DATA = frozenset(("0A", "21", "22", "23", "54"))
 
 
 class Apart(NamedTuple):
-    """What a claim came to that tried the rows one by one."""
+    """The result of a claim that tried the rows one by one."""
 
     job_id: str | None
-    """The job that is claimed now."""
+    """The job that was claimed; None: none."""
     aside: list[Row]
-    """Of each row that raised: `id`, `run_id`, `error`, and what it `became`."""
+    """Each row that raised: its `id`, `run_id`, `error`, and what it `became`."""
 
 
 def is_about_rows(error: psycopg.Error) -> bool:
     """Return whether the server refused a statement because of what a row holds.
 
-    A trigger that raises counts; a lost connection, a missing right and a timeout do not.
+    An error that a trigger raises counts; a lost connection, a missing right and a timeout do not.
     """
     state = error.sqlstate or ""
     return bool(state) and state[:2] not in SYSTEMIC
 
 
 def is_about_data(error: psycopg.Error) -> bool:
-    """Return whether the row can never be written as it is: a trigger that raises does not count.
+    """Return whether the row can never be written as it is; `queue_workflows_is_about_data` agrees.
 
-    A trigger may change its mind. `queue_workflows_is_about_data` decides the same.
+    An error that a trigger raises does not count: the trigger may accept the row later.
     """
     return (error.sqlstate or "")[:2] in DATA
 
@@ -53,10 +53,10 @@ def is_about_data(error: psycopg.Error) -> bool:
 def claim_apart(
     conn: db.Connection, table: job_tables.JobTable, who: claims.Claimant, *, promote: bool
 ) -> Apart:
-    """Claim one job after the ordinary claim has raised, and take out of the way what raises.
+    """Claim one job after the ordinary claim has raised, and set aside the rows that raise.
 
-    One statement, one transaction when `conn` is autocommit. Tries at most 100 rows. Logs a warning
-    for each row that raised, with the command that removes it.
+    Takes one statement, which is one transaction when `conn` is autocommit, and tries at most 100
+    rows. Logs a warning for each row that raised, with the command that removes it.
     """
     row = conn.execute(
         statements.quarantine.claim_apart,
@@ -74,7 +74,7 @@ def claim_apart(
     ).fetchone()
     assert row is not None
     for each in row["aside"]:
-        _log.warning("%s", _told(table, each))
+        _log.warning("%s", _describe(table, each))
     return Apart(row["job_id"], row["aside"])
 
 
@@ -86,7 +86,7 @@ _BECAME = {
 }
 
 
-def _told(table: job_tables.JobTable, aside: Row) -> str:
+def _describe(table: job_tables.JobTable, aside: Row) -> str:
     remove = (
         f"queue-workflows cancel {aside['run_id']!r}"
         if table.in_run
@@ -109,13 +109,13 @@ def set_aside(conn: db.Connection, lease: job_tables.Lease, *, error: str) -> st
     return row["became"] if row else None
 
 
-def together(
+def change_all(
     conn: db.Connection,
     change: Callable[[], list[Row]],
     leases: Callable[[], Sequence[job_tables.Lease]],
     one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
-    """Return the rows of `change`, or of `one` for each of the claims if a row makes that fail."""
+    """Return the rows of `change`, or those of `one` for each claim if a row makes `change` fail."""
     status = conn.info.transaction_status
     # Alone in autocommit a statement that fails leaves nothing behind.
     within = conn.transaction() if status == pq.TransactionStatus.INTRANS else None
@@ -125,17 +125,17 @@ def together(
     except psycopg.Error as error:
         if not is_about_rows(error):
             raise
-    return each(conn, leases(), one)
+    return change_each(conn, leases(), one)
 
 
-def each(
+def change_each(
     conn: db.Connection,
     leases: Sequence[job_tables.Lease],
     one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
     """Change each claim in a transaction or savepoint of its own; return the changed rows.
 
-    Logs and leaves to its lease a claim whose change the database refuses.
+    A claim whose change the database refuses is logged, and ends with its lease.
     """
     rows: list[Row] = []
     for lease in leases:

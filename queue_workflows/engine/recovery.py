@@ -78,14 +78,14 @@ def reclaim_dead(
     """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
 
     Counts a crash of each, for which `evidence` is the reason. Returns the rows. A job whose change
-    the database refuses is left to its lease: see `quarantine.each`.
+    the database refuses is left to its lease: see `quarantine.change_each`.
     """
     of_process = statements.recovery.of_process[table.name]
 
     def change() -> list[Row]:
         return _crash(conn, table, of_process, {"prefix": prefix}, evidence, None)
 
-    return quarantine.together(
+    return quarantine.change_all(
         conn,
         change,
         lambda: claims.held_by(conn, table, prefix),

@@ -16,21 +16,21 @@ from queue_workflows.types import NowFn, Row
 
 T = TypeVar("T")
 Rest: TypeAlias = Callable[[BaseException, int], bool]
-"""Takes the error and how many came in a row. Returns True once the row rests or has ended."""
+"""Takes the error and how many came in a row. Returns whether the row is postponed or ended."""
 Ending: TypeAlias = Callable[[db.Connection, str, BaseException, int], bool]
-"""`Rest` for a row by its id, in the transaction that is open."""
+"""Does the same for a row by its id, in the transaction that is open."""
 
 _log = logging.getLogger(__name__)
 FIRST_S = 0.5
 MAX_S = 60.0
 MAX_ROWS = 10_000
-"""Rows remembered; beyond that the oldest are forgotten and simply fail once more."""
+"""How many rows are remembered. Beyond that, the oldest are forgotten and fail once more."""
 PICKED = 1000
-"""Rows that one careful statement is about."""
+"""How many rows one batch picks."""
 BUSY = frozenset({"55P03", "40P01", "40001"})
-"""SQLSTATEs of a row that somebody else holds: lock not available, deadlock, serialization."""
+"""SQLSTATEs of a row that another transaction locks: not available, deadlock, serialization."""
 SERVER = ("08", "25", "53", "57P")
-"""SQLSTATE classes of the server's trouble: connection, read-only, resources, shutdown."""
+"""SQLSTATE classes of a server that fails: connection, read-only, resources, shutdown."""
 
 
 def backoff_s(failures: int) -> float:
@@ -39,15 +39,15 @@ def backoff_s(failures: int) -> float:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether a database error only says that somebody else holds the row."""
+    """Return whether a database error only says that another transaction has locked the row."""
     return getattr(error, "sqlstate", None) in BUSY and not _is_raised(error)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a database error is no fault of the row: the server is away, full, read-only.
+    """Return whether an error comes from the server, which is away, full or read-only.
 
-    Everything else counts against the row: a value too large, a statement too slow, a client-side
-    refusal, and any SQLSTATE that a trigger chose to RAISE.
+    Every other error counts against the row: a value that is too large, a statement that is too
+    slow, a refusal by the client, and any SQLSTATE that a trigger raises.
     """
     if not isinstance(error, psycopg.Error) or _is_raised(error):
         return False
@@ -57,14 +57,14 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_of_row(error: BaseException) -> bool:
-    """Return whether a database error comes from a row's values, or was RAISEd by a trigger."""
+    """Return whether a database error comes from the values of a row, or from a trigger."""
     if not isinstance(error, psycopg.Error):
         return False
     return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54"))
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return whether a function RAISEd the error: it may carry any SQLSTATE, also an outage's."""
+    """Return whether a function raised the error: it may use the SQLSTATE of an outage."""
     context = error.diag.context if isinstance(error, psycopg.Error) else None
     return " at RAISE" in (context or "")
 
@@ -105,10 +105,9 @@ class _Failures(NamedTuple):
 
 
 class Isolation:
-    """The rows that raised in this process, each with when it may be tried again.
+    """The rows that raised in this process, and when each may be tried again.
 
-    This is the engine's one broad `except` around work on a row. Errors of the server, not of the
-    row, pass through it.
+    It has the engine's one broad `except` around work on a row. An error of the server is raised.
     """
 
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
@@ -149,7 +148,7 @@ class Isolation:
         return found
 
     def batch(self, conn: db.Connection, duty: Duty) -> list[Row]:
-        """Do one batch of a duty and return what it changed; rows that raise are set aside.
+        """Do one batch of a duty and return the changed rows; rows that raise are set aside.
 
         Each part is a transaction of its own, or a savepoint where `conn` is in a transaction.
         """
@@ -167,7 +166,7 @@ class Isolation:
         return self._parts(conn, duty, [row["id"] for row in rows])
 
     def _parts(self, conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
-        """Do these ids; on an error halve them until the row that raises is alone."""
+        """Change the rows of these ids; on an error, halve them until the failing row is alone."""
         done: list[Row] = []
         todo = [ids] if ids else []
         while todo:
@@ -232,7 +231,7 @@ def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and its first line, storable and cut."""
+    """Return the type of an error and the first line of its text, fit to be stored."""
     name = type(error).__name__
     text = payload.error_text(error).partition("\n")[0].strip()
     return f"{name}: {text}" if text else name
@@ -248,7 +247,7 @@ def all_of(steps: Iterable[Callable[[], object]]) -> None:
     for step in steps:
         try:
             step()
-        except Exception as error:  # noqa: BLE001  raised below, after the others had their turn
+        except Exception as error:  # noqa: BLE001  raised below, after the other steps
             first = first or error
     if first is not None:
         raise first

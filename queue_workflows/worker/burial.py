@@ -143,7 +143,7 @@ def _carry_out(
         front = trip.event == oversight.OFF and concerned
         return handback.hand_back(conn, lease, reason=reason, front=front)
 
-    return quarantine.each(conn, leases, one)
+    return quarantine.change_each(conn, leases, one)
 
 
 def oom_kills() -> int | None:

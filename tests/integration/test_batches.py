@@ -372,7 +372,7 @@ def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
     step, renew = claims.ingest_step, claims.renew
 
     def recording(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
-        if not more["done"]:
+        if not more.get("done"):
             return step(own, who, **more)
         return alone(who.worker_id, lambda: step(own, who, **more))
 
