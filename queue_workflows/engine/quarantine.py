@@ -115,7 +115,7 @@ def change_all(
     leases: Callable[[], Sequence[job_tables.Lease]],
     one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
-    """Return the rows of `change`, or those of `one` for each claim if a row makes `change` fail."""
+    """Return the rows of `change`; if a row makes it fail, those of `one` for each claim."""
     status = conn.info.transaction_status
     # Alone in autocommit a statement that fails leaves nothing behind.
     within = conn.transaction() if status == pq.TransactionStatus.INTRANS else None
