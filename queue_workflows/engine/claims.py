@@ -104,26 +104,49 @@ def node_step(
 ) -> Row | None:
     """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
 
-    The job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name, generation,
-    born) and, if its template has refs, `context`; None when nothing was claimed. `promote` first
-    lets jobs in that have become due. If the JSON of a job cannot be loaded as a whole, a second
-    statement loads each column by itself. Raises `ClaimLost` with nothing written or claimed.
+    Returns the job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name,
+    generation, born) and, if its template has refs, `context`; None when nothing was claimed.
+    `promote`: let jobs in first that have become due. If the JSON of a job cannot be loaded as a
+    whole, a second statement loads each column by itself. Raises `ClaimLost` with nothing written
+    or claimed.
     """
+    parameters = {
+        **_claimant(who),
+        "newest": who.newest,
+        "model": who.model,
+        "models": who.models,
+        "lane": who.lane,
+        "policy": who.policy,
+        "grace_s": who.grace_s,
+        "bound_s": who.bound_s,
+        "claim": claim,
+        "promote": promote,
+        **_completed(done, ahead),
+    }
     try:
-        row = conn.execute(
-            statements.claims.node_step,
-            _claimant(who)
-            | {"claim": claim, "promote": promote}
-            | _node_result(done)
-            | _ahead(ahead),
-            prepare=True,
-        ).fetchone()
+        row = conn.execute(statements.claims.node_step, parameters, prepare=True).fetchone()
     except psycopg.Error as error:
         raise _lost(error) or error from None
     job = row["job"] if row else None
     if isinstance(job, Unreadable):
         return claimed_jobs.read(conn, job_tables.NODE_JOBS, claimed_jobs.id_of(job), who.worker_id)
     return job
+
+
+def _completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:
+    lease, result, seconds, rss_mb, received = done or (None,) * 5
+    generation, rows, complete = ahead or (None,) * 3
+    return {
+        "job": lease and lease.job_id,
+        "claim_no": lease and lease.claim_no,
+        "result": result,
+        "seconds": seconds,
+        "rss_mb": rss_mb,
+        "received": received,
+        "generation": generation,
+        "rows": rows,
+        "complete": complete,
+    }
 
 
 def _claimant(who: Claimant) -> dict[str, Any]:
@@ -133,33 +156,7 @@ def _claimant(who: Claimant) -> dict[str, Any]:
         "queue": who.queue,
         "lease_s": who.lease_s,
         "obey": who.obey,
-        "newest": who.newest,
-        "model": who.model,
-        "models": who.models,
-        "lane": who.lane,
-        "policy": who.policy,
-        "grace_s": who.grace_s,
-        "bound_s": who.bound_s,
     }
-
-
-def _node_result(done: NodeResult | None) -> dict[str, Any]:
-    if done is None:
-        return dict.fromkeys(("job", "claim_no", "result", "seconds", "rss_mb", "received"))
-    return {
-        "job": done.lease.job_id,
-        "claim_no": done.lease.claim_no,
-        "result": done.context_delta,
-        "seconds": done.seconds,
-        "rss_mb": done.vm_rss_mb_peak,
-        "received": done.resolved_inputs,
-    }
-
-
-def _ahead(ahead: Ahead | None) -> dict[str, Any]:
-    if ahead is None:
-        return dict.fromkeys(("generation", "rows", "complete"))
-    return {"generation": ahead.generation, "rows": ahead.rows, "complete": ahead.complete}
 
 
 def _as_json(done: IngestResult) -> str:
@@ -179,18 +176,20 @@ def ingest_step(
     promote: bool = False,
     tell: Callable[[float], None] | None = None,
 ) -> list[Row]:
-    """Complete all of `done`, then claim up to `claim` ingest jobs, in claim order.
+    """Complete all of `done`, then claim up to `claim` ingest jobs; return them in claim order.
 
-    One transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or claimed,
-    when any of `done` is no longer held. `tell`: where nothing was claimed, called with the seconds
-    until a limit of the queue lets the next in, if that is known.
+    This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or
+    claimed, when a claim of `done` is lost. `tell`: as in `claim`.
     """
-    finished = f"[{','.join(_as_json(d) for d in done)}]" if done else None
-    parameters = {"claim": claim, "promote": promote, "done": finished, "tell": tell is not None}
+    parameters = {
+        **_claimant(who),
+        "claim": claim,
+        "promote": promote,
+        "done": f"[{','.join(_as_json(d) for d in done)}]" if done else None,
+        "tell": tell is not None,
+    }
     try:
-        rows = conn.execute(
-            statements.claims.ingest_step, _claimant(who) | parameters, prepare=True
-        ).fetchall()
+        rows = conn.execute(statements.claims.ingest_step, parameters, prepare=True).fetchall()
     except psycopg.Error as error:
         raise _lost(error) or error from None
     if rows and rows[0]["id"] is None:
