@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
-from queue_workflows.engine import claimed_jobs, claims, job_tables, outcomes
+from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, outcomes
 from queue_workflows.tasks import args, bodies, control
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
@@ -25,7 +25,7 @@ def execute_ingest_job(job: Row) -> str:
             return "skipped"
     outcome = run_task(job)
     with db.transaction() as conn:
-        return outcomes.record(conn, lease, outcome)
+        return finish.record(conn, lease, outcome)
 
 
 def run_task(

@@ -17,7 +17,7 @@ import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments, confinement, outputs, payload
 from queue_workflows.declare import bodies
-from queue_workflows.engine import claimed_jobs, claims, job_tables, nodes, outcomes, runs
+from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.types import JsonDict, Row
 
@@ -56,7 +56,7 @@ def execute_node(
             job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
         )
     with db.transaction() as conn:
-        recorded = outcomes.record(conn, lease, outcome)
+        recorded = finish.record(conn, lease, outcome)
     if recorded == "completed" and outcome.kind == "completed":
         announce(job, outcome)
     return recorded

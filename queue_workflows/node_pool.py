@@ -31,8 +31,8 @@ from queue_workflows.engine import (
     poison,
     promotion,
     queues,
+    recovery,
     row_isolation,
-    transitions,
 )
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn, Row, Unreadable
@@ -307,7 +307,7 @@ class Sweeps:
             if not pending.has_silent_jobs(conn, silent_s):
                 return
             for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-                for row in self._rows.batch(conn, transitions.gone_duty(table, silent_s)):
+                for row in recovery.reclaim_gone(conn, table, silent_s, rows=self._rows):
                     _log.warning(
                         "job %s: the session of its worker is gone, now %s",
                         row["id"],
@@ -454,11 +454,9 @@ def reclaim(
     with db.statement(conn) as own:
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             if had_s is not None:
-                excused = transitions.excused_duty(table, had_s)
-                while taken := kept.batch(own, excused):
+                while taken := recovery.excuse_lapsed(own, table, had_s=had_s, rows=kept):
                     _say_lapsed(taken, "lease lapsed while the database was away")
-            lapsed = transitions.lapsed_duty(table, had_s)
-            while taken := kept.batch(own, lapsed):
+            while taken := recovery.reclaim_lapsed(own, table, had_s=had_s, rows=kept):
                 _say_lapsed(taken, "lease lapsed")
 
 

@@ -25,8 +25,8 @@ from queue_workflows.engine import (
     nodes,
     outbox,
     quarantine,
+    recovery,
     row_isolation,
-    transitions,
     workers,
 )
 from queue_workflows.runtime import identity
@@ -195,8 +195,8 @@ def claim_next_gpu_job(
 def _claim_node(who: claims.Claimant) -> Row | None:
     try:
         with db.transaction() as conn:
-            job = claims.node_step(conn, who, promote=True)
-            return nodes.get(conn, job["id"]) if job else None
+            jobs = claims.claim(conn, job_tables.NODE_JOBS, who, promote=True)
+            return nodes.get(conn, jobs[0]["id"]) if jobs else None
     except db.Error as error:
         if not quarantine.is_about_rows(error):
             raise
@@ -265,7 +265,7 @@ def _reclaim(
     table: job_tables.JobTable, conn: db.Connection | None, rows: row_isolation.Isolation | None
 ) -> list[Row]:
     with db.statement(conn) as own:
-        return (rows or row_isolation.Isolation()).batch(own, transitions.lapsed_duty(table))
+        return recovery.reclaim_lapsed(own, table, rows=rows or row_isolation.Isolation())
 
 
 def _brief(rows: list[Row]) -> list[Row]:
@@ -329,12 +329,14 @@ def record_node_event(
     """
     try:
         values = {
-            "run_id": run_id,
-            "node_id": node_id,
-            "job_id": job_id,
+            "run": run_id,
+            "node": node_id,
+            "job": job_id,
             "attempt": attempt,
             "event_type": event_type,
-            "host_label": host_label,
+            "claim_no": None,
+            "worker": None,
+            "host": host_label,
             "queue": queue,
             "model": model,
             "elapsed_s": elapsed_s,
@@ -342,7 +344,7 @@ def record_node_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            event_id = job_events.record_node(conn, values)
+            event_id = job_events.add_node_event(conn, values)
             if event_type == "model_load_done" and elapsed_s is not None:
                 models.learn_load(conn, host_label, model, elapsed_s)
     except Exception as failure:  # noqa: BLE001  best effort by contract
@@ -577,7 +579,7 @@ def claim_next_ingest_job(
     who = _claimant(queue, host, lease_s)
     try:
         with db.transaction() as conn:
-            rows = claims.ingest_step(conn, who, promote=True)
+            rows = claims.claim(conn, job_tables.INGEST_JOBS, who, promote=True)
             return ingest_jobs.get(conn, rows[0]["id"]) if rows else None
     except db.Error as error:
         if not quarantine.is_about_rows(error):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import config, node_pool, node_queue, queues
-from queue_workflows.engine import claims, job_tables, pending, promotion, transitions
+from queue_workflows.engine import claims, handback, job_tables, pending, promotion, recovery
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -286,7 +286,7 @@ def lapse(conn: Any, leases: list[job_tables.Lease]) -> None:
 
 
 def fall_due(conn: Any, leases: list[job_tables.Lease]) -> None:
-    transitions.hand_back_all(conn, leases, reason="test")
+    handback.hand_back_all(conn, leases, reason="test")
     conn.execute(
         f"UPDATE {leases[0].table.name} SET blocked_reason = 'not_due', available_at = now()"
         " WHERE id = ANY (%s)".encode(),
@@ -301,11 +301,11 @@ BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "hand back": (
         lambda conn, leases: None,
-        lambda conn, leases: transitions.hand_back_all(conn, leases, reason="test"),
+        lambda conn, leases: handback.hand_back_all(conn, leases, reason="test"),
     ),
     "reclaim": (
         lapse,
-        lambda conn, leases: transitions.reclaim_lapsed(conn, leases[0].table),
+        lambda conn, leases: recovery.reclaim_lapsed(conn, leases[0].table),
     ),
     "promote": (
         fall_due,

@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import errors, node_queue, run_store
-from queue_workflows.engine import claims, job_tables, transitions
+from queue_workflows.engine import attempts, claims, handback, job_tables, recovery
 from queue_workflows.types import Row
 from tests.support import factories, laws
 
@@ -68,20 +68,18 @@ def complete_and_claim(conn: Any, job: Row) -> bool:
 ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "complete": complete,
     "complete and claim": complete_and_claim,
-    "fail": lambda conn, job: transitions.fail(conn, lease_of(job), error="late") is not None,
+    "fail": lambda conn, job: attempts.fail(conn, lease_of(job), error="late") is not None,
     "renew": lambda conn, job: bool(claims.renew(conn, [lease_of(job)], lease_s=600)),
     "report": lambda conn, job: bool(
         claims.renew(conn, [lease_of(job)], lease_s=600, progress=['{"late": 1}'])
     ),
-    "park": lambda conn, job: transitions.park(conn, lease_of(job)) is not None,
-    "hand back": lambda conn, job: (
-        transitions.hand_back(conn, lease_of(job), reason="r") is not None
-    ),
+    "park": lambda conn, job: attempts.park(conn, lease_of(job)) is not None,
+    "hand back": lambda conn, job: handback.hand_back(conn, lease_of(job), reason="r") is not None,
     "hand back together": lambda conn, job: bool(
-        transitions.hand_back_all(conn, [lease_of(job)], reason="r")
+        handback.hand_back_all(conn, [lease_of(job)], reason="r")
     ),
     "trip": lambda conn, job: (
-        transitions.trip(conn, lease_of(job), error="late", seconds=1) is not None
+        attempts.end_by_watchdog(conn, lease_of(job), error="late", seconds=1) is not None
     ),
 }
 OF_FAMILY = [
@@ -121,7 +119,7 @@ def test_a_superseded_claim_writes_nothing(
     make(conn, family)
     old = claim(conn, family)
     factories.expire(conn, old)
-    transitions.reclaim_lapsed(conn, JOB_TABLES[family])
+    recovery.reclaim_lapsed(conn, JOB_TABLES[family])
     if successor != "nobody":
         claim(conn, family, "w2" if successor == "another worker" else "w1")
     before = footprint(conn)
@@ -156,7 +154,7 @@ def test_a_batch_with_one_lost_claim_completes_none(conn: Any) -> None:
         make(conn, "ingest")
     jobs = claims.ingest_step(conn, factories.who("fetch"), claim=3)
     factories.expire(conn, jobs[1])
-    transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+    recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
     before = footprint(conn)
     with pytest.raises(errors.ClaimLost):
         claims.ingest_step(
@@ -187,7 +185,7 @@ def test_a_renewal_pushes_the_lease_and_stores_progress(conn: Any, family: str) 
     assert 55 < factories.one(conn, left + JOB_TABLES[family].name) <= 60
     (_,) = claims.renew(conn, [lease_of(job)], lease_s=60)
     assert factories.reread(conn, job)["progress"] == {"at": 0.5}
-    assert transitions.reclaim_lapsed(conn, JOB_TABLES[family]) == []
+    assert recovery.reclaim_lapsed(conn, JOB_TABLES[family]) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -213,7 +211,7 @@ def test_a_claim_has_recorded_what_its_own_event_says(conn: Any, family: str) ->
     first = claim(conn, family)
     assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
     factories.expire(conn, first)
-    transitions.reclaim_lapsed(conn, JOB_TABLES[family])
+    recovery.reclaim_lapsed(conn, JOB_TABLES[family])
     assert claims.has_recorded(conn, lease_of(first), ["completed", "failed"]) is False
     second = claim(conn, family)
     assert claims.has_recorded(conn, lease_of(first), ["completed"]) is False
@@ -356,7 +354,7 @@ def test_reclaimers_and_finishers_at_once_end_each_job_once(conn: Any) -> None:
 
     def work(own: Any, number: int) -> None:
         if number < 2:
-            while rows := transitions.reclaim_lapsed(own, job_tables.INGEST_JOBS):
+            while rows := recovery.reclaim_lapsed(own, job_tables.INGEST_JOBS):
                 reclaimed.extend(row["id"] for row in rows)
             return
         for job in jobs[number - 2 :: 2]:

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from queue_workflows import dispatcher, errors, node_queue
-from queue_workflows.engine import claims, job_tables, nodes, promotion, runs, transitions
+from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, promotion, runs
 from queue_workflows.types import Row
 from tests.support import factories, laws
 
@@ -45,14 +45,12 @@ def complete(conn: Any, job: Row) -> bool:
 
 ACTIONS: dict[str, Callable[[Any, Row], bool]] = {
     "complete": complete,
-    "fail": lambda conn, job: transitions.fail(conn, lease_of(job), error="e") is not None,
+    "fail": lambda conn, job: attempts.fail(conn, lease_of(job), error="e") is not None,
     "renew": lambda conn, job: bool(claims.renew(conn, [lease_of(job)], lease_s=600)),
-    "park": lambda conn, job: transitions.park(conn, lease_of(job)) is not None,
-    "hand back": lambda conn, job: (
-        transitions.hand_back(conn, lease_of(job), reason="r") is not None
-    ),
+    "park": lambda conn, job: attempts.park(conn, lease_of(job)) is not None,
+    "hand back": lambda conn, job: handback.hand_back(conn, lease_of(job), reason="r") is not None,
     "trip": lambda conn, job: (
-        transitions.trip(conn, lease_of(job), error="e", seconds=1) is not None
+        attempts.end_by_watchdog(conn, lease_of(job), error="e", seconds=1) is not None
     ),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from queue_workflows.engine import claims, job_tables, queues, transitions
+from queue_workflows.engine import attempts, claims, handback, job_tables, queues, recovery
 from tests.support import factories, laws
 
 Row = dict[str, Any]
@@ -146,9 +146,9 @@ def test_no_more_of_a_queue_run_than_its_limit(db: ModuleType) -> None:
         assert len(take(conn, 7)) == 1
 
 
-def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
+def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
-        return getattr(transitions, name)(conn, factories.ingest_lease(job), **more)
+        return change(conn, factories.ingest_lease(job), **more)
 
     return leave
 
@@ -156,7 +156,7 @@ def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
 def reclaim(conn: Any, job: Row) -> object:
     conn.execute("UPDATE ingest_jobs SET crash_count = 2 WHERE id = %s", (job["id"],))
     factories.expire(conn, job)
-    return transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+    return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
 
 
 def plain(change: str) -> Callable[[Any, Row], object]:
@@ -168,8 +168,8 @@ def plain(change: str) -> Callable[[Any, Row], object]:
 
 LEAVING: dict[str, Callable[[Any, Row], object]] = {
     "finish": end,
-    "fail": fenced("fail", error="no"),
-    "snooze": fenced("hand_back", reason="snoozed", after_s=60),
+    "fail": fenced(attempts.fail, error="no"),
+    "snooze": fenced(handback.hand_back, reason="snoozed", after_s=60),
     "reclaim": reclaim,
     "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
 }
@@ -220,7 +220,7 @@ def test_a_rate_counts_starts_and_not_jobs(db: ModuleType) -> None:
         say(conn, rate_limit=2, rate_period_s=60.0)
         for _ in range(2):
             (job,) = take(conn)
-            fenced("hand_back", reason="shutdown")(conn, job)
+            fenced(handback.hand_back, reason="shutdown")(conn, job)
         assert take(conn) == []
 
 
@@ -297,7 +297,7 @@ def test_one_that_fails_stands_in_line_again(db: ModuleType) -> None:
         add(conn, max_attempts=2)
         (job,) = take(conn)
         add(conn, priority=10)
-        fenced("fail", error="no", after_s=0)(conn, job)
+        fenced(attempts.fail, error="no", after_s=0)(conn, job)
         assert states(conn) == [LINE, FREE]
         assert factories.reread(conn, job)["admitted_at"] is None
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.engine import claims, job_tables, queues, transitions
+from queue_workflows.engine import attempts, claims, job_tables, queues, recovery
 from tests.support import database, factories, laws
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ class Race:
         del drawn
         while self._goes_on(0.1):
             queues.admit_from_partitions(conn)
-            transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+            recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
 
     def _pause(self, conn: Any, drawn: random.Random) -> None:
         while self._goes_on(0.2):
@@ -106,7 +106,7 @@ class Race:
                         continue  # as if its worker had died: the lease lapses
                     if fate < 0.2:
                         lease = factories.ingest_lease(job)
-                        transitions.fail(conn, lease, error="no", after_s=0.02)
+                        attempts.fail(conn, lease, error="no", after_s=0.02)
                         continue
                     factories.complete_ingest(conn, job)
                 except errors.ClaimLost:

@@ -13,7 +13,15 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows.engine import claims, job_tables, lock_queues, promotion, transitions
+from queue_workflows.engine import (
+    attempts,
+    claims,
+    handback,
+    job_tables,
+    lock_queues,
+    promotion,
+    recovery,
+)
 from tests.support import factories, laws
 from tests.support.wait import until
 
@@ -109,10 +117,10 @@ def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
         assert (first[:3], set(first[3:])) == ([IN] * 3, {OUT})
 
 
-def fenced(name: str, **more: Any) -> Callable[[Any, Row], object]:
+def fenced(change: Callable[..., object], **more: Any) -> Callable[[Any, Row], object]:
     def leave(conn: Any, job: Row) -> object:
         lease = job_tables.lease_of(factories.table_of(job), job)
-        return getattr(transitions, name)(conn, lease, **more)
+        return change(conn, lease, **more)
 
     return leave
 
@@ -134,13 +142,13 @@ def delete(conn: Any, job: Row) -> object:
 def reclaim(conn: Any, job: Row) -> object:
     plain("crash_count = 2")(conn, job)
     factories.expire(conn, job)
-    return transitions.reclaim_lapsed(conn, factories.table_of(job))
+    return recovery.reclaim_lapsed(conn, factories.table_of(job))
 
 
 LEAVING = {
     "finish": end,
-    "fail": fenced("fail", error="no"),
-    "snooze": fenced("hand_back", reason="snoozed", after_s=60),
+    "fail": fenced(attempts.fail, error="no"),
+    "snooze": fenced(handback.hand_back, reason="snoozed", after_s=60),
     "reclaim": reclaim,
     "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
     "delayed by SQL": plain("status = 'queued', available_at = now() + interval '1 hour'"),
@@ -175,7 +183,7 @@ def test_one_that_goes_back_keeps_its_place_in_line(db: ModuleType, family: str)
         job = take(conn, family)
         assert job is not None
         add(conn, family)
-        fenced("hand_back", reason="shutdown")(conn, job)
+        fenced(handback.hand_back, reason="shutdown")(conn, job)
         assert states(conn, family) == [IN, OUT]
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen
 from queue_workflows.db import app_connections, check_violations
-from queue_workflows.engine import cancellation, job_tables, nodes, runs
-from queue_workflows.engine import transitions as moves
+from queue_workflows.engine import cancellation, job_tables, nodes, retry, runs
 from queue_workflows.types import Row
 
 
@@ -136,7 +135,7 @@ def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
     with db.transaction(conn) as own:
         job = nodes.get(own, job_id)
         if job is None:
-            row = moves.reopen_ingest(own, job_id)
+            row = retry.reopen_ingest(own, job_id)
             if row is None:
                 raise errors.UnknownJob(
                     f"no failed or cancelled job {job_id!r} with a generation to go"

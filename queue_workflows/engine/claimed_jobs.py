@@ -1,4 +1,4 @@
-"""A claimed job as the worker reads it: column by column where need be, and checked for its use."""
+"""Read a claimed job column by column, and refuse one whose columns no handler can be given."""
 
 from __future__ import annotations
 
@@ -6,25 +6,9 @@ import json
 from typing import Any, Final, NoReturn
 
 from queue_workflows import db, errors
+from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.types import Row, Unreadable
-
-_NODE: Final = (
-    "SELECT j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,"
-    " j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,"
-    " j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,"
-    " j.input_template, j.ref_heads, (SELECT json_build_object("
-    "'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,"
-    " 'generation', r.generation, 'born', least(9223372036854775807, greatest("
-    "-9223372036854775808, extract(epoch FROM r.created_at) * 1000000))::bigint)"
-    " FROM workflow_runs r WHERE r.id = j.run_id) AS run FROM workflow_node_jobs j"
-    " WHERE j.id = %s AND j.worker_id = %s AND j.status = 'running'"
-)
-_INGEST: Final = (
-    "SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker_id,"
-    " claimed_by, attempts, max_attempts, crash_count, timeout_s, headers, partition_key, lock_key"
-    " FROM ingest_jobs WHERE id = %s AND worker_id = %s AND status = 'running'"
-)
 
 
 def read(
@@ -34,8 +18,8 @@ def read(
 
     A node's `context` is left out. None: the worker does not hold the job any more.
     """
-    statement = _NODE if table.in_run else _INGEST
-    return conn.execute(statement, (job_id, worker_id)).fetchone()
+    statement = statements.claimed_jobs.node if table.in_run else statements.claimed_jobs.ingest
+    return conn.execute(statement, {"job": job_id, "worker": worker_id}).fetchone()
 
 
 def id_of(document: Unreadable) -> str:

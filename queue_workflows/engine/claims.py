@@ -1,20 +1,20 @@
-"""A claim's life on the hot path: take, renew, complete. Complete and take share one round trip."""
+"""Claim jobs, renew their leases, and complete them in the statement that claims the next ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg import sql
 
 from queue_workflows import db, errors
+from queue_workflows.db import statements
 from queue_workflows.engine import claimed_jobs, job_tables
 from queue_workflows.types import Row, Unreadable
 
 CLAIM_LOST = "QW001"
-"""The SQLSTATE with which a step says that the claim to complete is no longer held."""
+"""The SQLSTATE of a step whose claim to complete is lost."""
 
 
 class Claimant(NamedTuple):
@@ -25,16 +25,16 @@ class Claimant(NamedTuple):
     queue: str
     lease_s: float = 600
     newest: bool = False
-    """Overflow hosts take the newest of the best priority band."""
+    """Whether to take the newest job of the best priority: for a machine that takes overflow."""
     lane: int | None = None
     model: str | None = None
     """The warm model."""
     models: list[str] | None = None
     """The models this worker can load; None: any."""
     obey: bool = True
-    """Whether an OFF row stops the claim."""
+    """Whether OFF for this host and queue stops the claim."""
     policy: str = "strict"
-    """Of gpu claims: `strict` or `balanced`."""
+    """How gpu jobs are chosen: `strict` or `balanced`."""
     grace_s: float = 300.0
     bound_s: float = 2400.0
 
@@ -51,7 +51,7 @@ class NodeResult(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What follows from a node that a worker completes, for the transaction that records it."""
+    """What follows in the run from a completed node, for the transaction that records the node."""
 
     generation: int
     rows: str | None
@@ -67,18 +67,24 @@ class IngestResult(NamedTuple):
     seconds: float
 
 
-_NODE_STEP = (
-    b"SELECT queue_workflows_node_step(%s::text, %s::text, %s::text, %s::float8,"
-    b" %s::boolean AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = %s::text"
-    b" AND s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now())),"
-    b" %s::boolean, %s::boolean, %s::boolean, %s::text, %s::text[], %s::smallint, %s::text,"
-    b" %s::bigint, %s::jsonb, %s::float8, %s::integer, %s::jsonb, %s::integer, %s::jsonb,"
-    b" %s::boolean, %s::text, %s::float8, %s::float8) AS job"
-)
-_INGEST_STEP = (
-    b"SELECT * FROM queue_workflows_ingest_step(%s::text, %s::text, %s::text, %s::float8,"
-    b" %s::integer, %s::boolean, %s::boolean, %s::jsonb, %s::boolean)"
-)
+def claim(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    who: Claimant,
+    *,
+    count: int = 1,
+    promote: bool = False,
+    tell: Callable[[float], None] | None = None,
+) -> list[Row]:
+    """Claim up to `count` jobs of a queue, nodes one at a time, and return what a worker needs.
+
+    `promote`: let jobs in first that have become due. `tell`: called with the seconds until a limit
+    of an ingest queue lets the next job in, where nothing was claimed and that is known.
+    """
+    if not table.in_run:
+        return ingest_step(conn, who, claim=count, promote=promote, tell=tell)
+    job = node_step(conn, who, promote=promote)
+    return [job] if job else []
 
 
 def _lost(error: psycopg.Error) -> errors.ClaimLost | None:
@@ -98,39 +104,59 @@ def node_step(
 ) -> Row | None:
     """Complete `done`, then claim the next node job; one transaction when `conn` is autocommit.
 
-    The job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name, generation,
-    born) and, if its template has refs, `context`; None when nothing was claimed. `promote` first
-    lets jobs in that have become due. If the JSON of a job cannot be loaded as a whole, a second
-    statement loads each column by itself. Raises `ClaimLost` with nothing written or claimed.
+    Returns the job as a dict of what a worker needs, with `run` (id, out_dir, workflow_name,
+    generation, born) and, if its template has refs, `context`; None when nothing was claimed.
+    `promote`: let jobs in first that have become due. If the JSON of a job cannot be loaded as a
+    whole, a second statement loads each column by itself. Raises `ClaimLost` with nothing written
+    or claimed.
     """
-    finished: tuple[Any, ...] = (None,) * 6
-    if done is not None:
-        finished = (
-            done.lease.job_id,
-            done.lease.claim_no,
-            done.context_delta,
-            done.seconds,
-            done.vm_rss_mb_peak,
-            done.resolved_inputs,
-        )
+    parameters = {
+        **_claimant(who),
+        "newest": who.newest,
+        "model": who.model,
+        "models": who.models,
+        "lane": who.lane,
+        "policy": who.policy,
+        "grace_s": who.grace_s,
+        "bound_s": who.bound_s,
+        "claim": claim,
+        "promote": promote,
+        **_completed(done, ahead),
+    }
     try:
-        row = conn.execute(
-            _NODE_STEP,
-            (
-                *(who.worker_id, who.host, who.queue, who.lease_s),
-                *(claim, who.queue, who.obey, promote, who.newest, who.model, who.models, who.lane),
-                *finished,
-                *(ahead or (None, None, None)),
-                *(who.policy, who.grace_s, who.bound_s),
-            ),
-            prepare=True,
-        ).fetchone()
+        row = conn.execute(statements.claims.node_step, parameters, prepare=True).fetchone()
     except psycopg.Error as error:
         raise _lost(error) or error from None
     job = row["job"] if row else None
     if isinstance(job, Unreadable):
         return claimed_jobs.read(conn, job_tables.NODE_JOBS, claimed_jobs.id_of(job), who.worker_id)
     return job
+
+
+def _completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:
+    lease, result, seconds, rss_mb, received = done or (None,) * 5
+    generation, rows, complete = ahead or (None,) * 3
+    return {
+        "job": lease and lease.job_id,
+        "claim_no": lease and lease.claim_no,
+        "result": result,
+        "seconds": seconds,
+        "rss_mb": rss_mb,
+        "received": received,
+        "generation": generation,
+        "rows": rows,
+        "complete": complete,
+    }
+
+
+def _claimant(who: Claimant) -> dict[str, Any]:
+    return {
+        "worker": who.worker_id,
+        "host": who.host,
+        "queue": who.queue,
+        "lease_s": who.lease_s,
+        "obey": who.obey,
+    }
 
 
 def _as_json(done: IngestResult) -> str:
@@ -150,24 +176,20 @@ def ingest_step(
     promote: bool = False,
     tell: Callable[[float], None] | None = None,
 ) -> list[Row]:
-    """Complete all of `done`, then claim up to `claim` ingest jobs, in claim order.
+    """Complete all of `done`, then claim up to `claim` ingest jobs; return them in claim order.
 
-    One transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or claimed,
-    when any of `done` is no longer held. `tell`: where nothing was claimed, called with the seconds
-    until a limit of the queue lets the next in, if that is known.
+    This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with nothing written or
+    claimed, when a claim of `done` is lost. `tell`: as in `claim`.
     """
-    finished = None
-    if done:
-        finished = f"[{','.join(_as_json(d) for d in done)}]"
+    parameters = {
+        **_claimant(who),
+        "claim": claim,
+        "promote": promote,
+        "done": f"[{','.join(_as_json(d) for d in done)}]" if done else None,
+        "tell": tell is not None,
+    }
     try:
-        rows = conn.execute(
-            _INGEST_STEP,
-            (
-                *(who.worker_id, who.host, who.queue, who.lease_s),
-                *(claim, who.obey, promote, finished, tell is not None),
-            ),
-            prepare=True,
-        ).fetchall()
+        rows = conn.execute(statements.claims.ingest_step, parameters, prepare=True).fetchall()
     except psycopg.Error as error:
         raise _lost(error) or error from None
     if rows and rows[0]["id"] is None:
@@ -180,38 +202,12 @@ def ingest_step(
 
 
 class Renewal(NamedTuple):
-    """What a renewal learned about its job."""
+    """What the renewal of a lease returns about its job."""
 
     job_id: str
     claim_no: int
     cancel: bool
     """The job or its run was cancelled, or the run is over."""
-
-
-def _renewing(table: job_tables.JobTable) -> bytes:
-    over = (
-        "coalesce((SELECT r.status IN ('completed', 'failed', 'cancelled') FROM workflow_runs r"
-        " WHERE r.id = j.run_id), false)"
-        if table.in_run
-        else "false"
-    )
-    return (
-        sql.SQL(
-            "UPDATE {jobs} j SET lease_expires_at = now() + %s::float8 * interval '1 second',"
-            " heartbeat_at = now(), progress = coalesce(held.progress, j.progress)"
-            " FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]::jsonb[])"
-            " AS held (id, claim_no, worker_id, progress)"
-            " WHERE j.id = held.id AND j.claim_no = held.claim_no"
-            " AND j.worker_id = held.worker_id"
-            " AND j.status = 'running'"
-            " RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR {over} AS cancel"
-        )
-        .format(jobs=sql.Identifier(table.name), over=sql.SQL(over))
-        .as_bytes(None)
-    )
-
-
-_RENEW = {table.name: _renewing(table) for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)}
 
 
 def renew(
@@ -221,21 +217,22 @@ def renew(
     lease_s: float,
     progress: Sequence[str | None] = (),
 ) -> list[Renewal]:
-    """Push the leases of one process and table out by `lease_s`, store progress (JSON texts).
+    """Extend the leases of one process and table by `lease_s` and store progress (JSON texts).
 
     A lease without a `Renewal` is lost.
     """
     if not leases:
         return []
+    in_run = leases[0].table.in_run
     rows = conn.execute(
-        _RENEW[leases[0].table.name],
-        (
-            lease_s,
-            [lease.job_id for lease in leases],
-            [lease.claim_no for lease in leases],
-            [lease.worker_id for lease in leases],
-            list(progress) or [None] * len(leases),
-        ),
+        statements.claims.renew_nodes if in_run else statements.claims.renew_ingest,
+        {
+            "lease_s": lease_s,
+            "jobs": [lease.job_id for lease in leases],
+            "claims": [lease.claim_no for lease in leases],
+            "workers": [lease.worker_id for lease in leases],
+            "progress": list(progress) or [None] * len(leases),
+        },
         prepare=True,
     ).fetchall()
     return [Renewal(row["id"], row["claim_no"], row["cancel"]) for row in rows]
@@ -243,32 +240,47 @@ def renew(
 
 def is_held(conn: db.Connection, lease: job_tables.Lease) -> bool:
     """Return whether this claim still holds its job."""
-    row = conn.execute(_IS_HELD[lease.table.name], job_tables.fence(lease)).fetchone()
-    return row is not None
-
-
-_IS_HELD = {
-    table.name: sql.SQL("SELECT FROM {} j WHERE " + job_tables.HELD)
-    .format(sql.Identifier(table.name))
-    .as_bytes(None)
-    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
-}
+    is_held = statements.claims.is_held[lease.table.name]
+    return conn.execute(is_held, job_tables.fence(lease)).fetchone() is not None
 
 
 def has_recorded(conn: db.Connection, lease: job_tables.Lease, events: Sequence[str]) -> bool:
-    """Whether this very claim has left one of these events: its write was committed."""
-    # Node events are found through their run and node, which are indexed.
-    where = (
-        "(e.run_id, e.node_id) = (SELECT j.run_id, j.node_id FROM workflow_node_jobs j"
-        " WHERE j.id = %(job)s) AND "
-        if lease.table.in_run
-        else ""
-    )
-    row = conn.execute(
-        sql.SQL(
-            "SELECT 1 FROM {} e WHERE {} e.job_id = %(job)s AND e.claim_no = %(claim)s"
-            " AND e.worker_id = %(worker)s AND e.event_type = ANY (%(events)s) LIMIT 1"
-        ).format(sql.Identifier(lease.table.events), sql.SQL(where)),
+    """Return whether this very claim has left one of these events: its write was committed."""
+    in_run = lease.table.in_run
+    found = conn.execute(
+        statements.claims.has_recorded_node if in_run else statements.claims.has_recorded_ingest,
         job_tables.fence(lease, events=list(events)),
-    ).fetchone()
-    return row is not None
+    )
+    return found.fetchone() is not None
+
+
+def held_by(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    prefix: str,
+    *,
+    exclude: Collection[int] = (),
+) -> list[job_tables.Lease]:
+    """Return the claims of workers whose id starts with `prefix`, without jobs of these `seq`."""
+    parameters = {"prefix": prefix, "seqs": [*exclude]}
+    rows = conn.execute(statements.claims.held_by[table.name], parameters).fetchall()
+    return [job_tables.lease_of(table, row) for row in rows]
+
+
+def cancelled_since(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    prefix: str,
+    *,
+    seqs: Collection[int] | None = None,
+) -> list[float | None]:
+    """Return for each job that such workers hold since how many seconds it is cancelled, or None.
+
+    A request to cancel it counts, and the end of its run. `seqs`: of these jobs alone.
+    """
+    of_nodes = statements.claims.cancelled_since_nodes
+    rows = conn.execute(
+        of_nodes if table.in_run else statements.claims.cancelled_since_ingest,
+        {"prefix": prefix, "seqs": None if seqs is None else [*seqs]},
+    ).fetchall()
+    return [row["since_s"] for row in rows]

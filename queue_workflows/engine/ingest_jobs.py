@@ -10,7 +10,8 @@ import psycopg
 
 from queue_workflows import db, errors
 from queue_workflows.db import app_connections, statements
-from queue_workflows.engine import transitions, workers
+from queue_workflows.engine import retry as job_retries
+from queue_workflows.engine import workers
 from queue_workflows.runtime import identity
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, Row
@@ -141,7 +142,7 @@ def retry(conn: db.Connection, ids: Sequence[str]) -> set[str]:
     """
     try:
         with conn.transaction():
-            transitions.reopen_ingest_all(conn, ids)
+            job_retries.reopen_ingest_all(conn, ids)
     except psycopg.errors.UniqueViolation:
         return {job_id for job_id in ids if not _retry_one(conn, job_id)}
     return set()
@@ -150,7 +151,7 @@ def retry(conn: db.Connection, ids: Sequence[str]) -> set[str]:
 def _retry_one(conn: db.Connection, job_id: str) -> bool:
     try:
         with conn.transaction():
-            transitions.reopen_ingest(conn, job_id)
+            job_retries.reopen_ingest(conn, job_id)
     except errors.IdempotencyClash:
         return False
     return True

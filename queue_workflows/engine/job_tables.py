@@ -1,21 +1,21 @@
-"""The two job families as two constants, the identity of a claim, and how their SQL is made."""
+"""The two tables of jobs, and `Lease`: what identifies one claim."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
 
 class JobTable(NamedTuple):
-    """What sets one job family apart; every statement over jobs is written once for both."""
+    """What sets one job family apart; most statements over jobs are written once for both."""
 
     name: str
     result: str
-    """The column that takes a body's result."""
+    """The column that takes the result of a handler."""
     events: str
     in_run: bool
-    """Whether jobs are nodes of a run, which have an outbox and the run's fate."""
+    """Whether jobs are nodes of a run: they have an outbox, and end when their run ends."""
 
 
 NODE_JOBS = JobTable("workflow_node_jobs", "context_delta", "workflow_node_events", in_run=True)
@@ -23,7 +23,7 @@ INGEST_JOBS = JobTable("ingest_jobs", "result", "ingest_job_events", in_run=Fals
 
 
 class Lease(NamedTuple):
-    """One claim: every write about a running job demands all of it."""
+    """One claim. Every write about a running job requires all of its fields to match."""
 
     table: JobTable
     job_id: str
@@ -32,15 +32,15 @@ class Lease(NamedTuple):
 
 
 def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
-    """The lease of a row as its claim returned it."""
+    """Return the lease of a row as its claim returned it."""
     return Lease(table, job["id"], job["worker_id"], job["claim_no"])
 
 
 TERMINAL = ("completed", "failed", "cancelled")
-"""Terminal run states; those of jobs have `skipped` besides."""
+"""Terminal states of runs; those of jobs include `skipped` too."""
 LAST_GENERATION = 1_000_000
-"""The end of the range that the database allows; a retry adds one, or two in a run. Statements
-name it as a number."""
+"""The last generation that the database allows; a retry adds one, or two in a run. Statements have
+it as a number."""
 
 # The attempt of a node's event is a smallint, its job's an integer: no counter may keep a job from
 # its end.
@@ -112,20 +112,7 @@ def _parts(table: JobTable) -> dict[str, sql.Composable]:
     }
 
 
-HELD: Final = (
-    "j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s"
-    " AND j.status = 'running'"
-)
-"""The fence: true for the row that this claim holds, and for no other."""
-
-
 def fence(lease: Lease, **parameters: Any) -> dict[str, Any]:
-    """The parameters of a fenced statement."""
-    return {
-        "job": lease.job_id,
-        "worker": lease.worker_id,
-        "claim": lease.claim_no,
-        "seconds": None,
-        "error": None,
-        "detail": None,
-    } | parameters
+    """Return the parameters of a fenced statement: those that identify the claim, and others."""
+    claim = {"job": lease.job_id, "worker": lease.worker_id, "claim": lease.claim_no}
+    return claim | parameters

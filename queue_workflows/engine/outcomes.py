@@ -1,4 +1,4 @@
-"""How a body ended, and how that is recorded, for both families."""
+"""The outcome of a handler: what it returned, what it raised, and the traceback to show for it."""
 
 from __future__ import annotations
 
@@ -9,53 +9,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from queue_workflows import db, errors
+from queue_workflows import errors
 from queue_workflows.dag import payload, policy
-from queue_workflows.engine import claims, job_tables, transitions
-from queue_workflows.runtime import display, process
-from queue_workflows.types import Row
+from queue_workflows.runtime import process
 
 _log = logging.getLogger(__name__)
-RECORDED = {
-    "completed": ("completed",),
-    "failed": ("failed", "retried", "cancelled"),
-    "parked": ("parked", "cancelled"),
-    "cancelled": ("cancelled", "requeued"),
-    "snoozed": ("requeued", "cancelled"),
-}
-"""The events that a recorded outcome leaves, by its kind."""
 SNOOZE_LEAST_S = 1.0
-"""A job that snoozes for less would be claimed again at once, before all that wait behind it."""
+"""The shortest snooze, in seconds: a job that waits for less is claimed again before the others."""
 
 
 class Outcome(NamedTuple):
-    """How a body ended, and what it leaves.
-
-    Kinds: `completed`, `failed`, `parked`, `cancelled`, `snoozed`.
-    """
+    """How a handler ended: `completed`, `failed`, `parked`, `cancelled` or `snoozed`."""
 
     kind: str
     seconds: float
     result: str = "{}"
     """The result as checked JSON text."""
     error: str = ""
-    """The error's text; of a snoozed or cancelled one the reason."""
+    """The text of the error; the reason if the job was snoozed or cancelled."""
     detail: str | None = None
-    """JSON text for the job's history: the traceback."""
+    """The traceback as JSON text, for the history of the job."""
     value: Any = None
-    """The result as the host returned it, for hooks."""
+    """The result as the app returned it, for hooks."""
     resolved_inputs: str | None = None
     vm_rss_mb_peak: int | None = None
     raised: policy.Raised = policy.Raised()
     """What a failure says about the next attempt; `after_s` is a snoozed job's wait."""
     task: Mapping[str, Any] | None = None
-    """The policy of its task, for what the job's row does not say."""
+    """The policy of the task, for what the row of the job leaves open."""
 
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
-    """A failed outcome that says what was raised, with its traceback; or a snoozed one.
+    """Return a failed outcome with the error and its traceback, or a snoozed one for `Snooze`.
 
-    The passwords of DSNs are masked in all that it says: it goes to rows, and from there anywhere.
+    Masks the passwords of DSNs, since the outcome is stored and shown anywhere.
     """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
@@ -65,7 +52,7 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     text = f"{name}: {said}" if said else name
     if isinstance(error, SystemExit):
         text = f"the body called sys.exit({error.code!r})"
-    trace = process.mask(_told(error))[-payload.ERROR_LIMIT :]
+    trace = process.mask(_traceback(error))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
     return Outcome(
@@ -76,24 +63,24 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _told(error: BaseException) -> str:
-    """The traceback of an error and of those behind it; of too many behind it only its own."""
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error and of its causes; of the error alone if that fails."""
     try:
-        told = traceback.TracebackException.from_exception(error)
-        if isinstance(error, errors.QueueWorkflowsError) and _is_ours_alone(told):
-            # The message says it all; frames of the engine would tell the app's author nothing.
-            return "".join(told.format_exception_only())
-        _leave_out_engine(told)
-        return "".join(told.format())
-    except Exception as untold:  # noqa: BLE001  the boundary around host code: an error's own code
+        trace = traceback.TracebackException.from_exception(error)
+        if isinstance(error, errors.QueueWorkflowsError) and _is_ours_alone(trace):
+            # Frames of the engine mean nothing to the author of the app; the message is enough.
+            return "".join(trace.format_exception_only())
+        _leave_out_engine(trace)
+        return "".join(trace.format())
+    except Exception as broken:  # noqa: BLE001  the boundary around app code: an error's own code
         frames = "".join(traceback.format_tb(error.__traceback__))
-        return f"{frames}{type(error).__name__}; no more can be told: {type(untold).__name__}"
+        return f"{frames}{type(error).__name__}; no more can be told: {type(broken).__name__}"
 
 
-def _is_ours_alone(told: traceback.TracebackException) -> bool:
-    """Return whether no code of the app raised it, and no other error stands behind it."""
-    behind = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
-    return behind is None and all(map(_is_engine, told.stack))
+def _is_ours_alone(trace: traceback.TracebackException) -> bool:
+    """Return whether only code of the engine raised the error, and it has no cause."""
+    cause = trace.__cause__ or (None if trace.__suppress_context__ else trace.__context__)
+    return cause is None and all(map(_is_engine, trace.stack))
 
 
 def _is_engine(frame: traceback.FrameSummary) -> bool:
@@ -105,7 +92,7 @@ def _is_engine(frame: traceback.FrameSummary) -> bool:
 
 
 def _leave_out_engine(first: traceback.TracebackException) -> None:
-    """Drop the frames by which a body was reached, and those of its streams; not all there are."""
+    """Drop the frames of the engine above a handler and of its captured streams, unless all are."""
     streams = str(_PACKAGE / "worker" / "capture.py")
     todo: list[traceback.TracebackException | None] = [first]
     while todo:
@@ -126,80 +113,7 @@ def _raised(error: BaseException) -> policy.Raised:
 
 
 def unless_signal(value: Any) -> Any:
-    """What a body returned; a signal that it returned is raised."""
+    """Return what a handler returned; raise it if it is a `JobSignal`."""
     if isinstance(value, errors.JobSignal):
         raise value
     return value
-
-
-def node_result(lease: job_tables.Lease, outcome: Outcome) -> claims.NodeResult:
-    """A completed node as the step takes it."""
-    return claims.NodeResult(
-        lease, outcome.result, outcome.seconds, outcome.vm_rss_mb_peak, outcome.resolved_inputs
-    )
-
-
-def ingest_result(lease: job_tables.Lease, outcome: Outcome) -> claims.IngestResult:
-    """A completed ingest job as the step takes it."""
-    return claims.IngestResult(lease, outcome.result, outcome.seconds)
-
-
-def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
-    """Write the outcome under the lease.
-
-    `"completed"` (parked ones too), `"failed"` (retried and snoozed ones too), or `"skipped"`:
-    cancelled, or the claim is no longer held and nothing was written.
-    """
-    if outcome.kind == "completed":
-        return _complete(conn, lease, outcome)
-    if outcome.kind == "parked":
-        return "completed" if transitions.park(conn, lease) else "skipped"
-    if outcome.kind == "cancelled":
-        transitions.hand_back(conn, lease, reason=outcome.error or "cancelled")
-        return "skipped"
-    if outcome.kind == "snoozed":
-        after_s = outcome.raised.after_s or 0.0
-        row = transitions.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
-        return "failed" if row else "skipped"
-    return "failed" if _fail(conn, lease, outcome) else "skipped"
-
-
-def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> Row | None:
-    """By the job's policy, which is read only now, as most jobs do not fail."""
-    found = transitions.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
-    own, attempts, task = found["policy"], max(0, found["attempts"]), outcome.task
-    try:
-        verdict = policy.decide(own, attempts, outcome.raised, task=task)
-    except errors.InvalidWorkflow as error:
-        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
-        own = None
-        verdict = policy.decide(None, attempts, outcome.raised, task=task)
-    row = transitions.fail(
-        conn,
-        lease,
-        retry=verdict.retry,
-        after_s=verdict.after_s,
-        most=policy.most_attempts(found["max_attempts"], own, task),
-        error=outcome.error,
-        seconds=outcome.seconds,
-        detail=outcome.detail,
-        resolved_inputs=outcome.resolved_inputs,
-    )
-    if row is not None and row["status"] == "queued":
-        what = row["node_id"] if lease.table.in_run else row["task_name"]
-        again = display.again(row["available_at"])
-        made, most = row["attempts"], row["max_attempts"]
-        _log.warning("%s (%s): attempt %d of %d failed, %s", what, lease.job_id, made, most, again)
-    return row
-
-
-def _complete(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
-    who = claims.Claimant(lease.worker_id, "", "")
-    try:
-        if lease.table.in_run:
-            claims.node_step(conn, who, done=node_result(lease, outcome), claim=False)
-        else:
-            claims.ingest_step(conn, who, done=[ingest_result(lease, outcome)], claim=0)
-    except errors.ClaimLost:
-        return "skipped"
-    return "completed"

@@ -1,6 +1,9 @@
-"""End a row that keeps raising in a set-based statement: fail it with its reason."""
+"""Fail a job or a run on which the engine's own statements keep failing, with the reason."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
@@ -8,17 +11,24 @@ from queue_workflows.engine import job_tables, manual_changes, row_isolation, ru
 
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
-    """Fail a node job after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
+    """Fail a node job after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
     return _job(conn, job_tables.NODE_JOBS, job_id, error, failures)
 
 
 def ingest_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
-    """Fail an ingest job after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
+    """Fail an ingest job after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
     return _job(conn, job_tables.INGEST_JOBS, job_id, error, failures)
 
 
+ENDING: Final[Mapping[str, row_isolation.Ending]] = {
+    "workflow_node_jobs": node_job,
+    "ingest_jobs": ingest_job,
+}
+"""By table: what ends a job that keeps raising."""
+
+
 def run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -> bool:
-    """Fail a run after DISPATCH_MAX_ATTEMPTS failures; whether that was so."""
+    """Fail a run after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
     if failures < config.DISPATCH_MAX_ATTEMPTS.read():
         return False
     runs.fail(conn, run_id, _poison(error, failures))

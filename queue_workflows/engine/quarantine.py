@@ -1,4 +1,4 @@
-"""Claims and changes of jobs that go on when the database refuses one row."""
+"""Claim and change jobs although the database refuses some rows, one row at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psycopg
 from psycopg import pq
 
 from queue_workflows import db
+from queue_workflows.db import statements
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.types import Row
 
@@ -24,27 +25,27 @@ DATA = frozenset(("0A", "21", "22", "23", "54"))
 
 
 class Apart(NamedTuple):
-    """What a claim came to that tried the rows one by one."""
+    """The result of a claim that tried the rows one by one."""
 
     job_id: str | None
-    """The job that is claimed now."""
+    """The job that was claimed; None: none."""
     aside: list[Row]
-    """Of each row that raised: `id`, `run_id`, `error`, and what it `became`."""
+    """Each row that raised: its `id`, `run_id`, `error`, and what it `became`."""
 
 
 def is_about_rows(error: psycopg.Error) -> bool:
     """Return whether the server refused a statement because of what a row holds.
 
-    A trigger that raises counts; a lost connection, a missing right and a timeout do not.
+    An error that a trigger raises counts; a lost connection, a missing right and a timeout do not.
     """
     state = error.sqlstate or ""
     return bool(state) and state[:2] not in SYSTEMIC
 
 
 def is_about_data(error: psycopg.Error) -> bool:
-    """Return whether the row can never be written as it is: a trigger that raises does not count.
+    """Return whether the row can never be written as it is; `queue_workflows_is_about_data` agrees.
 
-    A trigger may change its mind. `queue_workflows_is_about_data` decides the same.
+    An error that a trigger raises does not count: the trigger may accept the row later.
     """
     return (error.sqlstate or "")[:2] in DATA
 
@@ -52,22 +53,28 @@ def is_about_data(error: psycopg.Error) -> bool:
 def claim_apart(
     conn: db.Connection, table: job_tables.JobTable, who: claims.Claimant, *, promote: bool
 ) -> Apart:
-    """Claim one job after the ordinary claim has raised, and take out of the way what raises.
+    """Claim one job after the ordinary claim has raised, and set aside the rows that raise.
 
-    One statement, one transaction when `conn` is autocommit. Tries at most 100 rows. Logs a warning
-    for each row that raised, with the command that removes it.
+    Takes one statement, which is one transaction when `conn` is autocommit, and tries at most 100
+    rows. Logs a warning for each row that raised, with the command that removes it.
     """
     row = conn.execute(
-        "SELECT * FROM queue_workflows_claim_apart(%s::text, %s::text, %s::text, %s::text,"
-        " %s::float8, %s::boolean, %s::boolean, %s::text[], %s::smallint)",
-        (
-            *(table.name, who.worker_id, who.host, who.queue, who.lease_s, who.obey, promote),
-            *(who.models, who.lane),
-        ),
+        statements.quarantine.claim_apart,
+        {
+            "table": table.name,
+            "worker": who.worker_id,
+            "host": who.host,
+            "queue": who.queue,
+            "lease_s": who.lease_s,
+            "obey": who.obey,
+            "promote": promote,
+            "models": who.models,
+            "lane": who.lane,
+        },
     ).fetchone()
     assert row is not None
     for each in row["aside"]:
-        _log.warning("%s", _told(table, each))
+        _log.warning("%s", _describe(table, each))
     return Apart(row["job_id"], row["aside"])
 
 
@@ -79,7 +86,7 @@ _BECAME = {
 }
 
 
-def _told(table: job_tables.JobTable, aside: Row) -> str:
+def _describe(table: job_tables.JobTable, aside: Row) -> str:
     remove = (
         f"queue-workflows cancel {aside['run_id']!r}"
         if table.in_run
@@ -97,21 +104,18 @@ def set_aside(conn: db.Connection, lease: job_tables.Lease, *, error: str) -> st
     Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
     about it can be written.
     """
-    row = conn.execute(
-        "SELECT queue_workflows_set_aside(%s::text, %s::text, %s::text, %s::text, %s::bigint)"
-        " AS became",
-        (lease.table.name, lease.job_id, error, lease.worker_id, lease.claim_no),
-    ).fetchone()
+    parameters = job_tables.fence(lease, table=lease.table.name, error=error)
+    row = conn.execute(statements.quarantine.set_aside, parameters).fetchone()
     return row["became"] if row else None
 
 
-def together(
+def change_all(
     conn: db.Connection,
     change: Callable[[], list[Row]],
     leases: Callable[[], Sequence[job_tables.Lease]],
     one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
-    """Return the rows of `change`, or of `one` for each of the claims if a row makes that fail."""
+    """Return the rows of `change`; if a row makes it fail, those of `one` for each claim."""
     status = conn.info.transaction_status
     # Alone in autocommit a statement that fails leaves nothing behind.
     within = conn.transaction() if status == pq.TransactionStatus.INTRANS else None
@@ -121,17 +125,17 @@ def together(
     except psycopg.Error as error:
         if not is_about_rows(error):
             raise
-    return each(conn, leases(), one)
+    return change_each(conn, leases(), one)
 
 
-def each(
+def change_each(
     conn: db.Connection,
     leases: Sequence[job_tables.Lease],
     one: Callable[[job_tables.Lease], Row | None],
 ) -> list[Row]:
     """Change each claim in a transaction or savepoint of its own; return the changed rows.
 
-    Logs and leaves to its lease a claim whose change the database refuses.
+    A claim whose change the database refuses is logged, and ends with its lease.
     """
     rows: list[Row] = []
     for lease in leases:

@@ -16,21 +16,21 @@ from queue_workflows.types import NowFn, Row
 
 T = TypeVar("T")
 Rest: TypeAlias = Callable[[BaseException, int], bool]
-"""Takes the error and how many came in a row. Returns True once the row rests or has ended."""
+"""Takes the error and how many came in a row. Returns whether the row is postponed or ended."""
 Ending: TypeAlias = Callable[[db.Connection, str, BaseException, int], bool]
-"""`Rest` for a row by its id, in the transaction that is open."""
+"""Does the same for a row by its id, in the transaction that is open."""
 
 _log = logging.getLogger(__name__)
 FIRST_S = 0.5
 MAX_S = 60.0
 MAX_ROWS = 10_000
-"""Rows remembered; beyond that the oldest are forgotten and simply fail once more."""
+"""How many rows are remembered. Beyond that, the oldest are forgotten and fail once more."""
 PICKED = 1000
-"""Rows that one careful statement is about."""
+"""How many rows one batch picks."""
 BUSY = frozenset({"55P03", "40P01", "40001"})
-"""SQLSTATEs of a row that somebody else holds: lock not available, deadlock, serialization."""
+"""SQLSTATEs of a row that another transaction locks: not available, deadlock, serialization."""
 SERVER = ("08", "25", "53", "57P")
-"""SQLSTATE classes of the server's trouble: connection, read-only, resources, shutdown."""
+"""SQLSTATE classes of a server that fails: connection, read-only, resources, shutdown."""
 
 
 def backoff_s(failures: int) -> float:
@@ -39,15 +39,15 @@ def backoff_s(failures: int) -> float:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether a database error only says that somebody else holds the row."""
+    """Return whether a database error only says that another transaction has locked the row."""
     return getattr(error, "sqlstate", None) in BUSY and not _is_raised(error)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a database error is no fault of the row: the server is away, full, read-only.
+    """Return whether an error comes from the server, which is away, full or read-only.
 
-    Everything else counts against the row: a value too large, a statement too slow, a client-side
-    refusal, and any SQLSTATE that a trigger chose to RAISE.
+    Every other error counts against the row: a value that is too large, a statement that is too
+    slow, a refusal by the client, and any SQLSTATE that a trigger raises.
     """
     if not isinstance(error, psycopg.Error) or _is_raised(error):
         return False
@@ -57,24 +57,25 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_of_row(error: BaseException) -> bool:
-    """Return whether a database error comes from a row's values, or was RAISEd by a trigger."""
+    """Return whether a database error comes from the values of a row, or from a trigger."""
     if not isinstance(error, psycopg.Error):
         return False
     return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54"))
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return whether a function RAISEd the error: it may carry any SQLSTATE, also an outage's."""
+    """Return whether a function raised the error: it may use the SQLSTATE of an outage."""
     context = error.diag.context if isinstance(error, psycopg.Error) else None
     return " at RAISE" in (context or "")
 
 
 class Duty(NamedTuple):
-    """One set-based statement in three forms, so that a bad row can be left out of it.
+    """One set-based change in parts, so that a row that raises can be left out of it.
 
     `many` does a whole batch and returns the changed rows. `due` returns the `id`s that `many`
-    would pick, without `%(aside)s`. `some` does those of `%(ids)s` that are still due. All take
-    what `given` returns. `rest` ends a row that keeps failing.
+    would pick, without those of `%(aside)s`. `some` does those of `%(ids)s` that are still due.
+    Where `change` is given, `many` and `some` only lock and return the `id`s, and `change` does it
+    to those of `%(ids)s`. All take what `given` returns. `rest` ends a row that keeps failing.
     """
 
     kind: str
@@ -85,6 +86,17 @@ class Duty(NamedTuple):
     given: Callable[[], dict[str, Any]] = dict
     prepare: Callable[[db.Connection], object] = lambda _: None
     """Called first in each transaction, for settings that are local to it."""
+    change: bytes | None = None
+
+    def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
+        """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
+        self.prepare(conn)
+        given = self.given() | {"aside": [], "ids": ids}
+        rows = conn.execute(self.many if ids is None else self.some, given).fetchall()
+        if self.change is None or not rows:
+            return rows
+        given["ids"] = [row["id"] for row in rows]
+        return conn.execute(self.change, given).fetchall()
 
 
 class _Failures(NamedTuple):
@@ -93,10 +105,9 @@ class _Failures(NamedTuple):
 
 
 class Isolation:
-    """The rows that raised in this process, each with when it may be tried again.
+    """The rows that raised in this process, and when each may be tried again.
 
-    This is the engine's one broad `except` around work on a row. Errors of the server, not of the
-    row, pass through it.
+    It has the engine's one broad `except` around work on a row. An error of the server is raised.
     """
 
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
@@ -137,7 +148,7 @@ class Isolation:
         return found
 
     def batch(self, conn: db.Connection, duty: Duty) -> list[Row]:
-        """Do one batch of a duty and return what it changed; rows that raise are set aside.
+        """Do one batch of a duty and return the changed rows; rows that raise are set aside.
 
         Each part is a transaction of its own, or a savepoint where `conn` is in a transaction.
         """
@@ -145,8 +156,7 @@ class Isolation:
         if not aside:
             try:
                 with conn.transaction():
-                    duty.prepare(conn)
-                    return conn.execute(duty.many, duty.given()).fetchall()
+                    return duty.do(conn)
             except Exception as error:
                 if is_outage(error) or is_busy(error):
                     raise
@@ -156,7 +166,7 @@ class Isolation:
         return self._parts(conn, duty, [row["id"] for row in rows])
 
     def _parts(self, conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
-        """Do these ids; on an error halve them until the row that raises is alone."""
+        """Change the rows of these ids; on an error, halve them until the failing row is alone."""
         done: list[Row] = []
         todo = [ids] if ids else []
         while todo:
@@ -164,7 +174,7 @@ class Isolation:
             if len(part) > 1:
                 try:
                     with conn.transaction():
-                        done += _some(conn, duty, part)
+                        done += duty.do(conn, part)
                 except Exception as error:
                     if is_outage(error):
                         raise
@@ -177,7 +187,7 @@ class Isolation:
     def _single(self, conn: db.Connection, duty: Duty, row_id: str) -> list[Row] | None:
         def work() -> list[Row]:
             with conn.transaction():
-                return _some(conn, duty, [row_id])
+                return duty.do(conn, [row_id])
 
         def rest(error: BaseException, failures: int) -> bool:
             with conn.transaction():
@@ -212,13 +222,16 @@ class Isolation:
                 del self._failed[next(iter(self._failed))]
 
 
-def _some(conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
-    duty.prepare(conn)
-    return conn.execute(duty.some, duty.given() | {"ids": ids}).fetchall()
+def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:
+    """Do one batch of a duty as `rows` does it, or as one transaction that a row's error ends."""
+    if rows is not None:
+        return rows.batch(conn, duty)
+    with conn.transaction():
+        return duty.do(conn)
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and its first line, storable and cut."""
+    """Return the type of an error and the first line of its text, fit to be stored."""
     name = type(error).__name__
     text = payload.error_text(error).partition("\n")[0].strip()
     return f"{name}: {text}" if text else name
@@ -234,7 +247,7 @@ def all_of(steps: Iterable[Callable[[], object]]) -> None:
     for step in steps:
         try:
             step()
-        except Exception as error:  # noqa: BLE001  raised below, after the others had their turn
+        except Exception as error:  # noqa: BLE001  raised below, after the other steps
             first = first or error
     if first is not None:
         raise first

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_pool
-from queue_workflows.engine import job_tables, outcomes, transitions
+from queue_workflows.engine import attempts, finish, job_tables, outcomes
 from queue_workflows.tasks import bodies, control
 from queue_workflows.testing import clock
 from queue_workflows.types import Row
@@ -70,7 +70,7 @@ def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
     text = f"budget: ran longer than {budget_s:g} s"
     with db.transaction() as conn:
         lease = job_tables.lease_of(table, job)
-        transitions.trip(conn, lease, error=text, seconds=budget_s)
+        attempts.end_by_watchdog(conn, lease, error=text, seconds=budget_s)
 
 
 class _Cancelled(control.Alone):
@@ -91,7 +91,7 @@ def _stop_task(table: job_tables.JobTable, job: Row) -> None:
     if task is not None and bodies.can_be_ended(task):
         outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
-        outcomes.record(conn, job_tables.lease_of(table, job), outcome)
+        finish.record(conn, job_tables.lease_of(table, job), outcome)
 
 
 _STOPPED = outcomes.Outcome("cancelled", 0.0)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from queue_workflows import db, errors, ingest_executor
-from queue_workflows.engine import outcomes
+from queue_workflows.engine import finish, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.tasks import bodies
 from queue_workflows.types import NowFn, Row
@@ -99,7 +99,7 @@ class Batch:
         done = self._held.take_done()
         if not done and not claim:
             return []
-        results = [outcomes.ingest_result(work.lease, outcome) for work, outcome in done]
+        results = [finish.Done(work.lease, outcome) for work, outcome in done]
         try:
             with self._held.writing():
                 jobs = self._claimer.claim_batch(claim, results)

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_events, job_tables, quarantine, transitions, workers
+from queue_workflows.engine import (
+    claims,
+    handback,
+    job_events,
+    job_tables,
+    quarantine,
+    recovery,
+    workers,
+)
 from queue_workflows.runtime import identity, service, supervisor
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, leaving, oversight
@@ -67,13 +75,13 @@ def bury(
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-            leases = transitions.held_by(conn, table, prefix)
+            leases = claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
             if sentence is None:
                 if ran is not None:
-                    idle = transitions.held_by(conn, table, prefix, but=ran)
-                    rows += transitions.hand_back_all(conn, idle, reason=f"its worker {how}")
-                taken = transitions.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+                    idle = claims.held_by(conn, table, prefix, exclude=ran)
+                    rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
+                taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             else:
                 taken = _carry_out(conn, sentence, leases)
             for row in taken:
@@ -141,9 +149,9 @@ def _carry_out(
             return leaving.record_trip(conn, lease, trip, sentence.seconds, by="parent")
         reason = _REASONS.get(trip.event, "its worker ended")
         front = trip.event == oversight.OFF and concerned
-        return transitions.hand_back(conn, lease, reason=reason, front=front)
+        return handback.hand_back(conn, lease, reason=reason, front=front)
 
-    return quarantine.each(conn, leases, one)
+    return quarantine.change_each(conn, leases, one)
 
 
 def oom_kills() -> int | None:

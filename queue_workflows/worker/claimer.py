@@ -15,10 +15,12 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import (
     claimed_jobs,
     claims,
+    finish,
+    handback,
     job_tables,
     outcomes,
     quarantine,
-    transitions,
+    recovery,
 )
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
@@ -75,13 +77,13 @@ class Claimer:
             self._release_strays(conn)
             self._was_lost, self._look_again = False, True
         while self._unsaved:
-            transitions.excuse(conn, self._unsaved[-1])
+            recovery.excuse(conn, self._unsaved[-1])
             self._unsaved.pop()
 
     def _release_strays(self, conn: db.Connection) -> None:
         """Give back what a commit whose reply was lost has claimed without anybody here knowing."""
         held = sorted(self._held | self.also_held())
-        transitions.release_strays(conn, self._table, self._who().worker_id, held)
+        handback.release_strays(conn, self._table, self._who().worker_id, held)
 
     def _look(self) -> None:
         """Look once more: the server may have finished a lost statement after the first look."""
@@ -106,7 +108,7 @@ class Claimer:
         try:
             self._look()
             try:
-                job = self._step(None, claim=True, promote=promote)
+                job = next(iter(self._claim(1, promote=promote)), None)
             except db.Error as error:
                 if not quarantine.is_about_rows(error):
                     raise
@@ -128,7 +130,7 @@ class Claimer:
         return claimed_jobs.read(conn, self._table, found.job_id, who.worker_id)
 
     def claim_batch(
-        self, size: int, done: Sequence[claims.IngestResult] = (), *, promote: bool = False
+        self, size: int, done: Sequence[finish.Done] = (), *, promote: bool = False
     ) -> list[Row]:
         """Record all of `done` and claim up to `size` ingest jobs, in one transaction.
 
@@ -138,27 +140,40 @@ class Claimer:
         self.isolated = False
         try:
             self._look()
-            self.sent_at, self.wait_s = clock.boot_s(), math.inf
             try:
-                return self._batch_step(size, done, promote=promote)
+                if not done:
+                    return self._claim(size, promote=promote)
+                return self._finish(done, claim=size, promote=promote)
             except db.Error as error:
                 if size < 1 or not quarantine.is_about_rows(error):
                     raise
             if done:
-                self._batch_step(0, done, promote=False)
+                self._finish(done, claim=0)
             return self._one_apart(promote=promote, recorded=bool(done))
         except db.Error:
             self._lose()
             raise
 
-    def _batch_step(
-        self, size: int, done: Sequence[claims.IngestResult], *, promote: bool
-    ) -> list[Row]:
-        return claims.ingest_step(
+    def _claim(self, count: int, *, promote: bool) -> list[Row]:
+        self.sent_at, self.wait_s = clock.boot_s(), math.inf
+        return claims.claim(
             self.connection(),
+            self._table,
             self._who(),
-            done=done,
-            claim=size,
+            count=count,
+            promote=promote,
+            tell=self._told,
+        )
+
+    def _finish(
+        self, done: Sequence[finish.Done], *, claim: int, promote: bool = False
+    ) -> list[Row]:
+        self.sent_at, self.wait_s = clock.boot_s(), math.inf
+        return finish.finish(
+            self.connection(),
+            done,
+            who=self._who(),
+            claim=claim,
             promote=promote,
             tell=self._told,
         )
@@ -244,11 +259,11 @@ class Claimer:
                 self.connection(), work.lease, error=text
             )
             if not ended:
-                transitions.charge(self.connection(), work.lease, evidence=text)
+                recovery.charge(self.connection(), work.lease, evidence=text)
         except db.Error:
             self._lose()
             with contextlib.suppress(db.Error):
-                transitions.hand_back(
+                handback.hand_back(
                     self.connection(), work.lease, reason=why, after_s=REFUSED_WAIT_S
                 )
         raise errors.ClaimLost(f"job {work.job['id']}: {why}") from error
@@ -280,46 +295,14 @@ class Claimer:
         *,
         claim: bool,
     ) -> Row | None:
-        if outcome.kind == "completed":
-            following = self._step((work.lease, outcome), ahead, claim=claim)
-            if self._table.in_run:
-                self._best_effort(work.job["run_id"], lambda: dispatcher.note_completed(work.job))
-            return following
-        if outcomes.record(self.connection(), work.lease, outcome) == "skipped" and (
-            outcome.kind != "cancelled"
-        ):
-            raise errors.ClaimLost(f"job {work.job['id']} is held no longer")
-        return None
-
-    def _step(
-        self,
-        done: tuple[job_tables.Lease, outcomes.Outcome] | None,
-        ahead: claims.Ahead | None = None,
-        *,
-        claim: bool,
-        promote: bool = False,
-    ) -> Row | None:
-        self.sent_at, self.wait_s = clock.boot_s(), math.inf
+        done = [finish.Done(work.lease, outcome, ahead)]
+        if outcome.kind != "completed":
+            finish.finish(self.connection(), done)
+            return None
+        jobs = self._finish(done, claim=int(claim))
         if self._table.in_run:
-            result = outcomes.node_result(*done) if done else None
-            return claims.node_step(
-                self.connection(),
-                self._who(),
-                done=result,
-                ahead=ahead,
-                claim=claim,
-                promote=promote,
-            )
-        results = [outcomes.ingest_result(*done)] if done else []
-        rows = claims.ingest_step(
-            self.connection(),
-            self._who(),
-            done=results,
-            claim=int(claim),
-            promote=promote,
-            tell=self._told,
-        )
-        return rows[0] if rows else None
+            self._best_effort(work.job["run_id"], lambda: dispatcher.note_completed(work.job))
+        return jobs[0] if jobs else None
 
     def _told(self, wait_s: float) -> None:
         self.wait_s = wait_s
@@ -327,8 +310,7 @@ class Claimer:
     def _recorded(self, work: current.Work, outcome: outcomes.Outcome) -> bool:
         """Whether a commit whose reply was lost did happen; unknown counts as no."""
         try:
-            events = outcomes.RECORDED[outcome.kind]
-            return claims.has_recorded(self.connection(), work.lease, events)
+            return finish.is_recorded(self.connection(), work.lease, outcome)
         except db.Error:
             self._lose()
             return False

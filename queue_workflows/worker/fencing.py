@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from queue_workflows import config, db
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import claims, handback, job_tables, recovery
 from queue_workflows.runtime import clock, identity
 from queue_workflows.types import NowFn
 from queue_workflows.worker import fuses
@@ -231,15 +231,15 @@ class Reporter:
     def _excuse(self, note: _Note) -> None:
         with self._kept.using() as conn:
             for lease in note.leases:
-                if transitions.excuse(conn, lease):
+                if recovery.excuse(conn, lease):
                     _log.info(
                         "job %s: no crash is counted, its worker could not reach the database",
                         lease.job_id,
                     )
             for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
                 for worker_id in note.workers:
-                    late = transitions.held_by(conn, table, worker_id)
-                    transitions.hand_back_all(
+                    late = claims.held_by(conn, table, worker_id)
+                    handback.hand_back_all(
                         conn, late, reason="its worker had exited before this claim"
                     )
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db, errors
-from queue_workflows.engine import claims, job_tables, outcomes, quarantine, transitions
+from queue_workflows.engine import claims, finish, handback, job_tables, outcomes, quarantine
 from queue_workflows.runtime import clock
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import current, guards
@@ -312,26 +312,22 @@ def write(conn: db.Connection, held: Held) -> None:
         if unwritten:
             held.put_back(unwritten)
     for reason, leases in held.leaving().items():
-        transitions.hand_back_all(conn, leases, reason=reason)
+        handback.hand_back_all(conn, leases, reason=reason)
         held.settled(leases)
 
 
-def results_of(done: Iterable[Done]) -> list[claims.IngestResult]:
-    """Those of the jobs that have completed, as the step takes them."""
+def completed(done: Iterable[Done]) -> list[finish.Done]:
+    """Return those of the jobs that have completed, as `finish` takes them."""
     return [
-        outcomes.ingest_result(work.lease, outcome)
-        for work, outcome in done
-        if outcome.kind == "completed"
+        finish.Done(work.lease, outcome) for work, outcome in done if outcome.kind == "completed"
     ]
 
 
 def _record(conn: db.Connection, unwritten: list[Done]) -> None:
     """Record results in one statement, or one by one; those that are settled leave the list."""
-    results = results_of(unwritten)
-    if results:
-        who = claims.Claimant(results[0].lease.worker_id, "", "")
+    if results := completed(unwritten):
         try:
-            claims.ingest_step(conn, who, done=results, claim=0)
+            finish.finish(conn, results)
         except (errors.ClaimLost, db.Error) as error:
             if conn.closed:
                 raise
@@ -340,14 +336,12 @@ def _record(conn: db.Connection, unwritten: list[Done]) -> None:
             unwritten[:] = [each for each in unwritten if each[1].kind != "completed"]
     for work, outcome in [*unwritten]:
         try:
-            found = outcomes.record(conn, work.lease, outcome)
+            found = finish.record(conn, work.lease, outcome)
         except db.Error as error:
             if conn.closed:
                 raise
             _log.warning("the result of job %s waits: %s", work.job["id"], error)
             continue
         unwritten.remove((work, outcome))
-        if found == "skipped" and not claims.has_recorded(
-            conn, work.lease, outcomes.RECORDED[outcome.kind]
-        ):
+        if found == "skipped" and not finish.is_recorded(conn, work.lease, outcome):
             _log.warning("nothing was written: job %s is held no longer", work.job["id"])

@@ -9,7 +9,15 @@ from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.engine import claims, job_events, job_tables, outcomes, transitions, workers
+from queue_workflows.engine import (
+    attempts,
+    claims,
+    handback,
+    job_events,
+    job_tables,
+    outcomes,
+    workers,
+)
 from queue_workflows.types import ExitFn, NowFn, Row
 from queue_workflows.worker import current, fuses, guards, held
 
@@ -59,7 +67,7 @@ class Leaving:
         self._end(
             work,
             0,
-            lambda conn: transitions.hand_back(conn, work.lease, reason="shutdown"),
+            lambda conn: handback.hand_back(conn, work.lease, reason="shutdown"),
             others="shutdown",
         )
 
@@ -69,7 +77,7 @@ class Leaving:
         self._end(
             work,
             guards.EXIT_CONTROL,
-            lambda conn: transitions.hand_back(conn, work.lease, reason="cancelled"),
+            lambda conn: handback.hand_back(conn, work.lease, reason="cancelled"),
         )
 
     def trip(self, work: current.Work, trip: guards.Trip) -> None:
@@ -228,7 +236,9 @@ def record_trip(
     """
     detail = payload.encode({"guard": trip.event, "exit_code": trip.code, **more}, "detail")
     with conn.transaction():
-        row = transitions.trip(conn, lease, error=trip.reason, seconds=seconds, detail=detail)
+        row = attempts.end_by_watchdog(
+            conn, lease, error=trip.reason, seconds=seconds, detail=detail
+        )
         if row is not None:
             job = row | {"worker_id": lease.worker_id}
             job_events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)

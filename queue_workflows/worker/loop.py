@@ -9,7 +9,7 @@ import threading
 import time
 
 from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
-from queue_workflows.engine import job_tables, models, outcomes, transitions
+from queue_workflows.engine import job_tables, models, outcomes, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.tasks import bodies
@@ -78,7 +78,7 @@ class WorkLoop:
             "worker_control",
             "job_cancel",
             poll_s=3600.0,
-            locks=[transitions.LIFE_LOCK + self._who().worker_id],
+            locks=[recovery.LIFE_LOCK + self._who().worker_id],
         )
         delay, said = 0.1, ""
         with service.Follow("worker-listen", listener, self._heard):

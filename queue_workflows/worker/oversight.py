@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, worker_control
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import clock, identity, service, supervisor
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import NowFn
@@ -120,7 +120,7 @@ class Case:
         table = (
             job_tables.NODE_JOBS if self._queues[0] in config.DAG_QUEUES else job_tables.INGEST_JOBS
         )
-        since = transitions.cancelled_since(conn, table, prefix, seqs=self._seqs)
+        since = claims.cancelled_since(conn, table, prefix, seqs=self._seqs)
         over = [asked_s is not None and asked_s >= grace_s for asked_s in since]
         # Of several bodies that run, each is owed its end.
         if over and (all(over) if self._seqs is None else any(over)):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from queue_workflows import config, db, errors, worker_control
-from queue_workflows.engine import job_tables, outcomes, transitions
+from queue_workflows.engine import job_tables, outcomes, recovery
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 from queue_workflows.worker import bodies, claimer, current, guards, held, lane, loop, watch
@@ -68,7 +68,7 @@ class PoolLoop:
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop` and the end of what runs then."""
-        locks = [transitions.LIFE_LOCK + each.lane.who().worker_id for each in self._seats]
+        locks = [recovery.LIFE_LOCK + each.lane.who().worker_id for each in self._seats]
         channel = loop.READY_CHANNEL[job_tables.INGEST_JOBS.name]
         listener = db.listen(channel, "worker_control", "job_cancel", poll_s=3600.0, locks=locks)
         try:
@@ -180,7 +180,7 @@ class PoolLoop:
                     free = 0
                 if completed or free:
                     jobs = seats.claimer.claim_batch(
-                        free, held.results_of(completed), promote=seats.promote and free > 0
+                        free, held.completed(completed), promote=seats.promote and free > 0
                     )
                     seats.held.settled(work.lease for work, _ in completed)
                     seats.promote &= not free

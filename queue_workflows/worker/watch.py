@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, worker_control
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_tables, transitions, workers
+from queue_workflows.engine import handback, job_tables, recovery, workers
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import clock, service
 from queue_workflows.telemetry import gpu_health
@@ -312,7 +312,7 @@ class Watch:
         """
         if not self._renewals.starved:
             for lease in lost[: fencing.MAX_LEASES]:
-                transitions.excuse(conn, lease, ended=False)
+                recovery.excuse(conn, lease, ended=False)
 
     def _fence(self) -> None:
         """Say whether this exit is the database's fault, to a parent and to the next worker."""
@@ -498,7 +498,7 @@ class Watch:
         works = self._works_of(own)
         with self._kept.using() as conn:
             for work in works:
-                transitions.hand_back(conn, work.lease, reason=reason, front=True)
+                handback.hand_back(conn, work.lease, reason=reason, front=True)
             own.held.settled(work.lease for work in works)
             held.write_back(conn, own.held)
 

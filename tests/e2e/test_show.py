@@ -17,7 +17,7 @@ from queue_workflows import db as engine
 from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
 from queue_workflows.cli import account
-from queue_workflows.engine import job_tables, logs, transitions
+from queue_workflows.engine import attempts, job_tables, logs
 from tests.support import factories, flow
 from tests.support.commands import ROOT, Command, Commands, script
 from tests.support.flow import Flow
@@ -140,7 +140,7 @@ def logged_run(conn: engine.Connection, *, nodes: int, failed: int) -> str:
         if n < nodes - failed:
             factories.complete_node(conn, held)
         else:
-            transitions.fail(conn, lease, error="no")
+            attempts.fail(conn, lease, error="no")
     conn.execute(
         "UPDATE workflow_runs SET status = %s, finished_at = now() WHERE id = %s",
         ("failed" if failed else "completed", run_id),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import queue_workflows
 from queue_workflows import db as engine
-from queue_workflows import migrations, node_pool, run_store, store
+from queue_workflows import node_pool, run_store
 from queue_workflows.engine import claims
 from tests.support import factories, flow, laws, toyhost
 from tests.support.commands import TOYHOST, Commands
@@ -116,7 +117,8 @@ OPEN_END = re.compile(r"\bIN\s*\(\s*SELECT(?:(?!\)).)*\bLIMIT\b", re.IGNORECASE 
 
 def test_no_statement_limits_what_it_locks_inside_an_in() -> None:
     assert OPEN_END.search("UPDATE t SET a = 1 WHERE id IN (SELECT id FROM t LIMIT 9 FOR UPDATE)")
-    files = [*Path(store.__path__[0]).glob("*.py"), *migrations.dir().glob("*.sql")]
+    package = Path(queue_workflows.__path__[0])
+    files = [*package.rglob("*.py"), *package.rglob("*.sql")]
     assert len(files) > 40
     for file in files:
         text = re.sub(r'"\s*\n\s*"', " ", file.read_text())

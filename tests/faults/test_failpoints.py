@@ -108,7 +108,7 @@ HOOKS = {failpoints.HOOKS: "1"}
 WORKING = (
     "worker.claimer.claim",
     "worker.claimer._record",
-    "transitions.fail",
+    "attempts.fail",
     "workers.stop",
     "watch._beat",
 )
@@ -128,9 +128,9 @@ SWEEPS = {
         (*NOTES, "--batch", str(workloads.BATCH)),
         MAIN,
         workloads.Batches,
-        places=("batch.drain", "batch._flush", "transitions.fail"),
+        places=("batch.drain", "batch._flush", "attempts.fail"),
     ),
-    "pool": Sweep(POOL, MAIN, workloads.Notes, places=("pool._step", "transitions.fail")),
+    "pool": Sweep(POOL, MAIN, workloads.Notes, places=("pool._step", "attempts.fail")),
     "scheduler": Sweep(
         SCHEDULER, MAIN, workloads.Ticks, NOTES, places=("enqueue_boot_kick", "run_once")
     ),

@@ -18,7 +18,7 @@ from queue_workflows import errors
 from queue_workflows.__main__ import main
 from queue_workflows.admin import audit
 from queue_workflows.cli import audit as command
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import attempts, handback, job_tables, recovery
 from tests.support import factories
 from tests.support.flow import Flow
 
@@ -209,7 +209,7 @@ def test_a_busy_database_is_clean_at_every_moment(db: ModuleType) -> None:
                 if job["seq"] % 3:
                     factories.complete_ingest(own, job)
                 else:
-                    transitions.hand_back(own, factories.ingest_lease(job), reason="test")
+                    handback.hand_back(own, factories.ingest_lease(job), reason="test")
 
     def nodes() -> None:
         flow.go()
@@ -298,12 +298,12 @@ def test_crashes_retries_and_reopened_runs_break_nothing(db: ModuleType) -> None
         for _ in range(2):
             own.execute("UPDATE ingest_jobs SET available_at = NULL")
             claimed = factories.claim_ingest(own)
-            transitions.fail(own, factories.ingest_lease(claimed), error="x")
+            attempts.fail(own, factories.ingest_lease(claimed), error="x")
         poison = factories.node(own, factories.run(own, definition={"nodes": []}))
         for _ in range(3):
             own.execute("UPDATE workflow_node_jobs SET available_at = NULL")
             factories.expire(own, factories.claim_node(own))
-            transitions.reclaim_lapsed(own, job_tables.NODE_JOBS)
+            recovery.reclaim_lapsed(own, job_tables.NODE_JOBS)
         assert factories.reread(own, job)["attempts"] == 2
         assert factories.reread(own, poison)["crash_count"] == 3
         assert factories.reread(own, poison)["status"] == "failed"
@@ -316,14 +316,12 @@ def test_crashes_retries_and_reopened_runs_break_nothing(db: ModuleType) -> None
 def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
     with engine.connect() as own:
         job = factories.ingest(own)
-        transitions.hand_back(
-            own, factories.ingest_lease(factories.claim_ingest(own)), reason="test"
-        )
+        handback.hand_back(own, factories.ingest_lease(factories.claim_ingest(own)), reason="test")
         own.execute("UPDATE ingest_jobs SET status = 'running', claimed_by = 'old'")
         assert factories.reread(own, job)["claim_no"] == 2
         assert broken(own) == {}
         factories.expire(own, job)
-        transitions.reclaim_lapsed(own, job_tables.INGEST_JOBS)
+        recovery.reclaim_lapsed(own, job_tables.INGEST_JOBS)
         assert factories.claim_ingest(own)["claim_no"] == 3
         assert broken(own) == {}
 

@@ -15,7 +15,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, dispatcher, node_queue, worker_control
 from queue_workflows import db as engine
-from queue_workflows.engine import claims, transitions
+from queue_workflows.engine import claims, handback
 from queue_workflows.worker import batch, guards, held, lane, watch
 from tests.support import commands, factories, laws, stubborn
 from tests.support.commands import Commands
@@ -372,7 +372,7 @@ def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
     step, renew = claims.ingest_step, claims.renew
 
     def recording(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
-        if not more["done"]:
+        if not more.get("done"):
             return step(own, who, **more)
         return alone(who.worker_id, lambda: step(own, who, **more))
 
@@ -520,7 +520,7 @@ def test_a_batch_claimed_by_a_commit_whose_reply_was_lost_is_given_back(
 def test_a_lost_claim_that_is_committed_late_is_given_back_too(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
-    real, release = claims.ingest_step, transitions.release_strays
+    real, release = claims.ingest_step, handback.release_strays
     cut, looks = list[int](), list[int]()
 
     def step(own: engine.Connection, who: claims.Claimant, **more: Any) -> list[Row]:
@@ -538,7 +538,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too(
         return found
 
     monkeypatch.setattr(claims, "ingest_step", step)
-    monkeypatch.setattr(transitions, "release_strays", look)
+    monkeypatch.setattr(handback, "release_strays", look)
     enqueue(8)
     with running(worker(), bodies):
         until(are(conn, *["completed"] * 8))

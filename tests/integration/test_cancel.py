@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import dispatcher
 from queue_workflows.cli import cancel
-from queue_workflows.engine import transitions
+from queue_workflows.engine import handback
 from tests.support import ear, factories, flow, laws
 from tests.support.wait import until
 
@@ -118,7 +118,7 @@ def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_told(conn: Any) ->
     row = factories.reread(conn, job)
     assert (row["status"], row["worker_id"]) == ("running", job["worker_id"])
     assert row["cancel_requested_at"] is not None
-    transitions.hand_back(conn, factories.ingest_lease(job), reason="asked")
+    handback.hand_back(conn, factories.ingest_lease(job), reason="asked")
     assert factories.reread(conn, job)["status"] == "cancelled"
 
 
@@ -137,7 +137,7 @@ def test_a_job_that_is_handed_back_meanwhile_is_cancelled_all_the_same(
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(dispatcher.cancel_job(job["id"])))
     with engine.connect() as worker, worker.transaction():
-        assert transitions.hand_back(worker, lease, reason="shutdown")
+        assert handback.hand_back(worker, lease, reason="shutdown")
         thread.start()
         until(lambda: factories.one(conn, _BLOCKED) == 1)
     thread.join(10)

@@ -10,7 +10,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import node_pool
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import handback, job_events, job_tables, recovery
 from queue_workflows.types import Row
 from tests.support import factories
 
@@ -63,11 +63,11 @@ def test_a_claim_that_is_still_held_goes_back_uncounted(
     conn: engine.Connection, family: str
 ) -> None:
     job = claimed(conn, family)
-    assert not transitions.excuse(conn, lease_of(job), ended=False), "its process may run"
-    assert transitions.excuse(conn, lease_of(job))
+    assert not recovery.excuse(conn, lease_of(job), ended=False), "its process may run"
+    assert recovery.excuse(conn, lease_of(job))
     assert state(conn, job) == ("queued", 0)
     assert events(conn, job) == ["claimed", "requeued"]
-    assert not transitions.excuse(conn, lease_of(job))
+    assert not recovery.excuse(conn, lease_of(job))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,12 +77,12 @@ def test_a_crash_that_was_counted_is_taken_back_once(
 ) -> None:
     job = claimed(conn, family)
     lapse(conn, job)
-    transitions.reclaim_lapsed(conn, factories.table_of(job))
+    recovery.reclaim_lapsed(conn, factories.table_of(job))
     assert state(conn, job) == ("queued", 1)
     if again:
         (factories.claim_node if family == "node" else factories.claim_ingest)(conn)
     for first in (True, False):
-        assert transitions.excuse(conn, lease_of(job)) is first
+        assert recovery.excuse(conn, lease_of(job)) is first
         assert state(conn, job) == ("running" if again else "queued", 0)
     assert events(conn, job).count("death") == 1
 
@@ -93,15 +93,15 @@ def test_no_other_crash_is_taken_back(conn: engine.Connection, family: str, wron
     job = claimed(conn, family, crash_count=1)
     lease = lease_of(job)
     if wrong == "handed back":
-        transitions.hand_back(conn, lease, reason="shutdown")
+        handback.hand_back(conn, lease, reason="shutdown")
     elif wrong == "parent said so":
         prefix = f"{job['worker_id']}"
-        transitions.reclaim_dead(conn, lease.table, prefix=prefix, evidence="killed by SIGKILL")
+        recovery.reclaim_dead(conn, lease.table, prefix=prefix, evidence="killed by SIGKILL")
         row = factories.reread(conn, job) | {"worker_id": job["worker_id"]}
         factories_note(conn, lease.table, row)
     elif wrong != "done":
         lapse(conn, job)
-        transitions.reclaim_lapsed(conn, lease.table)
+        recovery.reclaim_lapsed(conn, lease.table)
         change = {"worker": {"worker_id": "other"}, "claim": {"claim_no": 7}}[wrong]
         lease = lease._replace(**change)
     else:
@@ -110,16 +110,16 @@ def test_no_other_crash_is_taken_back(conn: engine.Connection, family: str, wron
             f"UPDATE {lease.table.name} SET crash_count = 2 WHERE id = %s".encode(),
             (job["id"],),
         )
-        transitions.reclaim_lapsed(conn, lease.table)
+        recovery.reclaim_lapsed(conn, lease.table)
         assert state(conn, job) == ("failed", 3)
     before = state(conn, job)
-    assert not transitions.excuse(conn, lease)
+    assert not recovery.excuse(conn, lease)
     assert state(conn, job) == before
 
 
 def factories_note(conn: engine.Connection, table: job_tables.JobTable, row: Row) -> None:
     """A parent's death certificate."""
-    transitions.events.note(conn, table, row, "death", detail="{}", error="killed by SIGKILL")
+    job_events.note(conn, table, row, "death", detail="{}", error="killed by SIGKILL")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

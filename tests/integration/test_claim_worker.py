@@ -22,7 +22,7 @@ from queue_workflows import (
 from queue_workflows import (
     db as database,
 )
-from queue_workflows.engine import claims, job_tables, transitions, workers
+from queue_workflows.engine import attempts, claims, handback, job_tables, recovery, workers
 from queue_workflows.worker import claimer, guards
 from tests.support import wait
 
@@ -230,7 +230,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_and_leaves_with_77(body: Bo
             "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
             (job_id,),
         )
-        assert [r["id"] for r in transitions.reclaim_lapsed(conn, job_tables.NODE_JOBS)] == [job_id]
+        assert [r["id"] for r in recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS)] == [job_id]
     successor = claims.Claimant("other:1:b:r", "other", "cpu")
     with database.transaction() as conn:
         taken = claims.node_step(conn, successor)
@@ -497,8 +497,8 @@ def test_two_workers_of_one_label_never_touch_each_others_job(body: Body) -> Non
     stranger = job_tables.Lease(job_tables.NODE_JOBS, job_id, second.worker_id, row["claim_no"])
     with database.transaction() as conn:
         assert claims.renew(conn, [stranger], lease_s=600) == []
-        assert transitions.fail(conn, stranger, error="x") is None
-        assert transitions.hand_back(conn, stranger, reason="x") is None
+        assert attempts.fail(conn, stranger, error="x") is None
+        assert handback.hand_back(conn, stranger, reason="x") is None
     body.release.set()
     thread.join(15)
     assert job(job_id)["status"] == "completed"
@@ -691,7 +691,7 @@ def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Bod
     queue_workflows.retry_run(run["id"])
     lease = job_tables.lease_of(job_tables.NODE_JOBS, held)
     with database.transaction() as conn:
-        transitions.hand_back(conn, lease, reason="cancelled")
+        handback.hand_back(conn, lease, reason="cancelled")
     assert job(found["id"])["status"] == "queued"
     dispatcher.start_run(run["id"])
     body.release.set()

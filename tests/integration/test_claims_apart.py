@@ -15,7 +15,15 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, config, node_queue, worker_control
 from queue_workflows import db as engine
-from queue_workflows.engine import claims, job_tables, outcomes, quarantine, transitions
+from queue_workflows.engine import (
+    claims,
+    finish,
+    handback,
+    job_tables,
+    outcomes,
+    quarantine,
+    recovery,
+)
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, held
 from tests.integration.test_unreadable_rows import ended, pooled, serving
@@ -182,7 +190,10 @@ def test_a_batch_is_kept_although_the_next_claim_raises(conn: engine.Connection)
             bad_ingest(conn, f"bad-{number}")
         after = factories.ingest(conn, queue=QUEUE)["id"]
         results = [
-            claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.1)
+            finish.Done(
+                job_tables.lease_of(job_tables.INGEST_JOBS, job),
+                outcomes.Outcome("completed", 0.1),
+            )
             for job in first
         ]
         assert [job["id"] for job in subject.claim_batch(4, results)] == [after]
@@ -404,11 +415,11 @@ def test_what_goes_back_goes_back_without_the_row_that_refuses(
     held_ = leases(conn, 3)
     with refusing(conn, "ingest_jobs", "OLD.id = 'j1'"), conn.transaction():
         if way == "hand back":
-            changed = transitions.hand_back_all(conn, held_, reason="test")
+            changed = handback.hand_back_all(conn, held_, reason="test")
         elif way == "strays":
-            changed = transitions.release_strays(conn, job_tables.INGEST_JOBS, "w1", [])
+            changed = handback.release_strays(conn, job_tables.INGEST_JOBS, "w1", [])
         else:
-            changed = transitions.reclaim_dead(
+            changed = recovery.reclaim_dead(
                 conn, job_tables.INGEST_JOBS, prefix="w1", evidence="died"
             )
     assert sorted(row["id"] for row in changed) == ["j0", "j2"]

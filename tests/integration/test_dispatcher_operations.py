@@ -11,7 +11,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
-from queue_workflows.engine import transitions
+from queue_workflows.engine import attempts, handback
 from tests.support import factories, flow, laws
 
 
@@ -246,15 +246,15 @@ def test_a_run_that_waits_for_its_start_fails_by_whichever_event_is_of_its_gener
     a, b = factories.claim_node(conn), factories.claim_node(conn)
     assert (a["node_id"], b["node_id"]) == ("s/a", "s/b")
     fail = {"error": "broke", "retry": False}
-    transitions.fail(conn, factories.node_lease(b), **fail)
+    attempts.fail(conn, factories.node_lease(b), **fail)
     host.look()
     conn.execute("UPDATE workflow_runs SET status = 'queued'")
     host.look()
     run_store.reenqueue_running_for_resume()
     b = factories.claim_node(conn)
     assert b["node_id"] == "s/b"
-    transitions.fail(conn, factories.node_lease(a), **fail)
-    transitions.fail(conn, factories.node_lease(b), **fail)
+    attempts.fail(conn, factories.node_lease(a), **fail)
+    attempts.fail(conn, factories.node_lease(b), **fail)
     dispatcher.drain_outbox()
     assert flow.status(run_id) == "failed"
 
@@ -268,7 +268,7 @@ def test_a_retry_from_a_node_asks_nobody_for_the_end_of_what_still_runs(
     queue_workflows.cancel_job(x["id"])
     queue_workflows.retry_run(run_id, from_node="s/a")
     assert flow.job(run_id, "s/x")["cancel_requested_at"] is None
-    transitions.hand_back(conn, factories.node_lease(x), reason="cancelled")
+    handback.hand_back(conn, factories.node_lease(x), reason="cancelled")
     host.go()
     assert flow.status(run_id) == "completed"
 

@@ -18,7 +18,7 @@ from queue_workflows import (
     node_queue,
 )
 from queue_workflows.dag import answers, widgets
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import attempts, handback, job_tables, recovery
 from queue_workflows.types import Row
 from tests.support import factories
 
@@ -137,7 +137,7 @@ GONE = ("claimed_by", "worker_id", "lease_expires_at", "started_at")
 
 def _requeue_by_reclaim(conn: Any, job: Row) -> None:
     factories.expire(conn, job)
-    transitions.reclaim_lapsed(conn, factories.table_of(job))
+    recovery.reclaim_lapsed(conn, factories.table_of(job))
 
 
 def _requeue_by_sql(conn: Any, job: Row) -> None:
@@ -160,13 +160,13 @@ WAYS: dict[str, Callable[[Any, Row], object]] = {
     "reclaim": _requeue_by_reclaim,
     "plain SQL": _requeue_by_sql,
     "plain SQL that clears the owner": _requeue_by_sql_without_owner,
-    "hand-back": lambda conn, job: transitions.hand_back(conn, _lease(job), reason="shutdown"),
-    "hand-back of all": lambda conn, job: transitions.hand_back_all(
+    "hand-back": lambda conn, job: handback.hand_back(conn, _lease(job), reason="shutdown"),
+    "hand-back of all": lambda conn, job: handback.hand_back_all(
         conn, [_lease(job)], reason="shutdown"
     ),
-    "OFF": lambda conn, job: transitions.hand_back(conn, _lease(job), reason="off", front=True),
-    "retry": lambda conn, job: transitions.fail(conn, _lease(job), error="no", most=2),
-    "dead process": lambda conn, job: transitions.reclaim_dead(
+    "OFF": lambda conn, job: handback.hand_back(conn, _lease(job), reason="off", front=True),
+    "retry": lambda conn, job: attempts.fail(conn, _lease(job), error="no", most=2),
+    "dead process": lambda conn, job: recovery.reclaim_dead(
         conn, factories.table_of(job), prefix=job["worker_id"], evidence="killed"
     ),
 }
@@ -201,7 +201,7 @@ def test_a_watchdog_puts_its_node_to_the_front(db: ModuleType) -> None:
     with db.connection() as conn:
         conn.autocommit = True
         factories.node(conn, priority=100)
-        first = transitions.trip(
+        first = attempts.end_by_watchdog(
             conn, _lease(factories.claim_node(conn)), error="stalled", seconds=1.0
         )
         assert first is not None
@@ -239,7 +239,7 @@ def test_a_job_that_is_not_claimed_is_skipped_before_its_handler_runs(db: Module
         node, job = factories.claim_node(conn), factories.claim_ingest(conn)
         for claimed in (node, job):
             factories.expire(conn, claimed)
-            transitions.reclaim_lapsed(conn, factories.table_of(claimed))
+            recovery.reclaim_lapsed(conn, factories.table_of(claimed))
     assert node_executor.execute_node(node) == "skipped"
     assert ingest_executor.execute_ingest_job(job) == "skipped"
     assert ran == []

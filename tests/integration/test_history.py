@@ -14,7 +14,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
 from queue_workflows.db import statements
-from queue_workflows.engine import job_events, job_tables, transitions
+from queue_workflows.engine import attempts, handback, job_events, job_tables, recovery
 from queue_workflows.engine import run_history as rows
 from tests.support import factories, flow
 from tests.support.flow import Flow
@@ -158,10 +158,10 @@ def test_a_failure_shows_its_error_and_traceback(toy: Flow) -> None:
 def test_every_claim_is_an_attempt_with_its_own_end(conn: engine.Connection) -> None:
     job = factories.node(conn, priority=50)
     held = factories.claim_node(conn)
-    transitions.hand_back(conn, factories.node_lease(held), reason="shutdown")
+    handback.hand_back(conn, factories.node_lease(held), reason="shutdown")
     held = factories.claim_node(conn, factories.who(worker_id="box:77:m:r"))
     factories.expire(conn, held)
-    transitions.reclaim_lapsed(conn, job_tables.NODE_JOBS)
+    recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS)
     held = factories.claim_node(conn)
     factories.complete_node(conn, held, done=True)
     shown = told(job["id"])
@@ -177,7 +177,7 @@ def test_a_trip_shows_its_reason_and_what_became_of_the_job(conn: engine.Connect
     job = factories.node(conn)
     held = factories.claim_node(conn)
     lease = factories.node_lease(held)
-    row = transitions.trip(conn, lease, error="over its budget", seconds=9.0)
+    row = attempts.end_by_watchdog(conn, lease, error="over its budget", seconds=9.0)
     assert row is not None
     named = row | {"worker_id": lease.worker_id}
     job_events.note(conn, lease.table, named, "budget_trip", detail="{}", elapsed_s=9.0)
@@ -217,7 +217,7 @@ def test_without_its_events_an_attempt_says_what_the_row_knows(conn: engine.Conn
 def test_an_ingest_job_has_a_history_of_its_own(conn: engine.Connection) -> None:
     job = factories.ingest(conn, max_attempts=2, args={"n": 1})
     held = factories.claim_ingest(conn)
-    transitions.fail(conn, factories.ingest_lease(held), error="once")
+    attempts.fail(conn, factories.ingest_lease(held), error="once")
     conn.execute("UPDATE ingest_jobs SET available_at = NULL, blocked_reason = NULL")
     factories.complete_ingest(conn, factories.claim_ingest(conn), rows=3)
     shown = told(job["id"])

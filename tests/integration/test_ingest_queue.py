@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue
-from queue_workflows.engine import pending, promotion, transitions
+from queue_workflows.engine import attempts, pending, promotion
 from tests.support import factories
 from tests.support.ear import Ear
 
@@ -222,7 +222,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
     job = factories.ingest(conn, max_attempts=3)
     wait_s = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
     for attempt in (1, 2):
-        row = transitions.fail(
+        row = attempts.fail(
             conn, factories.ingest_lease(factories.claim_ingest(conn)), error=f"e{attempt}"
         )
         assert row is not None
@@ -231,7 +231,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
         assert 30 * attempt - 5 < factories.one(conn, wait_s) <= 30 * attempt
         assert claim() is None
         conn.execute("UPDATE ingest_jobs SET available_at = NULL")
-    row = transitions.fail(conn, factories.ingest_lease(factories.claim_ingest(conn)), error="e3")
+    row = attempts.fail(conn, factories.ingest_lease(factories.claim_ingest(conn)), error="e3")
     assert row is not None
     assert (row["status"], row["attempts"], row["available_at"]) == ("failed", 3, None)
     assert history(conn, job["id"]) == [
@@ -243,7 +243,7 @@ def test_a_failure_of_a_job_whose_end_was_asked_for_is_no_retry(conn: Any) -> No
     factories.ingest(conn, max_attempts=3)
     job = factories.claim_ingest(conn)
     dispatcher.cancel_job(job["id"])
-    row = transitions.fail(conn, factories.ingest_lease(job), error="interrupted")
+    row = attempts.fail(conn, factories.ingest_lease(job), error="interrupted")
     assert row is not None
     assert (row["status"], row["available_at"]) == ("cancelled", None)
     assert row["finished_at"] is not None
@@ -252,7 +252,9 @@ def test_a_failure_of_a_job_whose_end_was_asked_for_is_no_retry(conn: Any) -> No
 def test_a_trip_fails_the_job_at_once(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
     job = factories.claim_ingest(conn)
-    row = transitions.trip(conn, factories.ingest_lease(job), error="over budget", seconds=9)
+    row = attempts.end_by_watchdog(
+        conn, factories.ingest_lease(job), error="over budget", seconds=9
+    )
     assert row is not None
     assert (row["status"], row["error"], row["watchdog_retries"]) == ("failed", "over budget", 1)
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import dispatcher, node_queue, retention
-from queue_workflows.engine import manual_changes, transitions
+from queue_workflows.engine import attempts, handback, manual_changes, recovery
 from queue_workflows.worker import guards, leaving
 from tests.support import factories
 
@@ -67,21 +67,21 @@ def trip(conn: Any) -> object:
 
 def lapse(conn: Any) -> object:
     factories.expire(conn, {"id": "j"})
-    return transitions.reclaim_lapsed(conn, factories.tables.INGEST_JOBS)
+    return recovery.reclaim_lapsed(conn, factories.job_tables.INGEST_JOBS)
 
 
 def complete_by_hand(conn: Any) -> object:
-    table = factories.tables.INGEST_JOBS
+    table = factories.job_tables.INGEST_JOBS
     return manual_changes.complete(conn, table, "j", result="{}", seconds=1.0)
 
 
 def fail_by_hand(conn: Any) -> object:
-    table = factories.tables.INGEST_JOBS
+    table = factories.job_tables.INGEST_JOBS
     return manual_changes.fail(conn, table, "j", error="by hand", seconds=1.0)
 
 
 def strays(conn: Any) -> object:
-    return transitions.release_strays(conn, factories.tables.INGEST_JOBS, "w1", [])
+    return handback.release_strays(conn, factories.job_tables.INGEST_JOBS, "w1", [])
 
 
 def requeue(conn: Any) -> object:
@@ -91,10 +91,10 @@ def requeue(conn: Any) -> object:
 MOVES: dict[str, Callable[[Any], object]] = {
     "claim": claim,
     "complete": complete,
-    "fail": lambda conn: transitions.fail(conn, lease(conn), error="e", after_s=0),
-    "fail for good": lambda conn: transitions.fail(conn, lease(conn), error="e", retry=False),
-    "hand back": lambda conn: transitions.hand_back(conn, lease(conn), reason="snoozed"),
-    "hand all back": lambda conn: transitions.hand_back_all(conn, [lease(conn)], reason="drained"),
+    "fail": lambda conn: attempts.fail(conn, lease(conn), error="e", after_s=0),
+    "fail for good": lambda conn: attempts.fail(conn, lease(conn), error="e", retry=False),
+    "hand back": lambda conn: handback.hand_back(conn, lease(conn), reason="snoozed"),
+    "hand all back": lambda conn: handback.hand_back_all(conn, [lease(conn)], reason="drained"),
     "trip": trip,
     "lapse": lapse,
     "strays": strays,

@@ -14,7 +14,7 @@ import pytest
 from queue_workflows import config, errors, history, jobs, node_queue
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
-from queue_workflows.engine import outcomes, transitions
+from queue_workflows.engine import finish, handback, outcomes
 from queue_workflows.runtime import process
 from tests.support import factories, laws
 
@@ -59,7 +59,7 @@ def fail(conn: Any, job_id: str, error: Exception | None = None) -> None:
         raise error or ValueError("no such feed")
     except Exception as raised:
         outcome = outcomes.of_error(raised, 0.5, "task t")
-    outcomes.record(conn, factories.ingest_lease(job), outcome)
+    finish.record(conn, factories.ingest_lease(job), outcome)
 
 
 def completed(conn: Any, job_id: str, **columns: Any) -> str:
@@ -277,7 +277,7 @@ def test_what_waits_is_cancelled_and_what_runs_asked(conn: Any, some: None) -> N
     again = jobs.cancel_jobs(["runs"])
     assert again[0]["outcome"] == "asked to stop"
     assert len(history_of(conn, "runs")) == 2, "asked once"
-    transitions.hand_back(conn, factories.ingest_lease(job), reason="asked")
+    handback.hand_back(conn, factories.ingest_lease(job), reason="asked")
     assert statuses(conn)["runs"] == "cancelled"
 
 

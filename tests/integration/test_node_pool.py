@@ -14,7 +14,7 @@ import pytest
 from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
 from queue_workflows.db import statements as queries
-from queue_workflows.engine import job_tables, manual_changes, transitions
+from queue_workflows.engine import job_tables, manual_changes, recovery
 from tests.support import factories, flow, statements, wait
 
 
@@ -378,7 +378,7 @@ class Session:
     """A session that holds a worker's lock of life, as its LISTEN connection does."""
 
     def __init__(self, worker_id: str) -> None:
-        self._listener = engine.listen("a_test", locks=[transitions.LIFE_LOCK + worker_id])
+        self._listener = engine.listen("a_test", locks=[recovery.LIFE_LOCK + worker_id])
         self._wakes = iter(self._listener)
         assert next(self._wakes).reason == "connected"
 

@@ -574,7 +574,7 @@ def test_a_row_that_is_locked_is_left_for_the_next_sweep(
 
 
 def test_the_four_counters_are_four(run: str, conn: Any) -> None:
-    from queue_workflows.engine import transitions
+    from queue_workflows.engine import attempts, handback
 
     job_id = enqueue(run)
     conn.execute("UPDATE workflow_node_jobs SET max_attempts = 5")
@@ -591,11 +591,11 @@ def test_the_four_counters_are_four(run: str, conn: Any) -> None:
 
     crash(conn, job_id)
     assert counters() == (1, 0, 1, 0)
-    transitions.fail(conn, factories.node_lease(claim()), error="e")
+    attempts.fail(conn, factories.node_lease(claim()), error="e")
     assert counters() == (2, 1, 1, 0)
-    transitions.trip(conn, factories.node_lease(claim()), error="e", seconds=1)
+    attempts.end_by_watchdog(conn, factories.node_lease(claim()), error="e", seconds=1)
     assert counters() == (3, 1, 1, 1)
-    transitions.hand_back(conn, factories.node_lease(claim()), reason="r")
+    handback.hand_back(conn, factories.node_lease(claim()), reason="r")
     assert counters() == (4, 1, 1, 1)
     claim()
     node_queue.requeue_job_for_retry(job_id)

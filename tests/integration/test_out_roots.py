@@ -10,7 +10,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, dispatcher, node_executor, node_queue, run_store
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import attempts, job_tables
 
 KNOB = "QUEUE_WORKFLOWS_OUT_ROOTS"
 PICK = {
@@ -152,7 +152,7 @@ def test_a_choice_lists_no_folder_outside_of_the_roots(root: Path, tmp_path: Pat
         job = node_queue.claim_next_cpu_job(host="box")
         assert job is not None
         with queue_workflows.db.connect() as conn:
-            transitions.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
+            attempts.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
         dispatcher.drain_outbox()
         specs.append(node_queue.get_node_job(job["id"]))
     options = [[each["rel_path"] for each in row["input_spec"]["options"]] for row in specs]

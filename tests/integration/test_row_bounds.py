@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from queue_workflows import node_queue
-from queue_workflows.engine import job_tables, transitions
+from queue_workflows.engine import attempts, job_tables, recovery
 from tests.support import factories
 
 FAMILIES = ("workflow_node_jobs", "ingest_jobs")
@@ -222,7 +222,7 @@ def test_a_negative_count_of_attempts_is_none_and_waits_before_the_next(conn: An
     with as_before(conn):
         conn.execute("UPDATE ingest_jobs SET attempts = -2147483648, max_attempts = 2147483647")
     job = factories.claim_ingest(conn)
-    row = transitions.fail(conn, factories.ingest_lease(job), error="e", most=3)
+    row = attempts.fail(conn, factories.ingest_lease(job), error="e", most=3)
     assert row is not None
     assert (row["status"], row["attempts"], row["max_attempts"]) == ("queued", 1, 1_000_000)
     waits = "SELECT extract(epoch FROM available_at - now())::float8 FROM ingest_jobs"
@@ -233,7 +233,7 @@ def test_a_negative_count_of_attempts_is_none_and_waits_before_the_next(conn: An
             " available_at = NULL"
         )
     job = factories.claim_ingest(conn)
-    row = transitions.fail(conn, factories.ingest_lease(job), error="e")
+    row = attempts.fail(conn, factories.ingest_lease(job), error="e")
     assert row is not None
     assert (row["status"], row["attempts"]) == ("failed", 1_000_000)
 
@@ -244,7 +244,7 @@ def test_a_count_of_crashes_at_its_end_is_counted_on(conn: Any, count: int, stat
     factories.claim_ingest(conn)
     with as_before(conn):
         conn.execute("UPDATE ingest_jobs SET crash_count = %s, lease_expires_at = now()", (count,))
-    (row,) = transitions.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
+    (row,) = recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)
     assert row["status"] == status
 
 
@@ -255,7 +255,7 @@ def test_a_count_of_trips_at_its_end_is_counted_on(conn: Any, count: int) -> Non
     with as_before(conn):
         conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = %s", (count,))
     lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
-    row = transitions.trip(conn, lease, error="e", seconds=1.0)
+    row = attempts.end_by_watchdog(conn, lease, error="e", seconds=1.0)
     assert row is not None
     assert row["status"] == ("failed" if count > 0 else "queued")
 
@@ -287,7 +287,7 @@ def test_a_policy_whose_wait_is_none_stops_no_input_node(conn: Any, wait: str) -
             (wait,),
         )
     job = factories.claim_node(conn)
-    row = transitions.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
+    row = attempts.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
     assert row is not None
     assert row["status"] == "awaiting_input"
 
@@ -355,4 +355,4 @@ def test_a_worker_whose_detail_is_nonsense_stops_no_sweep(conn: Any) -> None:
         "INSERT INTO workers (worker_id, host_label, queue, pid, detail, last_seen)"
         " VALUES ('w1', 'box', 'fetch', 1, '{\"lock\": \"abc\"}', now() - interval '1 hour')"
     )
-    assert transitions.reclaim_gone(conn, job_tables.INGEST_JOBS, 1.0) == []
+    assert recovery.reclaim_gone(conn, job_tables.INGEST_JOBS, 1.0) == []

@@ -11,7 +11,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
-from queue_workflows.engine import job_tables, promotion, row_isolation, transitions
+from queue_workflows.engine import job_tables, promotion, recovery, row_isolation
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import factories, hostile, wait
 from tests.support.factories import one
@@ -163,8 +163,8 @@ def test_a_worker_row_of_garbage_does_not_stop_the_reclaim_of_gone_workers(
                 (job["id"],),
             )
     conn.execute("UPDATE workers SET last_seen = now() - interval '1 hour'")
-    duty = transitions.gone_duty(job_tables.INGEST_JOBS, 30)
-    taken = row_isolation.Isolation().batch(conn, duty)
+    rows = row_isolation.Isolation()
+    taken = recovery.reclaim_gone(conn, job_tables.INGEST_JOBS, 30, rows=rows)
     assert [row["id"] for row in taken] == ["gone"]
 
 

@@ -267,12 +267,12 @@ def test_the_read_column_by_column_is_the_row_that_the_claim_gives(
     factories.node(conn, run_id=factories.run(conn, out_dir="/tmp/x"), timeout_s=5)
     job = factories.claim_node(conn)
     job.pop("context")
-    assert claimed_jobs.read(conn, claimed_jobs.tables.NODE_JOBS, job["id"], "w1") == job
+    assert claimed_jobs.read(conn, claimed_jobs.job_tables.NODE_JOBS, job["id"], "w1") == job
     factories.ingest(conn, args={"x": 1}, headers={"a": "b"})
     row = factories.claim_ingest(conn)
     row.pop("wait_s")
-    assert claimed_jobs.read(conn, claimed_jobs.tables.INGEST_JOBS, row["id"], "w1") == row
-    assert claimed_jobs.read(conn, claimed_jobs.tables.INGEST_JOBS, row["id"], "w2") is None
+    assert claimed_jobs.read(conn, claimed_jobs.job_tables.INGEST_JOBS, row["id"], "w1") == row
+    assert claimed_jobs.read(conn, claimed_jobs.job_tables.INGEST_JOBS, row["id"], "w2") is None
 
 
 @pytest.mark.parametrize("column", ["args", "headers"])

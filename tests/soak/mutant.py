@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from queue_workflows import db
 
@@ -34,6 +34,14 @@ class Mutant(NamedTuple):
     """Share of calls of functions among what the hostile roles do."""
     grants: str = ""
     """What the hostile submitter is granted besides."""
+
+
+def rewrite(statement: Mapping[str, bytes], old: bytes, new: bytes) -> None:
+    """Replace `old` in a statement of this process, for both job families; it has to be there."""
+    texts = cast("dict[str, bytes]", statement)
+    for table, text in texts.items():
+        assert old in text, f"the statement for {table} does not say {old!r} any more"
+        texts[table] = text.replace(old, new)
 
 
 def edit(conn: Conn, function: str, *changes: tuple[str, str]) -> None:

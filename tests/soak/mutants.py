@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 from queue_workflows.dag import readiness
-from queue_workflows.engine import claims, schedules, transitions
+from queue_workflows.db import statements
+from queue_workflows.engine import claims, recovery, schedules
 from queue_workflows.runtime import fuse
 from queue_workflows.worker import guards
 from tests.soak import mutants_hostile, mutants_jobs
-from tests.soak.mutant import Conn, Mutant, edit
+from tests.soak.mutant import Conn, Mutant, edit, rewrite
 
 _RUN_IS_LIVE = r"AND \w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
 
@@ -127,30 +128,25 @@ def _no_renewal() -> None:
 
 
 def _bury_everybody() -> None:
-    dead = transitions.reclaim_dead
+    dead = recovery.reclaim_dead
 
     def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
         return dead(conn, table, prefix="", evidence=evidence)
 
-    transitions.reclaim_dead = everybody
+    recovery.reclaim_dead = everybody
 
 
 def _bury_nobody() -> None:
-    transitions.reclaim_dead = lambda *_, **__: []
+    recovery.reclaim_dead = lambda *_, **__: []
 
 
 def _see_nobody_gone() -> None:
-    for name, text in transitions._GONE_SQL.items():
-        assert b"LIMIT 100" in text
-        transitions._GONE_SQL[name] = text.replace(b"LIMIT 100", b"LIMIT 0")
+    rewrite(statements.recovery.gone, b"LIMIT 100", b"LIMIT 0")
 
 
 def _reclaim_early() -> None:
-    for name, text in transitions._RECLAIM_SQL.items():
-        old = b"lease_expires_at < now()"
-        assert old in text
-        new = b"lease_expires_at < now() + interval '4.5 seconds'"
-        transitions._RECLAIM_SQL[name] = text.replace(old, new)
+    old = b"lease_expires_at < now()"
+    rewrite(statements.recovery.lapsed, old, old + b" + interval '4.5 seconds'")
 
 
 def _ready_at_once() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from queue_workflows.engine import transitions
+from queue_workflows.db import statements
 from queue_workflows.worker import burial
-from tests.soak.mutant import Conn, Mutant, edit
+from tests.soak.mutant import Conn, Mutant, edit, rewrite
 
 
 def _two_of_a_key(conn: Conn) -> None:
@@ -40,19 +40,13 @@ def _no_pause(conn: Conn) -> None:
 
 
 def _two_attempts_more() -> None:
-    for name, text in transitions._FAIL_SQL.items():
-        old = b"999999) + 1 < least("
-        assert old in text
-        transitions._FAIL_SQL[name] = text.replace(old, b"999999) - 1 < least(")
+    rewrite(statements.attempts.fail, b"made < most", b"made - 2 < most")
 
 
 def _count_snoozes() -> None:
     """A hand-back, and so a snooze, counts as an attempt."""
-    for table, text in transitions._HAND_BACK_SQL.items():
-        old = b"worker_id = NULL,"
-        assert old in text
-        new = b"attempts = j.attempts + 1, " + old
-        transitions._HAND_BACK_SQL[table] = text.replace(old, new, 1)
+    old = b"worker_id = NULL,"
+    rewrite(statements.handback.hand_back, old, b"attempts = j.attempts + 1, " + old)
 
 
 def _charge_everybody() -> None:

@@ -109,7 +109,8 @@ _DOMAINS = sql.SQL(
 )
 _FUNCTIONS = sql.SQL(
     "SELECT p.proname, pg_get_function_identity_arguments(p.oid), pg_get_function_result(p.oid),"
-    " p.prosrc FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace ORDER BY p.proname"
+    " p.prosrc FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace ORDER BY p.proname,"
+    " p.oid::regprocedure::text"
 )
 _NOTIFIED = re.compile(r"pg_notify\(\s*(?:'(\w+)'|TG_ARGV\[0\])")
 _CALLED = re.compile(r"EXECUTE FUNCTION (?:public\.)?(\w+)\((?:'(\w+)')?")

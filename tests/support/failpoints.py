@@ -155,7 +155,7 @@ def _place() -> str:
     """The engine's functions that lead to this commit, innermost first."""
     found: list[str] = []
     frame = sys._getframe(1)
-    while frame is not None and len(found) < 4:
+    while frame is not None and len(found) < 5:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("queue_workflows.") and "queue_workflows.db" not in module:
             found.append(f"{module.partition('.')[2]}.{frame.f_code.co_name}")

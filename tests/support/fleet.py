@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, dispatcher, node_pool
 from queue_workflows.dispatch import knowledge
-from queue_workflows.engine import claims, job_tables, outcomes, transitions
+from queue_workflows.engine import (
+    attempts,
+    claims,
+    finish,
+    handback,
+    job_tables,
+    outcomes,
+    recovery,
+)
 from queue_workflows.runtime import clock, identity, supervisor
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import Row
@@ -105,7 +113,7 @@ class Slot:
         return Process(self.host, self.queue, pid, worker_id, self.locks)
 
     def _lock(self, function: str, worker_id: str) -> None:
-        name = transitions.LIFE_LOCK + worker_id
+        name = recovery.LIFE_LOCK + worker_id
         query = f"SELECT {function}(hashtextextended(%s, 0))"
         self._lives.execute(query.encode(), (name,))
 
@@ -222,11 +230,11 @@ def write(conn: db.Connection, past: Past, act: str) -> bool:
     if act == "renew":
         return bool(claims.renew(conn, [lease], lease_s=600))
     if act == "trip":
-        return transitions.trip(conn, lease, error="e", seconds=1) is not None
+        return attempts.end_by_watchdog(conn, lease, error="e", seconds=1) is not None
     if act == "back":
-        return transitions.hand_back(conn, lease, reason="r") is not None
+        return handback.hand_back(conn, lease, reason="r") is not None
     kind = "parked" if act == "park" and lease.table.in_run else act
-    return outcomes.record(conn, lease, outcome(kind)) != "skipped"
+    return finish.record(conn, lease, outcome(kind)) != "skipped"
 
 
 def callback(run_id: str, node: str, kind: str) -> None:

@@ -1,0 +1,166 @@
+"""Record how the handlers of claimed jobs ended. Nothing else stores an outcome."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from queue_workflows import db, errors
+from queue_workflows.dag import policy
+from queue_workflows.engine import attempts, claims, handback, job_tables
+from queue_workflows.engine.outcomes import Outcome
+from queue_workflows.runtime import display
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+_EVENTS: Final = {
+    "completed": ("completed",),
+    "failed": ("failed", "retried", "cancelled"),
+    "parked": ("parked", "cancelled"),
+    "cancelled": ("cancelled", "requeued"),
+    "snoozed": ("requeued", "cancelled"),
+}
+"""The events that a recorded outcome leaves, by its kind."""
+_RESULTS: Final = {
+    "completed": "completed",
+    "parked": "completed",
+    "failed": "failed",
+    "snoozed": "failed",
+    "cancelled": "skipped",
+}
+"""What `record` returns, by the kind of the outcome."""
+
+
+class Done(NamedTuple):
+    """One job whose handler has ended."""
+
+    lease: job_tables.Lease
+    outcome: Outcome
+    ahead: claims.Ahead | None = None
+    """What follows from a completed node; None: the orchestrator finds that out."""
+
+
+def finish(
+    conn: db.Connection,
+    done: Sequence[Done],
+    *,
+    who: claims.Claimant | None = None,
+    claim: int = 0,
+    promote: bool = False,
+    tell: Callable[[float], None] | None = None,
+) -> list[Row]:
+    """Record the outcomes of jobs of one table, and return up to `claim` jobs claimed by `who`.
+
+    Completed ingest jobs, a completed node, and the claim share one statement, which is one
+    transaction when `conn` is autocommit; each other outcome has a statement of its own before it.
+    Raises `ClaimLost` when a claim is lost: its statement has written and claimed nothing. A lost
+    claim of a job that was cancelled is no error. `promote`, `tell`: as in `claims.claim`.
+    """
+    completed = [each for each in done if each.outcome.kind == "completed"]
+    for each in done:
+        if each.outcome.kind != "completed" and not _record(conn, each.lease, each.outcome):
+            raise errors.ClaimLost(f"job {each.lease.job_id} is held no longer")
+    if not completed:
+        return []
+    claimant = who or claims.Claimant(completed[0].lease.worker_id, "", "")
+    if not completed[0].lease.table.in_run:
+        results = [_ingest_result(*each) for each in completed]
+        return claims.ingest_step(
+            conn, claimant, done=results, claim=claim, promote=promote, tell=tell
+        )
+    *before, last = completed
+    for each in before:
+        claims.node_step(conn, claimant, done=_node_result(*each), ahead=each.ahead, claim=False)
+    job = claims.node_step(
+        conn,
+        claimant,
+        done=_node_result(*last),
+        ahead=last.ahead,
+        claim=claim > 0,
+        promote=promote,
+    )
+    return [job] if job else []
+
+
+def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
+    """Record one outcome; return `"completed"`, `"failed"` or `"skipped"`.
+
+    `"completed"`: parked nodes too. `"failed"`: jobs that are queued again too. `"skipped"`: the
+    job was cancelled, or its claim is lost and nothing was written.
+    """
+    try:
+        finish(conn, [Done(lease, outcome)])
+    except errors.ClaimLost:
+        return "skipped"
+    return _RESULTS[outcome.kind]
+
+
+def is_recorded(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
+    """Return whether this outcome was recorded: its commit happened although the reply was lost."""
+    return claims.has_recorded(conn, lease, _EVENTS[outcome.kind])
+
+
+def _ingest_result(
+    lease: job_tables.Lease, outcome: Outcome, _: claims.Ahead | None
+) -> claims.IngestResult:
+    return claims.IngestResult(lease, outcome.result, outcome.seconds)
+
+
+def _node_result(
+    lease: job_tables.Lease, outcome: Outcome, _: claims.Ahead | None
+) -> claims.NodeResult:
+    return claims.NodeResult(
+        lease, outcome.result, outcome.seconds, outcome.vm_rss_mb_peak, outcome.resolved_inputs
+    )
+
+
+def _record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
+    """Record an outcome that is not `completed`; return whether nobody lost anything."""
+    if outcome.kind == "parked":
+        return attempts.park(conn, lease) is not None
+    if outcome.kind == "cancelled":
+        handback.hand_back(conn, lease, reason=outcome.error or "cancelled")
+        return True
+    if outcome.kind == "snoozed":
+        after_s = outcome.raised.after_s or 0.0
+        row = handback.hand_back(conn, lease, reason=outcome.error, after_s=after_s)
+        return row is not None
+    return _fail(conn, lease, outcome)
+
+
+def _fail(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> bool:
+    """Fail the attempt by the job's policy, which is read only now, as most jobs do not fail."""
+    found = attempts.policy_of(conn, lease) or {"policy": None, "attempts": 0, "max_attempts": 1}
+    own, made, task = found["policy"], max(0, found["attempts"]), outcome.task
+    try:
+        verdict = policy.decide(own, made, outcome.raised, task=task)
+    except errors.InvalidWorkflow as error:
+        _log.warning("job %s fails by the default policy: %s", lease.job_id, error)
+        own = None
+        verdict = policy.decide(None, made, outcome.raised, task=task)
+    row = attempts.fail(
+        conn,
+        lease,
+        retry=verdict.retry,
+        after_s=verdict.after_s,
+        most=policy.most_attempts(found["max_attempts"], own, task),
+        error=outcome.error,
+        seconds=outcome.seconds,
+        detail=outcome.detail,
+        resolved_inputs=outcome.resolved_inputs,
+    )
+    if row is not None and row["status"] == "queued":
+        _log_retry(lease, row)
+    return row is not None
+
+
+def _log_retry(lease: job_tables.Lease, row: Row) -> None:
+    _log.warning(
+        "%s (%s): attempt %d of %d failed, %s",
+        row["node_id"] if lease.table.in_run else row["task_name"],
+        lease.job_id,
+        row["attempts"],
+        row["max_attempts"],
+        display.again(row["available_at"]),
+    )

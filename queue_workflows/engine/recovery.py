@@ -1,0 +1,187 @@
+"""Recover jobs from dead workers: lapsed leases, lost sessions, ended processes, and excuses."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from queue_workflows import config, db
+from queue_workflows.dag import payload
+from queue_workflows.db import statements
+from queue_workflows.engine import (
+    claims,
+    handback,
+    job_events,
+    job_tables,
+    poison,
+    quarantine,
+    row_isolation,
+)
+from queue_workflows.types import Row
+
+LIFE_LOCK: Final = "queue_workflows.worker."
+"""With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+_DATABASE_AWAY: Final = "its lease lapsed while the database was away"
+_NO_DATABASE: Final = "its worker could not reach the database"
+
+
+def reclaim_lapsed(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    *,
+    had_s: float | None = None,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
+    """Take back up to 100 jobs whose lease has lapsed, counting a crash of each; return their rows.
+
+    A job is queued again at the front the first time, later after CRASH_BACKOFF_S times its
+    crashes; it has failed as poison at MAX_CRASHES, and is cancelled when its run is over. Locked
+    rows are skipped. `had_s`: leaves out what `excuse_lapsed` takes back. `rows`: sets aside rows
+    that raise; None: their error is raised.
+    """
+    return row_isolation.batch(conn, _lapsed(table, had_s), rows)
+
+
+def excuse_lapsed(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    *,
+    had_s: float,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
+    """Take back up to 100 jobs with a lapsed lease that were renewed last over `had_s` ago.
+
+    Counts nothing: the caller has had the database for `had_s` seconds only, and a worker whose
+    renewals failed before that is no dead one. The jobs are queued at the front, or cancelled.
+    Returns their rows. `rows`: as in `reclaim_lapsed`.
+    """
+    return row_isolation.batch(conn, _unwatched(table, had_s), rows)
+
+
+def reclaim_gone(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    silent_s: float,
+    *,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
+    """Take back up to 100 jobs whose worker's session is gone and that were not renewed `silent_s`.
+
+    The session held an advisory lock for as long as it lived; a worker that never had a session is
+    left to its lease. Counts a crash of each, as `reclaim_lapsed` does. Returns the rows.
+    """
+    return row_isolation.batch(conn, _gone(table, silent_s), rows)
+
+
+def reclaim_dead(
+    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
+) -> list[Row]:
+    """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
+
+    Counts a crash of each, for which `evidence` is the reason. Returns the rows. A job whose change
+    the database refuses is left to its lease: see `quarantine.change_each`.
+    """
+    of_process = statements.recovery.of_process[table.name]
+
+    def change() -> list[Row]:
+        return _crash(conn, table, of_process, {"prefix": prefix}, evidence, None)
+
+    return quarantine.change_all(
+        conn,
+        change,
+        lambda: claims.held_by(conn, table, prefix),
+        lambda lease: charge(conn, lease, evidence=evidence),
+    )
+
+
+def charge(conn: db.Connection, lease: job_tables.Lease, *, evidence: str) -> Row | None:
+    """Give one claim up and count a crash, as `reclaim_lapsed` does; None: the claim is lost."""
+    of_claim = statements.recovery.of_claim[lease.table.name]
+    fence = job_tables.fence(lease)
+    rows = _crash(conn, lease.table, of_claim, fence, evidence, lease.worker_id)
+    return rows[0] if rows else None
+
+
+def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) -> bool:
+    """Undo what the end of this claim has cost its job, as the database kept it from its worker.
+
+    A claim that is still held is handed back, unless its process may still run (`ended` false).
+    A crash that was counted for it is taken back, once, with a `death` event. Returns whether
+    anything was changed. A job that has failed as poison meanwhile stays failed.
+    """
+    with conn.transaction():
+        if ended and handback.hand_back(conn, lease, reason=_NO_DATABASE) is not None:
+            return True
+        in_run = lease.table.in_run
+        refund = statements.recovery.refund_node if in_run else statements.recovery.refund_ingest
+        row = conn.execute(refund, job_tables.fence(lease)).fetchone()
+        if row is None:
+            return False
+        detail = payload.encode({"charged": False, "reason": _NO_DATABASE}, "reason")
+        job = row | {"worker_id": lease.worker_id, "claim_no": lease.claim_no}
+        job_events.note(conn, lease.table, job, "death", detail=detail, error=_NO_DATABASE)
+        return True
+
+
+def _crash(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    pick: bytes,
+    picked: dict[str, Any],
+    evidence: str,
+    worker_id: str | None,
+) -> list[Row]:
+    """Count a crash of the jobs that `pick` locks; `worker_id`: the worker that reports it."""
+    with conn.transaction():
+        ids = [row["id"] for row in conn.execute(pick, picked).fetchall()]
+        if not ids:
+            return []
+        parameters = _crash_parameters(evidence) | {"worker": worker_id, "ids": ids}
+        return conn.execute(statements.recovery.count_crash[table.name], parameters).fetchall()
+
+
+def _crash_parameters(error: str | None) -> dict[str, Any]:
+    return {
+        "worker": None,
+        "error": error,
+        "cap": config.MAX_CRASHES.read(),
+        "band": handback.FRONT_PRIORITY,
+        "backoff_s": config.CRASH_BACKOFF_S.read(),
+    }
+
+
+def _lapsed(table: job_tables.JobTable, had_s: float | None) -> row_isolation.Duty:
+    return row_isolation.Duty(
+        f"reclaim in {table.name}",
+        statements.recovery.lapsed[table.name],
+        statements.recovery.lapsed[table.name],
+        statements.recovery.lapsed_among[table.name],
+        poison.ENDING[table.name],
+        lambda: _crash_parameters(None) | {"had_s": had_s},
+        change=statements.recovery.count_crash[table.name],
+    )
+
+
+def _unwatched(table: job_tables.JobTable, had_s: float) -> row_isolation.Duty:
+    detail = payload.encode({"reason": _DATABASE_AWAY}, "reason")
+    return row_isolation.Duty(
+        f"hand-back in {table.name}",
+        statements.recovery.unwatched[table.name],
+        statements.recovery.unwatched[table.name],
+        statements.recovery.unwatched_among[table.name],
+        poison.ENDING[table.name],
+        lambda: {"had_s": had_s, "detail": detail, "band": handback.FRONT_PRIORITY},
+        change=statements.recovery.excuse[table.name],
+    )
+
+
+def _gone(table: job_tables.JobTable, silent_s: float) -> row_isolation.Duty:
+    evidence = f"its session is gone, and it has not renewed for {silent_s:g} s"
+    return row_isolation.Duty(
+        f"reclaim of gone workers in {table.name}",
+        statements.recovery.gone[table.name],
+        statements.recovery.gone[table.name],
+        statements.recovery.gone_among[table.name],
+        poison.ENDING[table.name],
+        lambda: _crash_parameters(evidence) | {"silent_s": silent_s, "lock": LIFE_LOCK},
+        change=statements.recovery.count_crash[table.name],
+    )

@@ -1,0 +1,92 @@
+-- name: policy
+-- tables: ingest_jobs workflow_node_jobs
+-- Return the retry policy of a job, its failed attempts and how many it may make.
+SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM ingest_jobs WHERE id = %(job)s;
+
+-- name: fail
+-- tables: ingest_jobs workflow_node_jobs
+-- Record a failed attempt: the job is queued again while attempts are left and `retry` is
+-- true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
+-- waits first; NULL: the attempts times `backoff_s`, at most `longest_s`. `most`: what
+-- `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded first.
+-- No row: the claim is lost.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET (attempts, max_attempts, status, finished_at, available_at) = (
+               SELECT made, most,
+                      CASE WHEN must_end THEN 'cancelled'
+                           WHEN again THEN 'queued' ELSE 'failed' END,
+                      CASE WHEN must_end OR NOT again THEN now() END,
+                      CASE WHEN again AND NOT must_end AND coalesce(%(after_s)s::float8, 1) > 0
+                           THEN now() + interval '1 second' * coalesce(%(after_s)s::float8,
+                                    least(made * %(backoff_s)s::float8, %(longest_s)s::float8)) END
+                 FROM queue_workflows_must_end(j) AS must_end
+                CROSS JOIN (
+                      SELECT least(greatest(j.attempts, 0), 999999) + 1 AS made,
+                             least(greatest(j.max_attempts, %(most)s::integer), 1000000) AS most
+                      ) AS counted
+                CROSS JOIN LATERAL (SELECT made < most AND %(retry)s::boolean AS again) AS decided),
+           error = %(error)s, seconds = %(seconds)s::float8,
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+       AND j.status = 'running'
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'queued' THEN 'retried' ELSE j.status END,
+               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
+               worker => %(worker)s, seconds => %(seconds)s, error => %(error)s,
+               detail => %(detail)s) AS job)
+SELECT (job).* FROM done;
+
+-- name: store_received
+-- Store the inputs that a node has received, so that its history shows them although it
+-- failed.
+UPDATE workflow_node_jobs j
+   SET resolved_inputs = %(received)s::jsonb
+ WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+   AND j.status = 'running';
+
+-- name: end_by_watchdog
+-- tables: ingest_jobs workflow_node_jobs
+-- Record that a watchdog ended an attempt: the job is queued again, with at least the
+-- priority `band`, until that has happened more than `cap` times; then it has failed. It is
+-- cancelled instead if it must end. No row: the claim is lost.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET (watchdog_retries, status, finished_at, priority) = (
+               SELECT ended,
+                      CASE WHEN must_end THEN 'cancelled'
+                           WHEN ended <= %(cap)s::integer THEN 'queued' ELSE 'failed' END,
+                      CASE WHEN must_end OR ended > %(cap)s::integer THEN now() END,
+                      CASE WHEN ended <= %(cap)s::integer
+                           THEN least(j.priority, %(band)s::smallint) ELSE j.priority END
+                 FROM queue_workflows_must_end(j) AS must_end
+                CROSS JOIN (
+                      SELECT least(greatest(j.watchdog_retries, 0), 999999) + 1 AS ended
+                      ) AS counted),
+           error = %(error)s, seconds = %(seconds)s::float8,
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+       AND j.status = 'running'
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
+               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
+               worker => %(worker)s, seconds => %(seconds)s, error => %(error)s,
+               detail => %(detail)s) AS job)
+SELECT (job).* FROM done;
+
+-- name: park
+-- Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
+-- lost.
+WITH done AS (
+    UPDATE workflow_node_jobs j
+       SET (status, finished_at) = (
+               SELECT CASE WHEN must_end THEN 'cancelled' ELSE 'awaiting_input' END,
+                      CASE WHEN must_end THEN now() END
+                 FROM queue_workflows_must_end(j) AS must_end),
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+       AND j.status = 'running'
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'awaiting_input' THEN 'parked' ELSE j.status END,
+               worker => %(worker)s) AS job)
+SELECT (job).* FROM done;

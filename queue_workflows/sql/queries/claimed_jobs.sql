@@ -1,0 +1,23 @@
+-- name: node
+-- Return what a worker needs of a node job that it holds, without the context of its run. No
+-- row: the worker does not hold the job.
+SELECT j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
+       j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
+       j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
+       j.input_template, j.ref_heads,
+       (SELECT json_build_object(
+                   'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
+                   'generation', r.generation,
+                   'born', least(9223372036854775807, greatest(-9223372036854775808,
+                               extract(epoch FROM r.created_at) * 1000000))::bigint)
+          FROM workflow_runs r WHERE r.id = j.run_id) AS run
+  FROM workflow_node_jobs j
+ WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.status = 'running';
+
+-- name: ingest
+-- Return what a worker needs of an ingest job that it holds. No row: it does not hold the
+-- job.
+SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker_id, claimed_by,
+       attempts, max_attempts, crash_count, timeout_s, headers, partition_key, lock_key
+  FROM ingest_jobs
+ WHERE id = %(job)s AND worker_id = %(worker)s AND status = 'running';

@@ -1,0 +1,106 @@
+-- name: node_step
+-- Record a completed node, if `job` is given, and claim the next node job, if `claim` is
+-- true. The job is one JSON document; NULL: nothing was claimed. Raises QW001 if the claim to
+-- record is lost.
+SELECT queue_workflows_node_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           %(claim)s::boolean AND NOT EXISTS (
+               SELECT FROM queue_settings s
+                WHERE s.queue = %(queue)s::text AND s.paused_at IS NOT NULL
+                  AND (s.paused_until IS NULL OR s.paused_until > now())),
+           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(model)s::text,
+           %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
+           %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
+           %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
+           %(grace_s)s::float8, %(bound_s)s::float8) AS job;
+
+-- name: ingest_step
+-- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
+-- `claim` more. A row without an id: nothing was claimed, and `wait_s` says in how many
+-- seconds a limit lets the next job in. Raises QW001 if one of the claims to record is lost.
+SELECT *
+  FROM queue_workflows_ingest_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
+           %(tell)s::boolean);
+
+-- name: renew_ingest
+-- Extend the leases of claims, one element of each array a claim, and store their progress
+-- (NULL: as it was). A claim without a row is lost. `cancel`: the cancellation of the job was
+-- requested.
+UPDATE ingest_jobs j
+   SET lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second', heartbeat_at = now(),
+       progress = coalesce(held.progress, j.progress)
+  FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[],
+              %(progress)s::text[]::jsonb[]) AS held (id, claim_no, worker_id, progress)
+ WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker_id
+   AND j.status = 'running'
+RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL AS cancel;
+
+-- name: renew_nodes
+-- Extend the leases of node jobs as `renew_ingest` does. `cancel`: also if the run is over.
+UPDATE workflow_node_jobs j
+   SET lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second', heartbeat_at = now(),
+       progress = coalesce(held.progress, j.progress)
+  FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[],
+              %(progress)s::text[]::jsonb[]) AS held (id, claim_no, worker_id, progress)
+ WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker_id
+   AND j.status = 'running'
+RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR coalesce((
+              SELECT r.status IN ('completed', 'failed', 'cancelled')
+                FROM workflow_runs r WHERE r.id = j.run_id), false) AS cancel;
+
+-- name: is_held
+-- tables: ingest_jobs workflow_node_jobs
+-- Return one row without columns if this claim still holds its job.
+SELECT FROM ingest_jobs j
+ WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
+   AND j.status = 'running';
+
+-- name: has_recorded_ingest
+-- Return one row if this claim has left one of the events in the history: its write was
+-- committed.
+SELECT 1 AS recorded
+  FROM ingest_job_events e
+ WHERE e.job_id = %(job)s AND e.claim_no = %(claim)s AND e.worker_id = %(worker)s
+   AND e.event_type = ANY (%(events)s::text[])
+ LIMIT 1;
+
+-- name: has_recorded_node
+-- Return the same for a node job. Its events are found by run and node, which are indexed.
+SELECT 1 AS recorded
+  FROM workflow_node_events e
+ WHERE (e.run_id, e.node_id) = (
+           SELECT j.run_id, j.node_id FROM workflow_node_jobs j WHERE j.id = %(job)s)
+   AND e.job_id = %(job)s AND e.claim_no = %(claim)s AND e.worker_id = %(worker)s
+   AND e.event_type = ANY (%(events)s::text[])
+ LIMIT 1;
+
+-- name: held_by
+-- tables: ingest_jobs workflow_node_jobs
+-- Return the claims of workers whose id starts with `prefix`, without the jobs of these
+-- `seq`, in the order in which the jobs were queued. The shared status has `seq` as float8,
+-- exact up to 2^53.
+SELECT id, worker_id, claim_no
+  FROM ingest_jobs
+ WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text)
+   AND seq::float8 <> ALL (%(seqs)s::float8[])
+ ORDER BY seq;
+
+-- name: cancelled_since_ingest
+-- Return of each job that workers with this prefix hold for how many seconds its cancellation
+-- has been requested; NULL: it has not. `seqs`: of these jobs alone (NULL: of all).
+SELECT extract(epoch FROM now() - j.cancel_requested_at)::float8 AS since_s
+  FROM ingest_jobs j
+ WHERE j.status = 'running' AND starts_with(j.worker_id, %(prefix)s::text)
+   AND (%(seqs)s::float8[] IS NULL OR j.seq::float8 = ANY (%(seqs)s::float8[]));
+
+-- name: cancelled_since_nodes
+-- Return the same for node jobs, for which the end of the run counts as well.
+SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, (
+           SELECT coalesce(r.finished_at, r.updated_at) FROM workflow_runs r
+            WHERE r.id = j.run_id AND r.status IN ('completed', 'failed', 'cancelled'))))::float8
+           AS since_s
+  FROM workflow_node_jobs j
+ WHERE j.status = 'running' AND starts_with(j.worker_id, %(prefix)s::text)
+   AND (%(seqs)s::float8[] IS NULL OR j.seq::float8 = ANY (%(seqs)s::float8[]));

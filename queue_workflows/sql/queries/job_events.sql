@@ -1,0 +1,23 @@
+-- name: add_ingest
+-- Append an event to the history of an ingest job.
+INSERT INTO ingest_job_events (job_id, attempt, event_type, claim_no, worker_id, host_label, queue,
+                               elapsed_s, error, detail)
+VALUES (%(job)s, least(greatest(%(attempt)s::bigint, 0), 2147483647), %(event_type)s, %(claim_no)s,
+        %(worker)s, %(host)s, %(queue)s, %(elapsed_s)s, %(error)s, %(detail)s::jsonb)
+RETURNING id;
+
+-- name: add_node
+-- Append an event to the history of a node. Its attempt is a smallint, that of a job an
+-- integer.
+INSERT INTO workflow_node_events (run_id, node_id, model, job_id, attempt, event_type, claim_no,
+                                  worker_id, host_label, queue, elapsed_s, error, detail)
+VALUES (%(run)s, %(node)s, %(model)s, %(job)s, least(greatest(%(attempt)s::bigint, 0), 32767),
+        %(event_type)s, %(claim_no)s, %(worker)s, %(host)s, %(queue)s, %(elapsed_s)s, %(error)s,
+        %(detail)s::jsonb)
+RETURNING id;
+
+-- name: prune_nodes
+-- Delete up to `batch` events of nodes that are older than `days` days.
+DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM workflow_node_events
+     WHERE created_at < now() - %(days)s * interval '1 day' ORDER BY id LIMIT %(batch)s));

@@ -1,0 +1,182 @@
+-- name: lapsed
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return up to 100 jobs whose lease has lapsed, without those that are `aside`.
+-- `had_s`: only what was renewed in these last seconds, in which the caller has had the
+-- database; NULL: whatever.
+SELECT id FROM ingest_jobs
+ WHERE status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())
+   AND (%(had_s)s::float8 IS NULL OR heartbeat_at IS NULL
+        OR heartbeat_at >= now() - %(had_s)s::float8 * interval '1 second')
+   AND id <> ALL (%(aside)s::text[])
+ ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED;
+
+-- name: lapsed_among
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return those of `ids` that `lapsed` finds.
+SELECT id FROM ingest_jobs
+ WHERE id = ANY (%(ids)s::text[])
+   AND (status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())
+        AND (%(had_s)s::float8 IS NULL OR heartbeat_at IS NULL
+             OR heartbeat_at >= now() - %(had_s)s::float8 * interval '1 second')) IS TRUE
+   FOR UPDATE SKIP LOCKED;
+
+-- name: unwatched
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return up to 100 jobs whose lease has lapsed and whose last renewal is older than
+-- `had_s`: what `lapsed` leaves out.
+SELECT id FROM ingest_jobs
+ WHERE status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())
+   AND heartbeat_at < now() - %(had_s)s::float8 * interval '1 second'
+   AND id <> ALL (%(aside)s::text[])
+ ORDER BY lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED;
+
+-- name: unwatched_among
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return those of `ids` that `unwatched` finds.
+SELECT id FROM ingest_jobs
+ WHERE id = ANY (%(ids)s::text[])
+   AND (status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at < now())
+        AND heartbeat_at < now() - %(had_s)s::float8 * interval '1 second') IS TRUE
+   FOR UPDATE SKIP LOCKED;
+
+-- name: gone
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return up to 100 jobs whose worker is gone, without those that are `aside`:
+-- neither the job nor the worker was renewed for `silent_s`, and no session holds the
+-- advisory lock of the worker. A worker that never had a lock is left to its lease. Workers
+-- write `detail`, so that it is compared as jsonb: a cast to boolean would raise for any
+-- other word.
+SELECT j.id
+  FROM ingest_jobs j
+  JOIN workers w USING (worker_id)
+ WHERE j.status = 'running' AND w.detail -> 'lock' = 'true'::jsonb
+   AND j.heartbeat_at < now() - %(silent_s)s::float8 * interval '1 second'
+   AND w.last_seen < now() - %(silent_s)s::float8 * interval '1 second'
+   AND NOT EXISTS (
+       SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 1
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND ((l.classid::bigint << 32) | l.objid::bigint)
+              = hashtextextended(%(lock)s::text || j.worker_id, 0))
+   AND j.id <> ALL (%(aside)s::text[])
+ LIMIT 100 FOR UPDATE OF j SKIP LOCKED;
+
+-- name: gone_among
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return those of `ids` that `gone` finds.
+SELECT j.id
+  FROM ingest_jobs j
+  JOIN workers w USING (worker_id)
+ WHERE j.status = 'running' AND w.detail -> 'lock' = 'true'::jsonb
+   AND j.heartbeat_at < now() - %(silent_s)s::float8 * interval '1 second'
+   AND w.last_seen < now() - %(silent_s)s::float8 * interval '1 second'
+   AND NOT EXISTS (
+       SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 1
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND ((l.classid::bigint << 32) | l.objid::bigint)
+              = hashtextextended(%(lock)s::text || j.worker_id, 0))
+   AND j.id = ANY (%(ids)s::text[])
+   FOR UPDATE OF j SKIP LOCKED;
+
+-- name: of_process
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return the jobs that workers hold whose id starts with `prefix`.
+SELECT id FROM ingest_jobs
+ WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text) FOR UPDATE;
+
+-- name: of_claim
+-- tables: ingest_jobs workflow_node_jobs
+-- Lock and return the job of a claim. No row: the claim is lost.
+SELECT id FROM ingest_jobs
+ WHERE id = %(job)s AND status = 'running' AND worker_id = %(worker)s AND claim_no = %(claim)s
+   FOR UPDATE;
+
+-- name: count_crash
+-- tables: ingest_jobs workflow_node_jobs
+-- Take running jobs, which the caller has locked, from their workers and count a crash of
+-- each. A job is queued again, the first time with at least the priority `band`, later after
+-- `backoff_s` times its crashes; at `cap` crashes it has failed as poison. It is cancelled
+-- instead if it must end.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET (crash_count, status, finished_at, error, available_at) = (
+               SELECT crashes,
+                      CASE WHEN must_end THEN 'cancelled'
+                           WHEN is_poison THEN 'failed' ELSE 'queued' END,
+                      CASE WHEN must_end OR is_poison THEN now() END,
+                      CASE WHEN is_poison AND NOT must_end
+                           THEN 'poison: took down ' || crashes || ' workers, the last one '
+                                || coalesce(j.worker_id, j.claimed_by, '?')
+                                || coalesce('; ' || %(error)s::text, '')
+                                || coalesce('; last beat ' || to_char(
+                                       j.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+                                       || ' UTC', '') END,
+                      CASE WHEN j.crash_count > 0 AND NOT is_poison AND NOT must_end
+                           THEN now() + crashes * %(backoff_s)s::float8 * interval '1 second' END
+                 FROM queue_workflows_must_end(j) AS must_end
+                CROSS JOIN (
+                      SELECT least(greatest(j.crash_count, 0), 999999) + 1 AS crashes) AS counted
+                CROSS JOIN LATERAL (SELECT crashes >= %(cap)s::integer AS is_poison) AS decided),
+           priority = CASE WHEN j.crash_count <= 0 THEN least(j.priority, %(band)s::smallint)
+                           ELSE j.priority END,
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'queued' THEN 'reclaimed' ELSE j.status END,
+               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
+               worker => %(worker)s, error => %(error)s) AS job)
+SELECT (job).* FROM done;
+
+-- name: excuse
+-- tables: ingest_jobs workflow_node_jobs
+-- Take running jobs, which the caller has locked, from their workers without counting
+-- anything. A job is queued again with at least the priority `band`, or cancelled if it must
+-- end.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET (status, finished_at) = (
+               SELECT CASE WHEN must_end THEN 'cancelled' ELSE 'queued' END,
+                      CASE WHEN must_end THEN now() END
+                 FROM queue_workflows_must_end(j) AS must_end),
+           priority = least(j.priority, %(band)s::smallint),
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
+ RETURNING queue_workflows_record(
+               j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
+               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
+               detail => %(detail)s) AS job)
+SELECT (job).* FROM done;
+
+-- name: refund_ingest
+-- Take back the crash that was counted for a claim, unless that was done before: a `death`
+-- event says so, which the caller adds. Return the job; no row: there is nothing to take
+-- back.
+UPDATE ingest_jobs j
+   SET crash_count = j.crash_count - 1
+ WHERE j.id = %(job)s AND j.crash_count > 0 AND j.status IN ('queued', 'running')
+   AND EXISTS (SELECT FROM ingest_job_events e
+                WHERE e.job_id = j.id AND e.claim_no = %(claim)s AND e.event_type = 'claimed'
+                  AND e.worker_id = %(worker)s)
+   AND EXISTS (SELECT FROM ingest_job_events e
+                WHERE e.job_id = j.id AND e.claim_no = %(claim)s AND e.event_type = 'reclaimed')
+   AND NOT EXISTS (SELECT FROM ingest_job_events e
+                    WHERE e.job_id = j.id AND e.claim_no = %(claim)s AND e.event_type = 'death')
+RETURNING j.*;
+
+-- name: refund_node
+-- Do the same for a node job. Its events are found by run and node, which are indexed.
+UPDATE workflow_node_jobs j
+   SET crash_count = j.crash_count - 1
+ WHERE j.id = %(job)s AND j.crash_count > 0 AND j.status IN ('queued', 'running')
+   AND EXISTS (SELECT FROM workflow_node_events e
+                WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.job_id = j.id
+                  AND e.claim_no = %(claim)s AND e.event_type = 'claimed'
+                  AND e.worker_id = %(worker)s)
+   AND EXISTS (SELECT FROM workflow_node_events e
+                WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.job_id = j.id
+                  AND e.claim_no = %(claim)s AND e.event_type = 'reclaimed')
+   AND NOT EXISTS (SELECT FROM workflow_node_events e
+                    WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.job_id = j.id
+                      AND e.claim_no = %(claim)s AND e.event_type = 'death')
+RETURNING j.*;

@@ -1,1 +1,0 @@
-"""Every statement of the engine. Each function takes a connection and never opens one."""
