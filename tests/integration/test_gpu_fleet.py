@@ -306,6 +306,16 @@ def test_it_is_said_once_per_reason_and_taken_back(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
 
+def test_each_waiting_job_has_the_event_of_its_own_model(
+    conn: Any, orchestrator: Orchestrator
+) -> None:
+    jobs = [gpu_job(conn, "m"), gpu_job(conn, None)]
+    orchestrator.after(30)
+    orchestrator.after(30)
+    logged = factories.column(conn, "SELECT job_id FROM workflow_node_events ORDER BY 1")
+    assert logged == sorted(job["id"] for job in jobs)
+
+
 def test_two_orchestrators_say_it_once(
     conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
 ) -> None:

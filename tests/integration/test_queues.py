@@ -55,15 +55,15 @@ def test_pause_and_resume(db: ModuleType) -> None:
     assert of()["state"] == "open"
 
 
-def test_a_limit_that_is_not_named_stays(db: ModuleType) -> None:
-    queues.pause("load")
-    queues.limit("load", max_running=3, partition_rate="1/d")
-    queues.limit("load", rate="5/30s")
-    row = queues.limit("load", max_running=None, partition_max_running=2)
-    assert row["paused_at"] is not None
-    shown = of("load")
-    assert (shown["max_running"], shown["rate"]) == (None, "5/30s")
-    assert (shown["partition_max_running"], shown["partition_rate"]) == (2, "1/d")
+def test_a_pause_that_has_run_out_is_none(db: ModuleType) -> None:
+    first = queues.pause("fetch", until=timedelta(hours=1))["paused_at"]
+    with db.connect() as conn:
+        conn.execute("UPDATE queue_settings SET paused_until = now() - interval '1 s'")
+    assert (of()["state"], of()["paused_until"]) == ("open", None)
+    assert queues.pause("fetch")["paused_at"] > first
+
+
+def test_a_limit_of_a_partition_that_is_not_named_stays(db: ModuleType) -> None:
     queues.limit("load", partition="a", max_running=1)
     queues.limit("load", partition="a", rate="7/m")
     (part,) = of("load")["partitions"]

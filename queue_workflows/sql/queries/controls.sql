@@ -1,5 +1,6 @@
 -- name: put
--- Switch the workers of a host and queue on or off; return the row. A trigger wakes the workers.
+-- Switch the workers of a host and queue on or off; return the row. A trigger wakes the
+-- workers.
 INSERT INTO worker_controls
        (host_label, queue, desired_state, stop_policy, requested_by, reason, until_at)
 VALUES (%(host)s, %(queue)s, %(desired_state)s, %(stop_policy)s, %(requested_by)s, %(reason)s,
@@ -26,5 +27,6 @@ SELECT queue FROM workers
 SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
 
 -- name: off_policy
--- Return the stop policy of the control row that switches a host and queue off now; NULL: it is on.
+-- Return the stop policy of the control row that switches a host and queue off now; NULL: it
+-- is on.
 SELECT queue_workflows_off_policy(%(host)s, %(queue)s) AS policy;

@@ -5,17 +5,18 @@ VALUES (%(task_name)s, %(queue)s, %(reason)s, %(priority)s, %(args)s::jsonb)
 RETURNING id;
 
 -- name: insert_many
--- Queue a job of one task for each member of the JSON array `args`. The id of a job is the prefix
--- and its place in the array, from 1, in twelve hexadecimal digits.
+-- Queue a job of one task for each member of the JSON array `args`. The id of a job is the
+-- prefix and its place in the array, from 1, in twelve hexadecimal digits.
 INSERT INTO ingest_jobs (id, task_name, queue, reason, priority, args)
 SELECT %(prefix)s || lpad(to_hex(a.place), 12, '0'), %(task_name)s, %(queue)s, %(reason)s,
        %(priority)s::smallint, a.args
   FROM jsonb_array_elements(%(args)s::jsonb) WITH ORDINALITY AS a (args, place);
 
 -- name: insert_batch
--- Queue the jobs of a JSON array, each an object with a member per column; ids as in insert_many.
--- Returns a row for each job whose idempotency key another job has: its place, that job's id, and
--- whether that job has the same task, queue and args. If one has not, nothing is written.
+-- Queue the jobs of a JSON array, each an object with a member per column; ids as in
+-- insert_many. Returns a row for each job whose idempotency key another job has: its place,
+-- that job's id, and whether that job has the same task, queue and args. If one has not,
+-- nothing is written.
 SELECT place, id, same FROM queue_workflows_enqueue(%(prefix)s::text, %(jobs)s::jsonb);
 
 -- name: get
@@ -27,8 +28,8 @@ SELECT * FROM ingest_jobs WHERE id = %(job)s;
 SELECT queue::text, status::text, count(*) AS n FROM ingest_jobs GROUP BY queue, status;
 
 -- name: find
--- List jobs for an operator, the newest first. A filter that is NULL matches every job. Reads the
--- table once: no index serves every filter.
+-- List jobs for an operator, the newest first. A filter that is NULL matches every job. Reads
+-- the table once: no index serves every filter.
 SELECT j.id, j.task_name, j.queue::text, j.status::text, j.reason, j.priority, j.attempts,
        j.max_attempts, j.crash_count, j.watchdog_retries, j.claim_no, j.generation, j.claimed_by,
        j.worker_id, j.blocked_reason, j.available_at, j.cancel_requested_at, j.lock_key,
@@ -50,8 +51,8 @@ SELECT j.id, j.task_name, j.queue::text, j.status::text, j.reason, j.priority, j
 SELECT set_config('queue_workflows.actor', %(actor)s, true);
 
 -- name: lock
--- Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not exist
--- are left out.
+-- Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not
+-- exist are left out.
 SELECT id, status::text, generation, cancel_requested_at FROM ingest_jobs
  WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR UPDATE;
 

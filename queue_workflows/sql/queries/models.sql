@@ -1,6 +1,6 @@
 -- name: publish_sizes
--- Write how much GPU memory each model needs, as a host registers it. Rows that would not change
--- are not written.
+-- Write how much GPU memory each model needs, as a host registers it. Rows that would not
+-- change are not written.
 INSERT INTO gpu_models AS g (model, host_label, est_vram_gb)
 SELECT s.model, %(host)s, s.gb
   FROM unnest(%(models)s::text[], %(sizes)s::float8[]) AS s (model, gb)
@@ -19,16 +19,17 @@ DELETE FROM gpu_models g
    AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = g.host_label);
 
 -- name: unserved
--- Return the models ('': no model) that have waiting gpu jobs and no live worker to take them, or
--- that are flagged so. `reason` is NULL if a worker can take them; `flagged` is the reason of the
--- flag, or NULL.
+-- Return the models ('': no model) that have waiting gpu jobs and no live worker to take
+-- them, or that are flagged so. `reason` is NULL if a worker can take them; `flagged` is the
+-- reason of the flag, or NULL.
 SELECT coalesce(u.model, f.model) AS model, u.reason, u.detail, f.reason AS flagged
   FROM queue_workflows_gpu_unserved() u
   FULL JOIN gpu_unassignable f ON f.model = u.model
  ORDER BY 1;
 
 -- name: flag
--- Flag a model as one that no live worker can take. No row is written if the flag is there already.
+-- Flag a model as one that no live worker can take. No row is written if the flag is there
+-- already.
 INSERT INTO gpu_unassignable AS f (model, reason, detail)
 VALUES (%(model)s, %(reason)s, %(detail)s)
     ON CONFLICT (model) DO UPDATE
@@ -40,8 +41,8 @@ VALUES (%(model)s, %(reason)s, %(detail)s)
 DELETE FROM gpu_unassignable WHERE model = %(model)s;
 
 -- name: log_for_model
--- Write an event into the history of the first 100 waiting jobs of a model. BETWEEN keeps the walk
--- in the order of the claim's index.
+-- Write an event into the history of the first 100 waiting jobs of a model. BETWEEN keeps the
+-- walk in the order of the claim's index.
 INSERT INTO workflow_node_events
        (run_id, node_id, job_id, attempt, event_type, queue, model, error, detail)
 SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event)s, j.queue,
@@ -65,8 +66,8 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
  ORDER BY j.required_model, j.seq LIMIT 100;
 
 -- name: flagged
--- Return the flagged models (NULL: jobs without one), each with its number of waiting jobs, up to
--- 10,000.
+-- Return the flagged models (NULL: jobs without one), each with its number of waiting jobs,
+-- up to 10,000.
 SELECT nullif(f.model, '') AS model, f.reason, f.detail, f.since,
        (SELECT count(*) FROM (
             SELECT FROM workflow_node_jobs j
@@ -76,8 +77,8 @@ SELECT nullif(f.model, '') AS model, f.reason, f.detail, f.since,
  ORDER BY f.model;
 
 -- name: request
--- Write an operator's request to load or unload a model, for all workers of a host (worker '') or
--- for one; return the row. A trigger wakes the workers.
+-- Write an operator's request to load or unload a model, for all workers of a host (worker
+-- '') or for one; return the row. A trigger wakes the workers.
 INSERT INTO model_controls (host_label, worker_id, action, model, requested_by)
 VALUES (%(host)s, %(worker)s, %(action)s, %(model)s, %(requested_by)s)
     ON CONFLICT (host_label, worker_id) DO UPDATE
@@ -85,8 +86,8 @@ VALUES (%(host)s, %(worker)s, %(action)s, %(model)s, %(requested_by)s)
 RETURNING *;
 
 -- name: newest_request
--- Return the newest request for a worker past number `after`. A request that is older than the
--- worker was meant for another process. No row: there is none.
+-- Return the newest request for a worker past number `after`. A request that is older than
+-- the worker was meant for another process. No row: there is none.
 SELECT c.* FROM model_controls c
   JOIN workers w ON w.worker_id = %(worker)s
  WHERE c.host_label = %(host)s AND c.worker_id IN ('', %(worker)s)
@@ -94,9 +95,10 @@ SELECT c.* FROM model_controls c
  ORDER BY c.request_no DESC LIMIT 1;
 
 -- name: on_workers
--- Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the request
--- as each reported them, the models that its host knows, and its host's GPUs in the latest sample
--- within a minute (else NULL). One that was not seen for `stale_s` seconds is dead.
+-- Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
+-- request as each reported them, the models that its host knows, and its host's GPUs in the
+-- latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is
+-- dead.
 SELECT w.worker_id, w.host_label, w.pid,
        CASE WHEN w.last_seen < now() - %(stale_s)s * interval '1 second' THEN 'dead'
             ELSE w.state END AS state,

@@ -1,6 +1,6 @@
 -- name: pause_queue
--- Pause a queue until `at`, for `lasts` from now, or (both NULL) until it is resumed; return its
--- row. A pause that is in force keeps its beginning.
+-- Pause a queue until `at`, for `lasts` from now, or (both NULL) until it is resumed; return
+-- its row. A pause that is in force keeps its beginning.
 INSERT INTO queue_settings AS s (queue, paused_at, paused_until, paused_by)
 VALUES (%(queue)s, now(), coalesce(%(at)s::timestamptz, now() + %(lasts)s::interval), %(by)s)
     ON CONFLICT (queue) DO UPDATE
@@ -35,8 +35,8 @@ UPDATE queue_partitions
 RETURNING queue;
 
 -- name: limit_queue
--- Set limits of a queue; return its row. `limits` is a JSON object of columns: null takes a limit
--- off, and a column that is absent stays as it is.
+-- Set limits of a queue; return its row. `limits` is a JSON object of columns: null takes a
+-- limit off, and a column that is absent stays as it is.
 INSERT INTO queue_settings AS s (queue, max_running, rate_limit, rate_period_s,
        partition_max_running, partition_rate_limit, partition_rate_period_s)
 SELECT %(queue)s, n.max_running, n.rate_limit, n.rate_period_s,
@@ -70,13 +70,13 @@ DELETE FROM queue_partitions
    AND paused_at IS NULL AND max_running IS NULL AND rate_limit IS NULL;
 
 -- name: admit_from_partitions
--- Admit jobs of the partitions whose time has come, and of those from which no job is admitted.
--- Returns how many partitions of the second kind there were.
+-- Admit jobs of the partitions whose time has come, and of those from which no job is
+-- admitted. Returns how many partitions of the second kind there were.
 SELECT queue_workflows_mend_lines() AS n;
 
 -- name: settings
--- Return the settings of one queue, or (NULL) of every queue that has some, with `paused`: whether
--- it is paused now.
+-- Return the settings of one queue, or (NULL) of every queue that has some, with `paused`:
+-- whether it is paused now.
 SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused
   FROM queue_settings s
  WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s
@@ -89,9 +89,9 @@ SELECT p.*, queue_workflows_is_paused(p.paused_at, p.paused_until) AS paused
  ORDER BY p.queue, p.partition_key;
 
 -- name: partition_limits
--- Return the limits in force for one partition (its own, else the queue's for partitions), whether
--- it is paused, when its next job may be admitted (NULL: no time is set), and how many of its jobs
--- run. Always one row.
+-- Return the limits in force for one partition (its own, else the queue's for partitions),
+-- whether it is paused, when its next job may be admitted (NULL: no time is set), and how
+-- many of its jobs run. Always one row.
 SELECT coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false) AS paused,
        p.paused_until, p.paused_by,
        coalesce(p.max_running, s.partition_max_running) AS max_running,
@@ -116,9 +116,9 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
 
 -- name: count_jobs
 -- tables: ingest_jobs workflow_node_jobs
--- Count the jobs of each queue that are queued or running, by what keeps them; `oldest_s` is the
--- age of the oldest that is due, `fresh` counts those queued within the last `window` seconds.
--- Reads every such job.
+-- Count the jobs of each queue that are queued or running, by what keeps them; `oldest_s` is
+-- the age of the oldest that is due, `fresh` counts those queued within the last `window`
+-- seconds. Reads every such job.
 SELECT j.queue::text, count(*) FILTER (WHERE j.status = 'running') AS running,
        count(*) FILTER (WHERE j.status = 'queued' AND j.blocked_reason IS NULL) AS ready,
        count(*) FILTER (WHERE j.blocked_reason = 'limited') AS limited,
@@ -135,8 +135,9 @@ SELECT j.queue::text, count(*) FILTER (WHERE j.status = 'running') AS running,
 
 -- name: count_events
 -- tables: ingest_jobs workflow_node_jobs
--- Count the jobs of each queue that came in (`came`) or ended (`went`) within the last `window`
--- seconds, by their events. A job that came in and is queued still has no event: count_jobs has it.
+-- Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
+-- `window` seconds, by their events. A job that came in and is queued still has no event:
+-- count_jobs has it.
 SELECT e.queue,
        count(DISTINCT e.job_id) FILTER (
            WHERE j.created_at > now() - %(window)s * interval '1 second'
@@ -148,8 +149,8 @@ SELECT e.queue,
  GROUP BY 1;
 
 -- name: use
--- Return how many jobs of an ingest queue run, and in how many seconds its rate allows the next
--- start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row.
+-- Return how many jobs of an ingest queue run, and in how many seconds its rate allows the
+-- next start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row.
 SELECT (SELECT count(*) FROM ingest_jobs j
          WHERE j.status = 'running' AND j.queue = %(queue)s) AS running,
        (SELECT nullif(greatest(0, %(rate_period_s)s::float8 - extract(epoch FROM now())::float8
@@ -160,8 +161,8 @@ SELECT (SELECT count(*) FROM ingest_jobs j
                + (SELECT max(n) FROM queue_starts l WHERE l.queue = %(queue)s)) AS due_s;
 
 -- name: waiting
--- Return each queue with settings: `paused`, and whether jobs could be claimed but for the queue's
--- own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
+-- Return each queue with settings: `paused`, and whether jobs could be claimed but for the
+-- queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
 SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
        EXISTS (SELECT FROM ingest_jobs j
                 WHERE j.queue = s.queue AND j.status = 'queued' AND j.blocked_reason IS NULL)

@@ -3,7 +3,8 @@
 SELECT pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint AS n;
 
 -- name: mark
--- Mark the transaction as one that deletes by age: then no event is written for each deleted row.
+-- Mark the transaction as one that deletes by age: then no event is written for each deleted
+-- row.
 SELECT set_config('queue_workflows.retention', 'on', true);
 
 -- name: set_timeout
@@ -11,9 +12,10 @@ SELECT set_config('queue_workflows.retention', 'on', true);
 SELECT set_config('statement_timeout', %(timeout)s, true);
 
 -- name: delete_jobs
--- Delete the ingest jobs past their retention that lie in the pages from `first` to before `end`.
--- The `retention_days` of a queue stands before `days`; 0 keeps for ever. The table is walked as it
--- lies: an index by time of ending would cost every job. Rows that are locked stay.
+-- Delete the ingest jobs past their retention that lie in the pages from `first` to before
+-- `end`. The `retention_days` of a queue stands before `days`; 0 keeps for ever. The table is
+-- walked as it lies: an index by time of ending would cost every job. Rows that are locked
+-- stay.
 WITH old AS MATERIALIZED (
     SELECT j.ctid AS at
       FROM ingest_jobs j
@@ -56,8 +58,9 @@ SELECT count(*) AS n
 
 -- name: delete_runs
 -- Delete up to `limit` runs past their retention that lie in the pages from `first` to before
--- `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open outbox
--- row or a node that has not ended. OFFSET 0 keeps each EXISTS a look-up per row (decision 0019).
+-- `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open
+-- outbox row or a node that has not ended. OFFSET 0 keeps each EXISTS a look-up per row
+-- (decision 0019).
 WITH old AS MATERIALIZED (
     SELECT r.ctid AS at
       FROM workflow_runs r

@@ -1,12 +1,12 @@
 -- name: put
--- Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify it on
--- the channel hw_metrics. The commit does not wait for the disk.
+-- Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify
+-- it on the channel hw_metrics. The commit does not wait for the disk.
 SELECT queue_workflows_put_sample(%(host)s::text, %(every_s)s::integer, %(sample)s::jsonb,
        %(notify)s::boolean);
 
 -- name: between
--- Return the samples of a host between two instants, the oldest first. `since` NULL stands for
--- `past_s` seconds ago, `until` NULL for now.
+-- Return the samples of a host between two instants, the oldest first. `since` NULL stands
+-- for `past_s` seconds ago, `until` NULL for now.
 SELECT every_s, sampled_at, sample FROM hw_samples
  WHERE host_label = %(host)s
    AND sampled_at >= coalesce(%(since)s::timestamptz, now() - %(past_s)s * interval '1 second')
@@ -24,6 +24,6 @@ SELECT every_s, sampled_at, sample FROM hw_samples
 SELECT DISTINCT host_label FROM hw_samples ORDER BY 1;
 
 -- name: prune
--- Delete the samples that are over a day old. The frequent ones stay as long as the others: for a
--- machine that went silent they show what it did last.
+-- Delete the samples that are over a day old. The frequent ones stay as long as the others:
+-- for a machine that went silent they show what it did last.
 DELETE FROM hw_samples WHERE sampled_at < now() - interval '1 day';

@@ -33,8 +33,8 @@ UPDATE workers SET last_seen = last_seen - %(by)s::interval;
 UPDATE worker_heartbeats SET last_seen = last_seen - %(by)s::interval;
 
 -- name: next_due
--- Return the seconds until the first instant later than `after` at which something comes due. NULL:
--- nothing waits for a later one.
+-- Return the seconds until the first instant later than `after` at which something comes due.
+-- NULL: nothing waits for a later one.
 SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
     SELECT min(available_at) AS at FROM workflow_node_jobs
      WHERE status = 'queued' AND available_at > %(after)s

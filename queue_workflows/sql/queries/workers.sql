@@ -1,6 +1,6 @@
 -- name: beat
--- Record that a host serves a queue, for an app that runs workers of its own; clear its dead flag.
--- `known_models` NULL leaves them as they are.
+-- Record that a host serves a queue, for an app that runs workers of its own; clear its dead
+-- flag. `known_models` NULL leaves them as they are.
 INSERT INTO worker_heartbeats AS h
        (host_label, queue, concurrency, current_model, known_models)
 VALUES (%(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,
@@ -13,9 +13,9 @@ VALUES (%(host_label)s, %(queue)s, %(concurrency)s, %(current_model)s,
        last_seen = now(), last_flagged_dead_at = NULL;
 
 -- name: report
--- Write the row of a worker process and the heartbeat of its host and queue. A worker that obeys
--- controls and is switched off is draining while it has a job, and else paused or parked: then its
--- host's heartbeat is left to age.
+-- Write the row of a worker process and the heartbeat of its host and queue. A worker that
+-- obeys controls and is switched off is draining while it has a job, and else paused or
+-- parked: then its host's heartbeat is left to age.
 WITH off AS MATERIALIZED (
     SELECT CASE WHEN %(obey)s THEN queue_workflows_off_policy(%(host_label)s, %(queue)s) END
         AS policy),
@@ -53,8 +53,8 @@ UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now()
  WHERE worker_id = %(worker)s;
 
 -- name: last_detail
--- Return what the worker of a process reported of itself last. The ids of the workers of a process
--- start with its prefix. No row: it never reported.
+-- Return what the worker of a process reported of itself last. The ids of the workers of a
+-- process start with its prefix. No row: it never reported.
 SELECT detail FROM workers WHERE starts_with(worker_id, %(prefix)s)
  ORDER BY last_seen DESC LIMIT 1;
 
@@ -66,8 +66,8 @@ UPDATE workers
  WHERE starts_with(worker_id, %(prefix)s) AND state NOT IN ('stopped', 'dead');
 
 -- name: clear_model
--- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale` sets
--- the heartbeat back by an hour besides. No row: there is no such heartbeat.
+-- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
+-- sets the heartbeat back by an hour besides. No row: there is no such heartbeat.
 UPDATE worker_heartbeats
    SET current_model = NULL,
        last_seen = CASE WHEN %(mark_stale)s THEN now() - interval '1 hour' ELSE last_seen END
@@ -75,9 +75,9 @@ UPDATE worker_heartbeats
 RETURNING *;
 
 -- name: clear_heartbeat
--- Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an hour
--- unless another worker of the host and queue was seen within `live_s` seconds: an old heartbeat
--- would make that one count as dead.
+-- Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an
+-- hour unless another worker of the host and queue was seen within `live_s` seconds: an old
+-- heartbeat would make that one count as dead.
 UPDATE worker_heartbeats h
    SET current_model = NULL,
        last_seen = CASE WHEN EXISTS (
@@ -89,8 +89,8 @@ UPDATE worker_heartbeats h
  WHERE h.host_label = %(host)s AND h.queue = %(queue)s;
 
 -- name: flag_stale
--- Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have running
--- jobs under their host and queue; return them with the number of those jobs.
+-- Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have
+-- running jobs under their host and queue; return them with the number of those jobs.
 WITH stale AS MATERIALIZED (
     SELECT w.host_label, w.queue,
            (SELECT count(*) FROM workflow_node_jobs j
@@ -108,10 +108,10 @@ UPDATE worker_heartbeats h SET last_flagged_dead_at = now()
 RETURNING h.*, s.running_jobs;
 
 -- name: list
--- List the worker processes that have not ended and were seen within a day, for an operator. One
--- that was not seen for `stale_s` seconds is dead. Each has the model of its host's heartbeat and
--- the control row that switches it off now: of its queue's and the host's row, the one whose policy
--- queue_workflows_off_policy() returns.
+-- List the worker processes that have not ended and were seen within a day, for an operator.
+-- One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
+-- heartbeat and the control row that switches it off now: of its queue's and the host's row,
+-- the one whose policy queue_workflows_off_policy() returns.
 SELECT w.worker_id, w.host_label, w.queue, w.pid,
        CASE WHEN w.state <> 'stopped' AND w.last_seen < now() - %(stale_s)s * interval '1 second'
             THEN 'dead' ELSE w.state END AS state,
@@ -132,8 +132,8 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid,
  ORDER BY w.host_label, w.queue, w.started_at;
 
 -- name: switched_off
--- Return the control rows that switch workers off now, whether or not there are such workers. The
--- queue 'all' stands for every queue of its host.
+-- Return the control rows that switch workers off now, whether or not there are such workers.
+-- The queue 'all' stands for every queue of its host.
 SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_at,
        c.updated_at AS switched_at,
        extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s
@@ -142,7 +142,8 @@ SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_a
  ORDER BY c.host_label, c.queue;
 
 -- name: flagged
--- Return the queues of a host whose heartbeats are flagged as dead and that are not switched off.
+-- Return the queues of a host whose heartbeats are flagged as dead and that are not switched
+-- off.
 SELECT h.queue, h.last_flagged_dead_at AS flagged_at,
        extract(epoch FROM now())::float8 - extract(epoch FROM h.last_seen)::float8 AS age_s
   FROM worker_heartbeats h
