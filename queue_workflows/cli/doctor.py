@@ -13,6 +13,7 @@ from typing import NamedTuple
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, outputs
+from queue_workflows.db import functions
 from queue_workflows.runtime import process
 from queue_workflows.store import bad_rows, health, lock_keys
 
@@ -142,7 +143,7 @@ def _reached(words: str) -> Iterator[Finding]:
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (
-            _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers, _dead_rows,
+            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers, _dead_rows,
             _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
@@ -272,6 +273,19 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
         yield Finding("schema", WARNING, text, "upgrade queue_workflows here")
     else:
         yield Finding("schema", OK, f"at version {version}")
+
+
+def _functions(conn: db.Connection) -> Iterator[Finding]:
+    problems = functions.problems(conn)
+    for problem in problems[:SHOWN_BAD]:
+        if problem.is_newer:
+            yield Finding("functions", WARNING, problem.text, "upgrade queue_workflows here")
+        else:
+            yield Finding(
+                "functions", ERROR, problem.text, "`queue-workflows migrate` installs them"
+            )
+    if not problems:
+        yield Finding("functions", OK, "functions and triggers are those of this version")
 
 
 def _rights(conn: db.Connection) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ from queue_workflows.db import pool
 TABLE = "queue_schema_objects"
 """What is installed, one row a part; migration 0013 makes it."""
 _FOLDER = Path(queue_workflows.__file__).parent / "sql"
+SETTINGS = """
+SELECT set_config('check_function_bodies', 'off', true),
+       set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+"""
+"""What a transaction that installs a part begins with."""
 _RECORDED = b"SELECT part, checksum, package_version, objects FROM queue_schema_objects"
 # The prosrc and the settings, and not pg_get_functiondef, whose form differs between servers.
 _DESCRIBED = {
@@ -56,6 +62,17 @@ class Part(NamedTuple):
     def objects(self) -> list[str]:
         """Return the names of the functions or triggers that the text creates."""
         return _NAME.findall(self.text)
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with the installed set, in a sentence without a full stop."""
+
+    part: Part
+    text: str
+    is_newer: bool = False
+    """Whether a newer package than this installed the part."""
+    is_damage: bool = False
+    """Whether an object differs from the part that the record names."""
 
 
 @functools.cache
@@ -96,12 +113,9 @@ def install(conn: pool.Connection, part: Part) -> None:
     """Create or replace the part's objects and record them; joins the caller's transaction.
 
     It sets the transaction's search_path, which `SET search_path FROM CURRENT` stores with each
-    function that runs as its owner: a temporary table must never come before ours.
+    function that runs as its owner: a session's temporary table must not come before ours.
     """
-    conn.execute(
-        "SELECT set_config('check_function_bodies', 'off', true),"
-        " set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-    )
+    conn.execute(SETTINGS.encode())
     conn.execute(part.text.encode())
     conn.execute(
         "INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)"
@@ -117,40 +131,34 @@ def install(conn: pool.Connection, part: Part) -> None:
     )
 
 
-def damaged(conn: pool.Connection) -> list[tuple[Part, str]]:
-    """Return the objects that are missing or changed since they were installed, each with its part.
+def problems(conn: pool.Connection) -> list[Problem]:
+    """Return what is missing, changed, or installed by another package than this; [] if nothing is.
 
-    It reads catalogs only, so that any role may call it that may read the record. Parts that
-    another package installed are not compared: `stale` and `others` name them.
+    It reads the catalogs and the record only, so that any role may call it. The objects of a part
+    that another package installed are not compared.
     """
-    recorded, found = _recorded(conn), list[tuple[Part, str]]()
-    for part in parts():
-        row = recorded.get(part.name)
-        if not _is_same(part, row):
-            continue
-        assert row is not None
-        there = _described(conn, part)
-        for name, described in sorted(row["objects"].items()):
-            if name not in there:
-                found.append((part, f"{part.name[:-1]} {name} is missing"))
-            elif there[name] != described:
-                found.append((part, f"{part.name[:-1]} {name} was changed after it was installed"))
-    return found
-
-
-def others(conn: pool.Connection) -> list[str]:
-    """Return a sentence for each part that is missing or that another package installed."""
-    recorded, found = _recorded(conn), list[str]()
+    recorded, found = _recorded(conn), list[Problem]()
     for part in parts():
         row = recorded.get(part.name)
         if row is None:
-            found.append(f"the {part.name} are not installed")
+            found.append(Problem(part, f"the {part.name} are not installed"))
         elif not _is_same(part, row):
-            found.append(
-                f"the {part.name} are those of queue_workflows {row['package_version']}, "
-                f"and differ from those of this {queue_workflows.__version__}"
-            )
+            theirs, ours = row["package_version"], queue_workflows.__version__
+            text = f"the {part.name} are those of queue_workflows {theirs}, not of this {ours}"
+            found.append(Problem(part, text, is_newer=_is_newer(row)))
+        else:
+            found += _damaged(conn, part, row["objects"])
     return found
+
+
+def _damaged(conn: pool.Connection, part: Part, recorded: dict[str, str]) -> Iterator[Problem]:
+    there = _described(conn, part)
+    for name, described in sorted(recorded.items()):
+        if name not in there:
+            yield Problem(part, f"{part.name[:-1]} {name} is missing", is_damage=True)
+        elif there[name] != described:
+            text = f"{part.name[:-1]} {name} was changed after it was installed"
+            yield Problem(part, text, is_damage=True)
 
 
 def forget(conn: pool.Connection) -> None:

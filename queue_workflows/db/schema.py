@@ -255,7 +255,8 @@ def repair() -> list[str]:
     def once() -> None:
         done.clear()
         with conn.transaction():
-            for part in dict.fromkeys(part for part, _ in functions.damaged(conn)):
+            damaged = [each.part for each in functions.problems(conn) if each.is_damage]
+            for part in dict.fromkeys(damaged):
                 _install(conn, part)
                 done.append(part.name)
 

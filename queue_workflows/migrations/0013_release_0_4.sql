@@ -21,6 +21,8 @@ CREATE DOMAIN queue_workflows_number AS bigint;
 CREATE DOMAIN queue_workflows_tries AS smallint;
 
 -- Tables of 0.3.0 ----------------------------------------------------------------------------------------------
+-- Locked in one order, before anything else is.
+LOCK TABLE workflow_runs, workflow_node_jobs, ingest_jobs IN ACCESS EXCLUSIVE MODE;
 -- Triggers that sql/triggers/ replaces, and indexes whose predicate names a column whose type changes.
 DROP TRIGGER IF EXISTS node_job_ready_notify ON workflow_node_jobs;
 DROP TRIGGER IF EXISTS ingest_job_ready_notify ON ingest_jobs;

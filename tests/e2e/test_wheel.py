@@ -74,6 +74,11 @@ def test_holds_what_is_no_python(wheel: zipfile.ZipFile) -> None:
     assert versions == [*range(1, versions[-1] + 1)]
     assert versions[-1] == queue_workflows.db.REQUIRED_VERSION
     assert [name for name in names if name.startswith("queue_workflows/demo/nodes/")]
+    packed = {name for name in names if name.startswith("queue_workflows/sql/")}
+    assert packed == {
+        path.relative_to(ROOT).as_posix() for path in (PACKAGE / "sql").rglob("*.sql")
+    }
+    assert "queue_workflows/sql/functions/transitions.sql" in packed
 
 
 def test_depends_on_psycopg_alone(metadata: email.message.Message) -> None:

@@ -116,7 +116,8 @@ OPEN_END = re.compile(r"\bIN\s*\(\s*SELECT(?:(?!\)).)*\bLIMIT\b", re.IGNORECASE 
 
 def test_no_statement_limits_what_it_locks_inside_an_in() -> None:
     assert OPEN_END.search("UPDATE t SET a = 1 WHERE id IN (SELECT id FROM t LIMIT 9 FOR UPDATE)")
-    files = [*Path(store.__path__[0]).glob("*.py"), *migrations.dir().glob("*.sql")]
+    package = migrations.dir().parent
+    files = [*Path(store.__path__[0]).glob("*.py"), *package.rglob("*.sql")]
     assert len(files) > 40
     for file in files:
         text = re.sub(r'"\s*\n\s*"', " ", file.read_text())
