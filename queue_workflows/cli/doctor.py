@@ -143,8 +143,8 @@ def _reached(words: str) -> Iterator[Finding]:
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (
-            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers, _dead_rows,
-            _renewals,
+            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers,
+            _dead_rows, _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 

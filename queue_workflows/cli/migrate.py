@@ -107,7 +107,7 @@ def _verify(words: str, plan: _Plan, *, as_json: bool) -> int:
 
 
 def _print(plan: _Plan) -> None:
-    """Print the SQL, without what the ledgers record: our own up to the newest as one transaction."""
+    """Print the SQL, but for the ledgers; with functions and triggers, as one transaction."""
     parts = dict.fromkeys([*plan.parts, *plan.damaged])
     texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
     if parts:
