@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from psycopg import sql
 from psycopg.types import json
 
 import queue_workflows
@@ -27,6 +28,10 @@ SELECT set_config('check_function_bodies', 'off', true),
        set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 """
 """What a transaction that installs a part begins with."""
+_PATIENCE = """
+SELECT set_config('statement_timeout', greatest(setting::integer / 2, 1)::text, true)
+  FROM pg_settings WHERE name = 'deadlock_timeout'
+"""
 _RECORDED = b"SELECT part, checksum, package_version, objects FROM queue_schema_objects"
 # The prosrc and the settings, and not pg_get_functiondef, whose form differs between servers.
 _DESCRIBED = {
@@ -44,6 +49,7 @@ SELECT c.relname || '.' || t.tgname AS name,
  WHERE c.relnamespace = current_schema()::regnamespace AND NOT t.tgisinternal
    AND t.tgname = ANY (%s)""",
 }
+_TABLE = re.compile(r"\sON (\w+)")
 _NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\w+)", re.MULTILINE)
 
 
@@ -57,6 +63,11 @@ class Part(NamedTuple):
     def checksum(self) -> str:
         """Return the SHA-256 of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def tables(self) -> list[str]:
+        """Return the tables of the triggers, which replacing them locks."""
+        return sorted(set(_TABLE.findall(self.text))) if self.name == "triggers" else []
 
     @property
     def objects(self) -> list[str]:
@@ -113,9 +124,11 @@ def install(conn: pool.Connection, part: Part) -> None:
     """Create or replace the part's objects and record them; joins the caller's transaction.
 
     It sets the transaction's search_path, which `SET search_path FROM CURRENT` stores with each
-    function that runs as its owner: a session's temporary table must not come before ours.
+    function that runs as its owner: a session's temporary table must not come before ours. Raises
+    psycopg's `QueryCanceled` where the tables' locks are not to be had soon.
     """
     conn.execute(SETTINGS.encode())
+    _lock(conn, part.tables)
     conn.execute(part.text.encode())
     conn.execute(
         "INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)"
@@ -129,6 +142,15 @@ def install(conn: pool.Connection, part: Part) -> None:
             json.Jsonb(_described(conn, part)),
         ),
     )
+
+
+def _lock(conn: pool.Connection, tables: list[str]) -> None:
+    """Lock the tables, or give up before a deadlock with a worker could end the worker."""
+    if tables:
+        names = sql.SQL(", ").join(map(sql.Identifier, tables))
+        conn.execute(_PATIENCE.encode())
+        conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(names))
+        conn.execute("SET LOCAL statement_timeout = 0")
 
 
 def problems(conn: pool.Connection) -> list[Problem]:

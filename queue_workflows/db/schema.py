@@ -205,7 +205,7 @@ def bootstrap(
             return []
     with _exclusive(version_table, stopped) as conn:
         if ours:
-            return _bring(conn, steps)
+            return _bring(conn, steps, stopped)
         missing = _missing(conn, version_table, steps)
         for step in missing:
             _despite_deadlocks(lambda step=step: _apply(conn, version_table, step))
@@ -217,7 +217,7 @@ def _is_ours(steps: list[Migration], version_table: str) -> bool:
     return version_table == LEDGER and chain()[-1] in steps
 
 
-def _bring(conn: pool.Connection, steps: list[Migration]) -> list[int]:
+def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], bool]) -> list[int]:
     """Apply our own chain and install the functions in one transaction.
 
     A crash between the two would leave tables without the triggers that guard them.
@@ -234,8 +234,25 @@ def _bring(conn: pool.Connection, steps: list[Migration]) -> list[int]:
             for part in functions.stale(conn):
                 _install(conn, part)
 
-    _despite_deadlocks(once)
+    _giving_way(once, stopped)
     return done
+
+
+def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
+    """Do it again while workers hold locks that the triggers need; raise once `stopped()`."""
+    log_at = time.monotonic() + LOCK_LOGGED_S
+    while True:
+        try:
+            _despite_deadlocks(transaction)
+        except errors.MigrationFailed as error:
+            if not isinstance(error.__cause__, psycopg.errors.QueryCanceled) or stopped():
+                raise
+        else:
+            return
+        if time.monotonic() >= log_at:
+            log_at = time.monotonic() + LOCK_LOGGED_S
+            _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
+        time.sleep(LOCK_POLL_S)
 
 
 def _install(conn: pool.Connection, part: functions.Part) -> None:
@@ -261,7 +278,7 @@ def repair() -> list[str]:
                 done.append(part.name)
 
     with _exclusive(LEDGER) as conn:
-        _despite_deadlocks(once)
+        _giving_way(once, lambda: False)
     return done
 
 

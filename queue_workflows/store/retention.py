@@ -89,7 +89,7 @@ def _within(first: int, days: float) -> dict[str, object]:
 
 
 def _of_age(conn: db.Connection) -> None:
-    """Say that what this transaction deletes goes by its age; see migration 0024."""
+    """Say that what this transaction deletes goes by its age; see sql/functions/history.sql."""
     conn.execute("SELECT set_config('queue_workflows.retention', 'on', true)")
 
 

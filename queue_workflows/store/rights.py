@@ -10,7 +10,8 @@ from queue_workflows.types import Row
 
 _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
 _READ: _Rights = dict.fromkeys(
-    (*health.TABLES, "queue_schema_version", "queue_partition_limits"), ("SELECT",)
+    (*health.TABLES, "queue_schema_version", "queue_schema_objects", "queue_partition_limits"),
+    ("SELECT",),
 )
 _WORK: _Rights = dict.fromkeys(health.TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 PURPOSES: dict[str, _Rights] = {
