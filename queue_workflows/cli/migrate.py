@@ -35,7 +35,7 @@ def migrate(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Bring the database's schema, functions and triggers up to date, or to version N."""
+    """Bring the schema and its functions up to date, or to version N."""
 
     def body() -> int:
         chain = schema.chain(folder)
