@@ -68,7 +68,7 @@ class _Plan(NamedTuple):
     """Parts of the set of functions and triggers to install, as they are not this code's."""
     damaged: list[functions.Part]
     """Parts of the set to install again, as somebody changed one of their objects."""
-    problems: list[str]
+    problems: list[functions.Problem]
 
 
 def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, table: str) -> _Plan:
@@ -88,20 +88,24 @@ def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, ta
             steps,
             functions.stale(conn) if with_set else [],
             list(dict.fromkeys(each.part for each in problems if each.is_damage)),
-            [each.text for each in problems],
+            problems,
         )
 
 
 def _verify(words: str, plan: _Plan, *, as_json: bool) -> int:
     """Report what differs from this code's schema and set; return the exit code, 1 if anything."""
     found = [f"migration {step.version:04d}_{step.name} is not applied" for step in plan.steps]
-    found += plan.problems
+    found += [each.text for each in plan.problems]
+    is_older = any(each.is_newer for each in plan.problems)
     if as_json:
         output.dump({"database": words, "version": plan.before, "problems": found})
     else:
         for text in found:
             output.echo(text)
-        remedy = "; `queue-workflows migrate` fixes it" if found else ""
+        remedy = (
+            "upgrade queue_workflows here" if is_older else "`queue-workflows migrate` fixes it"
+        )
+        remedy = f"; {remedy}" if found else ""
         output.echo(f"{words}: {output.counted(len(found), 'problem')}{remedy}")
     return int(bool(found))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 from psycopg import sql
 from psycopg.types import json
 
@@ -51,6 +52,10 @@ SELECT c.relname || '.' || t.tgname AS name,
 }
 _TABLE = re.compile(r"\sON (\w+)")
 _NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\w+)", re.MULTILINE)
+
+
+class TablesInUse(errors.MigrationFailed):
+    """The triggers cannot be replaced now, as transactions use their tables."""
 
 
 class Part(NamedTuple):
@@ -125,7 +130,7 @@ def install(conn: pool.Connection, part: Part) -> None:
 
     It sets the transaction's search_path, which `SET search_path FROM CURRENT` stores with each
     function that runs as its owner: a session's temporary table must not come before ours. Raises
-    psycopg's `QueryCanceled` where the tables' locks are not to be had soon.
+    `TablesInUse` for triggers whose tables cannot be locked soon.
     """
     conn.execute(SETTINGS.encode())
     _lock(conn, part.tables)
@@ -149,7 +154,10 @@ def _lock(conn: pool.Connection, tables: list[str]) -> None:
     if tables:
         names = sql.SQL(", ").join(map(sql.Identifier, tables))
         conn.execute(_PATIENCE.encode())
-        conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(names))
+        try:
+            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(names))
+        except psycopg.errors.QueryCanceled as error:
+            raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
         conn.execute("SET LOCAL statement_timeout = 0")
 
 

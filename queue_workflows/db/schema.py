@@ -244,8 +244,8 @@ def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) ->
     while True:
         try:
             _despite_deadlocks(transaction)
-        except errors.MigrationFailed as error:
-            if not isinstance(error.__cause__, psycopg.errors.QueryCanceled) or stopped():
+        except functions.TablesInUse:
+            if stopped():
                 raise
         else:
             return

@@ -119,7 +119,7 @@ def models(conn: db.Connection, worker: Row) -> list[str]:
 
 
 def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
-    """What the worker would claim next: model, how, band, seq, why; see sql/functions/gpu_policy.sql."""
+    """What the worker would claim next: model, how, band, seq, why; see gpu_policy.sql."""
     claim = shapes.mapping(worker["claim"])
     grace_s, bound_s = shapes.number(claim.get("grace_s")), shapes.number(claim.get("bound_s"))
     values: dict[str, Any] = {
@@ -139,7 +139,7 @@ def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
 
 
 def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
-    """How a cold worker weighs a line; see sql/functions/gpu_policy.sql. `holders`: hosts that hold the model."""
+    """How a cold worker weighs a line; see gpu_policy.sql. `holders`: hosts that hold the model."""
     row = conn.execute(
         "SELECT g.*, (SELECT array_agg(DISTINCT f.host_label) FROM"
         " queue_workflows_gpu_fleet(%(worker_id)s) f WHERE f.model = %(model)s) AS holders"

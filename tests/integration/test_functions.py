@@ -185,14 +185,18 @@ def test_only_triggers_wait_for_who_works_with_the_tables(
         factories.ingest(worker)
         installing = threading.Thread(target=engine.bootstrap)
         installing.start()
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'ingest_jobs'::regclass"
+        )
         wait.until(lambda: not installing.is_alive() or factories.one(conn, waiting) > 0)
         assert installing.is_alive() == (part == "triggers")
         worker.commit()
         installing.join()
 
 
-def test_what_a_newer_package_installed_stays_and_is_good_enough(own: str) -> None:
+def test_what_a_newer_package_installed_stays_and_is_good_enough(
+    own: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with engine.connect() as conn:
         conn.execute(f"UPDATE {OBJECTS} SET package_version = '99.1rc1', checksum = 'theirs'")
         assert engine.bootstrap() == []
@@ -203,6 +207,8 @@ def test_what_a_newer_package_installed_stays_and_is_good_enough(own: str) -> No
     assert {(each.level, each.remedy) for each in found} == {
         ("warning", "upgrade queue_workflows here")
     }
+    assert main(["migrate", "--verify"]) == 1
+    assert "2 problems; upgrade queue_workflows here" in capfd.readouterr().out
 
 
 def test_what_an_older_package_installed_is_replaced_and_waited_for(own: str) -> None:
