@@ -198,13 +198,11 @@ UPDATE ingest_jobs j SET idempotency_released = true
  WHERE j.id = line.id AND line.place > 1;
 
 -- Indexes of the tables of 0.3.0 -------------------------------------------------------------------------------
+-- Where two indexes cost the same the planner may choose by their age, so their order is kept.
 -- The order of claims is exactly an index. Jobs that are not due or blocked are not in it.
 CREATE INDEX workflow_node_jobs_claim_idx ON workflow_node_jobs (queue, priority, seq)
     WHERE status = 'queued' AND blocked_reason IS NULL;
 CREATE INDEX workflow_node_jobs_model_idx ON workflow_node_jobs (required_model, priority, seq)
-    WHERE queue = 'gpu' AND status = 'queued' AND blocked_reason IS NULL;
--- The oldest job of each model, beside its best priority.
-CREATE INDEX workflow_node_jobs_age_idx ON workflow_node_jobs (required_model, seq)
     WHERE queue = 'gpu' AND status = 'queued' AND blocked_reason IS NULL;
 CREATE INDEX workflow_node_jobs_blocked_idx ON workflow_node_jobs (available_at)
     WHERE status = 'queued' AND blocked_reason IS NOT NULL;
@@ -216,8 +214,6 @@ CREATE INDEX ingest_jobs_claim_idx ON ingest_jobs (queue, priority, seq)
 CREATE INDEX ingest_jobs_blocked_idx ON ingest_jobs (available_at)
     WHERE status = 'queued' AND blocked_reason IS NOT NULL;
 CREATE INDEX ingest_jobs_running_idx ON ingest_jobs (worker_id) WHERE status = 'running';
-CREATE UNIQUE INDEX ingest_jobs_idempotency_idx ON ingest_jobs (idempotency_key)
-    WHERE idempotency_key IS NOT NULL AND NOT idempotency_released;
 
 -- One job of a lock key is admitted: it runs, or it is claimable. All others wait with blocked_reason 'locked'.
 -- This index is the guarantee; a job without a key is not in it.
@@ -231,12 +227,12 @@ CREATE INDEX workflow_node_jobs_line_idx ON workflow_node_jobs (lock_key, priori
     WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked';
 CREATE INDEX ingest_jobs_line_idx ON ingest_jobs (lock_key, priority, seq)
     WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked';
--- Jobs that wait for a lock key, by queue. The last condition is always true: only a statement that has it may use
--- the index. Without statistics others would sort all of it rather than walk the waiters of a key.
-CREATE INDEX workflow_node_jobs_unserved_idx ON workflow_node_jobs (blocked_reason, queue, lock_key)
-    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved') AND octet_length(queue) >= 0;
-CREATE INDEX ingest_jobs_unserved_idx ON ingest_jobs (blocked_reason, queue, lock_key)
-    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved') AND octet_length(queue) >= 0;
+
+-- The oldest job of each model, beside its best priority.
+CREATE INDEX workflow_node_jobs_age_idx ON workflow_node_jobs (required_model, seq)
+    WHERE queue = 'gpu' AND status = 'queued' AND blocked_reason IS NULL;
+CREATE UNIQUE INDEX ingest_jobs_idempotency_idx ON ingest_jobs (idempotency_key)
+    WHERE idempotency_key IS NOT NULL AND NOT idempotency_released;
 
 -- Jobs of a partition that run or are admitted, that wait, and that are admitted but not claimed. A job without a
 -- partition key is in none of them.
@@ -247,6 +243,12 @@ CREATE INDEX ingest_jobs_limited_idx ON ingest_jobs (queue, partition_key, prior
     WHERE partition_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'limited';
 CREATE INDEX ingest_jobs_admitted_idx ON ingest_jobs (queue, partition_key, priority, seq)
     WHERE partition_key IS NOT NULL AND status = 'queued' AND admitted_at IS NOT NULL;
+-- Jobs that wait for a lock key, by queue. The last condition is always true: only a statement that has it may use
+-- the index. Without statistics others would sort all of it rather than walk the waiters of a key.
+CREATE INDEX workflow_node_jobs_unserved_idx ON workflow_node_jobs (blocked_reason, queue, lock_key)
+    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved') AND octet_length(queue) >= 0;
+CREATE INDEX ingest_jobs_unserved_idx ON ingest_jobs (blocked_reason, queue, lock_key)
+    WHERE status = 'queued' AND blocked_reason IN ('locked', 'unserved') AND octet_length(queue) >= 0;
 
 CREATE INDEX workflow_dispatch_events_run_idx ON workflow_dispatch_events (run_id, id) WHERE processed_at IS NULL;
 -- Events are appended in time order and deleted by age: BRIN costs an insert next to nothing.
