@@ -1,7 +1,7 @@
 """The rules by which a gpu worker chooses its next job, as pure functions.
 
-`balanced` and `strict` are what migrations 0020 and 0025 do in SQL (a property test holds the two
-to each other); `fifo` and `affinity-first` are there to be compared with.
+`balanced` and `strict` are what sql/functions/gpu_policy.sql does in SQL (a property test holds the
+two to each other); `fifo` and `affinity-first` are there to be compared with.
 """
 
 from __future__ import annotations

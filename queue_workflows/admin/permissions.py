@@ -20,7 +20,9 @@ TABLES = (
 functions of their owner write these."""
 _LEDGER = "queue_schema_version"
 _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
-_READ: _Rights = dict.fromkeys((*TABLES, _LEDGER, "queue_partition_limits"), ("SELECT",))
+_READ: _Rights = dict.fromkeys(
+    (*TABLES, _LEDGER, "queue_schema_objects", "queue_partition_limits"), ("SELECT",)
+)
 _WORK: _Rights = dict.fromkeys(TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 PURPOSES: dict[str, _Rights] = {
     "work": {**_READ, **_WORK},

@@ -182,6 +182,5 @@ def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S)
     process.setup_logging("warning")
     if not reached(stop, patience_s=patience_s):
         return False
-    if db.pending():
-        db.bootstrap()
+    db.bootstrap()
     return True

@@ -15,6 +15,7 @@ from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, outputs
+from queue_workflows.db import functions
 from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import process
 
@@ -144,8 +145,8 @@ def _reached(words: str) -> Iterator[Finding]:
             yield Finding("tables", WARNING, "not looked at: the schema comes first")
             return
         for check in (
-            _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers, _dead_rows,
-            _renewals,
+            _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _lock_keys, _workers,
+            _dead_rows, _renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -277,6 +278,19 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
         yield Finding("schema", WARNING, text, "upgrade queue_workflows here")
     else:
         yield Finding("schema", OK, f"at version {version}")
+
+
+def _functions(conn: db.Connection) -> Iterator[Finding]:
+    problems = functions.problems(conn)
+    for problem in problems[:SHOWN_BAD]:
+        if problem.is_newer:
+            yield Finding("functions", WARNING, problem.text, "upgrade queue_workflows here")
+        else:
+            yield Finding(
+                "functions", ERROR, problem.text, "`queue-workflows migrate` installs them"
+            )
+    if not problems:
+        yield Finding("functions", OK, "functions and triggers are those of this version")
 
 
 def _rights(conn: db.Connection) -> Iterator[Finding]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options, output
-from queue_workflows.db import schema
+from queue_workflows.db import development, functions, schema
 
 
 def migrate(
     to: Annotated[int | None, typer.Option(min=0, metavar="N", help="Default: the newest.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Name what is missing or differs; change nothing.")
+    ] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of it; do nothing.")] = False,
     allow_data_loss: Annotated[
         bool, typer.Option("--allow-data-loss", help="With --to below: drop what is there.")
@@ -32,32 +35,99 @@ def migrate(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Bring the database's schema up to date, or to version N."""
+    """Bring the schema and its functions up to date, or to version N."""
 
     def body() -> int:
         chain = schema.chain(folder)
         config.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
-            before = db.current_schema_version(version_table=table)
-            target = _target(chain, to, before)
-            steps = _steps(chain, target, before, folder, table)
-            down = target < before
+            plan = _plan(chain, to, folder, table)
+            if verify:
+                return _verify(words, plan, as_json=as_json)
             if sql:
-                for step in steps:
-                    typer.echo((step.down or "") if down else step.up)
+                _print(plan)
                 return 0
-            done = [step.version for step in steps]
-            if not dry_run and steps:
-                done = (
-                    _downgrade(target, folder, table, allow_data_loss=allow_data_loss)
-                    if down
-                    else _upgrade(steps, folder, table)
-                )
-            _report(words, before, target, done, dry_run=dry_run, as_json=as_json)
+            if not dry_run and (plan.steps or plan.parts or plan.damaged):
+                plan = _carry_out(plan, folder, table, allow_data_loss=allow_data_loss)
+            _report(words, plan, dry_run=dry_run, as_json=as_json)
         return 0
 
     command.execute("migrate", body, debug=debug)
+
+
+class _Plan(NamedTuple):
+    """What the command does to a database, or did."""
+
+    before: int
+    target: int
+    is_down: bool
+    steps: list[schema.Migration]
+    """In the order in which they are done."""
+    parts: list[functions.Part]
+    """Parts of the set of functions and triggers to install, as they are not this code's."""
+    damaged: list[functions.Part]
+    """Parts of the set to install again, as somebody changed one of their objects."""
+    problems: list[functions.Problem]
+
+
+def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, table: str) -> _Plan:
+    before = db.current_schema_version(version_table=table)
+    with db.connect() as conn:
+        ours = folder is None and table == schema.LEDGER
+        is_development = ours and development.version(conn, table) is not None and to is None
+        target = chain[-1].version if is_development else _target(chain, to, before)
+        is_down = target < before and not is_development
+        steps = _steps(chain, target, before, folder, table)
+        with_set = ours and not is_down and target >= chain[-1].version
+        problems = functions.problems(conn) if with_set else []
+        return _Plan(
+            before,
+            target,
+            is_down,
+            steps,
+            functions.stale(conn) if with_set else [],
+            list(dict.fromkeys(each.part for each in problems if each.is_damage)),
+            problems,
+        )
+
+
+def _verify(words: str, plan: _Plan, *, as_json: bool) -> int:
+    """Report what differs from this code's schema and set; return the exit code, 1 if anything."""
+    found = [f"migration {step.version:04d}_{step.name} is not applied" for step in plan.steps]
+    found += [each.text for each in plan.problems]
+    is_older = any(each.is_newer for each in plan.problems)
+    if as_json:
+        output.dump({"database": words, "version": plan.before, "problems": found})
+    else:
+        for text in found:
+            output.echo(text)
+        remedy = (
+            "upgrade queue_workflows here" if is_older else "`queue-workflows migrate` fixes it"
+        )
+        remedy = f"; {remedy}" if found else ""
+        output.echo(f"{words}: {output.counted(len(found), 'problem')}{remedy}")
+    return int(bool(found))
+
+
+def _print(plan: _Plan) -> None:
+    """Print the SQL, but for the ledgers; with functions and triggers, as one transaction."""
+    parts = dict.fromkeys([*plan.parts, *plan.damaged])
+    texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
+    if parts:
+        texts = ["BEGIN;", *texts, functions.SETTINGS, *(part.text for part in parts), "COMMIT;"]
+    for text in texts:
+        typer.echo(text)
+
+
+def _carry_out(plan: _Plan, folder: Path | None, table: str, *, allow_data_loss: bool) -> _Plan:
+    if plan.is_down:
+        _downgrade(plan.target, folder, table, allow_data_loss=allow_data_loss)
+        return plan
+    done = _upgrade(plan.target, folder, table)
+    if plan.damaged:
+        schema.repair()
+    return plan._replace(steps=[step for step in plan.steps if step.version in done])
 
 
 def _target(chain: list[schema.Migration], to: int | None, before: int) -> int:
@@ -82,13 +152,12 @@ def _steps(
     return [step for step in missing if step.version <= target]
 
 
-def _upgrade(steps: list[schema.Migration], folder: Path | None, table: str) -> list[int]:
-    chain = schema.chain(folder)
-    if steps[-1].version == chain[-1].version:
+def _upgrade(target: int, folder: Path | None, table: str) -> list[int]:
+    if target >= schema.chain(folder)[-1].version:
         return db.bootstrap(migrations_dir=folder, version_table=table)
     with tempfile.TemporaryDirectory() as part:
         for path in _files(folder):
-            if int(path.name[:4]) <= steps[-1].version:
+            if int(path.name[:4]) <= target:
                 shutil.copy(path, part)
         return db.bootstrap(migrations_dir=part, version_table=table)
 
@@ -114,25 +183,28 @@ def _downgrade(target: int, folder: Path | None, table: str, *, allow_data_loss:
         ) from None
 
 
-def _report(
-    words: str, before: int, target: int, done: list[int], *, dry_run: bool, as_json: bool
-) -> None:
-    down = target < before
-    result: dict[str, Any] = {
-        "database": words,
-        "from_version": before,
-        "to_version": target,
-        "applied": [] if down else done,
-        "reverted": done if down else [],
-        "dry_run": dry_run,
-    }
+def _report(words: str, plan: _Plan, *, dry_run: bool, as_json: bool) -> None:
+    versions = [step.version for step in plan.steps]
+    installed = [part.name for part in dict.fromkeys([*plan.parts, *plan.damaged])]
     if as_json:
+        result: dict[str, Any] = {
+            "database": words,
+            "from_version": plan.before,
+            "to_version": plan.target,
+            "applied": [] if plan.is_down else versions,
+            "reverted": versions if plan.is_down else [],
+            "installed": installed,
+            "dry_run": dry_run,
+        }
         output.dump(result)
         return
-    verb = (
-        ("would revert" if dry_run else "reverted")
-        if down
-        else ("would apply" if dry_run else "applied")
-    )
-    what = f"{verb} {', '.join(map(str, done))}" if done else "nothing to do"
-    output.echo(f"{words}: version {before} -> {target}: {what}")
+    verbs = ("would revert", "would apply", "would install") if dry_run else (
+        "reverted", "applied", "installed",
+    )  # fmt: skip
+    done = list[str]()
+    if versions:
+        done.append(f"{verbs[0 if plan.is_down else 1]} {', '.join(map(str, versions))}")
+    if installed:
+        done.append(f"{verbs[2]} the {' and '.join(installed)}")
+    what = "; ".join(done) or "nothing to do"
+    output.echo(f"{words}: version {plan.before} -> {plan.target}: {what}")

@@ -20,14 +20,13 @@ from queue_workflows.db.pool import (
     transaction,
     wait_until_reachable,
 )
+from queue_workflows.db.readiness import wait_for_schema, wait_until_ready
 from queue_workflows.db.schema import (
     REQUIRED_VERSION,
     bootstrap,
     current_schema_version,
     downgrade,
     pending,
-    wait_for_schema,
-    wait_until_ready,
 )
 
 __all__ = [

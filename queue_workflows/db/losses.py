@@ -13,22 +13,23 @@ _Columns: TypeAlias = "dict[tuple[str, str], str | None]"
 """(table, column) → default expression."""
 
 
-def of(conn: pool.Connection, change: Callable[[], None], *, besides: str) -> list[str]:
+def of(conn: pool.Connection, change: Callable[[], None], *, besides: set[str]) -> list[str]:
     """Make the change and return what it dropped; [] when nothing did go.
 
     Joins the caller's transaction, who rolls back what it does not want. The change is rehearsed
-    first; what that touched (not `besides`, the ledger) stays locked, so that nothing slips in.
+    first; what that touched stays locked, so that nothing slips in. Tables of `besides`, the
+    engine's own records, do not count.
     """
     before = _columns(conn)
     with conn.transaction(force_rollback=True):
         change()
-        touched = _touched(conn, {table for table, _ in before} - {besides})
+        touched = _touched(conn, {table for table, _ in before} - besides)
         after = _columns(conn)
     if touched:
         names = sql.SQL(", ").join(map(sql.Identifier, touched))
         conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
     kept = {table for table, _ in after}
-    losses = _tables(conn, before, kept) + _values(conn, before, after, kept)
+    losses = _tables(conn, before, kept | besides) + _values(conn, before, after, kept)
     rows = {table: _count_rows(conn, table) for table in touched if table in kept}
     change()
     for table, count in rows.items():

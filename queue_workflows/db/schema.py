@@ -15,8 +15,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import errors, migrations
-from queue_workflows.db import losses, pool
-from queue_workflows.types import SleepFn
+from queue_workflows.db import development, functions, losses, pool
 
 _log = logging.getLogger(__name__)
 LEDGER = "queue_schema_version"
@@ -175,31 +174,111 @@ def _refuse_newer(known: int, applied: dict[int, dict[str, Any]]) -> None:
             )
 
 
+def refuse_newer() -> None:
+    """Raise `SchemaTooNew` where our own chain's ledger asks for newer code than this."""
+    with pool.connect() as conn:
+        if _is_whole(conn, LEDGER):
+            _refuse_newer(REQUIRED_VERSION, _ledger(conn, LEDGER))
+
+
 def bootstrap(
     *,
     migrations_dir: str | Path | None = None,
     version_table: str = LEDGER,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Apply what the ledger does not have yet; the versions applied now, lowest first.
+    """Apply the migrations that the ledger lacks; return their versions, lowest first.
 
-    Any number of processes may call it at once: an advisory lock lets one migrate and the others
-    see that it is done. A call that finds nothing to apply waits for no lock; one that waits asks
-    `stopped` ten times a second. Each migration is one transaction with its ledger row. Raises
-    `MigrationFailed`, also when `stopped()` came true first, and `SchemaTooNew`.
+    With our own chain it also installs the functions and triggers of this code, and all of it is
+    one transaction; in an app's chain each migration is one. An advisory lock lets one process
+    migrate at a time. A call that finds nothing to do takes no lock and only reads; one that waits
+    for the lock calls `stopped` ten times a second. Raises `MigrationFailed`, also when `stopped()`
+    came true first, and `SchemaTooNew`.
     """
     steps = chain(migrations_dir)
-    table = sql.Identifier(version_table)
-    done: list[int] = []
+    ours = _is_ours(steps, version_table)
     # Without the lock: any role that can log in may hold it, and would keep every process from
     # starting.
     with pool.connect(limited=False) as conn:
-        if _is_whole(conn, version_table) and not _missing(conn, version_table, steps):
-            return done
+        is_current = _is_whole(conn, version_table) and not (ours and functions.stale(conn))
+        if is_current and not _missing(conn, version_table, steps):
+            return []
     with _exclusive(version_table, stopped) as conn:
-        for step in _missing(conn, version_table, steps):
-            _apply(conn, table, step)
-            done.append(step.version)
+        if ours:
+            return _bring(conn, steps, stopped)
+        missing = _missing(conn, version_table, steps)
+        for step in missing:
+            _despite_deadlocks(lambda step=step: _apply(conn, version_table, step))
+        return [step.version for step in missing]
+
+
+def _is_ours(steps: list[Migration], version_table: str) -> bool:
+    """Return whether a chain contains our own up to its end, which the functions work with."""
+    return version_table == LEDGER and chain()[-1] in steps
+
+
+def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], bool]) -> list[int]:
+    """Apply our own chain and install the functions in one transaction.
+
+    A crash between the two would leave tables without the triggers that guard them.
+    """
+    done: list[int] = []
+
+    def once() -> None:
+        done.clear()
+        with conn.transaction():
+            development.convert(conn, LEDGER, steps[12].checksum)
+            for step in _missing(conn, LEDGER, steps):
+                _apply(conn, LEDGER, step)
+                done.append(step.version)
+            for part in functions.stale(conn):
+                _install(conn, part)
+
+    _giving_way(once, stopped)
+    return done
+
+
+def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
+    """Do it again while workers hold locks that the triggers need; raise once `stopped()`."""
+    log_at = time.monotonic() + LOCK_LOGGED_S
+    while True:
+        try:
+            _despite_deadlocks(transaction)
+        except functions.TablesInUse:
+            if stopped():
+                raise
+        else:
+            return
+        if time.monotonic() >= log_at:
+            log_at = time.monotonic() + LOCK_LOGGED_S
+            _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
+        time.sleep(LOCK_POLL_S)
+
+
+def _install(conn: pool.Connection, part: functions.Part) -> None:
+    try:
+        functions.install(conn, part)
+    except psycopg.Error as error:
+        raise errors.MigrationFailed(f"the {part.name}: {str(error).strip()}") from error
+
+
+def repair() -> list[str]:
+    """Install the parts of the set anew that have a missing or changed object; return their names.
+
+    Joins no transaction. Raises `MigrationFailed`.
+    """
+    done: list[str] = []
+
+    def once() -> None:
+        done.clear()
+        with conn.transaction():
+            damaged = [each.part for each in functions.problems(conn) if each.is_damage]
+            for part in dict.fromkeys(damaged):
+                _install(conn, part)
+                done.append(part.name)
+
+    with _exclusive(LEDGER) as conn:
+        _giving_way(once, lambda: False)
     return done
 
 
@@ -217,20 +296,17 @@ def _missing(conn: pool.Connection, name: str, steps: list[Migration]) -> list[M
     return [step for step in steps if step.version not in applied]
 
 
-def _apply(conn: pool.Connection, table: sql.Identifier, step: Migration) -> None:
-    def once() -> None:
+def _apply(conn: pool.Connection, version_table: str, step: Migration) -> None:
+    """Apply one migration and record it, in one transaction or in the caller's."""
+    statement = sql.SQL("INSERT INTO {} (version, checksum, compatible_with) VALUES (%s, %s, %s)")
+    try:
         with conn.transaction():
             # Trusted text from the chain's folder: a migration is SQL by definition.
             conn.execute(step.up.encode())
             conn.execute(
-                sql.SQL(
-                    "INSERT INTO {} (version, checksum, compatible_with) VALUES (%s, %s, %s)"
-                ).format(table),
+                statement.format(sql.Identifier(version_table)),
                 (step.version, step.checksum, step.compatible_with),
             )
-
-    try:
-        _despite_deadlocks(once)
     except psycopg.Error as error:
         raise errors.MigrationFailed(
             f"migration {step.version:04d}_{step.name}: {str(error).strip()}"
@@ -283,75 +359,6 @@ def current_schema_version(*, version_table: str = LEDGER) -> int:
     return int((row or {"version": 0})["version"])
 
 
-def wait_for_schema(
-    min_version: int,
-    *,
-    version_table: str = LEDGER,
-    timeout_s: float = 120,
-    poll_s: float = 0.5,
-    sleep_fn: SleepFn | None = None,
-) -> int:
-    """Block until the ledger has `min_version`, and the database answers; the version found.
-
-    Raises `SchemaTimeout` (a TimeoutError) after `timeout_s`.
-    """
-    sleep = sleep_fn or time.sleep
-    deadline = time.monotonic() + timeout_s
-    reason = ""
-    while True:
-        try:
-            version = current_schema_version(version_table=version_table)
-            if version >= min_version:
-                return version
-            reason = f"it is at version {version}"
-        except psycopg.OperationalError as error:
-            reason = str(error).strip()
-        if time.monotonic() >= deadline:
-            raise errors.SchemaTimeout(
-                f"{pool.describe()}: no schema version {min_version} within {timeout_s:g} s "
-                f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
-            )
-        sleep(poll_s)
-
-
-class _Stopped(Exception):
-    """A stop was requested."""
-
-
-def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], object]) -> bool:
-    """Block until the database answers and has our schema; says once that it waits for that.
-
-    False when `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does, and
-    `SchemaTooNew` as `bootstrap` does.
-    """
-    if not pool.wait_until_reachable(stopped=stopped, pause=pause):
-        return False
-    said = False
-
-    def wait(seconds: float) -> None:
-        nonlocal said
-        if not said:
-            said = True
-            _log.warning(
-                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
-                "orchestrator)",
-                pool.describe(),
-                REQUIRED_VERSION,
-            )
-        pause(seconds)
-        if stopped():
-            raise _Stopped
-
-    try:
-        wait_for_schema(REQUIRED_VERSION, sleep_fn=wait)
-    except _Stopped:
-        return False
-    with pool.connect() as conn:
-        if _is_whole(conn, LEDGER):
-            _refuse_newer(REQUIRED_VERSION, _ledger(conn, LEDGER))
-    return True
-
-
 def downgrade(
     *,
     to_version: int = 0,
@@ -365,7 +372,7 @@ def downgrade(
     than defaults that would go, with nothing changed. Takes the same lock as `bootstrap`.
     """
     steps = {step.version: step for step in chain(migrations_dir)}
-    table = sql.Identifier(version_table)
+    ours = _is_ours(list(steps.values()), version_table)
     with _exclusive(version_table) as conn:
         if not _exists(conn, version_table):
             return []
@@ -376,13 +383,16 @@ def downgrade(
                 raise errors.MigrationFailed(f"no down migration for version {version}")
         down = [steps[version] for version in targets]
 
+        def change() -> None:
+            if ours and down:
+                functions.forget(conn)
+            _revert(conn, sql.Identifier(version_table), down)
+
         def once() -> None:
             with conn.transaction():
                 if allow_data_loss:
-                    _revert(conn, table, down)
-                elif lost := losses.of(
-                    conn, lambda: _revert(conn, table, down), besides=version_table
-                ):
+                    change()
+                elif lost := losses.of(conn, change, besides={version_table, functions.TABLE}):
                     raise errors.DataLossRefused(
                         f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
                         "Pass allow_data_loss=True to do it all the same"

@@ -25,7 +25,7 @@ from queue_workflows import (
     run_store,
     scheduler,
 )
-from queue_workflows.db import scratch
+from queue_workflows.db import functions, schema, scratch
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import job_tables, schedules
 from queue_workflows.model_cache import ModelCache
@@ -308,4 +308,4 @@ def harness(
 
 def _empty() -> None:
     with db.connection() as conn:
-        scratch.empty(conn, keep={"queue_schema_version"})
+        scratch.empty(conn, keep={schema.LEDGER, functions.TABLE})

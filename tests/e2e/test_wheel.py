@@ -75,6 +75,11 @@ def test_holds_what_is_no_python(wheel: zipfile.ZipFile) -> None:
     assert versions[-1] == queue_workflows.db.REQUIRED_VERSION
     samples = [name for name in names if name.startswith("queue_workflows/demo/sample_texts/")]
     assert len(samples) == 5
+    packed = {name for name in names if name.startswith("queue_workflows/sql/")}
+    assert {name for name in packed if name.endswith(".sql")} == {
+        path.relative_to(ROOT).as_posix() for path in (PACKAGE / "sql").rglob("*.sql")
+    }
+    assert "queue_workflows/sql/functions/transitions.sql" in packed
 
 
 def test_depends_on_psycopg_alone(metadata: email.message.Message) -> None:

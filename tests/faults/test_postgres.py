@@ -171,7 +171,7 @@ def test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing(
     worker = started(fresh, said, *NOTES)
     scheduler = started(fresh, said, "queue-scheduler", *APP)
     with engine.connect() as own:
-        assert factories.one(own, "SELECT count(*) FROM workers") == 0
+        assert factories.one(own, "SELECT count(*) FROM worker_heartbeats") == 0
         assert factories.one(own, "SELECT status FROM ingest_jobs") == "queued"
     started(fresh, "dispatches", "queue-orchestrator", *APP)
     assert completed(waits)["claim_no"] == 1

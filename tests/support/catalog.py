@@ -35,6 +35,7 @@ PURPOSES = {
     "gpu_unassignable": "Models whose queued jobs no live worker can take, and why.",
     "workers": "One row a worker process, by its identity.",
     "queue_schema_version": "The ledger of applied migrations.",
+    "queue_schema_objects": "Which functions and triggers are installed, by which package.",
 }
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from queue_workflows import config, tasks
+from queue_workflows.embedded import cluster
 from queue_workflows.testing import servers
 from tests.support import catalog
 
@@ -20,6 +24,12 @@ MADE = (
     "<!-- Made by `python -m tests.support.docgen`; a test compares. Change the code, then make it"
     " anew. -->"
 )
+
+MADE_SQL = (
+    "-- Made by `python -m tests.support.docgen`; a test compares. Change queue_workflows/sql/ or a"
+    "\n-- migration, then make it anew."
+)
+_VARYING = re.compile(r"--|SET |SELECT pg_catalog|\\|CREATE SCHEMA|COMMENT ON SCHEMA")
 
 ARGUMENTS = {
     "db_url_env": "the variable that holds the DSN; once named, no other is looked at",
@@ -173,8 +183,10 @@ def schema(found: catalog.Catalog) -> str:
 # Schema
 
 The database at version {found.version}, as its own catalog describes it. Hosts read and write these
-tables by plain SQL ([host guide](host-guide.md)). Migrations are the SQL files in
-`queue_workflows/migrations/`; the ledger `queue_schema_version` says which of them a database has.
+tables by plain SQL ([host guide](host-guide.md)). Tables come from the migrations in
+`queue_workflows/migrations/`, of which the ledger `queue_schema_version` lists the applied ones.
+Functions and triggers come from `queue_workflows/sql/`; `queue_schema_objects` says whose are
+installed. The same as one file of SQL: [schema.sql](schema.sql).
 
 ## Tables
 
@@ -197,11 +209,39 @@ Every notification is sent by a trigger, inside the transaction of whoever wrote
 """
 
 
+def dump(dsn: str) -> str:
+    """Return `docs/schema.sql`: the database as pg_dump prints it, by the newest one that is there.
+
+    Left out is what depends on the server's version and on its roles: settings, owners, comments
+    of pg_dump itself, and how a view's columns are qualified.
+    """
+    done = subprocess.run(
+        [str(_pg_dump()), "--schema-only", "--no-owner", "--dbname", dsn],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    kept = [line for line in lines if not _VARYING.match(line)]
+    text = re.sub(r"\n{2,}", "\n\n", "\n".join(kept)).strip()
+    text = re.sub(r"CREATE VIEW [^;]+;", lambda view: _view(view[0]), text)
+    return f"{MADE_SQL}\n\n{text}\n"
+
+
+def _view(text: str) -> str:
+    return re.sub(r"\b[a-z]\.(?=\w)|[()]", "", text)
+
+
+def _pg_dump() -> Path:
+    """Return the newest pg_dump of the embedded server's wheel: it reads every older server."""
+    found = cluster.binaries(Path(tempfile.gettempdir()), None)
+    return found / "pg_dump"
+
+
 def pages(dsn: str) -> dict[str, str]:
     """Each generated page's text by its path from the root, for the database of this DSN."""
     return {
         "docs/configuration.md": configuration(),
         "docs/schema.md": schema(catalog.read(dsn)),
+        "docs/schema.sql": dump(dsn),
     }
 
 

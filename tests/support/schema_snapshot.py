@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 
 _TEXT = (Path(__file__).parent / "schema_snapshot.sql").read_text(encoding="utf-8")
 _PARTS = {part.partition("\n")[0]: part.partition("\n")[2] for part in _TEXT.split("-- kind: ")[1:]}
+_COMMENT = re.compile(r"--[^\n]*")
+_QUALIFIER = re.compile(r"\b[a-z]\.(?=\w)")
+
+Snapshot: TypeAlias = "dict[str, dict[str, str]]"
+"""kind → name of the object → its text, or a hash of it."""
 
 
-def snapshot(conn: psycopg.Connection[Any], schema: str = "public") -> dict[str, dict[str, str]]:
+def snapshot(conn: psycopg.Connection[Any], schema: str = "public") -> Snapshot:
     """Return every object of a schema by kind and name, as the server describes it.
 
     The kinds are the keys of `_PARTS`. The order of columns is left out, as a table that grew by
     ALTER TABLE has another one than a table that was created whole.
     """
-    found: dict[str, dict[str, str]] = {}
+    found: Snapshot = {}
     with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         for kind, query in _PARTS.items():
             rows = cursor.execute(query.encode(), {"schema": schema}).fetchall()
@@ -25,9 +32,25 @@ def snapshot(conn: psycopg.Connection[Any], schema: str = "public") -> dict[str,
     return found
 
 
-def difference(
-    old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]
-) -> list[tuple[str, str, str | None, str | None]]:
+def hashes(found: Snapshot) -> Snapshot:
+    """Return the snapshot with a short hash of each text.
+
+    Comments, white space, and the qualifiers that PostgreSQL 16 leaves out of a view do not count.
+    """
+    return {
+        kind: {name: _hash(kind, text) for name, text in sorted(objects.items())}
+        for kind, objects in found.items()
+    }
+
+
+def _hash(kind: str, text: str) -> str:
+    plain = re.sub(r"\s+", " ", _COMMENT.sub("", text)).strip()
+    if kind == "views":
+        plain = re.sub(r"[()\s]", "", _QUALIFIER.sub("", plain))
+    return hashlib.sha256(plain.encode()).hexdigest()[:12]
+
+
+def difference(old: Snapshot, new: Snapshot) -> list[tuple[str, str, str | None, str | None]]:
     """Return (kind, name, old text, new text) of all that differs; None: no such object."""
     found: list[tuple[str, str, str | None, str | None]] = []
     for kind in _PARTS:

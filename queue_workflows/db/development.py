@@ -1,0 +1,73 @@
+"""Convert a database of a development build, whose chain had 33 migrations, to the released one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from psycopg import sql
+
+from queue_workflows import errors
+from queue_workflows.db import pool
+
+_COMPLETE = "2d33adcbe67eded56423709ebf080d3417cbf992e4572523e9dee1e10cbde2bc"
+"""SHA-256 of the lines `version checksum` of a ledger above 12 that has all of that chain."""
+_OBJECTS = b"""
+CREATE TABLE queue_schema_objects (
+    part            text PRIMARY KEY,
+    checksum        text NOT NULL,
+    package_version text NOT NULL,
+    objects         jsonb NOT NULL,
+    installed_at    timestamptz NOT NULL DEFAULT now()
+);
+GRANT SELECT ON queue_schema_objects TO PUBLIC
+"""
+"""What 0013 makes and that chain did not."""
+
+
+def version(conn: pool.Connection, ledger: str) -> int | None:
+    """Return the version of a database that a development build made, else None.
+
+    0013 makes queue_schema_objects, so a ledger with 13 and without that table is such a build's.
+    """
+    rows = _rows(conn, ledger)
+    return rows[-1]["version"] if rows else None
+
+
+def convert(conn: pool.Connection, ledger: str, checksum: str) -> None:
+    """Replace what the ledger has above 12 by 0013 with its checksum; joins the transaction.
+
+    The tables of that chain are those of 0013, but for one. Does nothing to any other database.
+    Raises `MigrationFailed` where the chain is not complete.
+    """
+    rows = _rows(conn, ledger)
+    if not rows:
+        return
+    lines = "\n".join(f"{row['version']} {row['checksum']}" for row in rows)
+    if hashlib.sha256(lines.encode()).hexdigest() != _COMPLETE:
+        raise errors.MigrationFailed(
+            f"the database has schema version {rows[-1]['version']} of a development build; run "
+            "that build's `queue-workflows migrate` first, or start from an empty database"
+        )
+    table = sql.Identifier(ledger)
+    conn.execute(_OBJECTS)
+    conn.execute(sql.SQL("DELETE FROM {} WHERE version > 12").format(table))
+    conn.execute(
+        sql.SQL("INSERT INTO {} (version, checksum) VALUES (13, %s)").format(table), (checksum,)
+    )
+
+
+def _rows(conn: pool.Connection, ledger: str) -> list[dict[str, Any]]:
+    """Return the ledger's rows above 12 if a development build wrote them, else none."""
+    row = conn.execute(
+        "SELECT to_regclass(quote_ident(%s)) IS NOT NULL"
+        " AND to_regclass('queue_schema_objects') IS NULL AS possible",
+        (ledger,),
+    ).fetchone()
+    if row is None or not row["possible"]:
+        return []
+    statement = sql.SQL(
+        "SELECT l.version, to_jsonb(l) ->> 'checksum' AS checksum FROM {} l"
+        " WHERE l.version > 12 ORDER BY l.version"
+    )
+    return conn.execute(statement.format(sql.Identifier(ledger))).fetchall()

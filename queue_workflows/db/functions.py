@@ -1,0 +1,233 @@
+"""Install and verify the SQL functions and triggers of `queue_workflows/sql/`.
+
+They are a set of two parts. A part is installed when the checksum of its files differs from the one
+that the database records, so that a change of functions locks no table. See decision 0023.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+from psycopg.types import json
+
+import queue_workflows
+from queue_workflows import errors
+from queue_workflows.db import pool
+
+TABLE = "queue_schema_objects"
+"""What is installed, one row a part; migration 0013 makes it."""
+_FOLDER = Path(queue_workflows.__file__).parent / "sql"
+SETTINGS = """
+SELECT set_config('check_function_bodies', 'off', true),
+       set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+"""
+"""What a transaction that installs a part begins with."""
+_PATIENCE = """
+SELECT set_config('statement_timeout', greatest(setting::integer / 2, 1)::text, true)
+  FROM pg_settings WHERE name = 'deadlock_timeout'
+"""
+_RECORDED = b"SELECT part, checksum, package_version, objects FROM queue_schema_objects"
+# The prosrc and the settings, and not pg_get_functiondef, whose form differs between servers.
+_DESCRIBED = {
+    "functions": b"""
+SELECT p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS name,
+       md5(concat_ws('|', p.prosrc, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+                     l.lanname, p.prosecdef, p.provolatile, p.proconfig::text)) AS hash
+  FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+ WHERE p.pronamespace = current_schema()::regnamespace AND p.prokind = 'f'
+   AND p.proname = ANY (%s)""",
+    "triggers": b"""
+SELECT c.relname || '.' || t.tgname AS name,
+       md5(concat_ws('|', pg_get_triggerdef(t.oid), t.tgenabled)) AS hash
+  FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+ WHERE c.relnamespace = current_schema()::regnamespace AND NOT t.tgisinternal
+   AND t.tgname = ANY (%s)""",
+}
+_TABLE = re.compile(r"\sON (\w+)")
+_NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\w+)", re.MULTILINE)
+
+
+class TablesInUse(errors.MigrationFailed):
+    """The triggers cannot be replaced now, as transactions use their tables."""
+
+
+class Part(NamedTuple):
+    """Part of the set: "functions" or "triggers", and the text that installs it."""
+
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        """Return the SHA-256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def tables(self) -> list[str]:
+        """Return the tables of the triggers, which replacing them locks."""
+        return sorted(set(_TABLE.findall(self.text))) if self.name == "triggers" else []
+
+    @property
+    def objects(self) -> list[str]:
+        """Return the names of the functions or triggers that the text creates."""
+        return _NAME.findall(self.text)
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with the installed set, in a sentence without a full stop."""
+
+    part: Part
+    text: str
+    is_newer: bool = False
+    """Whether a newer package than this installed the part."""
+    is_damage: bool = False
+    """Whether an object differs from the part that the record names."""
+
+
+@functools.cache
+def parts() -> tuple[Part, Part]:
+    """Return the set of this code, in the order in which it is installed."""
+    functions = [*sorted((_FOLDER / "functions").glob("*.sql")), _FOLDER / "privileges.sql"]
+    triggers = sorted((_FOLDER / "triggers").glob("*.sql"))
+    return (
+        Part("functions", "\n".join(path.read_text("utf-8") for path in functions)),
+        Part("triggers", "\n".join(path.read_text("utf-8") for path in triggers)),
+    )
+
+
+def stale(conn: pool.Connection) -> list[Part]:
+    """Return the parts that this code must install: missing ones, and others' that are not newer.
+
+    What a newer package installed works for older code, and is never overwritten.
+    """
+    recorded = _recorded(conn)
+    return [
+        part
+        for part in parts()
+        if not _is_newer(row := recorded.get(part.name)) and not _is_same(part, row)
+    ]
+
+
+def is_ready(conn: pool.Connection) -> bool:
+    """Return whether this code can work: each part is its own, or of no older package."""
+    recorded = _recorded(conn)
+    return all(
+        (row := recorded.get(part.name)) is not None
+        and (_is_same(part, row) or _release(row["package_version"]) >= _ours())
+        for part in parts()
+    )
+
+
+def install(conn: pool.Connection, part: Part) -> None:
+    """Create or replace the part's objects and record them; joins the caller's transaction.
+
+    It sets the transaction's search_path, which `SET search_path FROM CURRENT` stores with each
+    function that runs as its owner: a session's temporary table must not come before ours. Raises
+    `TablesInUse` for triggers whose tables cannot be locked soon.
+    """
+    conn.execute(SETTINGS.encode())
+    _lock(conn, part.tables)
+    conn.execute(part.text.encode())
+    conn.execute(
+        "INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)"
+        " VALUES (%s, %s, %s, %s) ON CONFLICT (part) DO UPDATE SET checksum = EXCLUDED.checksum,"
+        " package_version = EXCLUDED.package_version, objects = EXCLUDED.objects,"
+        " installed_at = now()",
+        (
+            part.name,
+            part.checksum,
+            queue_workflows.__version__,
+            json.Jsonb(_described(conn, part)),
+        ),
+    )
+
+
+def _lock(conn: pool.Connection, tables: list[str]) -> None:
+    """Lock the tables, or give up before a deadlock with a worker could end the worker."""
+    if tables:
+        names = sql.SQL(", ").join(map(sql.Identifier, tables))
+        conn.execute(_PATIENCE.encode())
+        try:
+            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(names))
+        except psycopg.errors.QueryCanceled as error:
+            raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
+        conn.execute("SET LOCAL statement_timeout = 0")
+
+
+def problems(conn: pool.Connection) -> list[Problem]:
+    """Return what is missing, changed, or installed by another package than this; [] if nothing is.
+
+    It reads the catalogs and the record only, so that any role may call it. The objects of a part
+    that another package installed are not compared.
+    """
+    recorded, found = _recorded(conn), list[Problem]()
+    for part in parts():
+        row = recorded.get(part.name)
+        if row is None:
+            found.append(Problem(part, f"the {part.name} are not installed"))
+        elif not _is_same(part, row):
+            theirs, ours = row["package_version"], queue_workflows.__version__
+            text = f"the {part.name} are those of queue_workflows {theirs}, not of this {ours}"
+            found.append(Problem(part, text, is_newer=_is_newer(row)))
+        else:
+            found += _damaged(conn, part, row["objects"])
+    return found
+
+
+def _damaged(conn: pool.Connection, part: Part, recorded: dict[str, str]) -> Iterator[Problem]:
+    there = _described(conn, part)
+    for name, described in sorted(recorded.items()):
+        if name not in there:
+            yield Problem(part, f"{part.name[:-1]} {name} is missing", is_damage=True)
+        elif there[name] != described:
+            text = f"{part.name[:-1]} {name} was changed after it was installed"
+            yield Problem(part, text, is_damage=True)
+
+
+def forget(conn: pool.Connection) -> None:
+    """Delete the record, so that the code of an older release installs its own set."""
+    if _exists(conn):
+        conn.execute("DELETE FROM queue_schema_objects")
+
+
+def _recorded(conn: pool.Connection) -> dict[str, dict[str, Any]]:
+    if not _exists(conn):
+        return {}
+    return {row["part"]: row for row in conn.execute(_RECORDED).fetchall()}
+
+
+def _exists(conn: pool.Connection) -> bool:
+    row = conn.execute("SELECT to_regclass('queue_schema_objects') IS NOT NULL AS found").fetchone()
+    return row is not None and row["found"]
+
+
+def _described(conn: pool.Connection, part: Part) -> dict[str, str]:
+    rows = conn.execute(_DESCRIBED[part.name], (part.objects,)).fetchall()
+    return {row["name"]: row["hash"] for row in rows}
+
+
+def _is_same(part: Part, row: dict[str, Any] | None) -> bool:
+    return row is not None and row["checksum"] == part.checksum
+
+
+def _is_newer(row: dict[str, Any] | None) -> bool:
+    return row is not None and _release(row["package_version"]) > _ours()
+
+
+def _ours() -> tuple[int, ...]:
+    return _release(queue_workflows.__version__)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without what follows them (`0.4.0rc1`: 0, 4, 0)."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    if match is None:
+        raise errors.MigrationFailed(f"{TABLE} has a package_version {version!r} without a number")
+    return tuple(map(int, match[0].split(".")))

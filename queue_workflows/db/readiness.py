@@ -1,0 +1,108 @@
+"""Wait until the database has the schema and the functions that this code works with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from queue_workflows import errors
+from queue_workflows.db import functions, pool, schema
+from queue_workflows.types import SleepFn
+
+_log = logging.getLogger(__name__)
+
+
+def wait_for_schema(
+    min_version: int,
+    *,
+    version_table: str = schema.LEDGER,
+    timeout_s: float = 120,
+    poll_s: float = 0.5,
+    sleep_fn: SleepFn | None = None,
+) -> int:
+    """Block until the ledger has `min_version`, and the database answers; the version found.
+
+    Raises `SchemaTimeout` (a TimeoutError) after `timeout_s`.
+    """
+
+    def check() -> tuple[int, str]:
+        version = schema.current_schema_version(version_table=version_table)
+        return version, "" if version >= min_version else f"it is at version {version}"
+
+    return _wait(
+        f"no schema version {min_version}", check, timeout_s, poll_s, sleep_fn or time.sleep
+    )
+
+
+def _wait(
+    wanted: str,
+    check: Callable[[], tuple[int, str]],
+    timeout_s: float,
+    poll_s: float,
+    sleep: SleepFn,
+) -> int:
+    """Poll `check` until it gives no reason to wait; return the version that it gives then."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            version, reason = check()
+            if not reason:
+                return version
+        except psycopg.OperationalError as error:
+            reason = str(error).strip()
+        if time.monotonic() >= deadline:
+            raise errors.SchemaTimeout(
+                f"{pool.describe()}: {wanted} within {timeout_s:g} s "
+                f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
+            )
+        sleep(poll_s)
+
+
+def _check_ready() -> tuple[int, str]:
+    """Return the version, and why this code cannot work yet: "" if it can."""
+    version = schema.current_schema_version()
+    if version < schema.REQUIRED_VERSION:
+        return version, f"it is at version {version}"
+    with pool.connect() as conn:
+        if not functions.is_ready(conn):
+            return version, "its functions are missing or of an older version"
+    return version, ""
+
+
+class _Stopped(Exception):
+    """A stop was requested."""
+
+
+def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], object]) -> bool:
+    """Block until the database answers and has our schema and functions; log once that it waits.
+
+    False when `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does, and
+    `SchemaTooNew` as `bootstrap` does.
+    """
+    if not pool.wait_until_reachable(stopped=stopped, pause=pause):
+        return False
+    said = False
+
+    def wait(seconds: float) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            _log.warning(
+                "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
+                "orchestrator)",
+                pool.describe(),
+                schema.REQUIRED_VERSION,
+            )
+        pause(seconds)
+        if stopped():
+            raise _Stopped
+
+    try:
+        _wait(f"no schema version {schema.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
+    except _Stopped:
+        return False
+    schema.refuse_newer()
+    return True

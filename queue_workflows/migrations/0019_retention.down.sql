@@ -1,1 +1,0 @@
-DROP TABLE IF EXISTS queue_settings;

@@ -1,0 +1,164 @@
+-- The gpu job that a worker claims.
+
+-- Lock the job to claim of a model ('' stands for jobs without one) and return its id, or NULL: the first of the
+-- best priority, the newest of priority `p_band`, or the oldest up to `p_seq`.
+CREATE OR REPLACE FUNCTION queue_workflows_gpu_take(p_model text, p_how text, p_band smallint, p_seq bigint)
+RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    v_id text;
+BEGIN
+    IF p_how = 'oldest' AND p_model = '' THEN
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.required_model IS NULL AND j.seq <= p_seq
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    ELSIF p_how = 'oldest' THEN
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    ELSIF p_how = 'newest' AND p_model = '' THEN
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    ELSIF p_how = 'newest' THEN
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND (j.required_model, j.priority) >= (p_model, p_band)
+           AND (j.required_model, j.priority) <= (p_model, p_band)
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    ELSIF p_model = '' THEN
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.required_model IS NULL
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    ELSE
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND j.required_model BETWEEN p_model AND p_model
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+    END IF;
+    RETURN v_id;
+END $$;
+
+-- Lock the gpu job to claim and return its id, or NULL. `p_models` NULL: any model; the strict policy then need
+-- not compare models. A worker that registers no model leaves each model to the workers that know it. An
+-- overflow host takes the newest job of its loaded model.
+CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
+    p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
+    p_policy text, p_grace_s double precision, p_bound_s double precision)
+RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    v_vram   integer;
+    v_told   boolean;
+    v_models text[];
+    v_band   smallint;
+    v_choice text;
+    v_seq    bigint;
+    v_how    text;
+    v_id     text;
+BEGIN
+    SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
+    v_told := FOUND;
+    IF p_policy <> 'balanced' AND p_models IS NULL AND v_vram IS NULL
+       AND NOT (v_told AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
+                                    WHERE l.known_models IS NOT NULL)) THEN
+        SELECT j.priority INTO v_band FROM workflow_node_jobs j
+         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+         ORDER BY j.priority, j.seq LIMIT 1;
+        IF v_band IS NULL THEN
+            RETURN NULL;
+        END IF;
+        IF p_model IS NOT NULL AND p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND (j.required_model, j.priority) >= (p_model, v_band)
+               AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSIF p_model IS NOT NULL THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND (j.required_model, j.priority) >= (p_model, v_band)
+               AND (j.required_model, j.priority) <= (p_model, v_band)
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSIF p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        ELSE
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        IF v_id IS NULL AND p_newest THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND j.priority = v_band
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        IF v_id IS NULL THEN
+            SELECT j.id INTO v_id FROM workflow_node_jobs j
+             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
+                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        END IF;
+        RETURN v_id;
+    END IF;
+
+    -- A caller without a row in `workers` and without models takes any model.
+    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_told
+                                  THEN ARRAY(SELECT queue_workflows_gpu_queued())
+                                  ELSE queue_workflows_gpu_can(p_host, p_models, v_vram) END, '');
+    WHILE cardinality(v_models) > 0 LOOP
+        SELECT n.model, n.how, n.band, n.seq INTO v_choice, v_how, v_band, v_seq
+          FROM queue_workflows_gpu_next(
+                   p_worker, p_host, p_model, v_models, p_newest, p_policy, p_grace_s, p_bound_s) n;
+        IF v_choice IS NULL THEN
+            RETURN NULL;
+        END IF;
+        v_id := queue_workflows_gpu_take(v_choice, v_how, v_band, v_seq);
+        IF v_id IS NULL AND v_how = 'newest' THEN
+            v_id := queue_workflows_gpu_take(v_choice, 'first', NULL, NULL);
+        END IF;
+        IF v_id IS NOT NULL THEN
+            RETURN v_id;
+        END IF;
+        -- Other transactions have locked all jobs of this model.
+        v_models := array_remove(v_models, v_choice);
+    END LOOP;
+    RETURN NULL;
+END $$;

@@ -1,0 +1,98 @@
+-- The history of ingest jobs, which nobody changes afterwards.
+
+-- Return who makes a change: the setting queue_workflows.actor, else the login and its application_name.
+CREATE OR REPLACE FUNCTION queue_workflows_actor() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT left(coalesce(nullif(current_setting('queue_workflows.actor', true), ''),
+                         session_user || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')),
+                200)
+$$;
+
+-- Insert one row of an ingest job's history. The triggers that call it run as their owner; a role that calls it
+-- by name needs the right to insert the row itself.
+CREATE OR REPLACE FUNCTION queue_workflows_audit(p_job ingest_jobs, p_event text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ingest_job_events
+           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor)
+    VALUES (p_job.id, p_job.attempts, p_event, p_job.claim_no, p_job.worker_id, p_job.claimed_by, p_job.queue,
+            CASE WHEN p_job.status IN ('completed', 'failed', 'cancelled') THEN p_job.seconds END,
+            p_job.error, queue_workflows_actor());
+END $$;
+
+-- Record that the cancellation of a running ingest job was requested.
+CREATE OR REPLACE FUNCTION queue_workflows_audit_cancel() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF NEW.status = 'running' AND OLD.status = 'running'
+       AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL THEN
+        PERFORM queue_workflows_audit(NEW, 'cancel_requested');
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- Record what a deleted ingest job was. Retention sets queue_workflows.retention, and its deletions are not
+-- recorded.
+CREATE OR REPLACE FUNCTION queue_workflows_audit_gone() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
+        INSERT INTO ingest_job_events
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
+        SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
+               jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
+                   'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
+                   'partition_key', partition_key)),
+               queue_workflows_actor()
+          FROM gone;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Refuse UPDATE and DELETE of the history (SQLSTATE QW004), except that retention deletes old rows.
+CREATE OR REPLACE FUNCTION queue_workflows_keep_events() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' AND current_setting('queue_workflows.retention', true) = 'on' THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
+        USING ERRCODE = 'QW004',
+              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; queue_workflows.retention.prune() does it.';
+END $$;
+
+-- Append the event of a transition to the history of its job.
+-- For the statement that makes the transition, which calls this in RETURNING. `job`: the row as it is now. `event`: the
+-- type of the event. `host`: the host label that the job had before, as a queued job has none. `worker`: the worker that
+-- held the claim; NULL: an operator or the engine made the transition. Returns `job`.
+CREATE OR REPLACE FUNCTION queue_workflows_record(
+    job ingest_jobs, event text, host text DEFAULT NULL, worker text DEFAULT NULL,
+    seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)
+RETURNS ingest_jobs LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ingest_job_events
+           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, actor)
+    VALUES (job.id, job.attempts, event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'),
+            CASE WHEN worker IS NULL THEN queue_workflows_actor() END);
+    RETURN job;
+END $$;
+
+-- Append the event of a transition to the history of its node, as above. If the node ended or waits for an answer, also
+-- append it to the outbox, from which the orchestrator advances the run.
+CREATE OR REPLACE FUNCTION queue_workflows_record(
+    job workflow_node_jobs, event text, host text DEFAULT NULL, worker text DEFAULT NULL,
+    seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)
+RETURNS workflow_node_jobs LANGUAGE plpgsql AS $$
+BEGIN
+    -- An attempt is a smallint in this history and an integer in the job: no counter may keep a job from its end.
+    INSERT INTO workflow_node_events
+           (run_id, node_id, model, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s,
+            error, detail)
+    VALUES (job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)), event,
+            job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'));
+    IF job.status IN ('completed', 'failed', 'awaiting_input') THEN
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+        VALUES (job.run_id, job.node_id, job.status, job.id, job.claim_no, job.generation);
+    END IF;
+    RETURN job;
+END $$;

@@ -1,0 +1,199 @@
+-- Lock keys: of the jobs of a key one is admitted, which runs or is claimable. The others wait with
+-- blocked_reason 'locked', outside of the claim's index.
+
+-- Note that the waiters of a lock key must be checked before this transaction commits.
+CREATE OR REPLACE FUNCTION queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_key IS NOT NULL AND p_jobs IN ('workflow_node_jobs', 'ingest_jobs') AND NOT EXISTS (
+        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key) THEN
+        INSERT INTO lock_turns (jobs, lock_key) VALUES (p_jobs, p_key);
+    END IF;
+END $$;
+
+-- Take the advisory locks of some keys until the transaction ends. There are 256, so that a bulk insert of many
+-- keys does not fill the server's lock table. They are taken in ascending order, so that no two commits
+-- deadlock.
+CREATE OR REPLACE FUNCTION queue_workflows_lock_keys(p_jobs text, p_keys text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_place bigint;
+BEGIN
+    FOR v_place IN SELECT DISTINCT hashtextextended('queue_workflows.lock.' || p_jobs || '.' || key, 0) & 255
+                     FROM unnest(p_keys) AS k (key) ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock(hashtext('queue_workflows.lock.' || p_jobs), v_place::integer);
+    END LOOP;
+END $$;
+
+-- Admit the next job of each of these keys: the first in claim order, if none is admitted, or if the admitted
+-- one is unclaimed and further back. Return how many were admitted. The caller holds the keys' advisory locks;
+-- no row is waited for.
+CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    EXECUTE format($q$
+        WITH behind AS MATERIALIZED (
+            SELECT b.id FROM unnest($1) AS k (key) CROSS JOIN LATERAL (
+                SELECT j.id FROM %1$I j
+                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
+                   AND j.blocked_reason IS NULL
+                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
+                   AND EXISTS (SELECT FROM (
+                       SELECT w.priority, w.seq FROM %1$I w
+                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                          AND w.blocked_reason = 'locked'
+                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
+                   FOR UPDATE OF j SKIP LOCKED) b)
+        UPDATE %1$I j SET blocked_reason = 'taken_back' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
+        $q$, p_jobs) USING p_keys;
+    EXECUTE format($q$
+        WITH heads AS MATERIALIZED (
+            SELECT h.id FROM unnest($1) AS k (key) CROSS JOIN LATERAL (
+                SELECT w.id FROM %1$I w
+                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                   AND w.blocked_reason = 'locked'
+                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
+             WHERE NOT EXISTS (SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+        UPDATE %1$I j SET blocked_reason = 'let_in' WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
+        $q$, p_jobs) USING p_keys;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Admit the next job of each key by itself, after a waiting job of one key has raised: the next of that key is
+-- admitted instead. Return how many were admitted. The caller holds the keys' advisory locks.
+CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_key   text;
+    v_id    text;
+    v_one   integer;
+    v_count bigint := 0;
+BEGIN
+    FOREACH v_key IN ARRAY p_keys LOOP
+        EXECUTE format($q$ SELECT 1 FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = $1
+                           AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
+                           LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
+        CONTINUE WHEN v_one IS NOT NULL;
+        FOR v_id IN EXECUTE format($q$
+            SELECT w.id FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.lock_key = $1
+               AND w.status = 'queued' AND w.blocked_reason = 'locked'
+             ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
+        LOOP
+            BEGIN
+                EXECUTE format('UPDATE %I SET blocked_reason = ''let_in'' WHERE id = $1', p_jobs) USING v_id;
+                v_count := v_count + 1;
+                EXIT;
+            EXCEPTION WHEN OTHERS THEN
+                RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
+            END;
+        END LOOP;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- Check the noted partitions and lock keys at commit, when every row has its final value. The first noted row of
+-- a transaction does it for all. Partitions come first, since a job that they admit may wait for a lock key.
+CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    v_asked partition_turns[];
+    v_one   partition_turns;
+    v_turn  record;
+BEGIN
+    WITH mine AS (DELETE FROM partition_turns WHERE xid = pg_current_xact_id() RETURNING *)
+    SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
+    IF v_asked IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
+        -- This snapshot lacks jobs that were admitted meanwhile: leave the check to the next claim.
+        INSERT INTO partition_dues (queue, partition_key, due_at)
+        SELECT a.queue, a.partition_key, now() FROM unnest(v_asked) a;
+        PERFORM pg_notify('ingest_job_ready', a.queue) FROM unnest(v_asked) a GROUP BY a.queue;
+    ELSIF v_asked IS NOT NULL THEN
+        PERFORM queue_workflows_lock_keys(
+            'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
+        BEGIN
+            FOREACH v_one IN ARRAY v_asked LOOP
+                PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
+            END LOOP;
+        EXCEPTION WHEN OTHERS THEN
+            -- A waiting row that cannot be written must not fail the commit of another job's transaction.
+            FOREACH v_one IN ARRAY v_asked LOOP
+                BEGIN
+                    PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
+                EXCEPTION WHEN OTHERS THEN
+                    RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
+                        v_one.partition_key, v_one.queue, SQLERRM;
+                END;
+            END LOOP;
+        END;
+    END IF;
+    FOR v_turn IN
+        WITH mine AS (DELETE FROM lock_turns WHERE xid = pg_current_xact_id() RETURNING jobs, lock_key)
+        SELECT jobs, array_agg(DISTINCT lock_key) AS keys FROM mine GROUP BY jobs ORDER BY jobs
+    LOOP
+        PERFORM queue_workflows_lock_keys(v_turn.jobs, v_turn.keys);
+        BEGIN
+            PERFORM queue_workflows_give_turns(v_turn.jobs, v_turn.keys);
+        EXCEPTION WHEN unique_violation THEN
+            -- This snapshot is older than an admission: queue_workflows_mend_turns checks the key later.
+            NULL;
+        WHEN OTHERS THEN
+            -- A waiting row that cannot be written must not fail the commit of another job's transaction.
+            PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
+        END;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+-- Note the lock keys and partitions of deleted jobs, whose places are free now.
+CREATE OR REPLACE FUNCTION queue_workflows_jobs_gone() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, k.lock_key)
+       FROM (SELECT DISTINCT lock_key FROM gone WHERE lock_key IS NOT NULL) k;
+    IF TG_TABLE_NAME = 'ingest_jobs' THEN
+        PERFORM queue_workflows_ask_partition(k.queue, k.partition_key)
+           FROM (SELECT DISTINCT queue::text, partition_key FROM gone
+                  WHERE partition_key IS NOT NULL
+                    AND (status = 'running' OR status = 'queued' AND admitted_at IS NOT NULL)) k;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Admit the next job of every key that has waiters and no admitted job, because the first was locked by a
+-- transaction when its turn came. It walks from key to key, however many jobs wait. Return how many were
+-- admitted.
+CREATE OR REPLACE FUNCTION queue_workflows_mend_turns(p_jobs text) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_keys text[];
+BEGIN
+    EXECUTE format($q$
+        WITH RECURSIVE line (key) AS (
+            (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
+                AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
+            UNION ALL
+            SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
+                       AND w.blocked_reason = 'locked' AND w.lock_key > line.key
+                     ORDER BY w.lock_key LIMIT 1)
+              FROM line WHERE line.key IS NOT NULL)
+        SELECT array_agg(key) FROM line
+         WHERE key IS NOT NULL AND NOT EXISTS (
+               SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
+                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
+        $q$, p_jobs) INTO v_keys;
+    IF v_keys IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM queue_workflows_lock_keys(p_jobs, v_keys);
+    BEGIN
+        RETURN queue_workflows_give_turns(p_jobs, v_keys);
+    EXCEPTION WHEN OTHERS THEN
+        RETURN queue_workflows_give_turns_singly(p_jobs, v_keys);
+    END;
+END $$;

@@ -1,0 +1,41 @@
+-- Wake-ups of workers and of the orchestrator, sent when rows are inserted.
+
+-- Wake the workers of every queue that an INSERT gave a claimable node job: one notification per statement and
+-- queue.
+CREATE OR REPLACE FUNCTION notify_node_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('node_job_ready', queue) FROM added
+      WHERE status = 'queued' AND blocked_reason IS NULL GROUP BY queue;
+    RETURN NULL;
+END $$;
+
+-- Wake the workers of every queue that an INSERT gave a claimable ingest job: one notification per statement and
+-- queue.
+CREATE OR REPLACE FUNCTION notify_ingest_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('ingest_job_ready', queue) FROM added
+      WHERE status = 'queued' AND blocked_reason IS NULL GROUP BY queue;
+    RETURN NULL;
+END $$;
+
+-- Wake the orchestrator. The trigger's argument names the kind of work: 'run' or 'input'.
+CREATE OR REPLACE FUNCTION notify_orchestrator() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('orchestrator_work', TG_ARGV[0]);
+    RETURN NULL;
+END $$;
+
+-- Wake the orchestrator for a new outbox event. A closed event, which its worker has dispatched already, wakes
+-- nobody. Nor does an event that closely follows an open one of its run, which has sent the wake-up: every
+-- notification serialises the commits and wakes every listener. The orchestrator polls again after it has
+-- dispatched, so no event is missed.
+CREATE OR REPLACE FUNCTION notify_dispatch_event() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.processed_at IS NULL AND NOT EXISTS (
+        SELECT FROM workflow_dispatch_events e
+         WHERE e.run_id = NEW.run_id AND e.id BETWEEN NEW.id - 20 AND NEW.id - 1
+           AND e.processed_at IS NULL AND e.available_at IS NULL) THEN
+        PERFORM pg_notify('orchestrator_work', 'event');
+    END IF;
+    RETURN NULL;
+END $$;

@@ -1,0 +1,132 @@
+-- Runs: how they start, end, reopen and are deleted, and the nodes that belong to them.
+
+-- Return when a run was created, in microseconds since the epoch, or the nearest bigint. A cast that raised for
+-- an infinite time would stop the query for every other run.
+-- It is STABLE, as extract() is: the planner inlines no function that claims more than its body allows.
+CREATE OR REPLACE FUNCTION queue_workflows_born(p_at timestamptz) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT least(greatest(extract(epoch FROM p_at) * 1000000, -9223372036854775808), 9223372036854775807)::bigint
+$$;
+
+-- Insert the planned node jobs `p_rows` of a run, with the run's priority and generation. Return how many rows
+-- were written. An existing node is left alone, unless it failed or was cancelled in an earlier generation: then
+-- it is queued again.
+CREATE OR REPLACE FUNCTION queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    INSERT INTO workflow_node_jobs AS j
+           (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
+            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key)
+    SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
+           coalesce(n.priority, r.priority),
+           n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
+           CASE n.status WHEN 'skipped' THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
+           n.policy, n.lock_key
+      FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
+           node_id text, node_module text, queue text, required_model text, status text,
+           pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
+           priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
+           lock_key text)
+     WHERE r.id = p_run
+        ON CONFLICT (run_id, node_id) DO UPDATE SET
+           status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
+           ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
+           required_model = EXCLUDED.required_model, priority = EXCLUDED.priority,
+           generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
+           max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
+           policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key,
+           error = NULL, attempts = 0, crash_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
+           seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
+           blocked_reason = NULL, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
+           created_at = now(), started_at = NULL
+     WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled');
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Start a run that has neither a definition nor nodes yet: store its definition and insert its first nodes.
+-- Return how many nodes were inserted. Return NULL and write nothing for any other run, and for a run that
+-- another transaction has locked.
+CREATE OR REPLACE FUNCTION queue_workflows_start_run(
+    p_run text, p_generation integer, p_born bigint, p_definition jsonb, p_hash text, p_rows jsonb,
+    p_out_dir text)
+RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM workflow_runs r
+      WHERE r.id = p_run AND r.status = 'queued' AND r.mode = 'node' AND r.generation = p_generation
+        AND queue_workflows_born(r.created_at) = p_born AND r.definition IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND OR EXISTS (SELECT FROM workflow_node_jobs WHERE run_id = p_run) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE workflow_runs
+       SET definition = p_definition, definition_hash = p_hash, status = 'running',
+           out_dir = coalesce(out_dir, p_out_dir),
+           started_at = coalesce(started_at, now()), error = NULL, available_at = NULL, updated_at = now()
+     WHERE id = p_run;
+    RETURN queue_workflows_insert_nodes(p_run, p_rows);
+END $$;
+
+-- Refuse to change the status of a terminal run (SQLSTATE QW002), except that `queued` reopens a failed or
+-- cancelled run in a new generation.
+CREATE OR REPLACE FUNCTION queue_workflows_guard_run() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.generation > OLD.generation THEN
+        RETURN NEW;
+    END IF;
+    IF NEW.status = 'queued' AND OLD.status IN ('failed', 'cancelled') THEN
+        NEW.generation := OLD.generation + 1;
+        NEW.finished_at := NULL;
+        NEW.error := NULL;
+        NEW.start_attempts := 0;
+        NEW.available_at := NULL;
+        NEW.queued_at := now();
+        UPDATE workflow_node_jobs SET cancel_requested_at = NULL
+         WHERE run_id = NEW.id AND status = 'running' AND cancel_requested_at IS NOT NULL;
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION 'run % is % and stays so; retry_run() reopens it', OLD.id, OLD.status
+        USING ERRCODE = 'QW002';
+END $$;
+
+-- Cancel the waiting nodes of a run that ends, in the transaction that ends it, and tell the workers of its
+-- running nodes.
+CREATE OR REPLACE FUNCTION queue_workflows_close_run() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    WITH closed AS (
+        UPDATE workflow_node_jobs
+           SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
+         WHERE run_id = NEW.id AND status IN ('queued', 'awaiting_input')
+        RETURNING id, run_id, node_id, queue, attempts, claim_no)
+    INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
+    SELECT run_id, node_id, id, least(greatest(attempts, 0), 32767), 'cancelled', queue, claim_no,
+           jsonb_build_object('reason', 'run ' || NEW.status)
+      FROM closed;
+    PERFORM pg_notify('job_cancel', left(NEW.id, 1000))
+      WHERE EXISTS (SELECT FROM workflow_node_jobs WHERE run_id = NEW.id AND status = 'running');
+    RETURN NULL;
+END $$;
+
+-- Delete the events of deleted runs. There is no foreign key, because each inserted event would have to check
+-- it.
+CREATE OR REPLACE FUNCTION queue_workflows_forget_runs() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM workflow_node_events e USING gone WHERE e.run_id = gone.id;
+    RETURN NULL;
+END $$;
+
+-- Lock an input node until the caller's transaction ends, for roles that may submit an answer. It runs as its
+-- owner, since such a role has no right to lock the row. Nodes of other kinds and nodes that have ended are not
+-- locked.
+CREATE OR REPLACE FUNCTION queue_workflows_hold_node(p_run text, p_node text) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM queue_workflows_demand('INSERT', 'workflow_input_submissions', 'value');
+    PERFORM FROM workflow_node_jobs
+      WHERE run_id = p_run AND node_id = p_node AND starts_with(node_module, '__input__')
+        AND status IN ('queued', 'running', 'awaiting_input') FOR SHARE;
+END $$;

@@ -1,0 +1,76 @@
+"""Functions that are replaced under a worker at work cost no job, no error and no second claim."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queue_workflows import db as engine
+from queue_workflows.db import functions
+from tests.support import factories, perils
+from tests.support.commands import Commands
+from tests.support.wait import until
+
+APP = ("--app", "tests.support.perils:setup")
+WORKER = ("queue-claim-worker", *APP, "--queue", perils.QUEUE)
+JOBS = 1000
+CHANGES = 10
+BODY = "    -- Ranges of the columns that every claim writes."
+STEP = "    v_past    text;\nBEGIN\n"
+
+
+@pytest.fixture
+def conn(db: object) -> Iterator[engine.Connection]:
+    with engine.connect() as made:
+        yield made
+        functions.forget(made)
+        engine.bootstrap()
+
+
+def changed(number: int) -> tuple[functions.Part, ...]:
+    """Return the set with another comment and a harmless statement in two functions' bodies."""
+    first, second = functions.parts()
+    assert first.text.count(BODY) == first.text.count(STEP) == 1
+    text = first.text.replace(BODY, f"    -- change {number}\n    PERFORM {number};\n{BODY}")
+    text = text.replace(STEP, f"{STEP}    PERFORM {number};\n")
+    return first._replace(text=text), second._replace(text=f"{second.text}-- change {number}\n")
+
+
+def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
+    cli: Commands, conn: engine.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [changed(number) for number in range(1, CHANGES + 1)]
+    worker = cli.start(*WORKER)
+    until(lambda: "works on" in worker.err, timeout_s=60)
+    for number, parts in enumerate(sets, start=1):
+        conn.execute(ENQUEUE.encode(), (perils.QUEUE, str(tmp_path), JOBS // CHANGES))
+        least = (number - 1) * JOBS // CHANGES + 5
+        until(lambda: factories.one(conn, ENDED) >= least, timeout_s=60)  # noqa: B023
+        monkeypatch.setattr(functions, "parts", lambda: parts)  # noqa: B023
+        assert engine.bootstrap() == []
+        assert factories.one(conn, ENDED) < number * JOBS // CHANGES, "jobs were left meanwhile"
+        assert factories.one(conn, INSTALLED) == parts[0].checksum
+    until(lambda: factories.one(conn, ENDED) == JOBS, timeout_s=60)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert rows(conn) == [{"status": "completed", "claim_no": 1, "attempts": 0, "n": JOBS}]
+    for word in ("Traceback", "ERROR", "error", "retry", "again"):
+        assert not [line for line in worker.err.splitlines() if word in line]
+
+
+ENQUEUE = """
+INSERT INTO ingest_jobs (task_name, queue, args)
+SELECT 'note', %s, jsonb_build_object('folder', %s::text) FROM generate_series(1, %s)
+"""
+INSTALLED = "SELECT checksum FROM queue_schema_objects WHERE part = 'functions'"
+ENDED = "SELECT count(*) FROM ingest_jobs WHERE status = 'completed'"
+
+
+def rows(conn: engine.Connection) -> list[dict[str, Any]]:
+    return conn.execute(
+        "SELECT status::text, claim_no, attempts, count(*) AS n FROM ingest_jobs GROUP BY 1, 2, 3"
+    ).fetchall()

@@ -1,0 +1,424 @@
+"""The set of SQL functions and triggers: complete, installed by checksum, verified."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from queue_workflows import db as engine
+from queue_workflows import errors, migrations
+from queue_workflows.__main__ import main
+from queue_workflows.cli import doctor
+from queue_workflows.db import functions, readiness, schema
+from tests.support import database, factories, schema_snapshot, schemas, wait
+
+SUPPORT = Path(schema_snapshot.__file__).parent
+SQL = migrations.dir().parent / "sql"
+OF_0_3_0 = {"notify_node_job_ready", "notify_ingest_job_ready", "notify_worker_control"}
+OBJECTS = "queue_schema_objects"
+LEASE = """
+SELECT concat_ws(' ', id, seq, claim_no, coalesce(worker_id, '-'),
+       coalesce(to_jsonb(j) ->> 'required_model', '-'),
+       CASE WHEN lease_expires_at IS NULL THEN 'none'
+            WHEN lease_expires_at > now() + interval '8 days' THEN 'long'
+            WHEN lease_expires_at > now() + interval '1 day' THEN '7d' ELSE 'lapsed' END, status)
+  FROM {} j ORDER BY seq
+"""
+
+
+@pytest.fixture
+def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """The DSN of an empty database, which this process works on."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
+    yield fresh_database
+    engine.close_pool()
+
+
+@pytest.fixture
+def own(empty: str) -> str:
+    """The DSN of a database of this test's own, with the schema."""
+    engine.bootstrap()
+    return empty
+
+
+@pytest.fixture
+def change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replace the set by one with other texts: `change(functions="...")` appends to a part."""
+
+    def call(**more: str) -> None:
+        parts = tuple(
+            part._replace(text=part.text + more.get(part.name, "")) for part in functions.parts()
+        )
+        monkeypatch.setattr(functions, "parts", lambda: parts)
+
+    return call
+
+
+def record(conn: engine.Connection) -> dict[str, Any]:
+    rows = conn.execute("SELECT * FROM queue_schema_objects").fetchall()
+    return {row["part"]: row for row in rows}
+
+
+def texts(conn: engine.Connection) -> list[str]:
+    return [problem.text for problem in functions.problems(conn)]
+
+
+# --- every text once ---------------------------------------------------------------------------
+
+
+def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> None:
+    named = [name for part in functions.parts() for name in part.objects]
+    assert len(named) == len(set(named))
+    with engine.connect() as conn:
+        there = set(
+            factories.column(
+                conn,
+                "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+                " UNION SELECT tgname FROM pg_trigger WHERE NOT tgisinternal",
+            )
+        )
+    assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
+    assert {part.name: len(part.objects) for part in functions.parts()} == {
+        "functions": 81,
+        "triggers": 32,
+    }
+
+
+def test_migrations_after_0_3_0_define_no_function_and_no_trigger() -> None:
+    made = re.compile(r"CREATE\s+(OR REPLACE\s+)?(CONSTRAINT\s+)?(FUNCTION|TRIGGER)", re.IGNORECASE)
+    for step in schema.chain()[12:]:
+        assert not made.search(step.up), step.name
+    assert made.search(schema.chain()[5].up)
+
+
+def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
+    files = sorted(SQL.rglob("*.sql"))
+    assert len(files) > 20
+    for path in files:
+        text = path.read_text()
+        unnamed = re.sub(r"[Dd]ecision 00\d\d|decisions/00\d\d", "", text)
+        assert not re.search(r"--.*\b00[123]\d\b", unnamed), path.name
+        for match in re.finditer(r"^CREATE OR REPLACE FUNCTION", text, re.MULTILINE):
+            before = text[: match.start()].splitlines()[-1]
+            assert before.startswith("-- "), f"{path.name}: {text[match.start() :][:80]}"
+
+
+def test_every_body_is_valid(own: str) -> None:
+    with engine.connect() as conn, conn.transaction(force_rollback=True):
+        conn.execute(
+            "SET LOCAL check_function_bodies = on; SET LOCAL search_path = public, pg_temp"
+        )
+        for part in functions.parts():
+            conn.execute(part.text.encode())
+
+
+def test_no_function_is_executable_by_everybody(own: str) -> None:
+    with engine.connect() as conn:
+        assert schema_snapshot.snapshot(conn)["public rights"] == {OBJECTS: "SELECT"}
+
+
+# --- the same database as before ---------------------------------------------------------------
+
+NEW = {
+    ("tables", OBJECTS), ("constraints", f"{OBJECTS}.{OBJECTS}_pkey"),
+    ("indexes", f"{OBJECTS}_pkey"), ("public rights", OBJECTS),
+    *(("columns", f"{OBJECTS}.{name}") for name in
+      ("part", "checksum", "package_version", "objects", "installed_at")),
+}  # fmt: skip
+"""What 0013 makes and the 21 migrations before it did not."""
+
+
+def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own: str) -> None:
+    before = json.loads((SUPPORT / "schema_before.json").read_text())
+    with engine.connect() as conn:
+        now = schema_snapshot.hashes(schema_snapshot.snapshot(conn))
+    assert sum(map(len, before.values())) > 600
+    found = {(kind, name) for kind, name, _, _ in schema_snapshot.difference(before, now)}
+    assert found == NEW
+    assert not {name for kind, name in NEW if name in before[kind]}
+
+
+def test_rows_of_0_3_0_become_what_they_became_before(empty: str, tmp_path: Path) -> None:
+    engine.bootstrap(migrations_dir=schemas.chain_up_to(12, tmp_path / "to12"))
+    with engine.connect() as conn:
+        conn.execute((SUPPORT / "takeover_rows.sql").read_bytes())
+        engine.bootstrap()
+        found = [
+            line
+            for table in ("workflow_node_jobs", "ingest_jobs")
+            for line in factories.column(conn, LEASE.format(table))
+        ]
+    assert found == (SUPPORT / "takeover_rows.txt").read_text().splitlines()
+
+
+# --- installing --------------------------------------------------------------------------------
+
+
+def test_a_changed_part_is_installed_and_the_other_is_left(
+    own: str, change: Callable[..., None]
+) -> None:
+    with engine.connect() as conn:
+        before = record(conn)
+        change(functions="\n-- more\n")
+        assert engine.bootstrap() == []
+        after = record(conn)
+        assert after["triggers"] == before["triggers"]
+        assert after["functions"]["checksum"] != before["functions"]["checksum"]
+        assert after["functions"]["objects"] == before["functions"]["objects"]
+        assert functions.stale(conn) == []
+
+
+@pytest.mark.parametrize("part", ["functions", "triggers"])
+def test_only_triggers_wait_for_who_works_with_the_tables(
+    own: str, change: Callable[..., None], part: str
+) -> None:
+    change(**{part: "\n-- more\n"})
+    with engine.connect(autocommit=False) as worker, engine.connect() as conn:
+        factories.ingest(worker)
+        installing = threading.Thread(target=engine.bootstrap)
+        installing.start()
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'ingest_jobs'::regclass"
+        )
+        wait.until(lambda: not installing.is_alive() or factories.one(conn, waiting) > 0)
+        assert installing.is_alive() == (part == "triggers")
+        worker.commit()
+        installing.join()
+
+
+def test_what_a_newer_package_installed_stays_and_is_good_enough(
+    own: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with engine.connect() as conn:
+        conn.execute(f"UPDATE {OBJECTS} SET package_version = '99.1rc1', checksum = 'theirs'")
+        assert engine.bootstrap() == []
+        assert {row["checksum"] for row in record(conn).values()} == {"theirs"}
+        assert functions.is_ready(conn)
+        assert all(problem.is_newer for problem in functions.problems(conn))
+        found = list(doctor._functions(conn))
+    assert {(each.level, each.remedy) for each in found} == {
+        ("warning", "upgrade queue_workflows here")
+    }
+    assert main(["migrate", "--verify"]) == 1
+    assert "2 problems; upgrade queue_workflows here" in capfd.readouterr().out
+
+
+def test_what_an_older_package_installed_is_replaced_and_waited_for(own: str) -> None:
+    with engine.connect() as conn:
+        conn.execute(f"UPDATE {OBJECTS} SET package_version = '0.3.9', checksum = 'theirs'")
+        assert not functions.is_ready(conn)
+        assert "are those of queue_workflows 0.3.9, not of this 0.4.0" in texts(conn)[0]
+        assert engine.bootstrap() == []
+        assert functions.is_ready(conn)
+        assert texts(conn) == []
+
+
+def test_a_set_that_fails_leaves_no_tables_without_it(
+    empty: str, change: Callable[..., None]
+) -> None:
+    change(triggers="\nSELECT 1 / 0;\n")
+    with pytest.raises(errors.MigrationFailed, match="the triggers: division by zero"):
+        engine.bootstrap()
+    assert engine.current_schema_version() == 0
+    with engine.connect() as conn:
+        assert set(schema_snapshot.snapshot(conn)["tables"]) == set()
+
+
+def test_who_has_nothing_to_install_needs_only_to_read(own: str) -> None:
+    role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_reader"
+    name = sql.Identifier(role)
+    with engine.connect() as conn:
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+        try:
+            conn.execute(sql.SQL("GRANT SELECT ON queue_schema_version TO {}").format(name))
+            parts = {**psycopg.conninfo.conninfo_to_dict(own), "options": f"-c role={role}"}
+            with database.environment(QUEUE_WORKFLOWS_DB_URL=database.url(parts)):
+                engine.close_pool()
+                assert engine.bootstrap() == []
+                assert engine.wait_until_ready(stopped=lambda: False, pause=lambda _: None)
+                engine.close_pool()
+        finally:
+            conn.execute(sql.SQL("DROP OWNED BY {}").format(name))
+            conn.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+def test_a_worker_waits_until_its_functions_are_there(
+    own: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.connect() as conn:
+        conn.execute(f"DELETE FROM {OBJECTS} WHERE part = 'triggers'")
+        assert readiness._check_ready()[1] == "its functions are missing or of an older version"
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            engine.bootstrap()
+
+        assert engine.wait_until_ready(stopped=lambda: False, pause=pause)
+        assert pauses == [0.5]
+    assert "waiting for schema version 13" in caplog.text
+
+
+def test_a_downgrade_forgets_the_set_and_takes_its_objects(own: str) -> None:
+    with engine.connect() as conn:
+        assert engine.downgrade(to_version=12) == [13]
+        left = schema_snapshot.snapshot(conn)
+        assert {name.partition("(")[0] for name in left["functions"]} == OF_0_3_0
+        assert OBJECTS not in left["tables"]
+
+
+def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) -> None:
+    folder = schemas.chain_up_to(13, tmp_path / "more")
+    schemas.write_chain(folder, _0014_more="SELECT 1", _0014_more_down="SELECT 1")
+    assert engine.bootstrap(migrations_dir=folder) == [14]
+    with engine.connect() as conn:
+        assert len(record(conn)) == 2
+        assert engine.downgrade(to_version=13, migrations_dir=folder) == [14]
+        assert record(conn) == {}
+        engine.bootstrap()
+        assert len(record(conn)) == 2
+
+
+def test_an_apps_own_chain_installs_nothing(own: str, tmp_path: Path) -> None:
+    folder = schemas.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0001_a_down="SELECT 1")
+    with engine.connect() as conn:
+        conn.execute(f"DELETE FROM {OBJECTS}")
+        engine.bootstrap(migrations_dir=folder, version_table="theirs")
+        assert record(conn) == {}
+        engine.downgrade(migrations_dir=folder, version_table="theirs")
+
+
+# --- verifying ---------------------------------------------------------------------------------
+
+DAMAGE = {
+    "DROP FUNCTION queue_workflows_off_policy(text, text)": (
+        "function queue_workflows_off_policy(p_host text, p_queue text) is missing"
+    ),
+    "ALTER FUNCTION queue_workflows_hold_ingest() RESET search_path": (
+        "function queue_workflows_hold_ingest() was changed after it was installed"
+    ),
+    "CREATE OR REPLACE FUNCTION queue_workflows_no_empty_model() RETURNS trigger LANGUAGE plpgsql"
+    " AS 'BEGIN RETURN NEW; END'": (
+        "function queue_workflows_no_empty_model() was changed after it was installed"
+    ),
+    "ALTER TABLE workflow_runs DISABLE TRIGGER workflow_runs_guard": (
+        "trigger workflow_runs.workflow_runs_guard was changed after it was installed"
+    ),
+    "DROP TRIGGER ingest_jobs_hold ON ingest_jobs": (
+        "trigger ingest_jobs.ingest_jobs_hold is missing"
+    ),
+}
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_an_object_that_somebody_changed_is_named_and_migrate_installs_it_again(
+    own: str, capfd: pytest.CaptureFixture[str], statement: str
+) -> None:
+    assert main(["migrate", "--verify"]) == 0
+    assert "0 problems" in capfd.readouterr().out
+    with engine.connect() as conn:
+        before = schema_snapshot.snapshot(conn)
+        conn.execute(statement.encode())
+        assert texts(conn) == [DAMAGE[statement]]
+        (finding,) = doctor._functions(conn)
+        assert finding.level == "error" and DAMAGE[statement] in finding.text
+        assert main(["migrate", "--verify"]) == 1
+        out = capfd.readouterr().out
+        assert DAMAGE[statement] in out and "1 problem; `queue-workflows migrate` fixes it" in out
+        assert main(["migrate", "--dry-run"]) == 0
+        assert "would install the " in capfd.readouterr().out
+        assert texts(conn) == [DAMAGE[statement]]
+        assert main(["migrate"]) == 0
+        assert re.search(r"; installed|: installed", capfd.readouterr().out)
+        assert texts(conn) == []
+        assert schema_snapshot.snapshot(conn) == before
+        disabled = "SELECT count(*) FROM pg_trigger WHERE tgenabled = 'D'"
+        assert factories.one(conn, disabled) == 0
+    assert main(["migrate"]) == 0
+    assert "nothing to do" in capfd.readouterr().out
+
+
+def test_verify_names_what_an_empty_database_lacks(
+    empty: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["migrate", "--verify", "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    assert found["version"] == 0
+    assert found["problems"][-3:] == [
+        "migration 0013_release_0_4 is not applied",
+        "the functions are not installed",
+        "the triggers are not installed",
+    ]
+    assert len(found["problems"]) == 15
+
+
+def test_the_printed_sql_makes_the_schema_and_its_functions(
+    empty: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["migrate", "--sql"]) == 0
+    printed = capfd.readouterr().out
+    with engine.connect() as conn:
+        conn.execute(printed.encode())
+        made = schema_snapshot.snapshot(conn)
+        conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        engine.bootstrap()
+        whole = schema_snapshot.snapshot(conn)
+    missing = {name for _, name, _, _ in schema_snapshot.difference(made, whole)}
+    assert all(schema.LEDGER in name for name in missing)
+
+
+# --- databases of development builds -----------------------------------------------------------
+
+
+def make_development(conn: engine.Connection, up_to: int = 33) -> None:
+    """Make the database what a development build made: its tables are the same, its ledger not."""
+    conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {schema.LEDGER} WHERE version > 12")
+    ledger = json.loads((SUPPORT / "development_ledger.json").read_text())
+    for version, checksum in ledger.items():
+        if int(version) <= up_to:
+            conn.execute(
+                f"INSERT INTO {schema.LEDGER} (version, checksum) VALUES (%s, %s)".encode(),
+                (int(version), checksum),
+            )
+
+
+def test_a_complete_database_of_a_development_build_is_converted(
+    own: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.connect() as conn:
+        whole = schema_snapshot.snapshot(conn)
+        ledger = conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall()
+        make_development(conn)
+        assert not functions.is_ready(conn)
+        job = factories.ingest(conn)
+        assert main(["migrate", "--dry-run"]) == 0
+        told = "version 33 -> 13: would install the functions and triggers"
+        assert told in capfd.readouterr().out
+        assert engine.bootstrap() == []
+        assert schema_snapshot.snapshot(conn) == whole
+        assert conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall() == ledger
+        assert factories.reread(conn, job)["status"] == "queued"
+        assert engine.bootstrap() == []
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("how", ["incomplete", "changed"])
+def test_any_other_database_of_a_development_build_is_refused(own: str, how: str) -> None:
+    with engine.connect() as conn:
+        make_development(conn, up_to=30 if how == "incomplete" else 33)
+        if how == "changed":
+            conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'x' WHERE version = 20")
+        number = factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}")
+        text = rf"schema version {number} of a development build; run that build's .*empty database"
+        with pytest.raises(errors.MigrationFailed, match=text):
+            engine.bootstrap()
+        assert factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}") == number
+        assert factories.one(conn, f"SELECT to_regclass('{OBJECTS}') IS NULL")
