@@ -85,7 +85,7 @@ def strays(conn: Any) -> object:
 
 
 def requeue(conn: Any) -> object:
-    return manual_changes.requeue_of_host(conn, factories.tables.INGEST_JOBS, "box", "fetch")
+    return manual_changes.requeue_of_host(conn, factories.job_tables.INGEST_JOBS, "box", "fetch")
 
 
 MOVES: dict[str, Callable[[Any], object]] = {
