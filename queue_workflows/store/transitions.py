@@ -363,8 +363,9 @@ def excuse(conn: db.Connection, lease: tables.Lease, *, ended: bool = True) -> b
     """Undo what the end of this claim has cost its job, as the database kept it from its worker.
 
     A claim that is still held goes back uncounted, unless its process may still run (`ended`
-    false); a crash that was counted for it is taken back, once, with a `death` event. Returns
-    whether anything was changed. A job that has failed as poison meanwhile stays failed.
+    false); a crash that was counted for it is taken back, once, with a `death` event, also after
+    the job has ended. Returns whether anything was changed. A job that has failed as poison
+    meanwhile keeps its status and its count.
     """
     with conn.transaction():
         if ended and hand_back(conn, lease, reason=_NO_DATABASE) is not None:
@@ -392,7 +393,9 @@ def _refunding(table: tables.JobTable) -> bytes:
     return (
         sql.SQL(
             "UPDATE {jobs} j SET crash_count = j.crash_count - 1 WHERE j.id = %(job)s"
-            " AND j.crash_count > 0 AND j.status IN ('queued', 'running')"
+            " AND j.crash_count > 0"
+            # The error of a poisoned job names its count; both stay as they are.
+            " AND (j.status = 'failed' AND starts_with(j.error, 'poison: ')) IS NOT TRUE"
             " AND EXISTS ({of_claim} AND e.event_type = 'claimed' AND e.worker_id = %(worker)s)"
             " AND EXISTS ({of_claim} AND e.event_type = 'reclaimed')"
             " AND NOT EXISTS ({of_claim} AND e.event_type = 'death') RETURNING j.*"
