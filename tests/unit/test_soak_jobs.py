@@ -28,7 +28,8 @@ class Story:
         self.jobs[name] = {
             "family": "ingest", "what": "note", "queue": tasks.CALLS, "seq": len(self.jobs) + 1,
             "key": None, "lock_key": None, "partition": None, "status": "completed",
-            "attempts": 0, "max_attempts": 1, "crash_count": 0, **more,
+            "attempts": 0, "max_attempts": 1, "crash_count": 0, "reason": "load", "epoch": 0.0,
+            **more,
         }  # fmt: skip
 
     def event(self, name: str, kind: str, at: float, claim: int = 1) -> None:
@@ -120,6 +121,67 @@ def test_who_overtakes_in_the_line_of_a_lock_key_is_found() -> None:
     story.ran("second", 1.0, 2.0)
     story.ran("first", 3.0, 4.0)
     assert len([*judge_jobs.locked(story.seen())]) == 1
+    story.jobs["second"]["reason"] = "hostile"  # its priority may be higher
+    assert not [*judge_jobs.locked(story.seen())]
+
+
+def line() -> Story:
+    """A younger job overtook one that was queued at 10 s; it got its turn after 14.5 s."""
+    story = Story()
+    story.job("zeroth", lock_key="k")
+    story.job("first", lock_key="k", epoch=10.0)
+    story.job("second", lock_key="k", queue=tasks.NOTES)
+    story.ran("zeroth", 14.5, 16.0)
+    story.ran("second", 20.0, 21.0)
+    story.ran("first", 30.0, 31.0)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("queue", "at", "found"),
+    [
+        (tasks.CALLS, 15.0, 0),
+        (tasks.CALLS, 9.5, 1),  # it did not wait yet
+        (tasks.CALLS, 20.5, 1),  # the younger one was claimed already
+        (tasks.NOTES, 15.0, 1),  # that is the queue of the other one
+    ],
+)
+def test_a_job_in_a_queue_without_workers_may_be_overtaken(
+    queue: str, at: float, found: int
+) -> None:
+    seen = line().seen()
+    seen.unserved.append((queue, at))
+    assert len([*judge_jobs.locked(seen)]) == found
+
+
+@pytest.mark.parametrize(
+    ("queue", "partition", "since", "until", "found"),
+    [
+        (tasks.CALLS, None, 15.0, 16.0, 0),
+        (tasks.CALLS, "red", 15.0, 16.0, 1),
+        (tasks.NOTES, None, 15.0, 16.0, 1),
+        (tasks.CALLS, None, 1.0, 4.0, 1),
+        (tasks.CALLS, None, 25.0, 27.0, 1),
+    ],
+)
+def test_a_job_in_a_paused_queue_may_be_overtaken(
+    queue: str, partition: str | None, since: float, until: float, found: int
+) -> None:
+    story = line()
+    story.books.pauses.append(books.Pause(queue, partition, since, until))
+    assert len([*judge_jobs.locked(story.seen())]) == found
+
+
+@pytest.mark.parametrize(("at", "found"), [(9.0, 0), (4.0, 1)])
+def test_a_job_that_stands_in_line_again_is_overtaken_no_more(at: float, found: int) -> None:
+    story = Story()
+    for name in ("first", "second", "third"):
+        story.job(name, lock_key="k")
+    for since, name in ((10.0, "second"), (20.0, "third"), (30.0, "first")):
+        story.ran(name, since, since + 1)
+    seen = story.seen()
+    seen.unserved.append((tasks.CALLS, at))
+    assert len([*judge_jobs.locked(seen)]) == found
 
 
 @pytest.mark.parametrize(("most", "found"), [(tasks.MOST, 0), (tasks.MOST + 1, 1)])
@@ -179,6 +241,15 @@ def test_attempts_that_are_miscounted_or_too_many_are_found(
     story.job("j", **job)
     for claim in range(1, again + 1):
         story.event("j", "retried", claim, claim)
+    assert len([*judge_jobs.attempts(story.seen())]) == found
+
+
+@pytest.mark.parametrize(("counted", "found"), [(0, 0), (1, 1)])
+def test_a_timeout_is_no_attempt(counted: int, found: int) -> None:
+    story = Story()
+    story.job("j", status="failed", attempts=counted, max_attempts=3, what="hopeless")
+    for kind in ("claimed", "failed", "budget_trip"):
+        story.event("j", kind, 1.0)
     assert len([*judge_jobs.attempts(story.seen())]) == found
 
 
