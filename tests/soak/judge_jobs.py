@@ -14,8 +14,8 @@ BURIAL_S = 5.0
 """A parent buries sooner; a claim that is taken back later was not taken back by it."""
 BEGUN_S = 0.6
 """On a busy machine a body has begun a while before its first line, and its end is known later."""
-PAUSE_S = 3.0
-"""A pause may begin so long before it was acknowledged."""
+PAUSE_S = 1.0
+"""A pause may begin so long before its acknowledgement, and end so long after its request."""
 BACK_S = 5.0
 """A job stands in line again so long after its queue is served: a sweep, and a busy machine."""
 Found = Iterator[str]
@@ -100,7 +100,7 @@ def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
         pause.queue == queue
         and pause.partition is None
         and pause.since - PAUSE_S <= until
-        and pause.until + BACK_S >= since
+        and pause.until + PAUSE_S >= since
         for pause in seen.books.pauses
     )
 

@@ -28,7 +28,8 @@ SELECT application_name AS seat, extract(epoch FROM now() - xact_start)::float8 
 _DOUBT_S = fleet.KNOBS["STALE_WORKER_AFTER_S"] - 2.0
 """A worker that was not seen for so long may be stale at a sweep between two polls."""
 _UNSERVED = """
-SELECT q.queue, extract(epoch FROM clock_timestamp())::float8 AS at FROM unnest(%s::text[]) q (queue)
+SELECT q.queue, extract(epoch FROM clock_timestamp())::float8 AS at
+  FROM unnest(%s::text[]) q (queue)
  WHERE NOT EXISTS (
        SELECT FROM workers w WHERE w.queue = q.queue
           AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
