@@ -28,6 +28,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
+LATE = 1 / 3
+"""A claim whose reply takes this share of its lease is handed back.
+
+The first renewal may come another third later, and a worker ends itself a quarter early.
+"""
 REFUSALS = 4
 """How often the database may refuse a failure for what it is, before the job is given up."""
 REFUSED_WAIT_S = 60.0
@@ -114,14 +119,33 @@ class Claimer:
         except db.Error:
             self._lose()
             raise
-        self._held = {job["id"]} if job else set()
+        self._held = set()
+        if job is None or self._is_late([job]):
+            return None
+        self._held = {job["id"]}
         return job
+
+    def _is_late(self, jobs: Sequence[Row]) -> bool:
+        """Return whether the reply to a claim took too long; then its jobs are handed back.
+
+        Their leases count from `sent_at`. The worker would end itself over one that may be over
+        before its first renewal, although it has done nothing wrong.
+        """
+        took_s = clock.boot_s() - self.sent_at
+        if not jobs or took_s < self._who().lease_s * LATE:
+            return False
+        _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
+        try:
+            self._release_strays(self.connection())
+        except db.Error:
+            self._lose()  # the next connection releases them
+        return True
 
     def _claim_apart(self, *, promote: bool) -> Row | None:
         """Claim one job although a row makes the ordinary claim fail; None: there was none."""
         self.isolated = True
-        self.sent_at = clock.boot_s()
         conn, who = self.connection(), self._who()
+        self.sent_at = clock.boot_s()
         found = quarantine.claim_apart(conn, self._table, who, promote=promote)
         if found.job_id is None:
             return None
@@ -138,15 +162,17 @@ class Claimer:
         self.isolated = False
         try:
             self._look()
+            self.connection()  # opened before the lease counts
             self.sent_at, self.wait_s = clock.boot_s(), math.inf
             try:
-                return self._batch_step(size, done, promote=promote)
+                jobs = self._batch_step(size, done, promote=promote)
             except db.Error as error:
                 if size < 1 or not quarantine.is_about_rows(error):
                     raise
-            if done:
-                self._batch_step(0, done, promote=False)
-            return self._one_apart(promote=promote, recorded=bool(done))
+                if done:
+                    self._batch_step(0, done, promote=False)
+                jobs = self._one_apart(promote=promote, recorded=bool(done))
+            return [] if self._is_late(jobs) else jobs
         except db.Error:
             self._lose()
             raise
@@ -190,8 +216,9 @@ class Claimer:
             following = self._insist(work, outcome, ahead, claim=claim)
         finally:
             self._held.discard(work.job["id"])
-        if following is not None:
-            self._held.add(following["id"])
+        if following is None or self._is_late([following]):
+            return None
+        self._held.add(following["id"])
         return following
 
     def _insist(
@@ -299,11 +326,12 @@ class Claimer:
         claim: bool,
         promote: bool = False,
     ) -> Row | None:
+        conn = self.connection()
         self.sent_at, self.wait_s = clock.boot_s(), math.inf
         if self._table.in_run:
             result = outcomes.node_result(*done) if done else None
             return claims.node_step(
-                self.connection(),
+                conn,
                 self._who(),
                 done=result,
                 ahead=ahead,
@@ -312,7 +340,7 @@ class Claimer:
             )
         results = [outcomes.ingest_result(*done)] if done else []
         rows = claims.ingest_step(
-            self.connection(),
+            conn,
             self._who(),
             done=results,
             claim=int(claim),
