@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.soak import books, evidence, faults, fleet, journal, judge_jobs, tasks
+from tests.soak import (
+    books,
+    evidence,
+    faults,
+    fleet,
+    journal,
+    judge_claims,
+    judge_jobs,
+    tasks,
+)
 
 POOL = next(seat for seat in fleet.SEATS if seat.name == "pool-1")
 PID = 77
@@ -29,7 +38,7 @@ class Story:
             "family": "ingest", "what": "note", "queue": tasks.CALLS, "seq": len(self.jobs) + 1,
             "key": None, "lock_key": None, "partition": None, "status": "completed",
             "attempts": 0, "max_attempts": 1, "crash_count": 0, "reason": "load", "epoch": 0.0,
-            **more,
+            "run_id": None, "error": None, **more,
         }  # fmt: skip
 
     def event(self, name: str, kind: str, at: float, claim: int = 1) -> None:
@@ -284,3 +293,38 @@ def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
     assert len([*judge_jobs.innocents(story.seen())]) == found
     story.faults.clear()
     assert not [*judge_jobs.innocents(story.seen())]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "error", "found"),
+    [
+        ("stop", "reclaimed", None, 0),
+        ("freeze", "reclaimed", None, 1),
+        ("freeze", "failed", "poison: took down 3 workers", 0),  # the note came too late
+        ("freeze", "failed", "its own", 1),
+        ("off", "failed", "poison: took down 3 workers", 1),
+    ],
+)
+def test_a_crash_that_was_charged_for_the_database_is_found(
+    fault: str, kind: str, error: str | None, found: int
+) -> None:
+    story = Story()
+    story.job("j", crash_count=1, error=error)
+    story.event("j", "claimed", 10.0)
+    story.faults = [faults.Fault(fault, POOL.name, 11.0, 20.0, (PID,))]
+    story.event("j", kind, 17.0)
+    assert len([*judge_claims.charged(story.seen())]) == found
+
+
+def test_a_parent_that_has_the_database_reports_before_a_job_is_poison() -> None:
+    story = Story()
+    reaped = next(seat for seat in fleet.SEATS if seat.care == fleet.REAPED)
+    story.job("j", crash_count=1, error="poison: took down 3 workers")
+    for kind, at in (("claimed", 10.0), ("failed", 17.0)):
+        story.event("j", kind, at)
+    there = [e._replace(host=reaped.label, queue=reaped.queue) for e in story.events["j"]]
+    story.events["j"] = there
+    story.faults = [faults.Fault("freeze", reaped.name, 11.0, 20.0, (PID,))]
+    seen = story.seen()
+    seen.ended.append(fleet.Ended(18.0, reaped.name, PID, 77, None))
+    assert len([*judge_claims.charged(seen)]) == 1
