@@ -737,8 +737,8 @@ class _Recovery:
     end."""
     refund_ingest: bytes
     """Take back the crash that was counted for a claim, unless that was done before: a `death`
-    event says so, which the caller adds. Return the job; no row: there is nothing to take
-    back."""
+    event says so, which the caller adds. The job may have ended since; but the error of a
+    poisoned job names its count, so both stay. Return the job; no row: nothing to take back."""
     refund_node: bytes
     """Do the same for a node job. Its events are found by run and node, which are indexed."""
 

@@ -105,8 +105,9 @@ def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) 
     """Undo what the end of this claim has cost its job, as the database kept it from its worker.
 
     A claim that is still held is handed back, unless its process may still run (`ended` false).
-    A crash that was counted for it is taken back, once, with a `death` event. Returns whether
-    anything was changed. A job that has failed as poison meanwhile stays failed.
+    A crash that was counted for it is taken back, once, with a `death` event, also after the job
+    has ended. Returns whether anything was changed. A job that has failed as poison meanwhile
+    keeps its status and its count.
     """
     with conn.transaction():
         if ended and handback.hand_back(conn, lease, reason=_NO_DATABASE) is not None:

@@ -26,7 +26,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, leaving, oversight
+from queue_workflows.worker import fencing, guards, leaving, oversight
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -206,7 +206,14 @@ class Burials:
         self._loop = service.Loop("burials", [service.Task("bury", self._pause, self._bury_due)])
 
     def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
-        """Bury this one soon: see `bury`."""
+        """Bury this one soon: see `bury`.
+
+        A worker that blames the database for its end is charged nothing. Where there is no shared
+        status, as on macOS, only its note says so.
+        """
+        if ended.code == guards.EXIT_LOST and not ended.verdict:
+            prefix = identity.process_prefix(self._label, ended.pid)
+            ran = frozenset[int]() if fencing.is_noted(prefix) else ran
         peaceful = ended.code == 0 and ended.verdict is None
         self._dead.append(_Grave(ended, ran, time.monotonic(), last=peaceful))
         self._loop.wake("bury")

@@ -30,6 +30,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
+LATE = 1 / 3
+"""A claim whose reply takes this share of its lease is handed back.
+
+The first renewal may come another third later, and a worker ends itself a quarter early.
+"""
 REFUSALS = 4
 """How often the database may refuse a failure for what it is, before the job is given up."""
 REFUSED_WAIT_S = 60.0
@@ -116,14 +121,33 @@ class Claimer:
         except db.Error:
             self._lose()
             raise
-        self._held = {job["id"]} if job else set()
+        self._held = set()
+        if job is None or self._is_late([job]):
+            return None
+        self._held = {job["id"]}
         return job
+
+    def _is_late(self, jobs: Sequence[Row]) -> bool:
+        """Return whether the reply to a claim took too long; then its jobs are handed back.
+
+        Their leases count from `sent_at`. The worker would end itself over one that may be over
+        before its first renewal, although it has done nothing wrong.
+        """
+        took_s = clock.boot_s() - self.sent_at
+        if not jobs or took_s < self._who().lease_s * LATE:
+            return False
+        _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
+        try:
+            self._release_strays(self.connection())
+        except db.Error:
+            self._lose()  # the next connection releases them
+        return True
 
     def _claim_apart(self, *, promote: bool) -> Row | None:
         """Claim one job although a row makes the ordinary claim fail; None: there was none."""
         self.isolated = True
-        self.sent_at = clock.boot_s()
         conn, who = self.connection(), self._who()
+        self.sent_at = clock.boot_s()
         found = quarantine.claim_apart(conn, self._table, who, promote=promote)
         if found.job_id is None:
             return None
@@ -141,23 +165,26 @@ class Claimer:
         try:
             self._look()
             try:
-                if not done:
-                    return self._claim(size, promote=promote)
-                return self._finish(done, claim=size, promote=promote)
+                if done:
+                    jobs = self._finish(done, claim=size, promote=promote)
+                else:
+                    jobs = self._claim(size, promote=promote)
             except db.Error as error:
                 if size < 1 or not quarantine.is_about_rows(error):
                     raise
-            if done:
-                self._finish(done, claim=0)
-            return self._one_apart(promote=promote, recorded=bool(done))
+                if done:
+                    self._finish(done, claim=0)
+                jobs = self._one_apart(promote=promote, recorded=bool(done))
+            return [] if self._is_late(jobs) else jobs
         except db.Error:
             self._lose()
             raise
 
     def _claim(self, count: int, *, promote: bool) -> list[Row]:
+        conn = self.connection()
         self.sent_at, self.wait_s = clock.boot_s(), math.inf
         return claims.claim(
-            self.connection(),
+            conn,
             self._table,
             self._who(),
             count=count,
@@ -168,9 +195,10 @@ class Claimer:
     def _finish(
         self, done: Sequence[finish.Done], *, claim: int, promote: bool = False
     ) -> list[Row]:
+        conn = self.connection()
         self.sent_at, self.wait_s = clock.boot_s(), math.inf
         return finish.finish(
-            self.connection(),
+            conn,
             done,
             who=self._who(),
             claim=claim,
@@ -205,8 +233,9 @@ class Claimer:
             following = self._insist(work, outcome, ahead, claim=claim)
         finally:
             self._held.discard(work.job["id"])
-        if following is not None:
-            self._held.add(following["id"])
+        if following is None or self._is_late([following]):
+            return None
+        self._held.add(following["id"])
         return following
 
     def _insist(

@@ -186,6 +186,16 @@ def notes() -> list[Path]:
     return []
 
 
+def is_noted(prefix: str) -> bool:
+    """Return whether a note names a worker whose id starts with `prefix`."""
+    for path in notes():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            note = _read(file, path)
+            if note is not None and any(each.startswith(prefix) for each in note.workers):
+                return True
+    return False
+
+
 class Reporter:
     """Report the notes of ended workers of this machine, on the dedicated connection `kept`."""
 

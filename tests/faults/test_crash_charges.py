@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,25 @@ def test_three_stalls_longer_than_the_lease_charge_an_innocent_job_nothing(
     row = row_of(job_id)
     assert (row["crash_count"], row["attempts"]) == (0, 0), worker.err
     assert len(starts(folder)) == 4
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["plain", "batch", "pool", "supervised"])
+def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
+) -> None:
+    worker = Worker(cli, WAYS[way], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    stubborn.setup()
+    first = node_queue.enqueue_ingest_job(task_name="hogs_once", queue="work", args={})
+    until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
+    wire.freeze()
+    time.sleep(1)  # its next poll claims, and nothing shows when that is sent
+    job_id = node_queue.enqueue_ingest_job(task_name="hogs_once", queue="work", args={})
+    time.sleep(float(LEASE_S) + 1)
+    wire.thaw()
+    until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
+    assert row_of(job_id)["crash_count"] == 0
+    assert worker.err.count("jobs handed back: 1") == 1, worker.err
 
 
 @pytest.mark.timeout(120)

@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import config, node_queue, run_store
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import burial, guards, oversight
+from queue_workflows.worker import burial, fencing, guards, oversight
 from tests.support import hostile
 from tests.support.wait import until
 
@@ -365,6 +365,23 @@ def test_what_the_server_still_gave_to_the_dead_comes_back_too(
         assert late
         until(lambda: job(run_id, late["node_id"])["status"] == "queued")
     assert job(run_id, late["node_id"])["claim_no"] == late["claim_no"]
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "counted"), [(77, LABEL, 0), (77, "other", 1), (1, LABEL, 1)]
+)
+def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_status(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, name: str,
+    counted: int,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
+    run_id = queued("a")
+    ended = a_worker_that_dies()._replace(code=code, signal=None)
+    fencing.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
+    with burial.Burials(LABEL) as burials:
+        burials.report(ended)
+        until(lambda: job(run_id, "a")["status"] == "queued")
+    assert job(run_id, "a")["crash_count"] == counted
 
 
 def test_leaving_tries_what_is_still_open(

@@ -79,6 +79,8 @@ class Evidence:
     """What a hostile role got done that it may not, or that took too long."""
     shown: list[str] = field(default_factory=list[str])
     """What is wrong with what commands and logs showed of hostile rows, and with files."""
+    unserved: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    """Queues that perhaps had no live worker, and when: see `observer.Observer`."""
     by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
 
     def claims(self, job: str) -> dict[int, Event]:

@@ -17,7 +17,7 @@ from psycopg import conninfo
 
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
-from queue_workflows.worker import burial
+from queue_workflows.worker import burial, oversight
 from tests.hostile import fleet as attacked
 from tests.hostile import folders
 from tests.soak import app, journal, tasks
@@ -123,6 +123,8 @@ class Fleet:
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
         self._buried = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
         self._burials = {label: burial.Burials(label) for label in set(self._buried.values())}
+        self._oversight = oversight.Oversight()
+        """What a worker under `up` shows its parent, so do those whose parent is this process."""
         self._orphans: list[int] = []
         self._env = {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
@@ -142,8 +144,12 @@ class Fleet:
                 stack.enter_context(each)
             for each in self._burials.values():
                 stack.enter_context(each)
+            stack.enter_context(self._oversight)
             self._supervisor = supervisor.Supervisor(
-                [self._spec(seat) for seat in SEATS], on_exit=self._reaped, backoff_max_s=1.0
+                [self._spec(seat) for seat in SEATS],
+                on_exit=self._reaped,
+                watch=self._oversight.watch,
+                backoff_max_s=1.0,
             )
             stack.callback(self.stop)
             self._side.start()
@@ -214,7 +220,7 @@ class Fleet:
         now = time.monotonic()
         self.ended.append(Ended(now, ended.name, ended.pid, ended.code, ended.signal))
         if (label := self._buried.get(ended.name)) is not None:
-            self._burials[label].report(ended)
+            self._burials[label].report(ended, self._oversight.ended(ended.name, ended.code))
 
     def _spec(self, seat: Seat) -> supervisor.ChildSpec:
         log = self.base / f"{seat.name}.log"
@@ -246,9 +252,10 @@ class Fleet:
         default = seat.care == DEFAULT
         for name, value in KNOBS.items():
             own[f"QUEUE_WORKFLOWS_{name}"] = str(config.KNOBS[name].default if default else value)
-        return supervisor.ChildSpec(
+        spec = supervisor.ChildSpec(
             seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
         )
+        return self._oversight.equip(spec) if seat.care == REAPED else spec
 
 
 def _children(pid: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from tests.soak import evidence, fleet, journal
 
@@ -139,6 +140,8 @@ def charged(seen: Seen) -> Found:
     """A crash is charged for what a process did or was done to it, not for the database's absence.
 
     A frozen connection and a restarted server end claims too, by the fence, and charge nothing.
+    But a job that failed as poison keeps the last crash if its worker's note came too late, as it
+    does where no parent has the database meanwhile (docs/decisions/0021).
     """
     handlers = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
@@ -151,8 +154,19 @@ def charged(seen: Seen) -> Found:
             if event.kind not in LEFT or claim is None:
                 continue
             since, until = claim.at - RECOVERY_S, event.at + 1
-            evident += seen.hit(EVIDENT, claim.pid, since, until) or any(
-                line.pid == claim.pid and since <= line.at <= until for line in handlers
+            evident += (
+                seen.hit(EVIDENT, claim.pid, since, until)
+                or any(line.pid == claim.pid and since <= line.at <= until for line in handlers)
+                or (_is_poisoned(seen, job, event) and seen.hit(DEADLY, claim.pid, since, until))
             )
         if job["crash_count"] > evident:
             yield f"job {job_id}: {job['crash_count']} crashes charged, {evident} with evidence"
+
+
+def _is_poisoned(seen: Seen, job: dict[str, Any], event: evidence.Event) -> bool:
+    """Whether a job failed as poison with this event, and no parent could report in time."""
+    claim = seen.claims(event.job).get(event.claim or 0)
+    seat = seen.seat(claim) if claim else None
+    if event.kind != "failed" or not str(job["error"]).startswith("poison: "):
+        return False
+    return seat is not None and seat.care != fleet.REAPED

@@ -14,6 +14,10 @@ BURIAL_S = 5.0
 """A parent buries sooner; a claim that is taken back later was not taken back by it."""
 BEGUN_S = 0.6
 """On a busy machine a body has begun a while before its first line, and its end is known later."""
+PAUSE_S = 1.0
+"""A pause may begin so long before its acknowledgement, and end so long after its request."""
+BACK_S = 5.0
+"""A job stands in line again so long after its queue is served: a sweep, and a busy machine."""
 Found = Iterator[str]
 Seen = evidence.Evidence
 
@@ -50,7 +54,11 @@ def keyed(seen: Seen) -> Found:
 
 
 def locked(seen: Seen) -> Found:
-    """Of a lock key one body at a time, and whoever was queued first is claimed first."""
+    """Of a lock key one handler at a time, and the job that was queued first is claimed first.
+
+    A job in a queue that is paused or without a live worker gives up its turn (docs/jobs.md), so
+    those that were claimed after that may be younger.
+    """
     lines: dict[str, list[str]] = defaultdict(list)
     for job_id, job in seen.jobs.items():
         if job["lock_key"] is not None:
@@ -58,13 +66,43 @@ def locked(seen: Seen) -> Found:
     for key, ids in lines.items():
         for span, beside in _crowds(seen, ids, 1):
             yield f"lock key {key}: {_named(span)} beside {', '.join(map(_named, beside))}"
-        firsts = [(claims[1].place, i) for i in ids if 1 in (claims := seen.claims(i))]
-        latest = 0
-        for _, job_id in sorted(firsts):
-            seq = seen.jobs[job_id]["seq"]
-            if seq < latest:
-                yield f"lock key {key}: job {job_id} (seq {seq}) was claimed after seq {latest}"
-            latest = max(latest, seq)
+        for job_id, other in _overtaken(seen, ids):
+            seq, by = seen.jobs[job_id]["seq"], seen.jobs[other]["seq"]
+            yield f"lock key {key}: job {job_id} (seq {seq}) was claimed after seq {by}"
+
+
+def _overtaken(seen: Seen, ids: list[str]) -> Iterator[tuple[str, str]]:
+    """Each job of a lock key that a younger one overtook while it stood in line, and that one.
+
+    Hostile rows have priorities of their own and are left out.
+    """
+    firsts = [
+        claims[1]
+        for i in ids
+        if seen.jobs[i]["reason"] != "hostile" and 1 in (claims := seen.claims(i))
+    ]
+    firsts.sort(key=lambda each: each.place)
+    for place, claim in enumerate(firsts):
+        job = seen.jobs[claim.job]
+        for at, other in enumerate(firsts[:place]):
+            if seen.jobs[other.job]["seq"] < job["seq"]:
+                continue
+            # The other one got its turn after the claim before its own.
+            since = firsts[at - 1].epoch - BACK_S if at else 0.0
+            if not _gave_up(seen, job["queue"], max(since, job["epoch"]), other.epoch):
+                yield claim.job, other.job
+                break
+
+
+def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
+    """Whether the queue was perhaps paused or without a live worker between the two instants."""
+    return any(each == queue and since <= at <= until for each, at in seen.unserved) or any(
+        pause.queue == queue
+        and pause.partition is None
+        and pause.since - PAUSE_S <= until
+        and pause.until + PAUSE_S >= since
+        for pause in seen.books.pauses
+    )
 
 
 def crowded(seen: Seen) -> Found:
@@ -101,18 +139,23 @@ def paused(seen: Seen) -> Found:
 
 
 def attempts(seen: Seen) -> Found:
-    """Every attempt that failed counts, and nothing else; the next one waits; there is a last."""
+    """Every attempt that failed counts, and nothing else; the next one waits; there is a last.
+
+    A timeout fails an ingest job at once and counts in `watchdog_retries`.
+    """
     for job_id, job in seen.jobs.items():
         if job["family"] != "ingest":
             continue
         again = [e for e in seen.events.get(job_id, []) if e.kind == "retried"]
         most, worn = max(job["max_attempts"], 1), job["crash_count"] >= fleet.MAX_CRASHES
-        failed = len(again) + (job["status"] == "failed" and not worn)
+        timed_out = any(e.kind.endswith("_trip") for e in seen.events.get(job_id, []))
+        ended = job["status"] == "failed" and not worn and not timed_out
+        failed = len(again) + ended
         if job["attempts"] != failed:
             yield f"job {job_id}: {job['attempts']} attempts counted, {failed} failed"
         if failed > most:
             yield f"job {job_id}: {failed} of {most} attempts failed"
-        if job["what"] == "hopeless" and job["status"] == "failed" and not worn and failed < most:
+        if job["what"] == "hopeless" and ended and failed < most:
             yield f"job {job_id}: given up after {failed} of {most} attempts"
         yield from _impatient(seen, job_id, job, again)
 

@@ -1,4 +1,4 @@
-"""Check the invariants while the soak runs, and find transactions that stay open."""
+"""Check the invariants while the soak runs; find open transactions and queues without workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from queue_workflows import db
 from queue_workflows.admin import audit
-from tests.soak import beside, faults, fleet
+from tests.soak import beside, faults, fleet, tasks
 
 SLACK_S = 1.0
 """What is acknowledged may meet a transaction of this age that is still under way."""
@@ -24,6 +24,16 @@ SELECT application_name AS seat, extract(epoch FROM now() - xact_start)::float8 
   FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = ANY (%s)
    AND xact_start < clock_timestamp() - %s * interval '1 second'
+"""
+_DOUBT_S = fleet.KNOBS["STALE_WORKER_AFTER_S"] - 2.0
+"""A worker that was not seen for so long may be stale at a sweep between two polls."""
+_UNSERVED = """
+SELECT q.queue, extract(epoch FROM clock_timestamp())::float8 AS at
+  FROM unnest(%s::text[]) q (queue)
+ WHERE NOT EXISTS (
+       SELECT FROM workers w WHERE w.queue = q.queue
+          AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
+          AND w.last_seen > clock_timestamp() - %s * interval '1 second')
 """
 _UNFINISHED = """
 SELECT 'run ' || r.id || ' (' || r.workflow_name || ') is ' || r.status AS what,
@@ -48,6 +58,8 @@ class Observer(beside.Beside):
         super().__init__("observer")
         self.invariants: list[str] = []
         self.slow: list[str] = []
+        self.unserved: list[tuple[str, float]] = []
+        """Each queue that perhaps had no live worker, and when, in the database's epoch seconds."""
         self._done = done
 
     def go(self, stop: threading.Event) -> None:
@@ -55,6 +67,7 @@ class Observer(beside.Beside):
         while not stop.wait(LOOK_EVERY_S):
             try:
                 self._look_for_open()
+                self._look_for_workers()
                 if time.monotonic() >= due:
                     self._judge()
                     due = time.monotonic() + INVARIANTS_EVERY_S
@@ -73,6 +86,11 @@ class Observer(beside.Beside):
             ):
                 text = f"{row['seat']}: {row['open_s']:.1f} s, {row['state']}: {row['query']}"
                 self.slow.append(text)
+
+    def _look_for_workers(self) -> None:
+        with db.connection() as conn:
+            rows = conn.execute(_UNSERVED, ([*tasks.QUEUES], _DOUBT_S)).fetchall()
+        self.unserved += [(row["queue"], row["at"]) for row in rows]
 
     def _judge(self) -> None:
         with db.connection() as conn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Generator
@@ -12,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 import queue_workflows
 from queue_workflows import db, node_pool
@@ -42,6 +43,8 @@ QUIET_S = judge_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
 """Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""
 SETTLE_S = 240.0
 MUTANT_SETTLE_S = 60.0
+KEPT = ("ingest_jobs", "ingest_job_events", "workflow_node_jobs", "workflow_node_events")
+"""Tables whose rows go to the folder that the environment variable SOAK_KEEP names."""
 
 
 class Options(NamedTuple):
@@ -173,7 +176,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         seen = evidence.gather(
             watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
-            stuck=left, slow=watching.slow, hostile=attacking.problems,
+            stuck=left, slow=watching.slow, unserved=watching.unserved, hostile=attacking.problems,
             shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
@@ -209,8 +212,13 @@ def _pause(seconds: float) -> None:
 
 
 def _keep(running: fleet.Fleet, folder: str) -> None:
-    """Copy logs and journal, for a look at what happened."""
-    import shutil
-
-    print(f"logs and journal: {folder}", file=sys.stderr)
+    """Copy logs, journal and the tables' rows to `folder`, to explain a violation afterwards."""
+    print(f"logs, journal and rows: {folder}", file=sys.stderr)
     shutil.copytree(running.base, folder, ignore=shutil.ignore_patterns("pg"), dirs_exist_ok=True)
+    with db.connection() as conn:
+        for table in KEPT:
+            query = sql.SQL("SELECT row_to_json(t)::text AS row FROM {} t").format(
+                sql.Identifier(table)
+            )
+            lines = (row["row"] + "\n" for row in conn.execute(query))
+            Path(folder, f"{table}.jsonl").write_text("".join(lines))

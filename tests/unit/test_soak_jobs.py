@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.soak import books, evidence, faults, fleet, journal, judge_jobs, tasks
+from tests.soak import (
+    books,
+    evidence,
+    faults,
+    fleet,
+    journal,
+    judge_claims,
+    judge_jobs,
+    tasks,
+)
 
 POOL = next(seat for seat in fleet.SEATS if seat.name == "pool-1")
 PID = 77
@@ -28,7 +37,8 @@ class Story:
         self.jobs[name] = {
             "family": "ingest", "what": "note", "queue": tasks.CALLS, "seq": len(self.jobs) + 1,
             "key": None, "lock_key": None, "partition": None, "status": "completed",
-            "attempts": 0, "max_attempts": 1, "crash_count": 0, **more,
+            "attempts": 0, "max_attempts": 1, "crash_count": 0, "reason": "load", "epoch": 0.0,
+            "run_id": None, "error": None, **more,
         }  # fmt: skip
 
     def event(self, name: str, kind: str, at: float, claim: int = 1) -> None:
@@ -122,6 +132,67 @@ def test_who_overtakes_in_the_line_of_a_lock_key_is_found() -> None:
     story.ran("second", 1.0, 2.0)
     story.ran("first", 3.0, 4.0)
     assert len([*judge_jobs.locked(story.seen())]) == 1
+    story.jobs["second"]["reason"] = "hostile"  # its priority may be higher
+    assert not [*judge_jobs.locked(story.seen())]
+
+
+def line() -> Story:
+    """A younger job overtook one that was queued at 10 s; it got its turn after 14.5 s."""
+    story = Story()
+    story.job("zeroth", lock_key="k")
+    story.job("first", lock_key="k", epoch=10.0)
+    story.job("second", lock_key="k", queue=tasks.NOTES)
+    story.ran("zeroth", 14.5, 16.0)
+    story.ran("second", 20.0, 21.0)
+    story.ran("first", 30.0, 31.0)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("queue", "at", "found"),
+    [
+        (tasks.CALLS, 15.0, 0),
+        (tasks.CALLS, 9.5, 1),  # it did not wait yet
+        (tasks.CALLS, 20.5, 1),  # the younger one was claimed already
+        (tasks.NOTES, 15.0, 1),  # that is the queue of the other one
+    ],
+)
+def test_a_job_in_a_queue_without_workers_may_be_overtaken(
+    queue: str, at: float, found: int
+) -> None:
+    seen = line().seen()
+    seen.unserved.append((queue, at))
+    assert len([*judge_jobs.locked(seen)]) == found
+
+
+@pytest.mark.parametrize(
+    ("queue", "partition", "since", "until", "found"),
+    [
+        (tasks.CALLS, None, 15.0, 16.0, 0),
+        (tasks.CALLS, "red", 15.0, 16.0, 1),
+        (tasks.NOTES, None, 15.0, 16.0, 1),
+        (tasks.CALLS, None, 1.0, 4.0, 1),
+        (tasks.CALLS, None, 25.0, 27.0, 1),
+    ],
+)
+def test_a_job_in_a_paused_queue_may_be_overtaken(
+    queue: str, partition: str | None, since: float, until: float, found: int
+) -> None:
+    story = line()
+    story.books.pauses.append(books.Pause(queue, partition, since, until))
+    assert len([*judge_jobs.locked(story.seen())]) == found
+
+
+@pytest.mark.parametrize(("at", "found"), [(9.0, 0), (4.0, 1)])
+def test_a_job_that_stands_in_line_again_is_overtaken_no_more(at: float, found: int) -> None:
+    story = Story()
+    for name in ("first", "second", "third"):
+        story.job(name, lock_key="k")
+    for since, name in ((10.0, "second"), (20.0, "third"), (30.0, "first")):
+        story.ran(name, since, since + 1)
+    seen = story.seen()
+    seen.unserved.append((tasks.CALLS, at))
+    assert len([*judge_jobs.locked(seen)]) == found
 
 
 @pytest.mark.parametrize(("most", "found"), [(tasks.MOST, 0), (tasks.MOST + 1, 1)])
@@ -184,6 +255,15 @@ def test_attempts_that_are_miscounted_or_too_many_are_found(
     assert len([*judge_jobs.attempts(story.seen())]) == found
 
 
+@pytest.mark.parametrize(("counted", "found"), [(0, 0), (1, 1)])
+def test_a_timeout_is_no_attempt(counted: int, found: int) -> None:
+    story = Story()
+    story.job("j", status="failed", attempts=counted, max_attempts=3, what="hopeless")
+    for kind in ("claimed", "failed", "budget_trip"):
+        story.event("j", kind, 1.0)
+    assert len([*judge_jobs.attempts(story.seen())]) == found
+
+
 @pytest.mark.parametrize(("waited", "found"), [(tasks.AGAIN_S, 0), (tasks.AGAIN_S - 0.1, 1)])
 def test_an_attempt_that_did_not_wait_is_found(waited: float, found: int) -> None:
     story = Story()
@@ -215,3 +295,38 @@ def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
     assert len([*judge_jobs.innocents(story.seen())]) == found
     story.faults.clear()
     assert not [*judge_jobs.innocents(story.seen())]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "error", "found"),
+    [
+        ("stop", "reclaimed", None, 0),
+        ("freeze", "reclaimed", None, 1),
+        ("freeze", "failed", "poison: took down 3 workers", 0),  # the note came too late
+        ("freeze", "failed", "its own", 1),
+        ("off", "failed", "poison: took down 3 workers", 1),
+    ],
+)
+def test_a_crash_that_was_charged_for_the_database_is_found(
+    fault: str, kind: str, error: str | None, found: int
+) -> None:
+    story = Story()
+    story.job("j", crash_count=1, error=error)
+    story.event("j", "claimed", 10.0)
+    story.faults = [faults.Fault(fault, POOL.name, 11.0, 20.0, (PID,))]
+    story.event("j", kind, 17.0)
+    assert len([*judge_claims.charged(story.seen())]) == found
+
+
+def test_a_parent_that_has_the_database_reports_before_a_job_is_poison() -> None:
+    story = Story()
+    reaped = next(seat for seat in fleet.SEATS if seat.care == fleet.REAPED)
+    story.job("j", crash_count=1, error="poison: took down 3 workers")
+    for kind, at in (("claimed", 10.0), ("failed", 17.0)):
+        story.event("j", kind, at)
+    there = [e._replace(host=reaped.label, queue=reaped.queue) for e in story.events["j"]]
+    story.events["j"] = there
+    story.faults = [faults.Fault("freeze", reaped.name, 11.0, 20.0, (PID,))]
+    seen = story.seen()
+    seen.ended.append(fleet.Ended(18.0, reaped.name, PID, 77, None))
+    assert len([*judge_claims.charged(seen)]) == 1

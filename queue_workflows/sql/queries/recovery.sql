@@ -150,11 +150,12 @@ SELECT (job).* FROM done;
 
 -- name: refund_ingest
 -- Take back the crash that was counted for a claim, unless that was done before: a `death`
--- event says so, which the caller adds. Return the job; no row: there is nothing to take
--- back.
+-- event says so, which the caller adds. The job may have ended since; but the error of a
+-- poisoned job names its count, so both stay. Return the job; no row: nothing to take back.
 UPDATE ingest_jobs j
    SET crash_count = j.crash_count - 1
- WHERE j.id = %(job)s AND j.crash_count > 0 AND j.status IN ('queued', 'running')
+ WHERE j.id = %(job)s AND j.crash_count > 0
+   AND (j.status = 'failed' AND starts_with(j.error, 'poison: ')) IS NOT TRUE
    AND EXISTS (SELECT FROM ingest_job_events e
                 WHERE e.job_id = j.id AND e.claim_no = %(claim)s AND e.event_type = 'claimed'
                   AND e.worker_id = %(worker)s)
@@ -168,7 +169,8 @@ RETURNING j.*;
 -- Do the same for a node job. Its events are found by run and node, which are indexed.
 UPDATE workflow_node_jobs j
    SET crash_count = j.crash_count - 1
- WHERE j.id = %(job)s AND j.crash_count > 0 AND j.status IN ('queued', 'running')
+ WHERE j.id = %(job)s AND j.crash_count > 0
+   AND (j.status = 'failed' AND starts_with(j.error, 'poison: ')) IS NOT TRUE
    AND EXISTS (SELECT FROM workflow_node_events e
                 WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.job_id = j.id
                   AND e.claim_no = %(claim)s AND e.event_type = 'claimed'
