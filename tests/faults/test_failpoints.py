@@ -146,7 +146,9 @@ def bury(pid: int) -> None:
 
 def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
     """Bring a workload to its end past one death; the roles that it took."""
-    work = sweep.work(f"{point.side}-{point.nth}-{point.place}"[:200])
+    # With a number, as a point that no process reached is tried again.
+    tag = f"{len(world.started)}-{point.side}-{point.nth}-{point.place}"
+    work = sweep.work(tag[:200])
     env = work.submit() | sweep.env
     role = world.start(*sweep.role, point=point, **env)
     until(lambda: role.ended() is not None or work.is_over(), timeout_s=60, every_s=LOOK_S)
