@@ -24,10 +24,11 @@ def _let_everybody_in(conn: Conn) -> None:
     edit(conn, "queue_workflows_give_turns", (re.escape(held), "AND false"))
 
 
-def _serve_notes_alone(conn: Conn) -> None:
-    """A job in any other queue gives up its turn with a lock key, whoever serves its queue."""
-    notes = ") q WHERE q.queue = 'notes' AND"
-    edit(conn, "queue_workflows_served_queues", (r"\) q\s+WHERE", notes))
+def _take_turns_away(conn: Conn) -> None:
+    """A job gives up its turn with a lock key to one of NOTES, whoever serves its queue."""
+    begin = "IF cardinality(p_served) = 0 THEN"
+    served = "p_served := ARRAY['notes']; " + begin
+    edit(conn, "queue_workflows_block_unserved", (re.escape(begin), served))
 
 
 def _no_limit(conn: Conn) -> None:
@@ -82,7 +83,7 @@ MUTANTS = {
     ),
     "turns": Mutant(
         "a job gives up its turn with a lock key although its queue is served",
-        "lock keys held twice or out of order", None, _serve_notes_alone, jobs={"locked": 24},
+        "lock keys held twice or out of order", None, _take_turns_away, jobs={"locked": 24},
     ),
     "limits": Mutant(
         "of a partition any number runs", "more at once than a limit allows",
