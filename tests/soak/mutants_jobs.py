@@ -24,13 +24,6 @@ def _let_everybody_in(conn: Conn) -> None:
     edit(conn, "queue_workflows_give_turns", (re.escape(held), "AND false"))
 
 
-def _take_turns_away(conn: Conn) -> None:
-    """A job gives up its turn with a lock key to one of NOTES, whoever serves its queue."""
-    begin = "IF cardinality(p_served) = 0 THEN"
-    served = "p_served := ARRAY['notes']; " + begin
-    edit(conn, "queue_workflows_block_unserved", (re.escape(begin), served))
-
-
 def _no_limit(conn: Conn) -> None:
     edit(conn, "queue_workflows_admit", (r"IF v_max IS NOT NULL THEN", "IF false THEN"))
 
@@ -80,10 +73,6 @@ MUTANTS = {
     "lock-keys": Mutant(
         "a job waits for nobody with its lock key", "lock keys held twice or out of order",
         None, _let_everybody_in, jobs={"locked": 24},
-    ),
-    "turns": Mutant(
-        "a job gives up its turn with a lock key although its queue is served",
-        "lock keys held twice or out of order", None, _take_turns_away, jobs={"locked": 24},
     ),
     "limits": Mutant(
         "of a partition any number runs", "more at once than a limit allows",
