@@ -90,7 +90,7 @@ def _judged(conn: db.Connection, law: laws.Law, values: dict[str, Any]) -> dict[
 
 
 def show_bad(bad: list[bad_rows.BadRow]) -> None:
-    """Print the rows that are set aside, unreadable or out of range; they break no law."""
+    """Print the rows that the engine cannot work on; they break no invariant."""
     for row in bad:
         text = output.line(f"{row.kind} {row.id}: {row.text}; {row.command}", 1000)
         output.echo(f"bad row {text}")

@@ -235,8 +235,8 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
 
 def _no_schema(seen: dict[str, object], purpose: str) -> Finding:
     if purpose == "migrate" and seen["may_create"]:
-        return Finding("schema", OK, "none yet, and this role may bring it")
-    remedy = "`queue-workflows migrate` brings it, or the first queue-orchestrator"
+        return Finding("schema", OK, "none yet, and this role may create it")
+    remedy = "run `queue-workflows migrate`, or start queue-orchestrator"
     if not seen["may_create"]:
         remedy += f"; this role needs GRANT CREATE ON SCHEMA {seen['schema']} for that"
     return Finding("schema", ERROR, "there is none", remedy)
@@ -252,7 +252,7 @@ def _version(version: int, needs: int, purpose: str) -> Finding:
     if version < required:
         text = f"at version {version}, this code needs {required}"
         level = OK if purpose == "migrate" else ERROR
-        remedy = "" if level == OK else "`queue-workflows migrate` brings it"
+        remedy = "" if level == OK else "run `queue-workflows migrate`"
         return Finding("schema", level, text, remedy)
     if version > required:
         text = f"at version {version}, this code knows {required} and may work on it"

@@ -1,24 +1,24 @@
-"""`queue-workflows demo`: the example app at work on a real folder, from nothing to its report."""
+"""`queue-workflows demo`: the example app makes a picture book; it needs no server."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from queue_workflows import config, db, dispatcher, errors
-from queue_workflows.cli import command, fleet, follow, options, output, picture, run
+from queue_workflows.cli import command, fleet, follow, options, output, run
 from queue_workflows.runtime import signals
 from queue_workflows.store import overview
 
 APP = "queue_workflows.demo:setup"
-WORKFLOW = "code_report"
-REPORTS = ("report/write/report.html", "report/write/report.md")
+WORKFLOW = "picture_book"
+RESULTS = {"book": "page/write_page/book.html", "picture of the run": "picture/draw_run/run.svg"}
+TEXT_SUFFIXES = (".txt", ".md")
 DEFAULT_OUT = Path("queue-workflows-demo")
 
 
@@ -26,7 +26,7 @@ def demo(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FOLDER", help="Python code to report on; default: the standard library."
+            metavar="FOLDER", help="Texts (.txt, .md) for the book; default: five samples."
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
@@ -38,14 +38,14 @@ def demo(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run the example workflow over a folder of Python code. It brings up all that it needs."""
+    """Make a picture book of a folder of texts. It starts and stops all that it needs."""
 
     def body() -> int:
         if not yes and not sys.stdin.isatty():
             raise errors.InvalidConfig(
                 "demo asks one question on the way: use a terminal, or --yes"
             )
-        source = _source(folder)
+        source = None if folder is None else str(_source(folder))
         config.load_app(APP)
         wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
         with command.until_stopped() as stop, command.database(create=True) as words:
@@ -55,7 +55,7 @@ def demo(
             _refuse_company()
             request = run.Request(
                 workflow=WORKFLOW,
-                context={"folder": str(source)},
+                context={"folder": source},
                 out_dir=run.folder(out),
                 priority=100,
                 queues={},
@@ -90,24 +90,22 @@ def _run(
         return follow.exit_code(None)
     code = run.finish(row["id"], seen, as_json=as_json)
     if not as_json:
-        _show_reports(seen)
+        if code == 0:
+            _show_results(seen.run["out_dir"])
         _show_way_back(row["id"])
     return code
 
 
-def _source(folder: Path | None) -> Path:
-    source = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
-    if not source.is_dir():
-        raise errors.InvalidConfig(f"{source}: no such folder")
-    if not _has_python(source):
-        raise errors.InvalidConfig(
-            f"{source}: no Python file in it that can be read: nothing to measure"
-        )
-    return source.resolve()
-
-
-def _has_python(folder: Path) -> bool:
-    return any(name.endswith(".py") for _, _, names in os.walk(folder) for name in names)
+def _source(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise errors.InvalidConfig(f"{folder}: no such folder")
+    try:
+        has_text = any(path.suffix in TEXT_SUFFIXES and path.is_file() for path in folder.iterdir())
+    except OSError as error:
+        raise errors.InvalidConfig(f"{folder}: {error.strerror}") from None
+    if not has_text:
+        raise errors.InvalidConfig(f"{folder}: it has no {' or '.join(TEXT_SUFFIXES)} file")
+    return folder.resolve()
 
 
 def _refuse_company() -> None:
@@ -137,8 +135,6 @@ def _show_way_back(run_id: str) -> None:
         output.echo(f"what happened: {command.PROG} show {run_id} --db {name}")
 
 
-def _show_reports(seen: picture.Picture) -> None:
-    for name in REPORTS:
-        path = Path(seen.run["out_dir"]) / name
-        if path.exists():
-            output.echo(f"report: {path}")
+def _show_results(out_dir: str) -> None:
+    for what, name in RESULTS.items():
+        output.echo(f"{what}: {Path(out_dir) / name}")

@@ -266,7 +266,7 @@ def _schema(conn: db.Connection) -> Iterator[Finding]:
     version, required = db.current_schema_version(), db.REQUIRED_VERSION
     if version < required:
         text = f"at version {version}, this code needs {required}"
-        yield Finding("schema", ERROR, text, "`queue-workflows migrate` brings it")
+        yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
     elif version > required:
         text = f"at version {version}, this code knows {required}"
         yield Finding("schema", WARNING, text, "upgrade queue_workflows here")
@@ -336,10 +336,10 @@ def _runs(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _bad_rows(conn: db.Connection) -> Iterator[Finding]:
-    """Rows that are set aside, unreadable or out of range, each with the command that ends it."""
+    """Report failing, blocked, unreadable and out-of-range rows with the command that ends each."""
     rows = [*bad_rows.stuck(conn, SHOWN_BAD), *bad_rows.out_of_range(conn, SHOWN_BAD)]
     if not rows:
-        yield Finding("bad rows", OK, "none is set aside, unreadable or out of range")
+        yield Finding("bad rows", OK, "none is failing, blocked, unreadable or out of range")
     for row in rows:
         yield Finding("bad rows", WARNING, f"{row.kind} {row.id}: {row.text}", f"`{row.command}`")
 

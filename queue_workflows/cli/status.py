@@ -119,8 +119,8 @@ def _show(found: dict[str, Any], psql: str) -> None:
         output.echo(f"{psql} connects to it while `up`, `run` or `demo` runs")
     if version < required:
         output.echo(
-            f"schema version {version}, this code needs {required}: `queue-workflows migrate` or "
-            "an orchestrator brings it"
+            f"schema version {version}, this code needs {required}: run "
+            "`queue-workflows migrate`, or start queue-orchestrator"
         )
         return
     newer = f" (this code knows {required})" if version > required else ""

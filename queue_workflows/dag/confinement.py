@@ -1,9 +1,9 @@
-"""Folders of a run, opened so that no symbolic link leads the engine out of `out_dir` or its root.
+"""Open, create and remove a run's folders without following symbolic links out of them.
 
-A path that was checked may be swapped for a link before it is used. Therefore each folder is opened
-component by component, relative to the descriptor of the one before, with `O_NOFOLLOW`: a link that
-was planted meanwhile ends in an error, and what is created, listed or removed below the descriptor
-is in the folder that was checked. This needs no `/proc`, so it also works on macOS.
+Another process may replace a checked folder by a link before the engine uses it. Therefore each
+component of a path is opened relative to its parent's descriptor with `O_NOFOLLOW`. A link that was
+planted meanwhile raises an error. Later operations use the descriptor, so they stay in the checked
+folder. This needs no `/proc`, so it also works on macOS.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from queue_workflows import config, errors
 
 SCRATCH = ".scratch"
 MAX_PATH_CHARS = 4096
-"""Linux takes no longer path; a longer one in a row is refused before the file system sees it."""
+"""Longest path that Linux accepts. A longer one from a row is refused before any system call."""
 NAME_BYTES = 255
-"""File systems take no longer name."""
+"""Longest name of one path component, in bytes, that common file systems accept."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _LINK = (errno.ELOOP, errno.ENOTDIR)
-"""What opening a symbolic link as a folder, without following it, ends with."""
+"""The errors of opening a symbolic link, or a file, with O_DIRECTORY and O_NOFOLLOW."""
 
 
 def roots() -> list[str]:
@@ -46,17 +46,17 @@ def check(out_dir: str | None) -> None:
 def opened(out_dir: str, *parts: str, create: bool = False) -> Generator[int]:
     """Yield the descriptor of `out_dir`, or of the folder that `parts` name below it.
 
-    `parts` are names of single folders. `create` makes what is missing, but for a root of
-    OUT_ROOTS: a root that is not mounted must not be replaced by an empty folder. Raises
-    `FolderRefused` for a place outside the roots and for a symbolic link on the way, OSError for
-    what cannot be opened.
+    `parts` are names of single folders. `create` creates missing folders, except a root of
+    OUT_ROOTS: an empty folder in its place would hide that its file system is not mounted. Raises
+    `FolderRefused` for a path outside the roots, and for a symbolic link or a file on the way.
+    Raises `InvalidPayload` for an impossible path, and OSError if a folder cannot be opened.
     """
     allowed = roots()
     if not allowed:
         _plain(out_dir, f"out_dir {out_dir!r:.120}")
         if create:
             os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103  a Path would lose a trailing "//"
-        # The folder itself is the app's: without OUT_ROOTS it may be a link to anywhere.
+        # Without OUT_ROOTS `out_dir` may be any folder, also a link; only names below are checked.
         start, names = os.path.realpath(out_dir), [*parts]
     else:
         start, below = _place(out_dir, allowed)
@@ -73,9 +73,10 @@ def opened(out_dir: str, *parts: str, create: bool = False) -> Generator[int]:
 
 
 def inside(out_dir: str, path: str, what: str) -> tuple[str, ...]:
-    """Return the names of the folders that lead from `out_dir` to the relative `path`, resolved.
+    """Resolve `path` relative to `out_dir` and return the names of the folders on the way.
 
-    Raises `InvalidPayload` naming `what` for a path that is not below `out_dir`, also by a link.
+    Raises `InvalidPayload`, whose text begins with `what`, if the resolved path is not below
+    `out_dir`, for example because of a symbolic link.
     """
     _plain(out_dir, f"out_dir {out_dir!r:.120}")
     _plain(path, what)
@@ -94,10 +95,10 @@ def make(out_dir: str, path: str, what: str) -> Path:
 
 
 class Scratch:
-    """A new, empty folder below `parent`, and its removal; neither follows a symbolic link.
+    """A new, empty folder below `parent`, created and removed without following symbolic links.
 
-    It holds a descriptor of `parent` until `remove`, so that it removes what it made, wherever the
-    names on the way lead by then.
+    The object keeps a descriptor of `parent` open until `remove()`. So it removes the folder that
+    it created, even if a parent folder was renamed or replaced meanwhile.
     """
 
     def __init__(self, parent: str, parent_fd: int, prefix: str) -> None:
@@ -111,7 +112,10 @@ class Scratch:
         self.path = Path(parent, self._name)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it; what cannot be removed stays."""
+        """Remove the folder and its contents, and close the descriptor.
+
+        Errors are ignored: what cannot be removed stays.
+        """
         try:
             with contextlib.suppress(OSError, RecursionError):
                 _empty(self._name, self._parent_fd)
@@ -122,8 +126,8 @@ class Scratch:
 
 
 def _empty(name: str, parent_fd: int) -> None:
-    # Neither shutil.rmtree before Python 3.11 takes a descriptor to start from, nor does it hold on
-    # to the folders above its path: a link planted there would have it remove what lies elsewhere.
+    # shutil.rmtree takes no `dir_fd` before Python 3.11, and resolves the parent folders by name. A
+    # link that was planted in their place would make it delete files elsewhere.
     for _, folders, files, fd in os.fwalk(name, topdown=False, dir_fd=parent_fd):
         for file in files:
             with contextlib.suppress(OSError):
@@ -148,8 +152,8 @@ def _step(fd: int, name: str, shown: str, *, create: bool) -> int:
         if error.errno not in _LINK:
             raise
         raise errors.FolderRefused(
-            f"{shown!r:.300} is a symbolic link or no folder: the engine uses neither for a run's "
-            "files; remove it"
+            f"{shown!r:.300} is a symbolic link or not a folder, so the engine does not use it for "
+            "the run's files: remove this link or file, or submit the run with another out_dir"
         ) from None
 
 
@@ -157,16 +161,17 @@ def _place(out_dir: str, allowed: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the root that `out_dir` resolves into, and the names of the folders below it."""
     variable = config.OUT_ROOTS.variables[0]
     remedy = (
-        f"the folders that {variable} allows ({os.pathsep.join(allowed)}); submit the run with a "
-        "folder inside, or add its folder"
+        f"the folders of {variable} ({os.pathsep.join(allowed)}): submit the run with an out_dir "
+        f"inside one of them, or add a folder to {variable}"
     )
     try:
         _plain(out_dir, f"out_dir {out_dir!r:.120}")
         resolved = Path(os.path.realpath(out_dir))
     except (errors.InvalidPayload, OSError) as error:
-        # No later try resolves it either: the run has to fail at once, with this reason.
+        # A retry cannot succeed. FolderRefused fails the run at once, with this reason.
         raise errors.FolderRefused(
-            f"the run's out_dir {out_dir!r:.300} cannot be resolved ({error}) into one of {remedy}"
+            f"the run's out_dir {out_dir!r:.300} cannot be resolved ({error}). It must lie in"
+            f" {remedy}"
         ) from None
     for root in allowed:
         if resolved.is_relative_to(root):
@@ -175,7 +180,10 @@ def _place(out_dir: str, allowed: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _plain(path: str, what: str) -> None:
-    """Refuse what no file system takes, before it raises something that names no reason."""
+    """Raise `InvalidPayload` for a path with a NUL, or one that is too long.
+
+    Otherwise a system call would raise ValueError or OSError for it.
+    """
     if "\0" in path:
         raise errors.InvalidPayload(f"{what} has a NUL character: it is no path")
     if len(path) > MAX_PATH_CHARS or any(

@@ -1,4 +1,7 @@
-"""Check the definition that a run's row carries: whoever may write the row may have forged it."""
+"""Check the definition that is stored in a run's row.
+
+A role that may write the row may have stored anything there.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ QUEUES = ("cpu", "gpu")
 MAX_ID_CHARS = 201
 MAX_DEPENDENCIES = 1_000_000
 _LISTED = 20
+_WHERE = "the run's stored definition"
 
 
 def check(definition: Any) -> graph.Graph:
-    """Return the graph of a frozen definition.
+    """Return the graph of a stored definition.
 
-    Raises `InvalidWorkflow` that names the node and the reason: a value that is no definition, no
-    nodes, more than MAX_NODES_PER_RUN of them, a duplicate id, an unknown dependency, a cycle, or
-    a field of the wrong shape.
+    Raises `InvalidWorkflow` with the node and the reason: not a definition, no nodes, more than
+    MAX_NODES_PER_RUN nodes, more than MAX_DEPENDENCIES dependencies, a duplicate id, an unknown
+    dependency, a cycle, or a field of the wrong shape.
     """
-    where = "its definition"
+    where = _WHERE
     if isinstance(definition, Unreadable):
         raise errors.InvalidWorkflow(f"{where} cannot be read: {definition.reason}")
     document = plain.record(definition, where)
     if document.get("version") != 1:
         raise errors.InvalidWorkflow(
-            f"{where} is of version {document.get('version')!r:.40}; this code reads version 1"
+            f"{where} has version {document.get('version')!r:.40}, but this code reads version 1"
+            " only: upgrade this process, or submit the run again"
         )
     listed = plain.items(document, "nodes", where)
     limit = config.MAX_NODES_PER_RUN.read()
@@ -51,7 +56,7 @@ def check(definition: Any) -> graph.Graph:
 def _node(raw: Any, where: str) -> graph.Node:
     entry = plain.record(raw, where)
     node_id = _node_id(entry, where)
-    where = f"its definition: node {node_id!r}"
+    where = f"{_WHERE}: node {node_id!r}"
     step = entry.get("step")
     own = None if step is None else dict(plain.record(plain.value(step, where), f"{where}: 'step'"))
     queue = plain.needed_text(entry, "queue", where)
@@ -75,11 +80,16 @@ def _node(raw: Any, where: str) -> graph.Node:
 
 
 def _node_id(entry: Mapping[str, Any], where: str) -> str:
-    """Return the id: one or two identifiers with a slash between, as it becomes a path."""
+    """Return the id: one identifier, or two joined by a slash.
+
+    Nothing else is accepted, because the id becomes the path of a folder.
+    """
     raw = entry.get("id")
     parts = raw.split("/") if isinstance(raw, str) and len(raw) <= MAX_ID_CHARS else []
     if not 1 <= len(parts) <= 2:
-        raise errors.InvalidWorkflow(f"{where}: {raw!r:.120} is no node id")
+        raise errors.InvalidWorkflow(
+            f"{where}: {raw!r:.120} is not a node id: use one identifier, or two joined by '/'"
+        )
     for part in parts:
         plain.identifier({"id": part}, where)
     assert isinstance(raw, str)
@@ -87,7 +97,7 @@ def _node_id(entry: Mapping[str, Any], where: str) -> str:
 
 
 def _inputs(raw: Any, where: str) -> dict[str, Any]:
-    """Return the templates, their markers of paths checked: `bind_paths` takes them as they are."""
+    """Return the input templates after checking their `$out` paths, which `bind_paths` trusts."""
     where = f"{where}: 'inputs'"
     inputs = dict(plain.record(plain.value(raw, where, wrapped=3), where))
     for name, template in inputs.items():
@@ -104,7 +114,7 @@ def _check_marker(marked: Any, where: str) -> None:
     paths = cast("list[Any]", marked) if isinstance(marked, list) else [marked]
     for path in paths:
         if not isinstance(path, str) or not path or ".." in path.split("/") or path[0] == "/":
-            raise errors.InvalidWorkflow(f"{where}: {path!r:.80} is no path under out_dir")
+            raise errors.InvalidWorkflow(f"{where}: {path!r:.80} is not a path below out_dir")
 
 
 def _policy(raw: Any, is_input: bool, where: str) -> dict[str, Any] | None:
@@ -124,7 +134,7 @@ def _check_edges(nodes: Mapping[str, graph.Node], where: str) -> None:
         for dep in node.deps:
             if dep not in nodes:
                 raise errors.InvalidWorkflow(
-                    f"{where}: node {node.id!r} waits for the unknown {dep!r:.120}"
+                    f"{where}: node {node.id!r} depends on {dep!r:.120}, which is not a node of it"
                 )
     cycle = graph.find_cycle({node.id: node.deps for node in nodes.values()})
     if cycle:

@@ -1,4 +1,4 @@
-"""Convert Python values to what JSON carries, and name the place of a value that it cannot."""
+"""Convert Python values to JSON-compatible ones; name the place of a value without a JSON form."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from queue_workflows import config, errors
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL does not store in a text or a jsonb value."""
 LARGEST = 17976931348623157 * 10**292
-"""The bound of the database's own check. Many readers of JSON make every number a float."""
+"""Largest number that the database accepts. Many JSON parsers read every number as a float."""
 _AS_TEXT = (uuid.UUID, decimal.Decimal, pathlib.PurePath)
 _DATES = (datetime.date, datetime.time)  # a datetime is a date as well
 
 
 def plain(value: Any, what: str) -> Any:
-    """Return the value made of dicts, lists, texts, numbers, booleans and None alone.
+    """Return a copy that contains only dicts, lists, strings, numbers, booleans and None.
 
-    Dates and times become ISO texts; UUIDs, Decimals and paths become texts; an enum member becomes
-    its value; a dataclass and a pydantic model become dicts. Raises `InvalidPayload` whose text
-    starts with `what` and names the place, as `result['a'][3]`, of the first value that JSON or
-    PostgreSQL cannot carry; also past MAX_PAYLOAD_DEPTH and MAX_PAYLOAD_KB.
+    Dates and times become ISO strings. UUIDs, Decimals and paths become strings. An enum member
+    becomes its value. A dataclass and a pydantic model become dicts.
+
+    Raises `InvalidPayload` for the first value that JSON or PostgreSQL cannot represent. The text
+    begins with `what` and names the place, such as `result['a'][3]`. Also raises it for more than
+    MAX_PAYLOAD_DEPTH levels, and for more values than MAX_PAYLOAD_KB has bytes.
     """
-    # Each value takes a character of JSON at least.
+    # Each value needs at least one byte of JSON, so more values than bytes can never fit.
     max_items = config.MAX_PAYLOAD_KB.read() * 1024
     converter = _Converter(what, config.MAX_PAYLOAD_DEPTH.read(), max_items)
     try:
@@ -46,11 +48,12 @@ class _Converter:
         self._items_left = max_items
 
     def converted(self, value: Any, place: str, depth: int) -> Any:
-        """Return the plain form of the value that stands at `place`."""
+        """Return the JSON-compatible form of the value at `place`."""
         self._items_left -= 1
         if self._items_left < 0:
             raise errors.InvalidPayload(
-                f"{self._what}: it holds too many values for MAX_PAYLOAD_KB; store a path instead"
+                f"{self._what}: it has too many values for MAX_PAYLOAD_KB"
+                f" ({config.MAX_PAYLOAD_KB.read()} KiB); put the data in a file and store its path"
             )
         if value is None or isinstance(value, bool):
             return value

@@ -1,4 +1,4 @@
-"""Where the files of a run go that names no `out_dir`."""
+"""Choose the output folder of a run that has no `out_dir`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder() -> Path:
     if chosen := config.OUTPUTS_DIR.read():
         return Path(chosen).expanduser().absolute()
     if roots := confinement.roots():
-        # A folder of its own: an id must not meet a folder that somebody else put there.
+        # In a subfolder, because a run id may equal the name of an unrelated folder in the root.
         return Path(roots[0], "runs")
     try:
         return config.data_folder() / "outputs"
@@ -35,7 +35,7 @@ def folder() -> Path:
 def of_run(run_id: str) -> str:
     """Return the folder of a run without an `out_dir`, the same on every call.
 
-    An id that is no plain name is replaced by a hash of it, so that it cannot lead elsewhere.
+    If the id is not a simple file name, its hash is used instead, so that it cannot lead elsewhere.
     """
     name = run_id
     if not _PLAIN_NAME.fullmatch(run_id):
@@ -44,5 +44,5 @@ def of_run(run_id: str) -> str:
 
 
 def given(run: Row) -> Row:
-    """Return the run, with the folder that it gets where it has none."""
+    """Return the run; if it has no `out_dir`, a copy with the folder of `of_run`."""
     return run if run["out_dir"] is not None else run | {"out_dir": of_run(run["id"])}

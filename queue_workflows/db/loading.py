@@ -13,17 +13,17 @@ from psycopg.types.json import set_json_loads
 from queue_workflows.types import Unreadable
 
 MAX_DEPTH = 200
-"""Levels of nesting; far from the interpreter's recursion limit of 1,000 frames."""
+"""Levels of nesting, well below the interpreter's recursion limit of 1,000 frames."""
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
 KEPT_BYTES = 64 * 1024
-"""What an `Unreadable` keeps of a longer text: enough to tell which row it is of."""
+"""Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 
 
 def install(conn: psycopg.Connection[Any]) -> None:
-    """Make this connection load JSON with `load_json`, and times out of range as the nearest."""
+    """Register the loaders on this connection: `load_json` for JSON, `_Moment` for timestamptz."""
     set_json_loads(load_json, conn)
     conn.adapters.register_loader("timestamptz", _Moment)
 
@@ -31,8 +31,9 @@ def install(conn: psycopg.Connection[Any]) -> None:
 def load_json(data: str | bytes) -> Any:
     """Return the value of a JSON text, or an `Unreadable` that says why it is not loaded.
 
-    Refused are texts over MAX_BYTES, more than MAX_DEPTH levels, and integers of more digits than
-    Python converts (4,300 by default, `sys.set_int_max_str_digits`).
+    `Unreadable` is returned for invalid JSON, a text over MAX_BYTES, and more than MAX_DEPTH
+    levels. It is also returned for an integer with more digits than Python converts (4,300 by
+    default, `sys.set_int_max_str_digits`).
     """
     raw = data.encode() if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
@@ -63,9 +64,9 @@ def _is_deep(value: Any) -> bool:
 
 
 class _Moment(adapt.Loader):
-    """Loads a timestamptz; what Python has no datetime for becomes the nearest it has.
+    """Load a timestamptz; return the nearest `datetime` for a time that Python cannot represent.
 
-    These are `infinity`, `-infinity`, years after 9999 and years before 1.
+    Such times are `infinity`, `-infinity`, and times in years after 9999 or before year 1.
     """
 
     def __init__(self, oid: int, context: abc.AdaptContext | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Which database of the embedded server an app has: one per project, named by the app's folder."""
+"""Choose the database of an app on the embedded server: one per project, named after its folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from queue_workflows import errors
 
 _STEM_MAX = 40
-"""Characters of the folder's name; PostgreSQL allows 63 bytes, and `_` and 8 digits follow."""
+"""Most characters of the folder's name in a name of a database, which has at most 63 bytes."""
 _NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
 _RESERVED = frozenset({"postgres", "template0", "template1"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -21,19 +21,23 @@ DEMO = "demo"
 
 
 class Project(NamedTuple):
-    """A database by its name, and the folder of the app that it belongs to."""
+    """The name of a database, and the folder of the project that it belongs to."""
 
     name: str
     folder: Path | None
-    """None for a database that was named by hand and may be shared by several apps."""
+    """None if the database was chosen with `--db`; several apps may share such a database."""
 
 
 def named(name: str) -> Project:
-    """Return the project of a name given by hand. Raises `InvalidConfig` for an unusable one."""
+    """Return the project for a name from `--db`.
+
+    Raises `InvalidConfig` for a reserved name, and for one with other characters or a wrong length.
+    """
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise errors.InvalidConfig(
-            f"--db {name!r}: a database's name is 1 to 63 letters, digits and '_', and none of "
-            f"{', '.join(sorted(_RESERVED))}; `queue-workflows databases` lists those that exist"
+            f"--db {name!r} is not a valid database name: use 1 to 63 letters, digits or '_', and "
+            f"none of the reserved names {', '.join(sorted(_RESERVED))}; "
+            "`queue-workflows databases` lists the databases that exist"
         )
     return Project(name, None)
 
@@ -50,7 +54,7 @@ def of_folder(folder: Path) -> Project:
 
 
 def here() -> Path:
-    """Return the current folder; the root if it was deleted while this process ran."""
+    """Return the current folder, or `/` if the current folder no longer exists."""
     try:
         return Path.cwd()
     except OSError:
@@ -58,9 +62,9 @@ def here() -> Path:
 
 
 def around(folder: Path) -> list[Project]:
-    """Return the projects that a folder may lie in, the nearest first.
+    """Return the projects that a folder may belong to, nearest first.
 
-    Each folder from this one upwards, and the `src` folder that stands beside it.
+    These are the folder itself, its `src` subfolder, and then the same for each parent folder.
     """
     real = folder.resolve()
     folders = [each / below for each in (real, *real.parents) for below in ("", "src")]
@@ -68,10 +72,11 @@ def around(folder: Path) -> list[Project]:
 
 
 def of_module(module: str) -> Project:
-    """Return the project of an app by its module, which has been imported.
+    """Return the project of an app, given its imported module.
 
-    Its folder is the one in which the top-level module or package lies. An app that is installed
-    shares that folder with others, so that its package is its folder.
+    The project's folder is the one that contains the top-level module or package. For an installed
+    app it is the package itself, because all installed apps share `site-packages`. Modules of this
+    package give `DEMO`. A module that has no file gives the current folder.
     """
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)
@@ -100,7 +105,7 @@ def of_script() -> Project | None:
 
 
 def _place(module: ModuleType) -> Path | None:
-    """The package's folder, or the module's file without its suffix."""
+    """Return the package's folder, or the module's file path without its suffix, or None."""
     for folder in getattr(module, "__path__", ()):
         return Path(folder).resolve()
     file = getattr(module, "__file__", None)
@@ -108,7 +113,10 @@ def _place(module: ModuleType) -> Path | None:
 
 
 def _above_packages(folder: Path) -> Path:
-    """The nearest folder that is no package: a module may be started from inside its package."""
+    """Return the nearest folder without `__init__.py`, this one or a parent.
+
+    A module may be started from inside its package.
+    """
     while (folder / "__init__.py").exists() and folder != folder.parent:
         folder = folder.parent
     return folder

@@ -1,9 +1,8 @@
-"""Print values that came from rows: escaped, bounded, whatever their type.
+"""Format values from rows for printing: escape control characters, limit the length, take any type.
 
-A character that a terminal obeys or that nobody sees is written as Python escapes it: `\\x1b`,
-`\\u202e`, `\\n`. A backslash stays as it is, so that paths and JSON stay readable and printing
-twice changes nothing. The text `\\x1b` and the character ESC therefore look the same; JSON output
-tells them apart.
+Control characters and invisible characters are escaped as in Python: `\\x1b`, `\\u202e`, `\\n`. A
+backslash is not escaped. So paths and JSON stay readable, and formatting twice changes nothing. The
+text `\\x1b` and the character ESC therefore look the same. JSON output tells them apart.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, cast
 from queue_workflows.types import Unreadable
 
 LIMIT = 200
-"""Characters of a line unless its caller says otherwise."""
+"""Default maximum length of a line, in characters."""
 DEPTH = 220
 """Levels of a printed JSON value. The loader of rows refuses more than 200."""
 _SHORT_DEPTH = 20
@@ -28,8 +27,8 @@ _ELLIPSIS = "..."
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 
-# Unicode's categories Cc, Cf, Cs, Zl and Zp, and what else Unicode calls ignorable by default. The
-# variation selectors U+FE0E and U+FE0F stay: emoji of ordinary texts contain them.
+# Unicode's categories Cc, Cf, Cs, Zl and Zp, and the other characters that Unicode lists as default
+# ignorable. U+FE0E and U+FE0F are not escaped, because normal emoji contain them.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160"
     "\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff"
@@ -42,27 +41,28 @@ _ESCAPED = re.compile(r"\\(?:([ntrbf])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{
 
 
 def line(value: object, limit: int | None = LIMIT) -> str:
-    """Return any value as one printable line of at most `limit` characters; None: uncut.
+    """Return any value as one printable line of at most `limit` characters.
 
-    Of a longer one the end says how many characters are left out: `...(+12)`.
+    A longer text ends in the number of omitted characters: `...(+12)`. `limit=None` omits nothing.
     """
     return _cut(_text(value, limit), limit)
 
 
 def lines(value: object, limit: int | None = None) -> list[str]:
-    """Return the printable lines of a text, each cut to `limit`, with its tabs as spaces."""
+    """Return the printable lines of a text: tabs expanded, each shortened to `limit` characters."""
     return [_cut(one.expandtabs(), limit) for one in _ENDS.split(_text(value, None))]
 
 
 def block(value: object) -> str:
-    """Return a text with its line ends kept and everything else escaped, uncut."""
+    """Return the whole text with its line ends kept and everything else escaped."""
     return "\n".join(lines(value))
 
 
 def restored(text: str) -> str:
-    """Return the text that `line` or JSON output shows as this one; itself if nothing is escaped.
+    """Return the text without the escapes of `line` or of JSON output.
 
-    A person can so name a row by the id that a command printed.
+    So a user can pass an id as a command printed it. Try the exact text first: a text that itself
+    contains a backslash and `n` is changed, too.
     """
     found = _ESCAPED.sub(_character, text)
     if any("\ud800" <= char <= "\udfff" for char in found):
@@ -72,7 +72,10 @@ def restored(text: str) -> str:
 
 
 def moment(value: Any, *, zone: bool = True) -> str:
-    """Return an instant as `2026-01-31 09:00:00 UTC`, `-` for None, or in words out of range."""
+    """Return a time as `2026-01-31 09:00:00 UTC`, and `-` for None.
+
+    Returns `after year 9999` or `before year 1` for the ends of the range. `zone=False` omits UTC.
+    """
     if not isinstance(value, datetime):
         return line(value)
     if (words := _out_of_range(value)) is not None:
@@ -82,20 +85,26 @@ def moment(value: Any, *, zone: bool = True) -> str:
 
 
 def answer_command(run_id: str, node_id: str) -> str:
-    """Return the command that answers a node, with VALUE in the place of the answer."""
+    """Return the command that answers a node, with VALUE as the placeholder for the answer."""
     begins = "-- " if run_id.startswith("-") else ""
     return f"queue-workflows answer {begins}{shlex.quote(run_id)} {shlex.quote(node_id)} VALUE"
 
 
 def again(available_at: Any) -> str:
-    """Return when a failed job runs again, None being at once: `it runs again at 09:12:01 UTC`."""
+    """Return a clause about the next attempt: `it runs again at 2026-01-31 09:12:01 UTC`.
+
+    For None, which means at once: `it runs again as soon as a worker is free`.
+    """
     if available_at is None:
         return "it runs again as soon as a worker is free"
     return f"it runs again at {moment(available_at)}"
 
 
 def clock(value: Any) -> str:
-    """Return an instant as `09:12:01.250` in UTC, `-` for None, or in words out of range."""
+    """Return the time of day in UTC as `09:12:01.250`, and `-` for None.
+
+    Returns `after year 9999` or `before year 1` for the ends of the range.
+    """
     if not isinstance(value, datetime):
         return line(value)
     if (words := _out_of_range(value)) is not None:
@@ -124,7 +133,7 @@ def duration(value: Any) -> str:
 
 
 def number(value: Any, form: str = "g", unit: str = "") -> str:
-    """Return a number in this format with its unit; what is no finite number as `line` has it."""
+    """Return a number in `form` with `unit`; format NaN, infinity and other values by `line`."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
         return line(value)
     try:
@@ -134,23 +143,26 @@ def number(value: Any, form: str = "g", unit: str = "") -> str:
 
 
 def compact(value: Any, limit: int | None = LIMIT) -> str:
-    """Return a value as JSON on one line, escaped as JSON escapes, cut in depth and length."""
+    """Return a value as one line of JSON with JSON escapes.
+
+    Values below 20 levels and text past `limit` characters are replaced by `...`.
+    """
     left = [10 * limit] if limit is not None else None
     text = json.dumps(_plain(value, _SHORT_DEPTH, left), ensure_ascii=False)
     return _cut(_UNSAFE.sub(_json_escape, text), limit)
 
 
 def pretty(value: Any) -> list[str]:
-    """Return the lines of a value as indented JSON, escaped as JSON escapes."""
+    """Return the lines of a value as indented JSON with JSON escapes."""
     text = json.dumps(_plain(value, DEPTH, None), ensure_ascii=False, indent=2)
     return [_UNSAFE.sub(_json_escape, one) for one in text.split("\n")]
 
 
 def strict_json(value: Any) -> str:
-    """Return a value as indented JSON in ASCII, which every JSON parser takes.
+    """Return a value as indented ASCII JSON that every JSON parser accepts.
 
-    Times are ISO 8601 in UTC; an infinite or undefined number is a text, as PostgreSQL has it; an
-    unreadable value is `{"unreadable": REASON}`.
+    Times become ISO 8601 strings in UTC. NaN and infinite numbers become the strings "NaN",
+    "Infinity" and "-Infinity". An unreadable value becomes `{"unreadable": REASON}`.
     """
     text = json.dumps(_plain(value, DEPTH, None), indent=2, allow_nan=False)
     return text.replace("\x7f", r"\u007f")
@@ -165,7 +177,7 @@ def _text(value: object, limit: int | None) -> str:
         return moment(value)
     if isinstance(value, timedelta):
         return duration(value)
-    # A NamedTuple of ours has words of its own.
+    # A NamedTuple may define its own __str__, so it is not formatted as JSON.
     if isinstance(value, (dict, list)) or type(value) is tuple:
         return compact(cast("object", value), limit)
     return _scalar(value)
@@ -235,7 +247,7 @@ def _character(found: re.Match[str]) -> str:
 
 
 def _utc(value: datetime) -> datetime:
-    """The instant in UTC; one at the end of what Python has, where it stands."""
+    """Return the time in UTC; the earliest or latest `datetime` if the conversion overflows."""
     try:
         return value if value.tzinfo is None else value.astimezone(timezone.utc)
     except OverflowError:
@@ -248,9 +260,10 @@ def _out_of_range(value: datetime) -> str | None:
 
 
 def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
-    """The value in what JSON has; `left`: characters that may still be written, None: any number.
+    """Return a JSON-compatible copy of the value.
 
-    What is deeper, or beyond that many characters, is an ellipsis.
+    `depth`: levels left. `left`: a list of one item, the characters left, or None for no limit.
+    Anything beyond is replaced by `...`.
     """
     if isinstance(value, (dict, list, tuple)):
         if depth == 0:

@@ -12,9 +12,9 @@ _SECRETS = (
 _HARMLESS_KEYS = frozenset(
     {"idempotency", "lock", "partition", "public", "primary", "foreign", "sort", "group"}
 )
-"""What stands before `key` in names of columns; such a key opens nothing."""
-# The user's part of a URL is masked up to the last @ of the word: a password that was typed without
-# percent-encoding may hold one. The bounds keep hostile text from costing quadratic time.
+"""Words before `key` in names that hold no secret, such as `lock_key`."""
+# The password in a URL is masked up to the last @ of the word, since a password that is not
+# percent-encoded may contain @. The repetition limits prevent quadratic time on hostile text.
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]{0,200}:)\S{1,1000}(?=@)")
 _URL_TOKEN = re.compile(r"(https?://)[^\s:/@]{8,200}(?=@)", re.IGNORECASE)
 _BEARER = re.compile(r"\b(bearer\s{1,3})[\w.~+/=-]{8,}", re.IGNORECASE)
@@ -37,10 +37,10 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 def mask(text: str) -> str:
     """Return the text with each secret in it replaced by `***`.
 
-    Masked are the passwords and tokens in URLs, bearer values, and what stands behind a name that
-    ends in password, token, secret, api_key, key, authorization, cookie or a relative of them, as
-    `name=value`, `name: value`, in JSON, in a Python repr and in an HTTP header. The keys of this
-    project that name rows (`lock_key` and such) stay readable, and so does `KEY=VALUE` in a usage.
+    Masks passwords and tokens in URLs, and bearer values. Masks the value after a name that ends in
+    one of `_SECRETS` (password, token, cookie, ...) or in `key`. It recognizes `name=value`,
+    `name: value`, JSON, Python reprs and HTTP headers. Not masked are the values of `lock_key`,
+    `partition_key`, `idempotency_key` and similar names, and the text `KEY=VALUE` in a usage line.
     """
     text = _URL_TOKEN.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}", text))
     text = _BEARER.sub(rf"\1{MASK}", _HEADER.sub(rf"\1{MASK}", text))
@@ -57,7 +57,10 @@ def mask(text: str) -> str:
 
 
 def _is_labelled(name: re.Match[str]) -> bool:
-    """Whether a name is more than a word of a sentence: quoted, assigned to, or first on a line."""
+    """Return whether a name is quoted, followed by `=`, or first on its line.
+
+    Otherwise `key:` in a sentence would mask the word behind it.
+    """
     if name["quote"] or name["sign"] == "=":
         return True
     before = name.string[max(0, name.start() - 100) : name.start()].rstrip(" \t")
@@ -65,7 +68,10 @@ def _is_labelled(name: re.Match[str]) -> bool:
 
 
 def _is_secret(name: str, *, bare_key: bool) -> bool:
-    """Whether a value behind this name is a secret; `bare_key`: behind the name `key` too."""
+    """Return whether the value after this name is a secret.
+
+    `bare_key`: the name `key` alone counts as a secret, too.
+    """
     if name.lower().replace("_", "").replace("-", "").endswith(_SECRETS):
         return True
     words = [word.lower() for word in _WORDS.findall(name)]

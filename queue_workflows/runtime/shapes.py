@@ -18,7 +18,7 @@ def sequence(value: Any) -> list[Any]:
 
 
 def text(value: Any) -> str | None:
-    """Return the value if it is a text, else None."""
+    """Return the value if it is a string, else None."""
     return value if isinstance(value, str) else None
 
 
@@ -33,9 +33,9 @@ def number(value: Any) -> float | None:
 
 
 def graph_nodes(definition: Any) -> dict[str, Row]:
-    """Return the nodes of a stored definition by id, in its order.
+    """Return the nodes of a stored definition by id, in the order of the definition.
 
-    Each has `deps`, a list of texts. Entries without an id that is a text are left out.
+    Each has `deps`, a list of strings. Entries whose id is not a string are skipped.
     """
     found: dict[str, Row] = {}
     for entry in map(mapping, sequence(mapping(definition).get("nodes"))):

@@ -1,4 +1,4 @@
-"""Find the rows that the engine cannot work on: set aside, unreadable, or out of range."""
+"""Find the rows that the engine cannot work on: failing, blocked, unreadable or out of range."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ _STUCK = (
     ("job", "jobs delete", sql.SQL("SELECT id, 'it is due and could not be promoted' AS text"
      " FROM ingest_jobs WHERE status = 'queued' AND blocked_reason = 'not_due'"
      " AND available_at <= {late}")),
+    ("run", "cancel", sql.SQL("SELECT run_id AS id, 'node ' || node_id || ' is blocked as"
+     " set_aside: the database refuses to run it and to fail it' AS text"
+     " FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason = 'set_aside'")),
+    ("job", "jobs delete", sql.SQL("SELECT id, 'it is blocked as set_aside: the database refuses"
+     " to run it and to fail it' AS text FROM ingest_jobs"
+     " WHERE status = 'queued' AND blocked_reason = 'set_aside'")),
     ("run", "cancel", sql.SQL("SELECT run_id AS id, 'the lapsed lease of node ' || node_id"
      " || ' could not be taken back' AS text FROM workflow_node_jobs WHERE status = 'running'"
      " AND lease_expires_at <= {late}")),
@@ -118,7 +124,7 @@ def _range_query(table: str) -> sql.Composed:
 
 
 def stuck(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return the rows that failed and are set aside, at most `limit` of each kind."""
+    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a kind."""
     late = sql.SQL("now() - interval '{} seconds'").format(sql.Literal(LATE_S))
     found: list[BadRow] = []
     for kind, command, text in _STUCK:

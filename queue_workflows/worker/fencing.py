@@ -1,8 +1,8 @@
-"""Fencing: whose fault an ended lease is, and the notes that a worker leaves before it ends itself.
+"""Decide whether the database prevented a lease renewal, and report that after the worker's exit.
 
-A worker whose lease cannot be renewed ends itself, and nobody on the server can tell that from a
-handler that killed its process. So the worker says so: in the status that it shares with a parent,
-and in a note on disk for the next worker of this machine, which reports it to the database.
+A worker that cannot renew its lease exits. The server cannot distinguish this exit from a crash of
+the handler. So the worker sets a flag in the shared status, for its parent. It also writes a note
+on disk. The next worker of this machine reports the note to the database.
 """
 
 from __future__ import annotations
@@ -28,13 +28,19 @@ from queue_workflows.worker import fuses
 
 _log = logging.getLogger(__name__)
 IN_FLIGHT_S = 1.0
-"""A statement without a reply for so long counts as one that the database keeps waiting."""
+"""Seconds after which the database is blamed for a statement that has no reply."""
 STARVED_S = 2.0
-"""A process was held up itself if its watch did not run for so long, or a quarter of the lease."""
+"""Seconds without a run of the lease keeper after which this process counts as stalled.
+
+A quarter of the lease applies instead if that is longer.
+"""
 DEAD_AFTER_S = fuses.EXIT_WITHIN_S + 6.0
-"""So long after its note was written a process has ended: a kernel timer bounds its exit."""
-LOOKS_S = 10.0
-"""For so long after the first report a server may still do what a dead worker had sent."""
+"""Seconds after writing its note by which a process has ended: its kill timer fires earlier."""
+REPORT_FOR_S = 10.0
+"""Seconds for which a note is reported again.
+
+Meanwhile the server may still execute the last statements of the dead worker.
+"""
 MAX_BYTES = 1 << 20
 MAX_LEASES = 1000
 _SUFFIX = ".fenced"
@@ -42,11 +48,11 @@ _SUFFIX = ".fenced"
 
 READ_ONLY = "25"
 TOO_LARGE = "54"
-"""SQLSTATE classes: a server that takes no writes now, and a write that it will never take."""
+"""SQLSTATE classes: 25, a read-only server; 54, a value that no retry makes small enough."""
 
 
 def may_pass(error: db.Error) -> bool:
-    """Return whether the same write may be taken later."""
+    """Return whether the same write may succeed later, after a lost connection for example."""
     state = error.sqlstate or ""
     passing = isinstance(error, (db.OperationalError, db.InterfaceError))
     return (passing and not state.startswith(TOO_LARGE)) or state.startswith(READ_ONLY)
@@ -55,9 +61,9 @@ def may_pass(error: db.Error) -> bool:
 class Renewals:
     """Decide whether the database or the process itself kept a lease from being renewed.
 
-    `renewed` and `refused` tell of renewals over the connection `kept`, `watched` of each look of
-    the thread that judges. A handler that holds the GIL delays that thread as well as the renewals:
-    then no renewal is missing by the database's fault, however the last one ended.
+    The lease keeper calls `renewed` or `refused` after each renewal on the dedicated connection
+    `kept`. It calls `watched` each time its thread runs. A handler that keeps the GIL delays this
+    thread and the renewals. The database is never blamed for such a stall.
     """
 
     def __init__(self, lease_s: float, kept: db.Kept, now_fn: NowFn = clock.boot_s) -> None:
@@ -69,29 +75,29 @@ class Renewals:
         self._starved = False
 
     def renewed(self) -> None:
-        """The database has answered: whatever was before is over."""
+        """Note a successful renewal; forget earlier failures and stalls."""
         self._refused = self._starved = False
         self._watched = self._now()
 
     def refused(self, error: db.Error) -> None:
-        """The renewal failed; only what may pass is the database's fault."""
+        """Note a failed renewal; blame the database if the same write may succeed later."""
         self._refused = may_pass(error)
 
     def watched(self) -> None:
-        """The watch runs."""
+        """Note that the lease keeper's thread runs; remember a stall since its last run."""
         now = self._now()
         self._starved |= now - self._watched > self._patience_s
         self._watched = now
 
     @property
     def starved(self) -> bool:
-        """Whether this process did not run for a while since the last renewal."""
+        """Return whether this process has stalled since the last renewal."""
         return self._starved or self._now() - self._watched > self._patience_s
 
     def blame_database(self) -> bool:
-        """Whether the process ran all the time, and asked in vain.
+        """Return whether this process ran without a stall, and the database failed or was silent.
 
-        What else is asked over the same connection may have kept the renewal from its turn.
+        Any statement on the same connection counts, since it can delay the renewal.
         """
         failure = self._kept.failure
         failed = self._refused or (failure is not None and may_pass(failure))
@@ -99,24 +105,27 @@ class Renewals:
 
 
 class _Note(NamedTuple):
-    """What a note on disk says: the process that wrote it, when, and what it held."""
+    """The content of a note: its process, its time, the ids of its workers, and their claims."""
 
     pid: int
     machine: str
     boot: str
     at: float
-    """By `clock.boot_s`, which all processes of one boot share."""
+    """The time of `clock.boot_s`, a clock that all processes share until the machine restarts."""
     workers: list[str]
     leases: list[tables.Lease]
 
-    def is_of_the_dead(self) -> bool:
-        """Whether its process has ended, so that its claims may be given to others."""
+    def writer_has_ended(self) -> bool:
+        """Return whether the process that wrote the note has ended.
+
+        Its claims may be handed back only then.
+        """
         if self.boot != identity.boot_id() or clock.boot_s() - self.at >= DEAD_AFTER_S:
             return True
         if self.machine != identity.machine():
             return False
         if self.pid == os.getpid():
-            return True  # the number was given anew, as that of process 1 in a container
+            return True  # pids repeat: the main process of each container has pid 1
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -127,38 +136,49 @@ class _Note(NamedTuple):
 
 
 def state_folder() -> Path:
-    """Return the folder of this user's notes: STATE_DIR, systemd's, or one for temporary files."""
+    """Return the folder for notes.
+
+    It is STATE_DIR, else systemd's $STATE_DIRECTORY, else a folder of this user among the temporary
+    files.
+    """
     named = config.STATE_DIR.read() or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
 
 
 def write_note(workers: Iterable[str], leases: Iterable[tables.Lease]) -> None:
-    """Leave a note that the database kept these claims from being renewed. Best effort, no wait.
+    """Write a note that these claims could not be renewed because of the database.
 
-    `workers` are the worker ids of this process. What they sent last may be claims, which a server
-    that comes back still makes.
-    It is a new file in a folder that only this user may write, or no note is left.
+    `workers` are the worker ids of this process: the server may still execute a claim that one of
+    them sent last. At most MAX_LEASES claims are written. The folder must be writable by this user
+    only. Errors are logged, not raised, since the process exits anyway.
     """
-    held = [[lease.table.name, *lease[1:]] for lease in [*leases][:MAX_LEASES]]
+    claims = [[lease.table.name, *lease[1:]] for lease in [*leases][:MAX_LEASES]]
     note = {
         "pid": os.getpid(), "machine": identity.machine(), "boot": identity.boot_id(),
-        "at": clock.boot_s(), "workers": [*workers], "leases": held,
+        "at": clock.boot_s(), "workers": [*workers], "leases": claims,
     }  # fmt: skip
     try:
         folder = state_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(folder):
-            raise PermissionError(f"{folder} is not this user's alone")
+            raise PermissionError(
+                f"{folder} must belong to this user, and nobody else may write there"
+            )
         name = f"{_database()}-{secrets.token_hex(8)}"
-        # Renamed, so that no reader sees half of it.
+        # Write and then rename, so that no reader sees a partial note.
         (folder / name).write_text(json.dumps(note), encoding="utf-8")
         (folder / name).rename(folder / f"{name}{_SUFFIX}")
     except OSError as error:
-        _log.warning("no note is left of the claims that could not be renewed: %s", error)
+        _log.warning(
+            "cannot write a note that the database prevented the lease renewals: %s; without"
+            " --supervise the jobs of this worker count a crash; set %s to a folder of this user",
+            error,
+            config.STATE_DIR.variables[0],
+        )
 
 
 def notes() -> list[Path]:
-    """Return the notes that workers on this database have left here."""
+    """Return the paths of the notes that workers of this user and database have written here."""
     with contextlib.suppress(OSError):
         folder = state_folder()
         if _is_ours(folder):
@@ -177,18 +197,18 @@ def is_noted(prefix: str) -> bool:
 
 
 class Reporter:
-    """Report the notes of workers of this machine that have ended, over the connection `kept`."""
+    """Report the notes of ended workers of this machine, on the dedicated connection `kept`."""
 
     def __init__(self, kept: db.Kept) -> None:
         self._kept = kept
         self._reported: dict[Path, float] = {}
 
     def report(self) -> bool:
-        """Hand back, uncounted, what the notes name, or take back the crash that was counted.
+        """Hand the claims of the notes back without a crash; subtract a crash already counted.
 
-        A note is reported again until `LOOKS_S` after the first time, then removed. Returns False
-        while a note is left: it is to be reported again, its process may still run, or another
-        worker reports it. Database errors pass.
+        Each note is reported for REPORT_FOR_S seconds and then deleted. Returns False while a note
+        is left. Then it must be reported again, its process may still run, or another worker is
+        reporting it. Raises the errors of the database.
         """
         left = [path for path in notes() if not self._report(path)]
         self._reported = {path: at for path, at in self._reported.items() if path in left}
@@ -197,23 +217,24 @@ class Reporter:
     def _report(self, path: Path) -> bool:
         try:
             with path.open("rb") as file:
-                # Two workers that start at once would take the same crash back twice.
+                # Two workers that report a note at once could both subtract the same crash: neither
+                # sees the other's uncommitted `death` event.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     return False
                 note = _read(file, path)
-                if note is not None and not note.is_of_the_dead():
+                if note is not None and not note.writer_has_ended():
                     return False
                 if note is not None:
                     self._excuse(note)
                     first = self._reported.setdefault(path, clock.boot_s())
-                    if clock.boot_s() - first < LOOKS_S:
+                    if clock.boot_s() - first < REPORT_FOR_S:
                         return False
                 path.unlink()
         except FileNotFoundError:
             return True
         except OSError as error:
-            _log.debug("the note %s waits: %s", path, error)
+            _log.debug("the note %s cannot be reported yet: %s", path, error)
             return False
         return True
 
@@ -221,11 +242,16 @@ class Reporter:
         with self._kept.using() as conn:
             for lease in note.leases:
                 if transitions.excuse(conn, lease):
-                    _log.info("job %s: no crash, its worker lost the database", lease.job_id)
+                    _log.info(
+                        "job %s: no crash is counted, its worker could not reach the database",
+                        lease.job_id,
+                    )
             for table in (tables.NODE_JOBS, tables.INGEST_JOBS):
                 for worker_id in note.workers:
                     late = transitions.held_by(conn, table, worker_id)
-                    transitions.hand_back_all(conn, late, reason="claimed after its worker's end")
+                    transitions.hand_back_all(
+                        conn, late, reason="its worker had exited before this claim"
+                    )
 
 
 def _database() -> str:
@@ -233,14 +259,17 @@ def _database() -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else may write there: a forged note could take back counted crashes."""
+    """Return whether the folder belongs to this user and nobody else may write there.
+
+    Otherwise others could forge notes, and so undo counted crashes.
+    """
     found = folder.lstat()
     mode = stat.S_IMODE(found.st_mode)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not mode & 0o022
 
 
 def _read(file: BinaryIO, path: Path) -> _Note | None:
-    """Return the note; None for what is none."""
+    """Return the parsed note, or None if the file is not a valid note."""
     known = {table.name: table for table in (tables.NODE_JOBS, tables.INGEST_JOBS)}
     try:
         found: Any = json.loads(file.read(MAX_BYTES))
@@ -257,5 +286,5 @@ def _read(file: BinaryIO, path: Path) -> _Note | None:
             leases,
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        _log.warning("the note %s cannot be read, and is removed: %s", path, error)
+        _log.warning("the note %s is invalid, so it is deleted and not reported: %s", path, error)
         return None

@@ -311,8 +311,8 @@ def test_no_schema(reachable: Server, home: str, role: Any) -> None:
     )
     step = failed(home)
     assert (step.check, step.text) == ("schema", "there is none")
-    assert step.remedy == "`queue-workflows migrate` brings it, or the first queue-orchestrator"
-    assert passed(home, "migrate")["schema"].text == "none yet, and this role may bring it"
+    assert step.remedy == "run `queue-workflows migrate`, or start queue-orchestrator"
+    assert passed(home, "migrate")["schema"].text == "none yet, and this role may create it"
     step = failed(role("GRANT USAGE ON SCHEMA public TO guest"), "migrate")
     assert "GRANT CREATE ON SCHEMA public" in step.remedy
 

@@ -1,4 +1,4 @@
-"""`queue-workflows demo` on a real folder, with a worker killed in the middle."""
+"""`queue-workflows demo` as a person runs it: to its end, stopped, with a worker killed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import queue_workflows
 from queue_workflows import run_store
+from queue_workflows.cli.demo import RESULTS
 from queue_workflows.db import Connection
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-SOURCE = str(Path(queue_workflows.__file__).parent / "runtime")
-
 
 def crashed(conn: Connection, worker_id: str) -> str:
-    """The node that went down with a killed worker; "" when it held none any more.
+    """Return the node that a killed worker held; "" if it held none any more.
 
-    The server still does what the worker had sent before it was killed: a finish, and with it the
-    claim of the next node, which then is the one to be taken back.
+    The server still executes what the worker sent before it was killed. That may be a finish, and
+    with it the claim of the next node, which is then the one that is taken back.
     """
 
     def outcome() -> dict[str, Any] | None:
@@ -40,7 +38,7 @@ def crashed(conn: Connection, worker_id: str) -> str:
 
 
 def kill_one_at_work(db: ModuleType, demo: Command) -> str:
-    """SIGKILL a worker while it holds a node; that node's id once the crash is counted."""
+    """Kill a worker while it holds a node; return the node's id once the crash is counted."""
     ours = {pid for queue in ("cpu", "gpu") for pid in demo.pids(f"--queue {queue}")}
     with db.connect() as conn:
         for row in conn.execute(
@@ -61,24 +59,37 @@ def kill_one_at_work(db: ModuleType, demo: Command) -> str:
     return ""
 
 
-def demo_argv(out: Path) -> tuple[str, ...]:
-    return (
-        "queue-workflows",
-        "demo",
-        SOURCE,
-        "--yes",
-        "--workers",
-        "2",
-        "--out",
-        str(out),
-        "--json",
-    )
+def demo_argv(out: Path, *more: str) -> tuple[str, ...]:
+    return ("queue-workflows", "demo", "--yes", "--workers", "2", "--out", str(out), *more)
 
 
-def test_a_demo_with_a_killed_worker_ends_with_the_same_report(
+def test_the_demo_ends_with_a_book_and_shows_what_happened(cli: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    done = cli.run(*demo_argv(out), timeout_s=60)
+    assert done.process.returncode == 0, done.err
+    until(lambda: not done.family())
+    assert "colours/fetch_colours: queued, attempt 1 of 3 failed, it runs again" in done.out
+    assert "answered choose: " in done.out
+    assert "nodes: 11 completed" in done.out
+    for what, name in RESULTS.items():
+        assert f"{what}: {out / name}\n" in done.out
+        assert (out / name).stat().st_size > 1000
+
+    run = run_store.list_runs()[0]
+    shown = cli.run("queue-workflows", "show", run["id"], "--json")
+    nodes = {node["node_id"]: node for node in json.loads(shown.out)["nodes"]}
+    logs = [[a["log"] and a["log"]["text"] for a in node["attempts"]] for node in nodes.values()]
+    assert sum("painted text" in (log or "") for attempts in logs for log in attempts) == 3
+    assert sum("loaded the painter" in (log or "") for attempts in logs for log in attempts) == 1
+    first, second = nodes["colours/fetch_colours"]["attempts"]
+    assert (first["outcome"], second["outcome"]) == ("retried", "completed")
+    assert "ConnectionError" in first["error"]
+
+
+def test_a_demo_with_a_killed_worker_ends_with_the_same_book(
     cli: Commands, db: ModuleType, tmp_path: Path
 ) -> None:
-    demo = cli.start(*demo_argv(tmp_path / "killed"))
+    demo = cli.start(*demo_argv(tmp_path / "killed", "--json"))
     node_id = until(lambda: kill_one_at_work(db, demo), timeout_s=40, every_s=0.002)
     assert demo.wait(60) == 0, demo.err
     assert demo.family() == {}
@@ -89,14 +100,28 @@ def test_a_demo_with_a_killed_worker_ends_with_the_same_report(
     assert {place["queue"] for place in found["workers"]} == {"cpu", "gpu"}
     assert "taken back from a dead worker 1 time" in demo.err, node_id
 
-    assert cli.run(*demo_argv(tmp_path / "calm"), timeout_s=60).process.returncode == 0
-    for name in ("report.html", "report.md"):
-        killed, calm = (tmp_path / k / "report" / "write" / name for k in ("killed", "calm"))
-        assert killed.read_bytes() == calm.read_bytes()
+    assert cli.run(*demo_argv(tmp_path / "calm", "--json"), timeout_s=60).process.returncode == 0
+    killed, calm = (tmp_path / name / RESULTS["book"] for name in ("killed", "calm"))
+    assert killed.read_bytes() == calm.read_bytes()
+
+
+def test_a_failed_demo_ends_with_1_and_names_the_node(cli: Commands, tmp_path: Path) -> None:
+    folder, out = tmp_path / "notes", tmp_path / "out"
+    folder.mkdir()
+    (folder / "a.txt").write_text("A note\n\nof one line\n")
+    earlier = out / RESULTS["picture of the run"]
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+    (out / "page").mkdir()
+    (out / "page" / "write_page").write_text("a file where the node's folder would be")
+    failed = cli.run(*demo_argv(out, str(folder)), timeout_s=60)
+    assert failed.process.returncode == 1, failed.err
+    assert "page/write_page" in failed.out
+    assert "picture of the run:" not in failed.out, "the one in the folder is of an earlier run"
 
 
 def test_ctrl_c_cancels_the_demo_and_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
-    demo = cli.start("queue-workflows", "demo", SOURCE, "--yes", "--out", str(tmp_path))
+    demo = cli.start(*demo_argv(tmp_path))
     run = until(lambda: next(iter(run_store.list_runs()), None), timeout_s=30)
     demo.send(signal.SIGINT)
     assert demo.wait() == 130, demo.err

@@ -118,7 +118,7 @@ def test_outside_of_every_project_the_databases_are_named(cli: Commands, base: P
     line = commands.refused(cli.run("queue-workflows", "runs", "--db", "none", cwd=base / "one"))
     assert "no database 'none'" in line
     line = commands.refused(cli.run("queue-workflows", "runs", "--db", "a b", cwd=base / "one"))
-    assert "letters, digits" in line
+    assert "is not a valid database name" in line
 
 
 def test_up_of_different_apps_do_not_meet(cli: Commands, base: Path) -> None:
@@ -200,6 +200,23 @@ def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, 
     told = cli.run("queue-workflows", "status", cwd=base / "one").out
     assert "h cpu is switched off" in told
     assert "switched off" not in cli.run("queue-workflows", "status", cwd=base / "two").out
+
+
+def test_the_demo_needs_no_server_and_has_a_database_of_its_own(cli: Commands, base: Path) -> None:
+    (base / "anywhere").mkdir()
+    for _ in range(2):
+        demo = cli.run("queue-workflows", "demo", "--yes", cwd=base / "anywhere", timeout_s=60)
+        assert demo.process.returncode == 0, demo.err
+        until(lambda demo=demo: not demo.family())
+        (way_back,) = [line for line in demo.out.splitlines() if line.startswith("what happened: ")]
+        command = way_back.removeprefix("what happened: ").split()
+        assert command[-2:] == ["--db", "demo"]
+        shown = cli.run(*command, cwd=base)
+        assert "picture_book" in shown.out, shown.err
+    assert [path.name for path in (base / "anywhere").iterdir()] == ["queue-workflows-demo"]
+    assert [
+        row["unfinished_runs"] for row in listed(cli).values() if row["database"] == "demo"
+    ] == [0]
 
 
 def test_a_database_of_the_embedded_server_and_a_dsn_are_not_both_taken(

@@ -73,7 +73,8 @@ def test_holds_what_is_no_python(wheel: zipfile.ZipFile) -> None:
     )
     assert versions == [*range(1, versions[-1] + 1)]
     assert versions[-1] == queue_workflows.db.REQUIRED_VERSION
-    assert [name for name in names if name.startswith("queue_workflows/demo/nodes/")]
+    samples = [name for name in names if name.startswith("queue_workflows/demo/sample_texts/")]
+    assert len(samples) == 5
 
 
 def test_depends_on_psycopg_alone(metadata: email.message.Message) -> None:

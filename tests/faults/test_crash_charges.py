@@ -190,7 +190,7 @@ def test_a_parent_needs_no_note(cli: Commands, wire: proxy.Proxy, tmp_path: Path
     until(lambda: "with exit code 77; restart" in worker.err, timeout_s=20)
     wire.thaw()
     until(lambda: len(starts(folder)) == 2, timeout_s=30)
-    assert "no note is left" in worker.err
+    assert "cannot write a note" in worker.err
     assert row_of(job_id)["crash_count"] == 0
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator
 from types import ModuleType
 
 import pytest
+from psycopg import sql
 
+from queue_workflows import cli
 from queue_workflows import db as engine
 from queue_workflows.cli import audit, doctor
 from queue_workflows.store import bad_rows
@@ -87,6 +90,26 @@ def test_a_row_that_failed_is_named_with_its_reason(
         "run", run_id, "it could not start 3 times: no such table",
         f"queue-workflows cancel {run_id}",
     )  # fmt: skip
+
+
+def test_a_job_that_is_blocked_as_set_aside_is_named_and_its_command_ends_it(
+    conn: engine.Connection,
+) -> None:
+    node = factories.node(conn)
+    job = factories.ingest(conn)
+    for table, row in (("workflow_node_jobs", node), ("ingest_jobs", job)):
+        change = sql.SQL("UPDATE {} SET blocked_reason = 'set_aside' WHERE id = %s")
+        conn.execute(change.format(sql.Identifier(table)), (row["id"],))
+    of_node, of_job = bad_rows.stuck(conn, 5)
+    assert (of_node.kind, of_node.id) == ("run", node["run_id"])
+    assert f"node {node['node_id']} is blocked as set_aside" in of_node.text
+    assert (of_job.kind, of_job.id) == ("job", job["id"])
+    assert "it is blocked as set_aside" in of_job.text
+    findings = [*doctor._bad_rows(conn)]
+    assert [each.remedy for each in findings] == [f"`{row.command}`" for row in (of_node, of_job)]
+    for row in (of_node, of_job):
+        assert cli.main(shlex.split(row.command)[1:]) == 0
+    assert bad_rows.stuck(conn, 5) == []
 
 
 def test_doctor_does_not_ask_for_an_orchestrator_that_runs(

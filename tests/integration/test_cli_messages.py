@@ -101,13 +101,14 @@ def test_a_status_that_no_run_has_is_refused(db: ModuleType, invoke: Invoke) -> 
     assert invoke("runs", "--status", "failed").code == 0
 
 
-def test_a_folder_without_python_is_nothing_to_demo(
+def test_the_demo_refuses_a_folder_without_texts(
     db: ModuleType, invoke: Invoke, tmp_path: Path
 ) -> None:
-    (tmp_path / "notes.txt").touch()
+    (tmp_path / "program.py").touch()
+    (tmp_path / "folder.txt").mkdir()
     said = invoke("demo", str(tmp_path), "--yes", "--out", str(tmp_path / "out"))
     assert said.code == process.USAGE_ERROR
-    assert "no Python file in it that can be read: nothing to measure" in said.err
+    assert f"{tmp_path}: it has no .txt or .md file" in said.err
     assert not (tmp_path / "out").exists()
 
 

@@ -160,8 +160,11 @@ FORGED: dict[str, tuple[Any, str]] = {
     "cycle": (definition(a="b", b="a"), "a cycle of nodes: a -> b -> a"),
     "self": (definition(a="a"), "a cycle of nodes: a -> a"),
     "half cycle": (definition(s="", a="s b", b="a"), "a cycle of nodes"),
-    "unknown dependency": (definition(a="zz"), "node 'a' waits for the unknown 'zz'"),
-    "path": (definition(**{"../../x": ""}), "no node id"),
+    "unknown dependency": (
+        definition(a="zz"),
+        "node 'a' depends on 'zz', which is not a node of it",
+    ),
+    "path": (definition(**{"../../x": ""}), "not a node id"),
     "duplicate": (
         {"version": 1, "nodes": [*definition(a="")["nodes"], *definition(a="")["nodes"]]},
         "two nodes have the id 'a'",
@@ -182,7 +185,7 @@ SHAPES = {
 }  # fmt: skip
 FORGED |= {f"bad {name}": (changed(**{name: value}), "node ") for name, value in SHAPES.items()}
 FORGED["node of text"] = ({"version": 1, "nodes": ["x"]}, "node 1: an object is needed")
-FORGED["escaping path"] = (changed(inputs={"x": {"$out": "../../etc"}}), "no path under out_dir")
+FORGED["escaping path"] = (changed(inputs={"x": {"$out": "../../etc"}}), "not a path below out_dir")
 FORGED["marker"] = (changed(inputs={"x": {"$out": {}}}), "without '$value'")
 
 
@@ -224,7 +227,7 @@ def test_a_definition_that_cannot_be_loaded_fails_its_run(
     bad_run, innocent = flows.submit(priority=1), flows.submit()
     set_column(conn, bad_run, "definition", text)
     flows.look()
-    assert "its definition cannot be read" in flow.run(bad_run)["error"]
+    assert "the run's stored definition cannot be read" in flow.run(bad_run)["error"]
     assert (flow.status(bad_run), flow.status(innocent)) == ("failed", "running")
 
 

@@ -329,7 +329,7 @@ ValueError: secret line 7""".splitlines()
 def test_a_traceback_starts_with_the_hosts_first_frame() -> None:
     assert summary.host_frames(TRACE) == TRACE[3:]
     assert summary.host_frames(TRACE[:3] + TRACE[-1:]) == []
-    demo = TRACE[1].replace("node_executor", "demo/nodes/merge")
+    demo = TRACE[1].replace("node_executor", "demo/workflow")
     assert summary.host_frames([TRACE[0], demo])[0] == demo
 
 

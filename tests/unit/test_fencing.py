@@ -151,7 +151,7 @@ def note(**more: Any) -> fencing._Note:
 def test_a_note_is_reported_once_its_process_has_ended(more: dict[str, Any], dead: bool) -> None:
     if "at" in more:
         more = more | {"at": clock.boot_s() - fencing.DEAD_AFTER_S}
-    assert note(**more).is_of_the_dead() is dead
+    assert note(**more).writer_has_ended() is dead
 
 
 def test_a_note_of_a_process_that_runs_stays(folder: Path) -> None:

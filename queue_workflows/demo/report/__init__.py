@@ -1,1 +1,0 @@
-"""The report: what it says (`contents`), in which pieces (`blocks`), and how they are shown."""
