@@ -465,7 +465,7 @@ BEGIN
 END $_$;
 
 CREATE FUNCTION public.queue_workflows_born(p_at timestamp with time zone) RETURNS bigint
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE sql STABLE
     AS $$
     SELECT least(greatest(extract(epoch FROM p_at) * 1000000, -9223372036854775808), 9223372036854775807)::bigint
 $$;
@@ -1677,6 +1677,25 @@ CREATE FUNCTION public.queue_workflows_is_about_data(p_state text) RETURNS boole
     SELECT left(p_state, 2) IN ('0A', '21', '22', '23', '54')
 $$;
 
+CREATE FUNCTION public.queue_workflows_is_off(p_desired_state text, p_until_at timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+    SELECT p_desired_state = 'off' AND (p_until_at IS NULL OR p_until_at > now())
+$$;
+
+CREATE FUNCTION public.queue_workflows_is_past_retention(p_status text, p_ended_at timestamp with time zone, p_days double precision) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+    SELECT p_status IN ('completed', 'failed', 'cancelled') AND p_days > 0
+       AND p_ended_at < now() - least(greatest(p_days, 0), 36500) * interval '1 day'
+$$;
+
+CREATE FUNCTION public.queue_workflows_is_paused(p_paused_at timestamp with time zone, p_paused_until timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+    SELECT p_paused_at IS NOT NULL AND (p_paused_until IS NULL OR p_paused_until > now())
+$$;
+
 CREATE FUNCTION public.queue_workflows_is_systemic(p_state text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     AS $$
@@ -1742,6 +1761,11 @@ BEGIN
                       AND (OLD.blocked_reason IS NOT NULL OR NEW.lock_key IS DISTINCT FROM OLD.lock_key)
                       OR NEW.available_at IS NULL AND NEW.blocked_reason = 'not_due') THEN
                 NEW.blocked_reason := 'locked';
+            ELSIF NEW.lock_key IS NULL AND OLD.lock_key IS NOT NULL
+                  AND NEW.blocked_reason IN ('locked', 'unserved') THEN
+                -- Without its key it would be admitted by nobody.
+                NEW.blocked_reason := NULL;
+                PERFORM pg_notify(TG_ARGV[0], NEW.queue);
             ELSIF NEW.available_at IS NULL AND NEW.blocked_reason = 'not_due' THEN
                 NEW.blocked_reason := NULL;
                 PERFORM pg_notify(TG_ARGV[0], NEW.queue);
@@ -2053,6 +2077,69 @@ BEGIN
         RETURN queue_workflows_give_turns_singly(p_jobs, v_keys);
     END;
 END $_$;
+
+CREATE FUNCTION public.queue_workflows_must_end(job public.ingest_jobs) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    RETURN job.cancel_requested_at IS NOT NULL;
+END $$;
+
+CREATE TABLE public.workflow_node_jobs (
+    id text DEFAULT (gen_random_uuid())::text NOT NULL,
+    run_id text NOT NULL,
+    node_id text NOT NULL,
+    node_module text NOT NULL,
+    pipeline_name text,
+    queue public.queue_workflows_dag_queue NOT NULL,
+    required_model text,
+    status public.queue_workflows_node_status DEFAULT 'queued'::text NOT NULL,
+    priority smallint DEFAULT 100 NOT NULL,
+    worker_lane smallint,
+    inputs jsonb DEFAULT '{}'::jsonb NOT NULL,
+    resolved_inputs jsonb,
+    input_spec jsonb,
+    context_delta jsonb DEFAULT '{}'::jsonb NOT NULL,
+    host_label text,
+    celery_task_id text,
+    error text,
+    vm_rss_mb_peak integer,
+    seconds double precision,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    claimed_by text,
+    lease_expires_at timestamp with time zone,
+    watchdog_retries integer DEFAULT 0 NOT NULL,
+    seq bigint NOT NULL,
+    claim_no bigint DEFAULT 0 NOT NULL,
+    worker_id text,
+    generation integer DEFAULT 0 NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    max_attempts integer DEFAULT 1 NOT NULL,
+    crash_count integer DEFAULT 0 NOT NULL,
+    available_at timestamp with time zone,
+    blocked_reason text,
+    cancel_requested_at timestamp with time zone,
+    heartbeat_at timestamp with time zone,
+    progress jsonb,
+    timeout_s double precision,
+    policy jsonb,
+    lock_key text,
+    partition_key text,
+    input_template jsonb,
+    ref_heads text[],
+    CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL)))
+)
+WITH (fillfactor='70');
+
+CREATE FUNCTION public.queue_workflows_must_end(job public.workflow_node_jobs) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (
+        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND r.status IN ('completed', 'failed', 'cancelled'));
+END $$;
 
 CREATE FUNCTION public.queue_workflows_no_empty_model() RETURNS trigger
     LANGUAGE plpgsql
@@ -2619,6 +2706,36 @@ BEGIN
      WHERE s.at > now() - p_period_s * interval '1 second';
 END $$;
 
+CREATE FUNCTION public.queue_workflows_record(job public.ingest_jobs, event text, host text DEFAULT NULL::text, worker text DEFAULT NULL::text, seconds double precision DEFAULT NULL::double precision, error text DEFAULT NULL::text, detail jsonb DEFAULT NULL::jsonb) RETURNS public.ingest_jobs
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO ingest_job_events
+           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, actor)
+    VALUES (job.id, job.attempts, event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'),
+            CASE WHEN worker IS NULL THEN queue_workflows_actor() END);
+    RETURN job;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_record(job public.workflow_node_jobs, event text, host text DEFAULT NULL::text, worker text DEFAULT NULL::text, seconds double precision DEFAULT NULL::double precision, error text DEFAULT NULL::text, detail jsonb DEFAULT NULL::jsonb) RETURNS public.workflow_node_jobs
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    -- An attempt is a smallint in this history and an integer in the job: no counter may keep a job from its end.
+    INSERT INTO workflow_node_events
+           (run_id, node_id, model, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s,
+            error, detail)
+    VALUES (job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)), event,
+            job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'));
+    IF job.status IN ('completed', 'failed', 'awaiting_input') THEN
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+        VALUES (job.run_id, job.node_id, job.status, job.id, job.claim_no, job.generation);
+    END IF;
+    RETURN job;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_refuse(p_table text, p_old jsonb, p_new jsonb) RETURNS void
     LANGUAGE plpgsql
     SET "TimeZone" TO 'UTC'
@@ -2644,16 +2761,17 @@ BEGIN
         ELSIF c_counters ? v_column THEN
             IF v_value::numeric NOT BETWEEN (v_column = 'seq')::integer AND (c_counters -> v_column)::numeric
                AND (v_was IS NULL OR v_value::numeric <> v_was::numeric + 1) THEN
-                v_wanted := '0 to ' || (c_counters ->> v_column);
+                v_wanted := (v_column = 'seq')::integer || ' to ' || (c_counters ->> v_column);
             END IF;
         ELSIF v_column IN ('timeout_s', 'idempotency_window_s') THEN
             IF v_value::float8 > 31622400 OR v_value::float8 < 0
                OR v_column = 'timeout_s' AND v_value::float8 = 0 THEN
-                v_wanted := 'a number of seconds above 0, at most 31622400 (366 days)';
+                v_wanted := CASE v_column WHEN 'timeout_s' THEN 'above 0 and' ELSE '0 or more and' END
+                            || ' at most 31622400 seconds (366 days)';
             END IF;
         ELSIF v_column IN ('seconds', 'progress_pct') THEN
             IF v_value::float8 NOT BETWEEN -1e12 AND 1e12 THEN
-                v_wanted := 'finite';
+                v_wanted := 'between -1e12 and 1e12';
             END IF;
         ELSIF v_column = ANY (c_names) OR c_texts ? v_column THEN
             IF octet_length(v_value) > coalesce((c_texts -> v_column)::integer, 1000) THEN
@@ -3255,54 +3373,6 @@ CREATE SEQUENCE public.workflow_node_events_id_seq
 
 ALTER SEQUENCE public.workflow_node_events_id_seq OWNED BY public.workflow_node_events.id;
 
-CREATE TABLE public.workflow_node_jobs (
-    id text DEFAULT (gen_random_uuid())::text NOT NULL,
-    run_id text NOT NULL,
-    node_id text NOT NULL,
-    node_module text NOT NULL,
-    pipeline_name text,
-    queue public.queue_workflows_dag_queue NOT NULL,
-    required_model text,
-    status public.queue_workflows_node_status DEFAULT 'queued'::text NOT NULL,
-    priority smallint DEFAULT 100 NOT NULL,
-    worker_lane smallint,
-    inputs jsonb DEFAULT '{}'::jsonb NOT NULL,
-    resolved_inputs jsonb,
-    input_spec jsonb,
-    context_delta jsonb DEFAULT '{}'::jsonb NOT NULL,
-    host_label text,
-    celery_task_id text,
-    error text,
-    vm_rss_mb_peak integer,
-    seconds double precision,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone,
-    claimed_by text,
-    lease_expires_at timestamp with time zone,
-    watchdog_retries integer DEFAULT 0 NOT NULL,
-    seq bigint NOT NULL,
-    claim_no bigint DEFAULT 0 NOT NULL,
-    worker_id text,
-    generation integer DEFAULT 0 NOT NULL,
-    attempts integer DEFAULT 0 NOT NULL,
-    max_attempts integer DEFAULT 1 NOT NULL,
-    crash_count integer DEFAULT 0 NOT NULL,
-    available_at timestamp with time zone,
-    blocked_reason text,
-    cancel_requested_at timestamp with time zone,
-    heartbeat_at timestamp with time zone,
-    progress jsonb,
-    timeout_s double precision,
-    policy jsonb,
-    lock_key text,
-    partition_key text,
-    input_template jsonb,
-    ref_heads text[],
-    CONSTRAINT workflow_node_jobs_check CHECK ((((queue)::text = 'gpu'::text) OR (required_model IS NULL)))
-)
-WITH (fillfactor='70');
-
 CREATE SEQUENCE public.workflow_node_jobs_seq_seq
     START WITH 1
     INCREMENT BY 1
@@ -3768,6 +3838,12 @@ REVOKE ALL ON FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows js
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_about_data(p_state text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_is_off(p_desired_state text, p_until_at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_is_past_retention(p_status text, p_ended_at timestamp with time zone, p_days double precision) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_is_paused(p_paused_at timestamp with time zone, p_paused_until timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_is_systemic(p_state text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_job_changed() FROM PUBLIC;
@@ -3785,6 +3861,10 @@ REVOKE ALL ON FUNCTION public.queue_workflows_lock_keys(p_jobs text, p_keys text
 REVOKE ALL ON FUNCTION public.queue_workflows_mend_lines() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_mend_turns(p_jobs text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.ingest_jobs) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.workflow_node_jobs) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
 
@@ -3811,6 +3891,10 @@ REVOKE ALL ON FUNCTION public.queue_workflows_queue_room(p_queue text, p_wanted 
 REVOKE ALL ON FUNCTION public.queue_workflows_queue_set() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_rate_room(p_limit integer, p_period_s double precision, p_wanted integer, p_starts timestamp with time zone[], OUT room integer, OUT due_at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_record(job public.ingest_jobs, event text, host text, worker text, seconds double precision, error text, detail jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_record(job public.workflow_node_jobs, event text, host text, worker text, seconds double precision, error text, detail jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_refuse(p_table text, p_old jsonb, p_new jsonb) FROM PUBLIC;
 

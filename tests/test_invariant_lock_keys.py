@@ -678,14 +678,26 @@ def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_turn(
     assert conn.execute(sql.SQL(claim).format(table), (ghost["id"],)).fetchall() == []
 
 
-def test_a_job_whose_key_is_taken_off_can_be_claimed_once_it_is_served(
+def test_an_unserved_job_whose_key_is_taken_off_is_admitted(
     passed: tuple[Any, Row, Row], family: str
 ) -> None:
     conn, ghost, _ = passed
     plain("lock_key = NULL")(conn, ghost)
-    served_by(conn, OTHER[family])
-    assert sweep(conn) == (1, 0)
     assert states(conn, family) == [IN, IN]
+
+
+def test_a_waiter_whose_key_is_taken_off_is_admitted_and_its_workers_are_notified(
+    db: ModuleType, family: str
+) -> None:
+    with db.connect() as conn, db.connect() as listener:
+        add(conn, family)
+        waiter = add(conn, family)
+        assert states(conn, family) == [IN, OUT]
+        channel = "node_job_ready" if family == "node" else "ingest_job_ready"
+        listener.execute(f"LISTEN {channel}")
+        plain("lock_key = NULL")(conn, waiter)
+        assert states(conn, family) == [IN, IN]
+        assert [each.channel for each in listener.notifies(timeout=5, stop_after=1)] == [channel]
 
 
 def test_a_job_that_is_being_claimed_keeps_its_turn(db: ModuleType, family: str) -> None:

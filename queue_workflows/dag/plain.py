@@ -23,7 +23,7 @@ def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
     `wrapped`: levels that the engine itself put around the value.
     """
     if not isinstance(raw, (dict, list, tuple, Mapping)):
-        return _copy(raw, where, 0)  # most values: no need to look up the limit
+        return _copy(raw, where, MAX_DEPTH)  # most values: no need to look up the limit
     return _copy(raw, where, min(config.MAX_PAYLOAD_DEPTH.read(), MAX_DEPTH) + wrapped)
 
 

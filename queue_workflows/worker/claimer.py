@@ -63,6 +63,8 @@ class Claimer:
         """Claims that ended while the database kept their outcomes from being recorded."""
         self.also_held: Callable[[], set[str]] = lambda: set()
         """The jobs that it holds besides."""
+        self.on_lost: Callable[[job_tables.Lease], object] = lambda _: None
+        """Called with a claim whose outcome was not written, as it is held no longer."""
         self._look_again = False
         self.sent_at = 0.0
         """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
@@ -137,8 +139,10 @@ class Claimer:
         if not jobs or took_s < self._who().lease_s * LATE:
             return False
         _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
+        leases = [job_tables.lease_of(self._table, job) for job in jobs]
         try:
-            self._release_strays(self.connection())
+            # By claim: the worker may still hold an outcome of an earlier claim of such a job.
+            handback.hand_back_all(self.connection(), leases, reason="its claim took too long")
         except db.Error:
             self._lose()  # the next connection releases them
         return True
@@ -251,6 +255,9 @@ class Claimer:
             try:
                 following = self._record(work, outcome, ahead, claim=claim and not apart)
                 return self._claim_after(work) if apart else following
+            except errors.ClaimLost:
+                self.on_lost(work.lease)
+                raise
             except db.Error as error:
                 if claim and not apart and quarantine.is_about_rows(error):
                     # The row that would be claimed next may be what the database refuses.

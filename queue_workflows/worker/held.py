@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db, errors
@@ -66,6 +66,8 @@ class Held:
         self._done_since = 0.0
         self._leaving: dict[job_tables.Lease, str] = {}
         self._writing = writing or threading.Lock()
+        self.on_lost: Callable[[job_tables.Lease], object] = lambda _: None
+        """Called with a claim whose outcome was not written, as it is held no longer."""
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
@@ -305,7 +307,7 @@ def write(conn: db.Connection, held: Held) -> None:
     done = held.take_done()
     unwritten = [*done]
     try:
-        _record(conn, unwritten)
+        _record(conn, held, unwritten)
     finally:
         left = {work.lease for work, _ in unwritten}
         held.settled(work.lease for work, _ in done if work.lease not in left)
@@ -323,7 +325,7 @@ def completed(done: Iterable[Done]) -> list[finish.Done]:
     ]
 
 
-def _record(conn: db.Connection, unwritten: list[Done]) -> None:
+def _record(conn: db.Connection, held: Held, unwritten: list[Done]) -> None:
     """Record results in one statement, or one by one; those that are settled leave the list."""
     if results := completed(unwritten):
         try:
@@ -345,3 +347,4 @@ def _record(conn: db.Connection, unwritten: list[Done]) -> None:
         unwritten.remove((work, outcome))
         if found == "skipped" and not finish.is_recorded(conn, work.lease, outcome):
             _log.warning("nothing was written: job %s is held no longer", work.job["id"])
+            held.on_lost(work.lease)

@@ -39,6 +39,7 @@ class WorkLoop:
         self._cache = model_cache
         self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
+        self._claimer.on_lost = watcher.lost
         self._tasks = bodies.Runner()
         self._batch = (
             batch.Batch(batch_size, self._claimer, watcher, lane_, runner=self._tasks)

@@ -26,6 +26,7 @@ class _Seats:
         self.held = own.held
         self.claimer = claimer.Claimer(job_tables.INGEST_JOBS, own.who, kept=kept)
         self.claimer.also_held = own.held.ids
+        self.claimer.on_lost = own.held.on_lost
         self.queue = own.who().queue
         self.look = False
         """Whether there may be something to claim."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, worker_control
@@ -101,6 +102,12 @@ class Watch:
         self._renewals = fencing.Renewals(who().lease_s, self._kept, now_fn)
         self._notes = fencing.Reporter(self._kept)
         self._notes_left = False
+        self._unwritten = deque[job_tables.Lease](maxlen=fencing.MAX_LEASES)
+        """Claims that were lost before their outcomes were written, by nobody's fault here."""
+        self._charged = set[job_tables.Lease]()
+        """Claims that were lost while this process was held up itself: few in its life."""
+        for each in lanes:
+            each.held.on_lost = self.lost
         self._stops: list[float] = []
         self.locked = False
         """Whether a session of this worker holds its lock of life."""
@@ -285,11 +292,13 @@ class Watch:
             for work in works:
                 ends.setdefault(work.lease, work.lease_end)
                 said[work.lease], work.unsaved = work.unsaved, None
-            if not ends:
+            if not ends and not self._unwritten:
                 return
+            found = held.Found([], [])
             try:
                 with self._kept.using() as conn:
-                    found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
+                    if ends:
+                        found = held.renew(conn, ends, said, lease_s=self._who().lease_s, sent=sent)
                     self._excuse(conn, found.lost)
             except db.Error as error:
                 self._renewals.refused(error)
@@ -310,9 +319,20 @@ class Watch:
 
         Not where it was held up itself, as by a handler that kept the GIL past its lease.
         """
-        if not self._renewals.starved:
+        if self._renewals.starved:
+            self._charged.update(lost)
+        else:
             for lease in lost[: fencing.MAX_LEASES]:
                 recovery.excuse(conn, lease, ended=False)
+        while self._unwritten:
+            recovery.excuse(conn, self._unwritten[0], ended=False)
+            self._unwritten.popleft()
+
+    def lost(self, lease: job_tables.Lease) -> None:
+        """An outcome was not written, as its claim is held no longer: see `_excuse`."""
+        if not self._renewals.starved and lease not in self._charged:
+            self._unwritten.append(lease)
+            self.wake("renew")
 
     def _fence(self) -> None:
         """Say whether this exit is the database's fault, to a parent and to the next worker."""

@@ -135,6 +135,31 @@ def test_three_stalls_longer_than_the_lease_charge_an_innocent_job_nothing(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["plain", "batch", "pool", "supervised pool"])
+def test_a_result_that_a_stall_kept_from_being_written_costs_no_crash(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
+) -> None:
+    orchestrator = cli.start("queue-orchestrator", *APP, **state)
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    worker = Worker(cli, WAYS[way], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
+    stubborn.setup()
+    args = {"folder": str(tmp_path), "seconds": 0.5}
+    job_id = node_queue.enqueue_ingest_job(task_name="lasts", queue="work", args=args)
+    until((tmp_path / "started").exists, timeout_s=30)
+    wire.freeze()
+    until(lambda: row_of(job_id)["crash_count"] == 1, timeout_s=20)
+    wire.thaw()
+
+    def completed() -> bool:
+        if worker.runs[-1].process.poll() is not None:
+            worker.start()  # it may end itself, as its result can be written no more
+        return row_of(job_id)["status"] == "completed"
+
+    until(completed, timeout_s=30)
+    until(lambda: row_of(job_id)["crash_count"] == 0, timeout_s=20)
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["plain", "batch", "pool", "supervised"])
 def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again(
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str

@@ -24,12 +24,6 @@ def _let_everybody_in(conn: Conn) -> None:
     edit(conn, "queue_workflows_give_turns", (re.escape(held), "AND false"))
 
 
-def _serve_notes_alone(conn: Conn) -> None:
-    """A job in any other queue gives up its turn with a lock key, whoever serves its queue."""
-    notes = ") q WHERE q.queue = 'notes' AND"
-    edit(conn, "queue_workflows_served_queues", (r"\) q\s+WHERE", notes))
-
-
 def _no_limit(conn: Conn) -> None:
     edit(conn, "queue_workflows_admit", (r"IF v_max IS NOT NULL THEN", "IF false THEN"))
 
@@ -73,10 +67,6 @@ MUTANTS = {
     "lock-keys": Mutant(
         "a job waits for nobody with its lock key", "lock keys held twice or out of order",
         None, _let_everybody_in, jobs={"locked": 24},
-    ),
-    "turns": Mutant(
-        "a job gives up its turn with a lock key although its queue is served",
-        "lock keys held twice or out of order", None, _serve_notes_alone, jobs={"locked": 24},
     ),
     "limits": Mutant(
         "of a partition any number runs", "more at once than a limit allows",

@@ -117,6 +117,12 @@ async def awaits_once(reason: str, args: dict[str, Any]) -> None:
         await asyncio.sleep(LONG_S)
 
 
+def lasts(reason: str, args: dict[str, Any]) -> None:
+    """Sleeps for so many seconds and ends."""
+    _started(args)
+    time.sleep(args["seconds"])
+
+
 def setup() -> None:
     """Register the tasks."""
     queue_workflows.configure(ingest_queues=("work",))
@@ -126,6 +132,7 @@ def setup() -> None:
     queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
     queue_workflows.register_ingest_task("deaf", deaf)
     queue_workflows.register_ingest_task("hog", hog)
+    queue_workflows.register_ingest_task("lasts", lasts)
     queue_workflows.register_ingest_task("stuck", stuck)
     queue_workflows.register_ingest_task("stuck_with_gil", stuck_with_gil)
     queue_workflows.register_ingest_task("hogs_once", hogs_once)

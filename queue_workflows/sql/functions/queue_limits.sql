@@ -110,5 +110,6 @@ END $$;
 
 -- Return whether a queue or a partition with these columns is paused now. Without a SET clause, so that it is inlined.
 CREATE OR REPLACE FUNCTION queue_workflows_is_paused(p_paused_at timestamptz, p_paused_until timestamptz)
-RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
-RETURN p_paused_at IS NOT NULL AND (p_paused_until IS NULL OR p_paused_until > now());
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT p_paused_at IS NOT NULL AND (p_paused_until IS NULL OR p_paused_until > now())
+$$;

@@ -52,5 +52,6 @@ END $$;
 
 -- Return whether a control row with these columns switches workers off now. Without a SET clause, so that it is inlined.
 CREATE OR REPLACE FUNCTION queue_workflows_is_off(p_desired_state text, p_until_at timestamptz)
-RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
-RETURN p_desired_state = 'off' AND (p_until_at IS NULL OR p_until_at > now());
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT p_desired_state = 'off' AND (p_until_at IS NULL OR p_until_at > now())
+$$;
