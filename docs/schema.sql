@@ -1764,8 +1764,10 @@ BEGIN
             ELSIF NEW.lock_key IS NULL AND OLD.lock_key IS NOT NULL
                   AND NEW.blocked_reason IN ('locked', 'unserved') THEN
                 -- Without its key it would be admitted by nobody.
-                NEW.blocked_reason := NULL;
-                PERFORM pg_notify(TG_ARGV[0], NEW.queue);
+                NEW.blocked_reason := CASE WHEN NEW.available_at > now() THEN 'not_due' END;
+                IF NEW.blocked_reason IS NULL THEN
+                    PERFORM pg_notify(TG_ARGV[0], NEW.queue);
+                END IF;
             ELSIF NEW.available_at IS NULL AND NEW.blocked_reason = 'not_due' THEN
                 NEW.blocked_reason := NULL;
                 PERFORM pg_notify(TG_ARGV[0], NEW.queue);

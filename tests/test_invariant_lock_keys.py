@@ -686,6 +686,14 @@ def test_an_unserved_job_whose_key_is_taken_off_is_admitted(
     assert states(conn, family) == [IN, IN]
 
 
+def test_a_waiter_that_is_not_due_waits_on_without_its_key(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        add(conn, family)
+        waiter = add(conn, family)
+        plain("available_at = now() + interval '1 hour', lock_key = NULL")(conn, waiter)
+        assert states(conn, family) == [IN, ("queued", "not_due")]
+
+
 def test_a_waiter_whose_key_is_taken_off_is_admitted_and_its_workers_are_notified(
     db: ModuleType, family: str
 ) -> None:

@@ -105,9 +105,12 @@ def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
 
 
 def missing(conn: db.Connection) -> list[str]:
-    """Return what this role may not do with the tables that exist, such as `UPDATE on workers`."""
+    """Return what a worker's role lacks on what exists, such as `UPDATE on workers`."""
     rows = _closed_tables(conn, {**_WORK, _LEDGER: ("SELECT",)})
     closed = [f"USAGE on {name}" for name in _closed_sequences(conn, list(TABLES))]
+    # A role that was granted its rights before an upgrade lacks those on new functions.
+    functions = {"internal": list(_INTERNAL), "works": True, "named": list[str]()}
+    rows += conn.execute(statements.permissions.closed_functions, functions).fetchall()
     return [f"{row['right']} on {row['name']}" for row in rows] + closed
 
 

@@ -10,8 +10,16 @@ from psycopg import sql
 from queue_workflows import errors
 from queue_workflows.db import pool
 
-_COMPLETE = "2d33adcbe67eded56423709ebf080d3417cbf992e4572523e9dee1e10cbde2bc"
-"""SHA-256 of the lines `version checksum` of a ledger above 12 that has all of that chain."""
+_COMPLETE = frozenset(
+    {
+        "2d33adcbe67eded56423709ebf080d3417cbf992e4572523e9dee1e10cbde2bc",
+        "47c6aa167514f530b81c1a07da5980bd8fb135ee6aa5bba67a7c46d990888d79",
+    }
+)
+"""SHA-256 of the lines `version checksum` of a ledger above 12 that has all of that chain.
+
+Its last two builds differed in one function, which is installed anew.
+"""
 _OBJECTS = b"""
 CREATE TABLE queue_schema_objects (
     part            text PRIMARY KEY,
@@ -44,10 +52,11 @@ def convert(conn: pool.Connection, ledger: str, checksum: str) -> None:
     if not rows:
         return
     lines = "\n".join(f"{row['version']} {row['checksum']}" for row in rows)
-    if hashlib.sha256(lines.encode()).hexdigest() != _COMPLETE:
+    if hashlib.sha256(lines.encode()).hexdigest() not in _COMPLETE:
         raise errors.MigrationFailed(
-            f"the database has schema version {rows[-1]['version']} of a development build; run "
-            "that build's `queue-workflows migrate` first, or start from an empty database"
+            f"the database has schema version {rows[-1]['version']} of a development build; run"
+            " the last development build's `queue-workflows migrate` first, or, if that finds"
+            " nothing to do, start from an empty database"
         )
     table = sql.Identifier(ledger)
     conn.execute(_OBJECTS)

@@ -30,9 +30,10 @@ SELECT set_config('check_function_bodies', 'off', true),
 """
 """What a transaction that installs a part begins with."""
 _PATIENCE = """
-SELECT set_config('statement_timeout', greatest(setting::integer / 2, 1)::text, true)
+SELECT set_config('statement_timeout', least(greatest(setting::integer / 2, 1), 100)::text, true)
   FROM pg_settings WHERE name = 'deadlock_timeout'
 """
+"""Every writer waits behind a lock that is waited for: so not for long, and not often."""
 _RECORDED = b"SELECT part, checksum, package_version, objects FROM queue_schema_objects"
 # The prosrc and the settings, and not pg_get_functiondef, whose form differs between servers.
 _DESCRIBED = {
@@ -51,6 +52,7 @@ SELECT c.relname || '.' || t.tgname AS name,
    AND t.tgname = ANY (%s)""",
 }
 _TABLE = re.compile(r"\sON (\w+)")
+_DROPPED = re.compile(r"^DROP TRIGGER IF EXISTS \w+ ON (\w+)", re.MULTILINE)
 _NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\w+)", re.MULTILINE)
 
 
@@ -73,6 +75,11 @@ class Part(NamedTuple):
     def tables(self) -> list[str]:
         """Return the tables of the triggers, which replacing them locks."""
         return sorted(set(_TABLE.findall(self.text))) if self.name == "triggers" else []
+
+    @property
+    def dropped_from(self) -> list[str]:
+        """Return the tables whose triggers are dropped first, which keeps out readers, too."""
+        return sorted(set(_DROPPED.findall(self.text))) if self.name == "triggers" else []
 
     @property
     def objects(self) -> list[str]:
@@ -133,7 +140,7 @@ def install(conn: pool.Connection, part: Part) -> None:
     `TablesInUse` for triggers whose tables cannot be locked soon.
     """
     conn.execute(SETTINGS.encode())
-    _lock(conn, part.tables)
+    _lock(conn, part)
     conn.execute(part.text.encode())
     conn.execute(
         "INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)"
@@ -149,16 +156,20 @@ def install(conn: pool.Connection, part: Part) -> None:
     )
 
 
-def _lock(conn: pool.Connection, tables: list[str]) -> None:
-    """Lock the tables, or give up before a deadlock with a worker could end the worker."""
-    if tables:
-        names = sql.SQL(", ").join(map(sql.Identifier, tables))
-        conn.execute(_PATIENCE.encode())
-        try:
-            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(names))
-        except psycopg.errors.QueryCanceled as error:
-            raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
-        conn.execute("SET LOCAL statement_timeout = 0")
+def _lock(conn: pool.Connection, part: Part) -> None:
+    """Lock the part's tables, or give up before a deadlock with a worker could end the worker."""
+    if not part.tables:
+        return
+    conn.execute(_PATIENCE.encode())
+    try:
+        for tables, lock in (
+            (part.tables, sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")),
+            (part.dropped_from, sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE")),
+        ):
+            conn.execute(lock.format(sql.SQL(", ").join(map(sql.Identifier, tables))))
+    except psycopg.errors.QueryCanceled as error:
+        raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
+    conn.execute("SET LOCAL statement_timeout = 0")
 
 
 def problems(conn: pool.Connection) -> list[Problem]:
@@ -226,8 +237,12 @@ def _ours() -> tuple[int, ...]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what follows them (`0.4.0rc1`: 0, 4, 0)."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
+    """Return a version as numbers that compare; a pre-release is below its release.
+
+    `0.4.0rc1` is (0, 4, 0, 0, 0) and `0.4` is (0, 4, 0, 0, 1): pre-releases of one are alike.
+    """
+    match = re.match(r"(\d+(?:\.\d+)*)([.-]?(?:a|b|c|rc|dev|pre))?", version)
     if match is None:
         raise errors.MigrationFailed(f"{TABLE} has a package_version {version!r} without a number")
-    return tuple(map(int, match[0].split(".")))
+    numbers = [*map(int, match[1].split(".")), 0, 0, 0][:4]
+    return (*numbers, int(match[2] is None))

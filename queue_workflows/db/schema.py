@@ -22,6 +22,8 @@ LEDGER = "queue_schema_version"
 _FILE = re.compile(r"(\d{4})_(.+?)(\.down)?\.sql")
 LOCK_POLL_S = 0.1
 LOCK_LOGGED_S = 5.0
+GIVEN_WAY_S = 1.0
+"""The pause before the tables of triggers are locked again: what waits for a lock stops writers."""
 DEADLOCK_TRIES = 20
 """A migration locks table by table, and what is at work in another order; each try takes 1 s."""
 _COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
@@ -252,7 +254,7 @@ def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) ->
         if time.monotonic() >= log_at:
             log_at = time.monotonic() + LOCK_LOGGED_S
             _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
-        time.sleep(LOCK_POLL_S)
+        time.sleep(GIVEN_WAY_S)
 
 
 def _install(conn: pool.Connection, part: functions.Part) -> None:

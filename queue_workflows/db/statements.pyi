@@ -183,6 +183,8 @@ class _Controls:
     off_policy: bytes
     """Return the stop policy of the control row that switches a host and queue off now; NULL: it
     is on."""
+    has_table: bytes
+    """Return whether the schema has control rows at all."""
 
 controls: _Controls
 

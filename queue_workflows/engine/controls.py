@@ -11,9 +11,6 @@ from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.types import Row
 
-_NO_CONTROLS = (pg_errors.UndefinedTable, pg_errors.UndefinedFunction)
-"""A database that has no controls: its schema is older than them."""
-
 
 def put(conn: db.Connection, values: dict[str, Any]) -> Row:
     """Write the control row of a host and queue and return it. A trigger wakes the workers."""
@@ -39,20 +36,26 @@ def get(conn: db.Connection, host: str, queue: str) -> Row | None:
     try:
         with conn.transaction():
             return conn.execute(statements.controls.get, {"host": host, "queue": queue}).fetchone()
-    except _NO_CONTROLS:
+    except pg_errors.UndefinedTable:
         return None
 
 
 def off_policy(conn: db.Connection, host: str, queue: str) -> str | None:
     """Return the stop policy of the row that is off now; None: on, no row, or no such table.
 
-    A row of queue `all` counts for every queue of its host; if both are off, `hard` wins.
+    A row of queue `all` counts for every queue of its host; if both are off, `hard` wins. Raises
+    psycopg's `UndefinedFunction` for a schema whose functions are missing: not to know is not ON.
     """
     try:
         with conn.transaction():
             row = conn.execute(
                 statements.controls.off_policy, {"host": host, "queue": queue}
             ).fetchone()
-    except _NO_CONTROLS:
+    except pg_errors.UndefinedTable:
+        return None
+    except pg_errors.UndefinedFunction:
+        found = conn.execute(statements.controls.has_table).fetchone()
+        if found is None or found["found"]:
+            raise
         return None
     return row["policy"] if row else None

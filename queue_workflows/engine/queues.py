@@ -97,7 +97,7 @@ def counts(conn: db.Connection) -> dict[str, Row]:
     time.
     """
     found: dict[str, Row] = {}
-    for table in statements.JOB_TABLES:
+    for table in reversed(statements.JOB_TABLES):
         for texts in (statements.queues.count_jobs, statements.queues.count_events):
             for row in conn.execute(texts[table], {"window": RATE_WINDOW_S}).fetchall():
                 found.setdefault(row["queue"], {}).update(row)

@@ -147,6 +147,7 @@ def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> N
             blind = findings()
             conn.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA public TO {}").format(name))
             conn.execute(sql.SQL("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {}").format(name))
+            conn.execute(sql.SQL("GRANT ALL ON ALL FUNCTIONS IN SCHEMA public TO {}").format(name))
             whole = findings()
             conn.execute(sql.SQL("REVOKE UPDATE ON workers FROM {}").format(name))
             conn.execute(sql.SQL("REVOKE SELECT ON workflow_runs FROM {}").format(name))

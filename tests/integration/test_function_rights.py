@@ -104,6 +104,23 @@ def test_a_role_that_is_set_is_the_caller(conn: Any) -> None:
         assert "queue_workflows_guest lacks" in refused(conn, "SELECT queue_workflows_mend_lines()")
 
 
+def test_a_worker_that_lacks_a_new_function_is_told(conn: Any) -> None:
+    lacks = permissions_of(conn)
+    with as_guest(conn, *lacks):
+        assert permissions.missing(conn) == []
+    with as_guest(conn, *(each for each in lacks if "queue_workflows_record" not in each)):
+        assert [each.partition("(")[0] for each in permissions.missing(conn)] == [
+            "EXECUTE on queue_workflows_record"
+        ] * 2
+
+
+def permissions_of(conn: Any) -> list[str]:
+    """What a role needs to work, each as `GRANT` takes it."""
+    with as_guest(conn):
+        lacks = permissions.lacking(conn, "work")
+    return [f"{each.right} ON {each.kind} {each.name}" for each in lacks]
+
+
 def test_a_role_without_a_right_spends_no_partitions_rate(conn: Any) -> None:
     conn.execute(
         "INSERT INTO queue_settings (queue, partition_rate_limit, partition_rate_period_s)"

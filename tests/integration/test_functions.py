@@ -207,6 +207,35 @@ def test_only_triggers_wait_for_who_works_with_the_tables(
         installing.join()
 
 
+def test_who_only_reads_keeps_the_installer_waiting_and_no_writer(
+    own: str, change: Callable[..., None]
+) -> None:
+    change(triggers="\n-- more\n")
+    with engine.connect(autocommit=False) as reader, engine.connect() as conn:
+        reader.execute("SELECT FROM lock_turns")
+        installing = threading.Thread(target=engine.bootstrap)
+        installing.start()
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'lock_turns'::regclass"
+        )
+        wait.until(lambda: factories.one(conn, waiting) > 0)
+        conn.execute("SET statement_timeout = '2s'")
+        factories.ingest(conn)
+        assert installing.is_alive()
+        reader.commit()
+        installing.join(30)
+        assert not installing.is_alive()
+        assert functions.stale(conn) == []
+
+
+def test_a_pre_release_is_below_its_release() -> None:
+    versions = ["0.3.9", "0.4.0rc1", "0.4", "0.4.1.dev3", "0.4.1", "0.10"]
+    releases = [functions._release(version) for version in versions]
+    assert releases == sorted(releases)
+    assert len({*releases}) == len(releases)
+    assert functions._release("0.4") == functions._release("0.4.0")
+
+
 def test_what_a_newer_package_installed_stays_and_is_good_enough(
     own: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,10 +420,16 @@ def test_the_printed_sql_makes_the_schema_and_its_functions(
 # --- databases of development builds -----------------------------------------------------------
 
 
-def make_development(conn: engine.Connection, up_to: int = 33) -> None:
+LAST_16 = "79bba3898f603a3b0b3b0dbe1bddfb86fd634237c54ad29bf228d8e73df01f68"
+"""The checksum of 0016 in the last development build, which alone differs from the ledger's."""
+
+
+def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = False) -> None:
     """Make the database what a development build made: its tables are the same, its ledger not."""
     conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {schema.LEDGER} WHERE version > 12")
     ledger = json.loads((SUPPORT / "development_ledger.json").read_text())
+    if last:
+        ledger["16"] = LAST_16
     for version, checksum in ledger.items():
         if int(version) <= up_to:
             conn.execute(
@@ -403,13 +438,14 @@ def make_development(conn: engine.Connection, up_to: int = 33) -> None:
             )
 
 
+@pytest.mark.parametrize("last", [False, True])
 def test_a_complete_database_of_a_development_build_is_converted(
-    own: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    own: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, last: bool
 ) -> None:
     with engine.connect() as conn:
         whole = schema_snapshot.snapshot(conn)
         ledger = conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall()
-        make_development(conn)
+        make_development(conn, last=last)
         assert not functions.is_ready(conn)
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
@@ -430,7 +466,7 @@ def test_any_other_database_of_a_development_build_is_refused(own: str, how: str
         if how == "changed":
             conn.execute(f"UPDATE {schema.LEDGER} SET checksum = 'x' WHERE version = 20")
         number = factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}")
-        text = rf"schema version {number} of a development build; run that build's .*empty database"
+        text = rf"schema version {number} of a development build; run the last .*empty database"
         with pytest.raises(errors.MigrationFailed, match=text):
             engine.bootstrap()
         assert factories.one(conn, f"SELECT max(version) FROM {schema.LEDGER}") == number

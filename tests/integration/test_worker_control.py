@@ -10,10 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
 
 from queue_workflows import claim_worker, errors, node_queue, worker_control
 from queue_workflows import db as engine
+from queue_workflows.engine import controls
 from queue_workflows.types import ExitFn
 from tests.support import ear, factories, flow, wait
 
@@ -528,3 +530,13 @@ def test_the_command_says_in_one_line_that_there_is_no_schema(
     assert len(err.splitlines()) == 1
     assert "no schema version" in err
     assert "queue-workflows migrate" in err
+
+
+def test_a_schema_without_its_functions_is_not_on(conn: Any) -> None:
+    worker_control.disable_worker("h1", "mail")
+    with conn.transaction(force_rollback=True):
+        conn.execute("DROP FUNCTION queue_workflows_off_policy CASCADE")
+        with pytest.raises(psycopg.errors.UndefinedFunction):
+            controls.off_policy(conn, "h1", "mail")
+        conn.execute("DROP TABLE worker_controls CASCADE")
+        assert controls.off_policy(conn, "h1", "mail") is None
