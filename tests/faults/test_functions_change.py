@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows.db import functions
+from queue_workflows.db import functions, schema
 from tests.support import factories, perils
 from tests.support.commands import Commands
 from tests.support.wait import until
@@ -44,6 +44,8 @@ def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
     cli: Commands, conn: engine.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [changed(number) for number in range(1, CHANGES + 1)]
+    # The jobs of a round take less time than the pause between two tries does.
+    monkeypatch.setattr(schema, "GIVEN_WAY_S", 0.02)
     worker = cli.start(*WORKER)
     until(lambda: "works on" in worker.err, timeout_s=60)
     for number, parts in enumerate(sets, start=1):
