@@ -169,9 +169,9 @@ def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again
     first = node_queue.enqueue_ingest_job(task_name="hogs_once", queue="work", args={})
     until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
     wire.freeze()
-    time.sleep(1)  # its next poll claims, and nothing shows when that is sent
+    until(lambda: wire.holds_back(b"work"))  # its next claim, which names the queue
     job_id = node_queue.enqueue_ingest_job(task_name="hogs_once", queue="work", args={})
-    time.sleep(float(LEASE_S) + 1)
+    time.sleep(float(LEASE_S) + 1)  # the lease of that claim is over before it is made
     wire.thaw()
     until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
     assert row_of(job_id)["crash_count"] == 0

@@ -71,6 +71,18 @@ class Proxy:
         """How many clients are connected."""
         return len(self._flows) // 2
 
+    def holds_back(self, part: bytes) -> bool:
+        """Whether a client has sent bytes with this part that a freeze keeps from the server."""
+        for sock, flow in list(self._flows.items()):
+            if flow.towards_server and sock in self._held:
+                try:
+                    sent = sock.recv(BLOCK, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                except OSError:
+                    continue
+                if part in sent:
+                    return True
+        return False
+
     def freeze(self) -> None:
         """Forward nothing from now on."""
         self._order("block", frozenset({True, False}))
