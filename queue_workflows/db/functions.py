@@ -10,7 +10,6 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -19,11 +18,11 @@ from psycopg.types import json
 
 import queue_workflows
 from queue_workflows import errors
+from queue_workflows import sql as texts
 from queue_workflows.db import pool
 
 TABLE = "queue_schema_objects"
 """What is installed, one row a part; migration 0013 makes it."""
-_FOLDER = Path(queue_workflows.__file__).parent / "sql"
 SETTINGS = """
 SELECT set_config('check_function_bodies', 'off', true),
        set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
@@ -101,8 +100,11 @@ class Problem(NamedTuple):
 @functools.cache
 def parts() -> tuple[Part, Part]:
     """Return the set of this code, in the order in which it is installed."""
-    functions = [*sorted((_FOLDER / "functions").glob("*.sql")), _FOLDER / "privileges.sql"]
-    triggers = sorted((_FOLDER / "triggers").glob("*.sql"))
+    functions = [
+        *sorted((texts.FOLDER / "functions").glob("*.sql")),
+        texts.FOLDER / "privileges.sql",
+    ]
+    triggers = sorted((texts.FOLDER / "triggers").glob("*.sql"))
     return (
         Part("functions", "\n".join(path.read_text("utf-8") for path in functions)),
         Part("triggers", "\n".join(path.read_text("utf-8") for path in triggers)),

@@ -1,1 +1,1 @@
-"""Every state change, once, for both job families: each function takes a connection, opens none."""
+"""Change the state of runs, jobs and workers: one function a transition. None opens a connection."""

@@ -1,7 +1,12 @@
-"""Every SQL text of the engine, as package data: `queries/` has the statements, by noun."""
+"""Hold every SQL text of the engine outside `db/`, as package data.
+
+`queries/` has the statements by noun, `functions/` and `triggers/` the set that `db.functions`
+installs, and `privileges.sql` the rights to its functions.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-QUERIES = Path(__file__).parent / "queries"
+FOLDER = Path(__file__).parent
+QUERIES = FOLDER / "queries"
