@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from queue_workflows import config
+from queue_workflows import config, model_registry
 
 if TYPE_CHECKING:
     from tests.support.database import Database
@@ -82,6 +82,7 @@ def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
     kept = _forget_environment()
     config.reset_for_tests()
+    model_registry.clear_for_tests()
     # Nothing that a test runs leaves files in the data folder of the person here.
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = OUTPUTS
     before = set(threading.enumerate())

@@ -89,7 +89,7 @@ def test_a_cancelled_run_of_a_real_worker_stops_and_stays_cancelled(
     (left,) = json.loads(done.out)["stopping"]
     assert (left["pid"], left["queue"]) == (worker.process.pid, "cpu")
     job_id = left["job_id"]
-    until(lambda: (node_queue.get_node_job(job_id) or {})["status"] == "cancelled", timeout_s=5)
+    until(lambda: (node_queue.get_node_job(job_id) or {})["status"] == "cancelled")
     assert (run_store.get_run(run_id) or {})["status"] == "cancelled"
     for process in (worker, orchestrator):
         process.send(signal.SIGTERM)
@@ -200,7 +200,7 @@ def test_a_worker_that_hangs_is_bounced_and_its_job_runs_again(
     watching = cli.start(*SUPERVISE, "--bounce", kill, **QUICK)
     until(lambda: "looking after" in watching.err)
     os.kill(hung, signal.SIGSTOP)
-    until(lambda: (run_store.get_run(run_id) or {})["status"] == "completed", timeout_s=20)
+    until(lambda: (run_store.get_run(run_id) or {})["status"] == "completed")
     assert len(toyhost.pids(tmp_path, "hold")) == 2
     assert watching.err.count("is flagged dead, last seen") == 1
     stops(watching, signal.SIGTERM)

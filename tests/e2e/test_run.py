@@ -243,7 +243,7 @@ def test_on_a_terminal_it_draws_a_tree_and_asks(
     terminal.type("3\n")
     until(lambda: terminal.shows("'3' is none of the choices"))
     terminal.type("Right\n")
-    until(lambda: terminal.shows(r"completed in .*longest chain"), timeout_s=20)
+    until(lambda: terminal.shows(r"completed in .*longest chain"))
     assert terminal.shows("✔ ask completed")
     assert run.wait() == 0
     jobs = node_queue.list_jobs_for_run(run_store.list_runs()[0]["id"])
@@ -266,7 +266,7 @@ def test_a_killed_worker_is_told_above_the_tree(
         lambda: terminal.shows(r"killed by SIGKILL, peak memory \d+ MB; node work/hold is queued")
     )
     until(lambda: terminal.shows("✔ hold completed.*taken back from a dead worker 1 time"))
-    until(lambda: terminal.shows("longest chain"), timeout_s=20)
+    until(lambda: terminal.shows("longest chain"))
     assert run.wait() == 0
 
 

@@ -62,7 +62,7 @@ def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_p
     first = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
     killed_at = time.monotonic()
     os.kill(first, signal.SIGKILL)
-    until(lambda: len(toyhost.pids(tmp_path, "hold")) == 2, timeout_s=5)
+    until(lambda: len(toyhost.pids(tmp_path, "hold")) == 2)
     until(lambda: status(run_id) == "completed")
     assert time.monotonic() - killed_at < 5
     job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
@@ -81,7 +81,7 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     assert up.pids("--queue cpu") == [], "an app without nodes has no node workers"
     (tmp_path / "go").touch()
     os.kill(first, signal.SIGKILL)
-    until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed", timeout_s=15)
+    until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed")
     stopped(up)
 
 
@@ -116,7 +116,7 @@ def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
     def column(name: str) -> set[object]:
         return {(node_queue.get_ingest_job(each) or {})[name] for each in ids}
 
-    until(lambda: column("crash_count") == {1}, timeout_s=10)
+    until(lambda: column("crash_count") == {1})
     assert time.monotonic() - killed_at < 10, "not by its lease of ten minutes"
     until(lambda: column("status") == {"completed"}, timeout_s=30)
     stopped(up)
@@ -139,7 +139,7 @@ def test_a_killed_orchestrator_comes_back(cli: Commands, tmp_path: Path) -> None
     until(lambda: "dispatches" in up.err, timeout_s=30)
     os.kill(first, signal.SIGKILL)
     run_id = queued("chain", tmp_path)
-    until(lambda: status(run_id) == "completed", timeout_s=20)
+    until(lambda: status(run_id) == "completed")
     assert up.pids("queue_workflows.orchestrator") != [first]
     stopped(up)
 
@@ -150,7 +150,7 @@ def test_two_on_one_database_share_the_work_and_one_may_go(cli: Commands, tmp_pa
     runs = [queued("chain", tmp_path) for _ in range(5)]
     stopped(one)
     runs += [queued("chain", tmp_path) for _ in range(5)]
-    until(lambda: all(status(run_id) == "completed" for run_id in runs), timeout_s=20)
+    until(lambda: all(status(run_id) == "completed" for run_id in runs))
     assert len(toyhost.pids(tmp_path, "quick")) == 20, "every node once"
     stopped(two)
 
@@ -170,7 +170,7 @@ def test_a_database_that_is_away_is_waited_for(
     name = "queue_workflows_late_test"
     away = urlsplit(dsn)._replace(path=f"/{name}").geturl()
     up = cli.start(*SMALL, QUEUE_WORKFLOWS_DB_URL=away)
-    until(lambda: "does not answer, waiting for it" in up.err, timeout_s=20)
+    until(lambda: "does not answer, waiting for it" in up.err)
     assert "starting" not in up.err
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")
@@ -184,5 +184,5 @@ def test_a_database_that_is_away_is_waited_for(
 
 def test_ctrl_c_ends_the_wait_for_a_database(cli: Commands) -> None:
     up = cli.start(*SMALL, QUEUE_WORKFLOWS_DB_URL="postgresql://127.0.0.1:1/none")
-    until(lambda: "does not answer, waiting for it" in up.err, timeout_s=20)
+    until(lambda: "does not answer, waiting for it" in up.err)
     stopped(up)

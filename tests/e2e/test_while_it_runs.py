@@ -98,7 +98,7 @@ def test_up_and_a_run_that_it_serves_show_what_handlers_print(
     up = served(app, *APP)
     run = app.start(QW, "run", "talk", *APP, *folder_of(tmp_path))
     until(lambda: "begun\n" in up.out, timeout_s=40)
-    until(lambda: "s/talk | begun\n" in run.err, timeout_s=10)
+    until(lambda: "s/talk | begun\n" in run.err)
     assert run.process.poll() is None
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from tests.support.wait import until
 
 APP = ("--app", "tests.support.perils:setup")
 WORKER = ("queue-claim-worker", *APP, "--queue", perils.QUEUE)
-JOBS = 1000
 CHANGES = 10
+ROUND = 50
 BODY = "    -- Ranges of the columns that every claim writes."
 STEP = "    v_past    text;\nBEGIN\n"
 
@@ -40,26 +41,52 @@ def changed(number: int) -> tuple[functions.Part, ...]:
     return first._replace(text=text), second._replace(text=f"{second.text}-- change {number}\n")
 
 
+class Feeder(threading.Thread):
+    """Keeps jobs queued, however fast the worker is, until it is stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="test-feeder")
+        self._folder, self._over = folder, threading.Event()
+        self.enqueued = 0
+
+    def run(self) -> None:
+        with engine.connect() as conn:
+            while not self._over.is_set():
+                if factories.one(conn, QUEUED) < ROUND:
+                    conn.execute(ENQUEUE.encode(), (perils.QUEUE, str(self._folder), ROUND))
+                    self.enqueued += ROUND
+                self._over.wait(0.01)
+
+    def __enter__(self) -> Feeder:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
 def test_a_worker_drains_its_queue_while_the_functions_and_triggers_change(
     cli: Commands, conn: engine.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [changed(number) for number in range(1, CHANGES + 1)]
-    # The jobs of a round take less time than the pause between two tries does.
     monkeypatch.setattr(schema, "GIVEN_WAY_S", 0.02)
     worker = cli.start(*WORKER)
-    until(lambda: "works on" in worker.err, timeout_s=60)
-    for number, parts in enumerate(sets, start=1):
-        conn.execute(ENQUEUE.encode(), (perils.QUEUE, str(tmp_path), JOBS // CHANGES))
-        least = (number - 1) * JOBS // CHANGES + 5
-        until(lambda: factories.one(conn, ENDED) >= least, timeout_s=60)  # noqa: B023
-        monkeypatch.setattr(functions, "parts", lambda: parts)  # noqa: B023
-        assert engine.bootstrap() == []
-        assert factories.one(conn, ENDED) < number * JOBS // CHANGES, "jobs were left meanwhile"
-        assert factories.one(conn, INSTALLED) == parts[0].checksum
-    until(lambda: factories.one(conn, ENDED) == JOBS, timeout_s=60)
+    with Feeder(tmp_path) as feeder:
+        for parts in sets:
+            ended = factories.one(conn, ENDED)
+            until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)  # noqa: B023
+            monkeypatch.setattr(functions, "parts", lambda: parts)  # noqa: B023
+            assert engine.bootstrap() == []
+            assert factories.one(conn, INSTALLED) == parts[0].checksum
+        ended = factories.one(conn, ENDED)
+        until(lambda: factories.one(conn, ENDED) > ended, timeout_s=60)
+    until(lambda: factories.one(conn, ENDED) == feeder.enqueued, timeout_s=60)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
-    assert rows(conn) == [{"status": "completed", "claim_no": 1, "attempts": 0, "n": JOBS}]
+    assert rows(conn) == [
+        {"status": "completed", "claim_no": 1, "attempts": 0, "n": feeder.enqueued}
+    ]
     for word in ("Traceback", "ERROR", "error", "retry", "again"):
         assert not [line for line in worker.err.splitlines() if word in line]
 
@@ -68,8 +95,9 @@ ENQUEUE = """
 INSERT INTO ingest_jobs (task_name, queue, args)
 SELECT 'note', %s, jsonb_build_object('folder', %s::text) FROM generate_series(1, %s)
 """
-INSTALLED = "SELECT checksum FROM queue_schema_objects WHERE part = 'functions'"
+QUEUED = "SELECT count(*) FROM ingest_jobs WHERE status = 'queued'"
 ENDED = "SELECT count(*) FROM ingest_jobs WHERE status = 'completed'"
+INSTALLED = "SELECT checksum FROM queue_schema_objects WHERE part = 'functions'"
 
 
 def rows(conn: engine.Connection) -> list[dict[str, Any]]:

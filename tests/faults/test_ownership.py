@@ -97,7 +97,7 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
         assert taken["worker_id"] != lost["worker_id"]
     finally:
         stopped.send(signal.SIGCONT)
-    assert stopped.wait(10) == 77, stopped.err
+    assert stopped.wait(30) == 77, stopped.err
     assert job(held)["worker_id"] == taken["worker_id"], "the one that came back touched nothing"
     (tmp_path / "go").touch()
     until(lambda: is_(held, "completed"), timeout_s=30)

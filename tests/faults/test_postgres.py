@@ -76,11 +76,11 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
             "id"
         ]
         completed(enqueue("note", tmp_path), 10)
-        until(lambda: flow.status(run_id) == "running", timeout_s=10)  # noqa: B023  waited for
+        until(lambda: flow.status(run_id) == "running")  # noqa: B023  waited for
         threading.Event().wait(0.5 + number % 3 / 2)
     assert terminated >= 2 * ROUNDS
     held = enqueue("note", tmp_path, wait=True)
-    until(lambda: len(toyhost.pids(tmp_path, "note")) == ROUNDS + 1, timeout_s=20)
+    until(lambda: len(toyhost.pids(tmp_path, "note")) == ROUNDS + 1)
     factories.one(conn, TERMINATE, "victim")
     asked = time.monotonic()
     worker_control.disable_worker("box", perils.QUEUE)
@@ -107,11 +107,11 @@ def test_a_listener_is_back_within_5_seconds(
 ) -> None:
     own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": "victim"})
     started(cli, "works on", *NOTES, QUEUE_WORKFLOWS_DB_URL=own)
-    until(lambda: factories.column(conn, LISTENERS), timeout_s=10)
+    until(lambda: factories.column(conn, LISTENERS))
     for _ in range(5):
         before = factories.column(conn, LISTENERS)
         assert factories.one(conn, TERMINATE, "victim") >= 1
-        until(lambda: {*factories.column(conn, LISTENERS)} - {*before}, timeout_s=5)  # noqa: B023
+        until(lambda: {*factories.column(conn, LISTENERS)} - {*before})  # noqa: B023
 
 
 # --- P8 -----------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing(
         assert factories.one(own, "SELECT status FROM ingest_jobs") == "queued"
     started(fresh, "dispatches", "queue-orchestrator", *APP)
     assert completed(waits)["claim_no"] == 1
-    until(lambda: "following" in scheduler.err, timeout_s=20)
+    until(lambda: "following" in scheduler.err)
     assert worker.process.poll() is None
 
 
@@ -237,14 +237,14 @@ def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
     for step in (hours, -hours, 0):
         wall.put(step)
         swept, before = lapsed(conn), job(held)["heartbeat_at"]
-        until(lambda: job(swept)["status"] == "queued", timeout_s=10)  # noqa: B023  waited for
-        until(lambda: job(held)["heartbeat_at"] > before, timeout_s=10)  # noqa: B023
+        until(lambda: job(swept)["status"] == "queued")  # noqa: B023  waited for
+        until(lambda: job(held)["heartbeat_at"] > before)  # noqa: B023
         run_id = run_store.insert_run(workflow_name="chain", context={"folder": str(tmp_path)})[
             "id"
         ]
-        until(lambda: flow.status(run_id) == "completed", timeout_s=20)  # noqa: B023
+        until(lambda: flow.status(run_id) == "completed")  # noqa: B023
         fires = len(fired(conn))
-        until(lambda: len(fired(conn)) > fires, timeout_s=20)  # noqa: B023
+        until(lambda: len(fired(conn)) > fires)  # noqa: B023
     (tmp_path / "go").touch()
     row = completed(held)
     assert (row["claim_no"], row["attempts"], row["crash_count"]) == (1, 0, 0)

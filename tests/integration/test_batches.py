@@ -481,7 +481,7 @@ def test_the_results_of_a_full_batch_are_recorded_while_the_next_one_runs(
     bodies.stay = {4}
     enqueue(7)
     with running(worker(), bodies):
-        assert bodies.started.wait(10)
+        assert bodies.started.wait(30)
         until(are(conn, *["completed"] * 4, *["running"] * 3))
         bodies.release.set()
         until(are(conn, *["completed"] * 7))

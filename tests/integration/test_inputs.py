@@ -297,7 +297,7 @@ def test_an_answer_that_comes_while_the_first_is_being_taken_is_refused(
     monkeypatch.setattr(input_listener, "_take", held)
     taking = threading.Thread(target=input_listener.InputListener().process_once)
     taking.start()
-    assert taken.wait(10)
+    assert taken.wait(30)
 
     def let_go() -> None:
         waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"

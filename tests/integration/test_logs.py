@@ -300,7 +300,7 @@ def test_what_could_not_be_stored_is_stored_later(
     thread.start()
     try:
         until(lambda: set(flow.states(run_id).values()) == {"completed"})
-        assert tried.wait(10)
+        assert tried.wait(30)
         assert stored(conn) == 0
         go.set()
         until(lambda: stored(conn) == 2)

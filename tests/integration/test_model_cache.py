@@ -337,7 +337,7 @@ def test_a_load_in_progress_is_never_reaped_and_readers_do_not_wait():
 
     def load() -> str:
         loading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return "handle"
 
     model_registry.register(ModelSpec("slow", load))
@@ -345,7 +345,7 @@ def test_a_load_in_progress_is_never_reaped_and_readers_do_not_wait():
     worker = threading.Thread(target=cache.require_model, args=("slow",))
     worker.start()
     try:
-        assert loading.wait(10)
+        assert loading.wait(30)
         clock.now += 1e6
         assert cache.reap_idle_once() is False
         assert cache.current_model is None
@@ -368,7 +368,7 @@ def test_a_job_that_starts_during_an_idle_unload_waits_for_its_end():
     cache.require_model("a")
     reaper = threading.Thread(target=cache.reap_idle_once)
     reaper.start()
-    assert unloading.wait(10)
+    assert unloading.wait(30)
     cache.mark_busy()
     busy.set()
     reaper.join(10)

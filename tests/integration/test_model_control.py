@@ -115,7 +115,7 @@ class Gpu:
             said = (self.row() or {}).get("request")
             return said if said and said["no"] >= request["request_no"] and _is_over(said) else None
 
-        return wait.until(over, timeout_s=20)
+        return wait.until(over)
 
 
 def _is_over(said: Row) -> bool:

@@ -58,7 +58,7 @@ def test_a_new_run_starts_at_once_and_not_at_the_next_poll(host: flow.Flow, hour
     host.dag(a="")
     with running():
         run_id = host.submit()
-        wait.until(lambda: flow.status(run_id) == "running", timeout_s=5)
+        wait.until(lambda: flow.status(run_id) == "running")
 
 
 def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: None) -> None:
@@ -68,13 +68,13 @@ def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: 
     )  # fmt: skip
     with running():
         run_id = host.submit()
-        wait.until(lambda: "s/a" in flow.jobs(run_id), timeout_s=5)
+        wait.until(lambda: "s/a" in flow.jobs(run_id))
         flow.complete(run_id, "s/a")
-        wait.until(lambda: "q" in flow.jobs(run_id), timeout_s=5)
+        wait.until(lambda: "q" in flow.jobs(run_id))
         node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
-        wait.until(lambda: flow.job(run_id, "q")["input_spec"], timeout_s=5)
+        wait.until(lambda: flow.job(run_id, "q")["input_spec"])
         dispatcher.submit_input(run_id, "q", 1)
-        wait.until(lambda: "t/b" in flow.jobs(run_id), timeout_s=5)
+        wait.until(lambda: "t/b" in flow.jobs(run_id))
 
 
 def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notification(
@@ -85,7 +85,7 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
     host.dag(a="", b="", c="a", d="b")
     with running():
         run_id = host.submit()
-        wait.until(lambda: len(flow.jobs(run_id)) == 2, timeout_s=5)
+        wait.until(lambda: len(flow.jobs(run_id)) == 2)
         with engine.connect(autocommit=False) as ours, engine.connect(autocommit=False) as theirs:
             theirs.execute("SELECT FROM workflow_runs FOR NO KEY UPDATE")
             flow.complete(run_id, "s/a")
@@ -93,16 +93,16 @@ def test_an_event_that_came_in_beside_an_open_one_is_found_without_a_notificatio
             job_id = flow.job(run_id, "s/b")["id"]
             assert manual_changes.complete(ours, job_tables.NODE_JOBS, job_id, result="{}")
             theirs.rollback()
-            wait.until(lambda: factories.column(conn, closed), timeout_s=5)
+            wait.until(lambda: factories.column(conn, closed))
             ours.commit()
-        wait.until(lambda: {"s/c", "s/d"} <= {*flow.jobs(run_id)}, timeout_s=5)
+        wait.until(lambda: {"s/c", "s/d"} <= {*flow.jobs(run_id)})
 
 
 def test_what_was_there_before_the_start_is_done_too(host: flow.Flow, hourly: None) -> None:
     host.dag(a="", b="a")
     run_id = host.submit()
     with running():
-        wait.until(lambda: flow.status(run_id) == "running", timeout_s=5)
+        wait.until(lambda: flow.status(run_id) == "running")
 
 
 def test_a_lost_notification_is_made_good_by_the_poll(
@@ -116,14 +116,14 @@ def test_a_lost_notification_is_made_good_by_the_poll(
             run_id = host.submit()
         finally:
             conn.execute("ALTER TABLE workflow_runs ENABLE TRIGGER USER")
-        wait.until(lambda: flow.status(run_id) == "running", timeout_s=5)
+        wait.until(lambda: flow.status(run_id) == "running")
 
 
 def test_it_goes_on_after_its_connections_were_cut(host: flow.Flow, conn: Any) -> None:
     host.dag(a="")
     with running():
         first = host.submit()
-        wait.until(lambda: flow.status(first) == "running", timeout_s=5)
+        wait.until(lambda: flow.status(first) == "running")
         conn.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"

@@ -187,13 +187,13 @@ def test_the_process_waits_for_its_database_and_goes_on_when_it_is_there(
     dsn = database.url({**own_database.parts, "dbname": not_yet})
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as shell:
         process = shell.start("queue-orchestrator", "--app", TOYHOST)
-        wait.until(lambda: "does not answer, waiting for it" in process.err, timeout_s=20)
+        wait.until(lambda: "does not answer, waiting for it" in process.err)
         own_database.create(not_yet)
-        wait.until(lambda: "orchestrator dispatches on" in process.err, timeout_s=20)
+        wait.until(lambda: "orchestrator dispatches on" in process.err)
         assert process.err.count("does not answer") == 1
         assert "applied migrations 1, 2" in process.err
         process.send(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def test_the_process_may_be_stopped_while_it_waits(
@@ -202,7 +202,7 @@ def test_the_process_may_be_stopped_while_it_waits(
     dsn = database.url({**own_database.parts, "dbname": not_yet})
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as shell:
         process = shell.start("queue-orchestrator")
-        wait.until(lambda: "does not answer" in process.err, timeout_s=20)
+        wait.until(lambda: "does not answer" in process.err)
         process.send(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         assert "Traceback" not in process.err

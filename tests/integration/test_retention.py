@@ -295,9 +295,9 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
     monkeypatch.setattr(retention, "batches", endless)
     pool = node_pool.NodePool()
     pool.start()
-    assert begun.wait(10)
+    assert begun.wait(30)
     pool.stop()
-    assert stopped.wait(10)
+    assert stopped.wait(30)
 
 
 def test_the_laws_hold_after_it(conn: Any) -> None:

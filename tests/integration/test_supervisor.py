@@ -365,7 +365,7 @@ def test_the_status_of_other_children_is_not_taken(bench: Callable[..., Bench]) 
     with subprocess.Popen(["sh", "-c", "exit 9"]) as other:
         run.pool.start()
         until(lambda: len(run.exits) >= 3)
-        assert other.wait(5) == 9
+        assert other.wait(30) == 9
 
 
 def test_a_status_that_another_took_is_an_unknown_end(bench: Callable[..., Bench]) -> None:
@@ -503,7 +503,7 @@ def test_children_do_not_read_our_stdin() -> None:
 def test_a_signal_to_the_supervisor_stops_all(signum: signal.Signals) -> None:
     with supervising() as (parent, pid):
         parent.send_signal(signum)
-        assert parent.wait(10) == 0
+        assert parent.wait(30) == 0
         assert is_gone(pid)
 
 

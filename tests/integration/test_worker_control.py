@@ -349,7 +349,7 @@ def test_a_started_watcher_stops_its_worker_when_it_is_turned_off(
         wait.until(lambda: conn.execute(listening).fetchone())
         assert not left.is_set()
         worker_control.disable_worker("box", "gpu")
-        assert left.wait(10)
+        assert left.wait(30)
         with pytest.raises(RuntimeError):
             subject.start()
     finally:
@@ -366,7 +366,7 @@ def test_a_started_watcher_polls_where_no_notification_comes(
     subject.start()
     try:
         worker_control.disable_worker("box", "gpu")
-        assert left.wait(10)
+        assert left.wait(30)
     finally:
         subject.stop()
 

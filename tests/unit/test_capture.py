@@ -183,7 +183,7 @@ def test_a_thread_that_a_body_left_behind_prints_for_no_other(
         if first:
             print(first)
         said.set()
-        assert go.wait(10)
+        assert go.wait(30)
         print("late")
         logging.getLogger("host").warning("late")
 
@@ -196,7 +196,7 @@ def test_a_thread_that_a_body_left_behind_prints_for_no_other(
         ]
         for thread in threads:
             thread.start()
-        assert said.wait(10)
+        assert said.wait(30)
         until(lambda: bodies.text() == "early\n" or None)
         bodies.end()
         bodies.begin(2)
@@ -235,12 +235,12 @@ def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:
         def work() -> None:
             with other.source.listening():
                 ready.set()
-                assert go.wait(10)
+                assert go.wait(30)
                 print("other")
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(30)
         print("mine")
         go.set()
         thread.join()
