@@ -16,7 +16,7 @@ from queue_workflows.engine import claims
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import guards, lane, loop, parent, pool, roster, watch
+from queue_workflows.worker import guards, lease_keeper, loop, parent, pool, pool_config, slot
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
@@ -68,8 +68,8 @@ class ClaimWorker:
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
         self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
-        own = lane.Lane(self._claimant)
-        self._watch = watch.Watch(
+        own = slot.Slot(self._claimant)
+        self._watch = lease_keeper.LeaseKeeper(
             [own],
             metrics=self._metrics,
             model_cache=self._cache,
@@ -162,18 +162,18 @@ class WorkerPool:
     ) -> None:
         _check_times(lease_s, shutdown_timeout_s)
         if isinstance(workers, str):
-            entries = roster.parse(workers, "workers")
+            entries = pool_config.parse(workers, "workers")
         elif workers is not None:
-            entries = roster.check([*workers], "workers")
+            entries = pool_config.check([*workers], "workers")
         else:
-            entries = roster.parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
+            entries = pool_config.parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
         queues = [entry.queue for entry in entries]
         config.configure(ingest_queues=config.get_config().ingest_queues.union(queues))
         self._shutdown_timeout_s = shutdown_timeout_s
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         obey, writing = not config.DISABLE_WORKER_CONTROL.read(), threading.Lock()
-        lanes: list[lane.Lane] = []
+        lanes: list[slot.Slot] = []
         for entry in entries:
             who = claims.Claimant(
                 identity.new_worker_id(label),
@@ -184,7 +184,7 @@ class WorkerPool:
                 obey=obey,
             )
             lanes.append(
-                lane.Lane(
+                slot.Slot(
                     lambda who=who: who,
                     concurrency=entry.concurrency,
                     writing=writing,
@@ -193,7 +193,7 @@ class WorkerPool:
             )
         self._lanes = lanes
         self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
-        self._watch = watch.Watch(lanes, metrics=self._metrics, on_exit=on_exit)
+        self._watch = lease_keeper.LeaseKeeper(lanes, metrics=self._metrics, on_exit=on_exit)
         self._loop = pool.PoolLoop(lanes, self._watch)
 
     @property
@@ -282,7 +282,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
         if options.batch != 1:
             raise errors.InvalidConfig("--batch: with --queue alone; a pool claims what is free")
         return WorkerPool(
-            [entry._asdict() for entry in roster.option(options.workers)],
+            [entry._asdict() for entry in pool_config.option(options.workers)],
             lease_s=options.lease_seconds,
             shutdown_timeout_s=options.shutdown_timeout,
         )

@@ -13,9 +13,9 @@ from queue_workflows import db, errors
 from queue_workflows.dag.answers import meant as meant_answer
 from queue_workflows.dag.answers import options as answer_options
 from queue_workflows.dispatch import advance, inputs
-from queue_workflows.dispatch.ahead import look as look_ahead
-from queue_workflows.dispatch.ahead import note as note_completed
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
+from queue_workflows.dispatch.fast_path import look as look_ahead
+from queue_workflows.dispatch.fast_path import note as note_completed
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
 from queue_workflows.dispatch.inputs import (
     answer_delta,
@@ -23,7 +23,6 @@ from queue_workflows.dispatch.inputs import (
     submit_input,
     submit_input_async,
 )
-from queue_workflows.dispatch.knowledge import Begin, forget, on_connection, reading
 from queue_workflows.dispatch.operations import (
     cancel_job,
     cancel_run,
@@ -32,6 +31,7 @@ from queue_workflows.dispatch.operations import (
     retry_run,
     retry_run_async,
 )
+from queue_workflows.dispatch.run_cache import Begin, forget, on_connection, reading
 from queue_workflows.dispatch.starts import start_queued, start_run
 from queue_workflows.engine import input_answers, nodes, runs
 

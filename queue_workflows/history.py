@@ -10,7 +10,7 @@ from typing import Any
 from queue_workflows import db
 from queue_workflows.engine import job_tables, run_history, samples
 from queue_workflows.engine import logs as attempt_logs
-from queue_workflows.runtime import shapes
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row
 
 PRUNE_BATCH = 1000
@@ -149,13 +149,13 @@ def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
         )
         if found is not None:
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
-            attempt["box"] = shapes.mapping(found["sample"]) | times
+            attempt["box"] = stored_json.mapping(found["sample"]) | times
     return jobs
 
 
 def _graph(definition: Any) -> dict[str, Row]:
     """The nodes of a frozen definition by id, in its order; of a run that never started none."""
-    return shapes.graph_nodes(definition)
+    return stored_json.graph_nodes(definition)
 
 
 def _by(rows: Iterable[Row], key: str) -> Mapping[str, list[Row]]:
@@ -298,7 +298,7 @@ def _event(event: Row) -> JsonDict:
 def _add(attempt: JsonDict, event: Row) -> None:
     attempt["events"].append(_event(event))
     kind = event["event_type"]
-    trace = shapes.text(shapes.mapping(event["detail"]).get("traceback"))
+    trace = stored_json.text(stored_json.mapping(event["detail"]).get("traceback"))
     attempt["traceback"] = trace or attempt["traceback"]
     if event["error"] and (kind in _TRIPS or attempt["error"] is None):
         attempt["error"] = event["error"]

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from queue_workflows import cgroup_attribution, db, errors, types
 from queue_workflows.engine import samples
-from queue_workflows.runtime import service, shapes
-from queue_workflows.telemetry import cards
+from queue_workflows.runtime import service, stored_json
+from queue_workflows.telemetry import gpu_overview
 from queue_workflows.types import JsonDict, NowFn
 
 _log = logging.getLogger(__name__)
@@ -46,15 +46,15 @@ class Probe:
     def __init__(
         self,
         *,
-        reader: cards.Reader | None = None,
+        reader: gpu_overview.Reader | None = None,
         ours: cgroup_attribution.Attribution | None = None,
         now_fn: NowFn = time.monotonic,
     ) -> None:
-        self._reader = reader or cards.Reader()
+        self._reader = reader or gpu_overview.Reader()
         self._ours = ours or cgroup_attribution.Attribution()
         self._now = now_fn
         self._psutil = _psutil()
-        self._cards: list[cards.Card] = []
+        self._cards: list[gpu_overview.Card] = []
         self._read_at: float | None = None
         if self._psutil is not None:
             # What it returns counts from the call before.
@@ -92,7 +92,7 @@ class Probe:
             }
         return fit(found | {"gpus": [card._asdict() for card in self._read()]})
 
-    def _read(self) -> list[cards.Card]:
+    def _read(self) -> list[gpu_overview.Card]:
         now = self._now()
         by_tool = self.source != "nvml"
         if self._read_at is None or not by_tool or now - self._read_at >= TOOL_EVERY_S:
@@ -130,7 +130,7 @@ def fold(many: Iterable[JsonDict]) -> JsonDict:
     taken = list(many)
     by_card: dict[str, list[JsonDict]] = {}
     for sample in taken:
-        for card in map(shapes.mapping, shapes.sequence(sample.get("gpus"))):
+        for card in map(stored_json.mapping, stored_json.sequence(sample.get("gpus"))):
             by_card.setdefault(str(card.get("id")), []).append(card)
     return _folded([{**sample, "gpus": None} for sample in taken]) | {
         "gpus": [_folded(rows) for rows in by_card.values()]
@@ -141,7 +141,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     found: JsonDict = {}
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows if row.get(key) is not None]
-        if not all(shapes.number(value) is not None for value in values):
+        if not all(stored_json.number(value) is not None for value in values):
             # Times, and what no sampler of ours has written.
             found[key] = values[-1]
         elif not values:
@@ -153,7 +153,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     return found
 
 
-class Kept(NamedTuple):
+class DedicatedConnection(NamedTuple):
     """A sample on its way to the database, as JSON text: for a ring (`every_s`), or to be told."""
 
     every_s: int | None
@@ -185,7 +185,7 @@ class Sampler:
         self._lock: int | None = None
         self._minute: list[JsonDict] = []
         self._latest: JsonDict | None = None
-        self._waiting: deque[Kept] = deque(maxlen=WAITING)
+        self._waiting: deque[DedicatedConnection] = deque(maxlen=WAITING)
         self._loop: service.Loop | None = None
 
     def __enter__(self) -> Sampler:
@@ -212,9 +212,9 @@ class Sampler:
         """Whether this process is the one that samples."""
         return self._lock is not None
 
-    def take(self) -> list[Kept]:
+    def take(self) -> list[DedicatedConnection]:
         """What is to be stored, the oldest first; [] most of the time."""
-        found: list[Kept] = []
+        found: list[DedicatedConnection] = []
         with contextlib.suppress(IndexError):
             while True:
                 found.append(self._waiting.popleft())
@@ -266,7 +266,7 @@ class Sampler:
             self._put(COARSE_S, fold(taken), tell=False)
 
     def _put(self, every_s: int | None, sample: JsonDict, *, tell: bool) -> None:
-        self._waiting.append(Kept(every_s, json.dumps(sample), tell))
+        self._waiting.append(DedicatedConnection(every_s, json.dumps(sample), tell))
         self._ready()
 
 
@@ -326,7 +326,7 @@ def look_back(
         elif fine is not None and row["sampled_at"] - fine < timedelta(seconds=COARSE_S):
             continue
         times = {"sampled_at": row["sampled_at"], "every_s": row["every_s"]}
-        found.append(shapes.mapping(row["sample"]) | times)
+        found.append(stored_json.mapping(row["sample"]) | times)
     return found
 
 

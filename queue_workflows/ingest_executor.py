@@ -8,7 +8,7 @@ from typing import Any
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, outcomes
-from queue_workflows.tasks import args, bodies, control
+from queue_workflows.tasks import args, control, handlers
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row
 
@@ -29,7 +29,7 @@ def execute_ingest_job(job: Row) -> str:
 
 
 def run_task(
-    job: Row, control_: control.Control | None = None, runner: bodies.Runner | None = None
+    job: Row, control_: control.Control | None = None, runner: handlers.Runner | None = None
 ) -> outcomes.Outcome:
     """Run the task of a claimed job, writing nothing; whatever it raises is an outcome.
 
@@ -38,7 +38,7 @@ def run_task(
     leaves no result; one that its worker interrupted is `cancelled`, with the reason as its error.
     """
     attempt = _Attempt(job, control_ or control.Alone())
-    token, own = jobs.current.set(attempt.job), runner or bodies.Runner()
+    token, own = jobs.current.set(attempt.job), runner or handlers.Runner()
     try:
         return attempt.completed(own.run(attempt.begun(), attempt.control))
     except KeyboardInterrupt:
@@ -53,12 +53,12 @@ def run_task(
 
 async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcome:
     """`run_task` for an async task on the loop that runs here, beside others."""
-    from queue_workflows.tasks import aio
+    from queue_workflows.tasks import async_handlers
 
     attempt = _Attempt(job, control_)
     jobs.current.set(attempt.job)  # in the context of this asyncio.Task
     try:
-        return attempt.completed(await aio.drive(attempt.begun(), attempt.control))
+        return attempt.completed(await async_handlers.drive(attempt.begun(), attempt.control))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit

@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.engine import models
-from queue_workflows.runtime import shapes
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
 
@@ -55,8 +55,8 @@ def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> l
 
 
 def _holding(row: Row) -> Row:
-    model = shapes.mapping(row["model"] if row["state"] != "dead" else None)
-    held_s = shapes.number(model.get("held_s"))
+    model = stored_json.mapping(row["model"] if row["state"] != "dead" else None)
+    held_s = stored_json.number(model.get("held_s"))
     return {
         "worker_id": row["worker_id"],
         "host_label": row["host_label"],

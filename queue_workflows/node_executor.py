@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
 from queue_workflows.dag import arguments, confinement, outputs, payload
-from queue_workflows.declare import bodies
+from queue_workflows.declare import node_functions
 from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.types import JsonDict, Row
@@ -188,7 +188,11 @@ def _invoke(
         }
         # Only nodes declared by @node have their annotations enforced: the modules of existing
         # apps may carry annotations that their inputs never matched.
-        where = f"inputs of node {job['node_id']!r}" if isinstance(module, bodies.Body) else None
+        where = (
+            f"inputs of node {job['node_id']!r}"
+            if isinstance(module, node_functions.Body)
+            else None
+        )
         bound = arguments.signature(run).bind(inputs, offers, where=where)
         return _bracketed(job, cancel, lambda: _delta(outcomes.unless_signal(run(**bound))))
     finally:

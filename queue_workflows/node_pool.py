@@ -74,7 +74,7 @@ class NodePool:
         self._look_at = self._drained_at = -math.inf
         self._drain_at: float | None = None
         """When events that were notified are to be drained."""
-        self._kept = db.Kept()
+        self._kept = db.DedicatedConnection()
         self._begin = dispatcher.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)
         self._prune_rows = row_isolation.Isolation(now_fn)
@@ -250,7 +250,7 @@ class Sweeps:
         self._now = now_fn
         self._since = self._seen = self._whole = now_fn()
         """`_whole`: since when no look was missed, which is finer than what counts as a break."""
-        self._kept = db.Kept()
+        self._kept = db.DedicatedConnection()
         """Idle sweeps are single statements, not pool checkouts."""
         self._rows = row_isolation.Isolation(now_fn)
         self._wake: Callable[..., None] = lambda *_: None
@@ -324,7 +324,7 @@ class Sweeps:
         with self._kept.using() as conn:
             expire_inputs(conn, self._rows)
 
-    def mend_turns(self) -> None:
+    def repair_lock_queues(self) -> None:
         """Let in whose turn with a lock key was missed, or was kept by a job that nobody serves.
 
         No job loses its turn before the database was there for as long as makes a worker stale.
@@ -344,7 +344,7 @@ class Sweeps:
             if count := promotion.admit_missed_waiters(conn):
                 _log.warning("%d jobs had missed their turn with a lock key", count)
 
-    def mend_lines(self) -> None:
+    def repair_partition_queues(self) -> None:
         """Look at the lines of limited partitions that are due, or that nobody was let in from."""
         with self._kept.using() as conn:
             queues.admit_from_partitions(conn)
@@ -433,8 +433,8 @@ def maintenance(duties: Sweeps) -> list[service.Task]:
         service.Task("dead-workers", dead_s, duties.flag_dead_workers),
         service.Task("unassignable", UNASSIGNABLE_S, duties.flag_unassignable),
         service.Task("input-timeouts", math.inf, duties.expire_inputs),
-        service.Task("lock-keys", math.inf, duties.mend_turns),
-        service.Task("limits", math.inf, duties.mend_lines),
+        service.Task("lock-keys", math.inf, duties.repair_lock_queues),
+        service.Task("limits", math.inf, duties.repair_partition_queues),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from queue_workflows import config, db
 from queue_workflows.admin import explain
 from queue_workflows.engine import job_tables, lock_queues
-from queue_workflows.runtime import display, durations, shapes
+from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import JsonDict, Row
 
 NEXT = "next"
@@ -87,7 +87,7 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
         found := explain.job(conn, job_tables.NODE_JOBS.name, job["id"])
     ):
         return _told(conn, job_tables.NODE_JOBS.name, found)
-    prompt = shapes.text(shapes.mapping(job["input_spec"]).get("prompt"))
+    prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
     asks = f": {prompt}" if prompt else ""
     return _node(
         job["id"], job["node_id"], job["status"], "answer", f"it waits for an answer{asks}"
@@ -99,7 +99,7 @@ def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
     if row["status"] in _TERMINAL:
         return []
     found: list[JsonDict] = []
-    for node_id, entry in shapes.graph_nodes(row["definition"]).items():
+    for node_id, entry in stored_json.graph_nodes(row["definition"]).items():
         if node_id in jobs:
             continue
         states = {dep: jobs[dep]["status"] if dep in jobs else "waiting" for dep in entry["deps"]}
@@ -232,7 +232,7 @@ def _at(instant: Any) -> str:
 def _of_worker(
     conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
 ) -> tuple[str | None, str | None]:
-    claim = shapes.mapping(worker["claim"])
+    claim = stored_json.mapping(worker["claim"])
     if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
@@ -257,7 +257,7 @@ def _by_place(
     conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
     """The place in a plain line."""
-    claim = shapes.mapping(worker["claim"])
+    claim = stored_json.mapping(worker["claim"])
     newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
     ahead = explain.ahead(conn, table, row, newest=newest, models=models)
     if not ahead["every"]:

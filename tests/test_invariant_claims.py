@@ -13,7 +13,7 @@ from queue_workflows import db as engine
 from queue_workflows import errors, node_queue, run_store
 from queue_workflows.engine import attempts, claims, handback, job_tables, recovery
 from queue_workflows.types import Row
-from tests.support import factories, laws
+from tests.support import factories, invariants
 
 FAMILIES = ("node", "ingest")
 JOB_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
@@ -23,7 +23,7 @@ JOB_TABLES = {"node": job_tables.NODE_JOBS, "ingest": job_tables.INGEST_JOBS}
 def conn(db: ModuleType) -> Iterator[Any]:
     with db.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 def queue_of(family: str) -> str:
@@ -464,7 +464,7 @@ def test_the_checker_sees(db: ModuleType, mutant: str) -> None:
                 factories.complete_node(conn, job)
         factories.ingest(conn, id="in")
         factories.complete_ingest(conn, factories.claim_ingest(conn))
-        assert laws.broken(conn) == []
+        assert invariants.broken(conn) == []
         conn.execute("SET session_replication_role = replica")  # no trigger stands in the way
         conn.execute(statement.encode())
-        assert f"invariant {number}: " in "\n".join(laws.broken(conn))
+        assert f"invariant {number}: " in "\n".join(invariants.broken(conn))

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from queue_workflows import dispatcher, errors, node_queue
 from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, promotion, runs
 from queue_workflows.types import Row
-from tests.support import factories, laws
+from tests.support import factories, invariants
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 JOBS = {"node": "workflow_node_jobs", "ingest": "ingest_jobs"}
@@ -209,7 +209,7 @@ class Claims(RuleBasedStateMachine):
 
     @invariant()
     def the_laws_hold(self) -> None:
-        assert laws.broken(self.conn) == []
+        assert invariants.broken(self.conn) == []
 
     @invariant()
     def no_row_goes_back(self) -> None:

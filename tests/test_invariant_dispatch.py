@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, errors, node_executor, node_queue
-from tests.support import flow, laws
+from tests.support import flow, invariants
 
 SETTLED = ("completed", "failed", "cancelled")
 ACTS = ("look", "work", "work", "worker", "answer", "cancel", "retry", "retry from", "reopen")
@@ -95,7 +95,7 @@ class World:
             self._answer()
         else:
             self._meddle(act)
-        assert laws.broken(self.conn, slack_s=5) == []
+        assert invariants.broken(self.conn, slack_s=5) == []
 
     def _look(self) -> None:
         self.host.look()
@@ -146,7 +146,7 @@ class World:
             self._work()
             self._answer()
         self.host.look()
-        assert laws.broken(self.conn, slack_s=5) == []
+        assert invariants.broken(self.conn, slack_s=5) == []
 
     def judge(self) -> None:
         """The end is one of those that the graph allows."""

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from queue_workflows.engine import attempts, claims, handback, job_tables, queues, recovery
-from tests.support import factories, laws
+from tests.support import factories, invariants
 
 Row = dict[str, Any]
 FREE, LINE = ("queued", None), ("queued", "limited")
@@ -21,7 +21,7 @@ FREE, LINE = ("queued", None), ("queued", "limited")
 def lawful(db: ModuleType) -> Iterator[None]:
     yield
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
         assert factories.one(conn, "SELECT count(*) FROM partition_turns") == 0
 
 

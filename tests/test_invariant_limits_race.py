@@ -16,7 +16,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.engine import attempts, claims, job_tables, queues, recovery
-from tests.support import database, factories, laws
+from tests.support import database, factories, invariants
 
 Row = dict[str, Any]
 JOBS, CLAIMERS, DEADLINE_S = 90, 4, 60.0
@@ -158,7 +158,7 @@ def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
             apart = [later - first for first, later in pairs]
             assert min(apart) >= period_s - 1e-6, (key, min(apart))
         assert all(first <= later for first, later in pairwise(starts[None]))
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 LINE = 40_000

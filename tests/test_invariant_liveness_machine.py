@@ -17,7 +17,7 @@ import queue_workflows
 from queue_workflows import config, input_listener
 from queue_workflows.admin import audit
 from queue_workflows.dag import policy
-from tests.support import fleet_base, fleet_faults, fleet_hosts, fleet_workers, laws
+from tests.support import fleet_base, fleet_faults, fleet_hosts, fleet_workers, invariants
 from tests.support import fleet_model as model
 from tests.support.fleet_base import graphs
 
@@ -44,7 +44,7 @@ class Machine(fleet_hosts.Hosts, fleet_workers.Workers, fleet_faults.Faults):
     def nothing_is_wrong(self) -> None:
         self.superseded_claims_write()
         self.compare()
-        assert laws.broken(self.conn) == []
+        assert invariants.broken(self.conn) == []
 
     def compare(self) -> None:
         """The rows are the model's."""
@@ -94,7 +94,7 @@ class Machine(fleet_hosts.Hosts, fleet_workers.Workers, fleet_faults.Faults):
         assert {job.status for job in self.fleet.jobs} <= {*model.TERMINAL, "skipped"}
         assert not [run for run in self.fleet.runs if run.open]
         values = audit.parameters(self.conn, since_s=None, limit=None, commit_s=0, sweep_s=0)
-        assert audit.offenders(self.conn, audit.INVARIANTS[laws.LIVENESS - 1], values) == []
+        assert audit.offenders(self.conn, audit.INVARIANTS[invariants.LIVENESS - 1], values) == []
 
     def settle(self) -> None:
         """Orchestrators and workers do what there is to do, as long as there is anything."""

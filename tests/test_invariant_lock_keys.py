@@ -22,7 +22,7 @@ from queue_workflows.engine import (
     promotion,
     recovery,
 )
-from tests.support import factories, laws
+from tests.support import factories, invariants
 from tests.support.wait import until
 
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ FAMILIES = {
 def lawful(db: ModuleType) -> Iterator[None]:
     yield
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
         assert factories.one(conn, "SELECT count(*) FROM lock_turns") == 0
 
 

@@ -13,7 +13,7 @@ import queue_workflows
 from queue_workflows import db as database
 from queue_workflows import node_queue, run_store
 from tests.support import flow as flows
-from tests.support import laws
+from tests.support import invariants
 
 Spec = dict[str, Any]
 
@@ -90,4 +90,4 @@ def test_every_run_ends_and_no_law_is_broken(
         assert set(statuses.values()) <= {"completed", "skipped"}
     assert not {"queued", "running", "awaiting_input"} & set(statuses.values())
     with database.transaction() as conn:
-        assert laws.broken(conn) == []
+        assert invariants.broken(conn) == []

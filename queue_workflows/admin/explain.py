@@ -7,7 +7,7 @@ from typing import Any
 from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables, queues
-from queue_workflows.runtime import shapes
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
 COUNTED = 10_000
@@ -73,12 +73,15 @@ def models(conn: db.Connection, worker: Row) -> list[str]:
 
 def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
     """Return what a gpu worker would claim next: model, how, band, seq, why."""
-    claim = shapes.mapping(worker["claim"])
-    grace_s, bound_s = shapes.number(claim.get("grace_s")), shapes.number(claim.get("bound_s"))
+    claim = stored_json.mapping(worker["claim"])
+    grace_s, bound_s = (
+        stored_json.number(claim.get("grace_s")),
+        stored_json.number(claim.get("bound_s")),
+    )
     values: dict[str, Any] = {
         "models": [*can, ""],
         "newest": claim.get("newest") is True,
-        "policy": shapes.text(claim.get("policy")) or "strict",
+        "policy": stored_json.text(claim.get("policy")) or "strict",
         "grace_s": 300.0 if grace_s is None else grace_s,
         "bound_s": 2400.0 if bound_s is None else bound_s,
     }

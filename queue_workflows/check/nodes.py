@@ -10,7 +10,7 @@ from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
 from queue_workflows.dag import graph
-from queue_workflows.declare import bodies
+from queue_workflows.declare import node_functions
 
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
 
@@ -51,7 +51,7 @@ class Bodies:
         if found is None or isinstance(found, _Trouble):
             return None
         if node.module not in self._outputs:
-            self._outputs[node.module] = bodies.outputs(found)
+            self._outputs[node.module] = node_functions.outputs(found)
         return self._outputs[node.module]
 
 
@@ -102,13 +102,13 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
                 "inputs are bound by name: remove the '/'",
             )
         needed = each.default is each.empty and each.name in takes
-        if needed and each.name not in node.inputs and each.name not in bodies.OFFERS:
+        if needed and each.name not in node.inputs and each.name not in node_functions.OFFERS:
             yield findings.error(
                 at,
                 f"{node.module!r} needs {each.name!r}, and the node has no such input",
                 f"add it to its inputs ({findings.listed(node.inputs)}), or give it a default",
             )
-    wanted = [name for name in takes if name not in bodies.OFFERS or name in node.inputs]
+    wanted = [name for name in takes if name not in node_functions.OFFERS or name in node.inputs]
     for name in node.inputs:
         if name not in takes and not whole:
             meant = findings.meant(name, wanted)

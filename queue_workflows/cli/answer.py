@@ -12,7 +12,7 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import answers, command, ids, inputs, options, output
 from queue_workflows.dag import payload
 from queue_workflows.engine import nodes
-from queue_workflows.runtime import display, shapes
+from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})
@@ -113,9 +113,9 @@ def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[
     """What a refusal means; raised again where the value is what is wrong."""
     asks = job["node_module"].startswith("__input__")
     if asks and job["status"] == "completed":
-        target = shapes.text(shapes.mapping(job["inputs"]).get("target"))
+        target = stored_json.text(stored_json.mapping(job["inputs"]).get("target"))
         first = {
-            "value": shapes.mapping(job["context_delta"]).get(target or ""),
+            "value": stored_json.mapping(job["context_delta"]).get(target or ""),
             "outcome": "already answered",
         }
         return first | {"reason": str(error), "status": job["status"]}
@@ -185,7 +185,7 @@ def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, An
     with db.transaction() as conn:
         rows = overview.waiting_inputs(conn, run_id, limit=limit)
     for row in rows:
-        spec = shapes.mapping(row["input_spec"])
+        spec = stored_json.mapping(row["input_spec"])
         row |= {"widget": spec.get("widget"), "prompt": spec.get("prompt")}
     return [{key: row[key] for key in _KEYS} for row in rows]
 
@@ -204,7 +204,7 @@ def _show(rows: list[dict[str, Any]], run: str | None) -> None:
         about = f"{row['workflow_name']}, waits for {output.seconds(row['waiting_s'])}"
         where = f"{output.line(row['run_id'])} {output.line(row['node_id'])}"
         output.echo(f"{where} ({output.line(about)})")
-        spec = shapes.mapping(row["input_spec"])
+        spec = stored_json.mapping(row["input_spec"])
         if row["input_spec"] is None:
             output.echo("  what it asks is not known yet: is an orchestrator running?")
             continue

@@ -13,7 +13,7 @@ import typer
 
 from queue_workflows import check as checks
 from queue_workflows import config, errors
-from queue_workflows.cli import command, drawing, options, output
+from queue_workflows.cli import command, graph_text, options, output
 from queue_workflows.dag import definition
 
 
@@ -114,7 +114,7 @@ def _as_tree(reports: Iterable[checks.Report]) -> None:
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     for report in reports:
         if report.definition is not None:
-            for line in drawing.tree(report.definition, report.needs, unicode=unicode):
+            for line in graph_text.tree(report.definition, report.needs, unicode=unicode):
                 output.echo(line)
         for finding in report.findings:
             output.echo(output.line(finding, 1000))
@@ -144,7 +144,7 @@ def _as_mermaid(reports: Iterable[checks.Report]) -> None:
     """Several graphs one after the other; what was found goes to stderr."""
     for report in reports:
         if report.definition is not None:
-            for line in drawing.mermaid(report.definition):
+            for line in graph_text.mermaid(report.definition):
                 output.echo(line)
         for finding in report.findings:
             command.say(output.line(finding, 1000))

@@ -12,7 +12,7 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.cli import output
 from queue_workflows.db import databases
-from queue_workflows.embedded import ups
+from queue_workflows.embedded import running_apps
 from queue_workflows.runtime import process, signals
 
 PROG = "queue-workflows"
@@ -99,12 +99,12 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
             check = UpCheck(app, joined.project.name, shared=bool(asked))
             if up:
                 stack.enter_context(
-                    ups.registered(
+                    running_apps.registered(
                         server.data_dir, joined.project.name, app, refuse=check.refuse_up
                     )
                 )
             else:
-                check.refuse_other(ups.live(server.data_dir, joined.project.name))
+                check.refuse_other(running_apps.live(server.data_dir, joined.project.name))
         yield joined.describe()
 
 
@@ -127,7 +127,7 @@ class UpCheck(NamedTuple):
     database: str
     shared: bool
 
-    def refuse_up(self, running: list[ups.Up]) -> None:
+    def refuse_up(self, running: list[running_apps.Up]) -> None:
         """Raise `InvalidConfig` when an `up` of this app runs, or one that it must not meet."""
         for each in running:
             if _module(each.app) == _module(self.app):
@@ -138,7 +138,7 @@ class UpCheck(NamedTuple):
                 )
         self.refuse_other(running)
 
-    def refuse_other(self, running: list[ups.Up]) -> None:
+    def refuse_other(self, running: list[running_apps.Up]) -> None:
         """Raise `InvalidConfig` when an `up` of another app runs and sharing was not asked for."""
         for each in running:
             if not self.shared and _module(each.app) != _module(self.app):

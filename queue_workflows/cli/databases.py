@@ -7,7 +7,7 @@ from typing import Any
 from queue_workflows import embedded
 from queue_workflows.cli import command, options, output
 from queue_workflows.db import databases as stored
-from queue_workflows.embedded import ups
+from queue_workflows.embedded import running_apps
 
 PATH_MAX = 60
 
@@ -29,7 +29,7 @@ def databases(as_json: options.AsJson = False, debug: options.Debug = False) -> 
 
 
 def _collect(server: embedded.Server) -> list[dict[str, Any]]:
-    running = ups.live(server.data_dir)
+    running = running_apps.live(server.data_dir)
     return [
         {
             "database": each.name,

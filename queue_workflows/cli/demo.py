@@ -12,7 +12,7 @@ import typer
 
 from queue_workflows import config, db, dispatcher, errors
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, fleet, follow, options, output, run
+from queue_workflows.cli import command, fleet, interactive_run, options, output, run
 from queue_workflows.runtime import signals
 
 APP = "queue_workflows.demo:setup"
@@ -81,13 +81,13 @@ def _run(
         if stop.requested.is_set():
             return run.stopped_early()
         row = request.insert()
-        follower = follow.Follower(view, stop, running.check, yes=yes)
+        follower = interactive_run.Follower(view, stop, running.check, yes=yes)
         seen = follower.follow(row["id"])
         if seen is None:
             dispatcher.cancel_run(row["id"])
     if seen is None:
         command.say(f"run {row['id']} is cancelled")
-        return follow.exit_code(None)
+        return interactive_run.exit_code(None)
     code = run.finish(row["id"], seen, as_json=as_json)
     if not as_json:
         if code == 0:

@@ -19,7 +19,7 @@ from queue_workflows.dispatch import hooks
 from queue_workflows.engine import workers
 from queue_workflows.runtime import display, identity, service, signals, supervisor
 from queue_workflows.types import Row
-from queue_workflows.worker import parent, roster
+from queue_workflows.worker import parent, pool_config
 
 _STOP_S = 60.0
 _HURRY_S = 0.2
@@ -33,7 +33,7 @@ class Roles(NamedTuple):
     gpu: int
     ingest: tuple[str, ...]
     scheduler: bool
-    pool: tuple[roster.Entry, ...] = ()
+    pool: tuple[pool_config.Entry, ...] = ()
     """Of one process, if any."""
 
     def describe(self) -> str:
@@ -50,7 +50,7 @@ def roles(
     cpu: int | None = None,
     gpu: int | None = None,
     ingest: bool = True,
-    pool: Sequence[roster.Entry] = (),
+    pool: Sequence[pool_config.Entry] = (),
     beside: Collection[str] = (),
 ) -> Roles:
     """What the app that was loaded can use; None takes the knobs WORKFLOW_CPU_WORKERS and _GPU_.
@@ -89,7 +89,7 @@ def roles(
     )
 
 
-def _alone(pool: Sequence[roster.Entry], beside: Collection[str]) -> tuple[str, ...]:
+def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[str, ...]:
     """The ingest queues that get a worker of their own."""
     own = config.get_config().ingest_queues
     if wrong := sorted(set(beside) - own):
@@ -113,7 +113,7 @@ def specs(
     for queue in wanted.ingest:
         commands[f"ingest {queue}"] = ["queue_workflows.claim_worker", "--queue", queue]
     if wanted.pool:
-        workers_json = roster.as_json(wanted.pool)
+        workers_json = pool_config.as_json(wanted.pool)
         commands["pool"] = ["queue_workflows.claim_worker", "--workers", workers_json]
     if wanted.scheduler:
         commands["scheduler"] = ["queue_workflows.scheduler"]
@@ -143,7 +143,7 @@ class Fleet:
 
     def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
         self._outer = stop
-        self._guardian = parent.Guardian()
+        self._guardian = parent.SupervisedWorkers()
         self._stop = signals.StopRequest()
         self.supervisor = self._guardian.supervisor(children, fail_fast=True)
         self._pool = service.Pool("supervisor", 1, lambda _: self.supervisor.run(self._stop))

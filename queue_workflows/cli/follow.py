@@ -1,118 +1,204 @@
-"""Following a run to its end: show it, answer or ask what it asks, keep an eye on its processes."""
+"""Going along with a run or a job to its end: its states, its events, and its log as it grows."""
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
-from queue_workflows import db
-from queue_workflows.cli import answers, output, picture, pursuit, views
+from queue_workflows import db, errors, history
+from queue_workflows.cli import output, report, run_snapshot, views
+from queue_workflows.engine import job_tables
+from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import display, process, signals
 from queue_workflows.types import Row
 
-TICK_S = 0.2
-TICK_LARGE_S = 0.5
-LOGS_S = 0.5
-"""How often the logs of handlers are read at most."""
+_log = logging.getLogger(__name__)
+TICK_S = 0.5
+LAST_S = 0.5
+"""What a worker stores in the background is there this long after the end of its job."""
+_MARGIN = timedelta(seconds=10)
+"""A transaction may commit this long after the instant that it wrote."""
+OVER = ("completed", "failed", "cancelled", "skipped")
 
 
-class Follower(NamedTuple):
-    """What following needs besides the run; `yes` answers questions, else a terminal is asked."""
+class Tail:
+    """Gives the lines of a log that were not given yet."""
 
-    view: views.View
-    stop: signals.StopRequest
-    tick: Callable[[picture.Picture], object] | None
-    yes: bool = False
-    heard: Callable[[], Collection[str]] | None = None
-    """Queues whose handlers print to our terminal themselves; None: no print is shown."""
+    def __init__(self) -> None:
+        self._given = 0
 
-    def follow(self, run_id: str) -> picture.Picture | None:
-        """The run when it is over; None when asked to stop, or its reader is gone, before that.
+    def lines(self, log: Row, *, last: bool) -> list[str]:
+        """The new whole lines; `last`: what stands after the last of them too."""
+        head, tail = log["head"].encode(), log["tail"].encode()
+        after_cut = len(head) + log["cut_bytes"]
+        fresh = head[self._given :]
+        lost = after_cut - max(self._given, len(head))
+        if lost > 0:
+            fresh += history.gap(lost).encode()
+        fresh += tail[max(0, self._given - after_cut) :]
+        whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
+        # A line that is not whole yet follows the cut, if there is one, which ends a line itself.
+        self._given = after_cut + len(tail) - (len(fresh) - whole)
+        text = fresh[:whole].decode(errors="replace")
+        return display.lines(text.rstrip("\r\n")) if text else []
 
-        `tick` is called with every picture. Raises `UnknownJob` when the run is deleted meanwhile,
-        and what `tick` raises.
+
+class Tails:
+    """The logs of any number of attempts."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._tails: dict[tuple[str, int], Tail] = {}
+
+    def show_jobs(self, jobs: Sequence[Row], *, last: bool) -> None:
+        """Say what is new in the logs of node jobs, which are read here: `job_id`, `node_id`."""
+        names = {job["job_id"]: job["node_id"] for job in jobs}
+        with db.transaction() as conn:
+            logs = attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, list(names))
+        order = {job_id: at for at, job_id in enumerate(names)}
+        for log in sorted(logs, key=lambda log: (order[log["job_id"]], log["claim_no"])):
+            self.show(names[log["job_id"]], log, last=last)
+
+    def show(self, name: str, log: Row, *, last: bool = False) -> None:
+        """Say what is new in an attempt's log, each line behind the name."""
+        tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
+        for text in tail.lines(log, last=last):
+            shown = process.mask(output.line(text, 1000))
+            self._say(f"{output.line(name)} | {shown}".rstrip())
+
+
+class RunLogs:
+    """Shows what the handlers of a run print, as their workers store it every two seconds.
+
+    `nodes`: only of these; None: of all.
+    """
+
+    def __init__(
+        self, run_id: str, say: Callable[[str], object], nodes: Sequence[str] | None = None
+    ) -> None:
+        self._run_id = run_id
+        self._nodes = nodes or None
+        self._tails = Tails(say)
+        self._since: datetime | None = None
+
+    def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
+        """Show what is new; `last`: of all logs, with the lines that have no end yet.
+
+        Nodes of the queues `without` are left out. Shows nothing while the database is away.
         """
-        reader = picture.Reader(run_id)
-        seen: picture.Picture | None = None
-        settled: set[str] = set()
-        logs, logged_at = pursuit.RunLogs(run_id, self.view.say), -math.inf
-        try:
-            while not self.stop.requested.is_set():
-                seen = reader.read()
-                pause_s = TICK_LARGE_S
-                if seen is not None:
-                    self.view.show(seen)
-                    if self.heard is not None and seen.over:
-                        self._show_last(logs, self.heard())
-                    elif self.heard is not None and time.monotonic() - logged_at >= LOGS_S:
-                        logged_at = time.monotonic()
-                        logs.show(without=self.heard())
-                    if seen.over:
-                        return seen
-                    if self.tick is not None:
-                        self.tick(seen)
-                    for node in seen.questions:
-                        self._settle(run_id, node, settled)
-                    pause_s = TICK_S if seen.total <= picture.SMALL else TICK_LARGE_S
-                self.stop.requested.wait(pause_s)
-        except BrokenPipeError as error:
-            # Nobody reads on: the same as being asked to stop, which is then told on stderr.
-            process.lost_output(error)
-            return seen if seen is not None and seen.over else None
-        finally:
-            reader.close()
-        return None
-
-    def _show_last(self, logs: pursuit.RunLogs, heard: Collection[str]) -> None:
-        """Show what is left of the logs, once the workers have had the time to store it."""
-        if not heard:
-            self.stop.requested.wait(pursuit.LAST_S)
-        logs.show(last=True, without=heard)
-
-    def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
-        """Answer a question, once; while the database is away, again."""
-        if node["id"] in settled:
-            return
-        settled.add(node["id"])
-        try:
-            self._answer(run_id, node)
-        except db.OperationalError as error:
-            settled.discard(node["id"])
-            self.view.say(output.line(process.mask(f"the answer waits for the database: {error}")))
-
-    def _answer(self, run_id: str, node: Row) -> None:
-        """Answer a question; one that nobody here can answer is only told."""
-        where = output.line(node["node_id"])
-        if self.yes:
-            value = answers.default(node["input_spec"])
-            said = (
-                answers.submit(run_id, node["node_id"], value)
-                or f"answered {where}: {output.compact(value)}"
-            )
-            self.view.say(output.line(said, 300))
-            return
-        if not sys.stdin.isatty():
-            self._say_command(run_id, node)
-            return
-        with self.view.aside():
-            answered, value = answers.ask(node, self.stop)
-        if not answered and not self.stop.requested.is_set():
-            self._say_command(run_id, node)
-        if answered and (refused := answers.submit(run_id, node["node_id"], value)):
-            self.view.say(output.line(refused, 300))
-
-    def _say_command(self, run_id: str, node: Row) -> None:
-        prompt = output.line(node["input_spec"].get("prompt") or "")
-        how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
-        where = output.line(node["node_id"])
-        self.view.say(f"{where} waits for an answer; {how}: {prompt}")
+        since = None if last else self._since
+        with contextlib.suppress(db.OperationalError):
+            with db.transaction() as conn:
+                jobs = attempt_logs.nodes_that_logged(conn, self._run_id, since, self._nodes)
+            if jobs:
+                self._since = _before(jobs[-1]["updated_at"])
+            shown = [job for job in jobs if job["queue"] not in without]
+            for at in range(0, len(shown), report.AT_ONCE):
+                self._tails.show_jobs(shown[at : at + report.AT_ONCE], last=last)
 
 
-def exit_code(seen: picture.Picture | None) -> int:
-    """0 for a completed run, 1 for a failed or cancelled one, 130 when it was left."""
-    if seen is None:
-        return process.INTERRUPTED
-    return 0 if seen.run["status"] == "completed" else 1
+def run(
+    run_id: str, view: views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
+) -> run_snapshot.Picture | None:
+    """The run when it is over; None when asked to stop, or its reader is gone, before that.
+
+    `nodes`: only the logs of these. Raises `UnknownJob` when the run is deleted meanwhile.
+    """
+    reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.say, nodes)
+    try:
+        while not stop.requested.is_set():
+            seen = reader.read()
+            if seen is not None:
+                view.show(seen)
+                logs.show()
+                if seen.over:
+                    stop.requested.wait(LAST_S)
+                    logs.show(last=True)
+                    return seen
+            stop.requested.wait(TICK_S)
+    except BrokenPipeError as error:
+        process.lost_output(error)
+    finally:
+        reader.close()
+    return None
+
+
+def _before(instant: datetime) -> datetime:
+    """The instant less the margin; the first instant of Python has none before it."""
+    try:
+        return instant - _MARGIN
+    except OverflowError:
+        return instant
+
+
+class _Progress:
+    """Says of one job what was not said yet: its attempts' events, and their logs."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._tails = Tails(say)
+        self._said: set[tuple[int, int]] = set()
+        self._status = ""
+
+    def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
+        """The job as it is now. Raises `UnknownJob` when it is gone."""
+        table = job_tables.NODE_JOBS if kind == "node job" else job_tables.INGEST_JOBS
+        with db.transaction() as conn:
+            shown = history.get_job(job_id, conn=conn)
+            logs = attempt_logs.of_jobs(conn, table, [job_id])
+        if shown is None:
+            raise errors.UnknownJob(f"{kind} {job_id!r} is gone")
+        if shown["status"] != self._status:
+            self._status = shown["status"]
+            if self._status not in OVER:
+                again = views.again_text(shown, shown["attempts_failed"])
+                text = f"{self._status}, {again}" if again else self._status
+                self._say(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
+        by_claim = {log["claim_no"]: log for log in logs}
+        for attempt in shown["attempts"]:
+            self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
+        return shown
+
+    def _attempt(self, attempt: dict[str, Any], log: Row | None, *, last: bool) -> None:
+        number = attempt["claim_no"]
+        name = f"attempt {number}"
+        events = [e for e in enumerate(attempt["events"]) if (number, e[0]) not in self._said]
+        begun = [event for event in events if event[1]["event_type"] == "claimed"]
+        for index, _ in begun:
+            self._said.add((number, index))
+            self._say(f"{name}: {report.place_text(attempt)}")
+        if log is not None:
+            self._tails.show(name, log, last=last)
+        for index, event in events:
+            if (number, index) not in self._said:
+                self._said.add((number, index))
+                self._say(f"{name}: {process.mask(report.event_text(event))}")
+
+
+def job(
+    kind: str, job_id: str, say: Callable[[str], object], stop: signals.StopRequest
+) -> dict[str, Any] | None:
+    """The job when it is over, as `history.get_job` gives it; None as of `run`.
+
+    Raises `UnknownJob` when the job is deleted meanwhile.
+    """
+    progress, away = _Progress(say), False
+    try:
+        while not stop.requested.is_set():
+            try:
+                shown = progress.tell(kind, job_id)
+                if shown["status"] in OVER:
+                    stop.requested.wait(LAST_S)
+                    return progress.tell(kind, job_id, last=True)
+                away = False
+            except db.OperationalError as error:
+                if not away:
+                    _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+                away = True
+            stop.requested.wait(TICK_S)
+    except BrokenPipeError as error:
+        process.lost_output(error)
+    return None

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import config, db, errors, model_control
-from queue_workflows.cli import box, command, options, output
-from queue_workflows.runtime import display, process, shapes, signals
+from queue_workflows.cli import command, options, output, sample_text
+from queue_workflows.runtime import display, process, signals, stored_json
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "load", "unload")
@@ -121,8 +121,8 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
 
 
 def _answer(row: Row, number: int) -> Row:
-    request = shapes.mapping(row["request"])
-    own = shapes.number(request.get("no")) or 0
+    request = stored_json.mapping(row["request"])
+    own = stored_json.number(request.get("no")) or 0
     if own > number:
         return {"state": "failed", "error": "another request took its place"}
     if own == number and request.get("state") in _OVER:
@@ -176,8 +176,8 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
 def _cards(gpus: Any) -> str:
     """Memory in use of each card of the host: `21.3/24.0, 0.2/24.0 GB`; `-`: no sample tells."""
     each = [
-        box.of(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")).removesuffix(" GB")
-        for gpu in map(shapes.mapping, shapes.sequence(gpus))
+        sample_text.of(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")).removesuffix(" GB")
+        for gpu in map(stored_json.mapping, stored_json.sequence(gpus))
     ]
     return ", ".join(each) + " GB" if each else "-"
 
@@ -185,7 +185,7 @@ def _cards(gpus: Any) -> str:
 def _request(request: Any) -> str:
     if request is None:
         return ""
-    said = {key: output.line(value) for key, value in shapes.mapping(request).items() if value}
+    said = {key: output.line(value) for key, value in stored_json.mapping(request).items() if value}
     by = f" by {said['requested_by']}" if "requested_by" in said else ""
     error = f": {said['error']}" if "error" in said else ""
     text = f"{said.get('action', '-')} {said.get('model', 'whatever is held')}{by}"

@@ -16,13 +16,13 @@ from queue_workflows import config, db, errors, run_store
 from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
-    crew,
     fleet,
-    follow,
     inputs,
+    interactive_run,
     options,
     output,
-    picture,
+    processes,
+    run_snapshot,
     summary,
     views,
 )
@@ -81,7 +81,7 @@ def run(
             queues=used_queues(workflow, app=chosen),
         )
         joined = command.database(create=not alone, app=None if alone else chosen)
-        ours = crew.Ours()
+        ours = processes.Ours()
         with command.until_stopped(ours.stops) as stop, joined as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
@@ -101,18 +101,18 @@ def run(
 def _see_through(
     request: Request,
     stop: signals.StopRequest,
-    ours: crew.Ours,
+    ours: processes.Ours,
     *,
     app: str | None,
     alone: bool,
     watch: bool,
     as_json: bool,
-) -> tuple[str, picture.Picture | None] | None:
+) -> tuple[str, run_snapshot.Picture | None] | None:
     """The run's id and how it ended, as `finish` takes them; None: stopped before its insert."""
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
         view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
-        helper = crew.Crew(request.queues, wanted, app=app, stop=stop, log=log)
+        helper = processes.RunProcesses(request.queues, wanted, app=app, stop=stop, log=log)
         if not alone:
             ours.add(stack.enter_context(helper))
             helper.begin()
@@ -127,7 +127,7 @@ def _see_through(
         for text in _paused(request.queues):
             view.say(text)
         # What our own workers print reaches stderr, or the file that a live picture sends it to.
-        follower = follow.Follower(
+        follower = interactive_run.Follower(
             view,
             stop,
             None if alone else helper.tick,
@@ -254,7 +254,7 @@ def _print(text: str) -> None:
 def stopped_early() -> int:
     """Say that nothing was queued; the exit code."""
     command.say("stopped before a run was queued")
-    return follow.exit_code(None)
+    return interactive_run.exit_code(None)
 
 
 def _ahead(run_id: str) -> str:
@@ -292,7 +292,7 @@ def _left(run_id: str, *, ours: bool) -> str:
 
 def finish(
     run_id: str,
-    seen: picture.Picture | None,
+    seen: run_snapshot.Picture | None,
     *,
     as_json: bool,
     debug: bool = False,
@@ -304,11 +304,11 @@ def finish(
     """
     if seen is None:
         command.say(_left(run_id, ours=ours))
-        return follow.exit_code(None)
+        return interactive_run.exit_code(None)
     found = summary.collect(seen)
     if as_json:
         output.dump(found)
     else:
         summary.show(found)
         summary.show_traces(found, whole=debug or config.DEBUG.read())
-    return follow.exit_code(seen)
+    return interactive_run.exit_code(seen)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from queue_workflows import config, db, errors, history, hw_metrics
-from queue_workflows.cli import box, command, options, output, show
+from queue_workflows.cli import command, options, output, sample_text, show
 from queue_workflows.engine import samples as rows_of
 from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict
@@ -122,12 +122,12 @@ def table(rows: list[JsonDict]) -> None:
         [
             (
                 display.clock(row["sampled_at"])[:8],
-                box.percent(row.get("cpu_percent")),
-                box.percent(row.get("cpu_ours_percent")),
-                box.of(row.get("ram_used_mb"), row.get("ram_total_mb")),
-                box.gb(row.get("ram_ours_used_mb")),
-                box.gb(row.get("swap_used_mb")),
-                box.cards(row),
+                sample_text.percent(row.get("cpu_percent")),
+                sample_text.percent(row.get("cpu_ours_percent")),
+                sample_text.of(row.get("ram_used_mb"), row.get("ram_total_mb")),
+                sample_text.gb(row.get("ram_ours_used_mb")),
+                sample_text.gb(row.get("swap_used_mb")),
+                sample_text.cards(row),
             )
             for row in rows
         ],
@@ -145,7 +145,7 @@ def _now(*, as_json: bool) -> int:
     if as_json:
         output.dump({"sample": found, "cards_by": source, "cost": cost._asdict()})
         return 0
-    output.echo(box.line(found))
+    output.echo(sample_text.line(found))
     output.echo(
         f"cards by {source}; a sample costs {cost.cpu_s * 1000:.1f} ms CPU here"
         f" and {cost.tools_cpu_s * 1000:.1f} ms in tools, and takes {cost.wall_s * 1000:.0f} ms"

@@ -10,15 +10,15 @@ import typer
 
 from queue_workflows import db, errors, history
 from queue_workflows.cli import (
-    account,
     command,
     follow,
     ids,
+    interactive_run,
     options,
     output,
-    picture,
-    pursuit,
+    report,
     run,
+    run_snapshot,
     views,
 )
 from queue_workflows.runtime import process, signals
@@ -114,7 +114,7 @@ def print_out(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
     if as_json:
         output.dump(shown)
         return
-    page = account.Page(full=full)
+    page = report.Page(full=full)
     if shown["kind"] == "run":
         page.run(shown, read_logs=history.add_logs)
     else:
@@ -133,21 +133,21 @@ def _follow(
     say = command.say if as_json else _line
     if kind == "run":
         collect(kind, any_id, nodes, logs=False)
-        seen = pursuit.run(any_id, views.Lines(say), stop, nodes)
+        seen = follow.run(any_id, views.Lines(say), stop, nodes)
         if seen is None:
             return _left(kind, any_id)
         if not as_json:
             return run.finish(any_id, seen, as_json=False, debug=full)
         output.dump(collect(kind, any_id, nodes, logs=True if full else None))
-        return follow.exit_code(seen)
-    ended = pursuit.job(kind, any_id, say, stop)
+        return interactive_run.exit_code(seen)
+    ended = follow.job(kind, any_id, say, stop)
     if ended is None:
         return _left(kind, any_id)
     if as_json:
         output.dump(ended)
     else:
-        account.Page(full=full).end(ended)
-    return 0 if ended["status"] in picture.DONE else 1
+        report.Page(full=full).end(ended)
+    return 0 if ended["status"] in run_snapshot.DONE else 1
 
 
 def _left(kind: str, any_id: str) -> int:

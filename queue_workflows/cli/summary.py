@@ -13,10 +13,10 @@ import queue_workflows
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
 from queue_workflows.cli import output, views
-from queue_workflows.cli.picture import Picture
+from queue_workflows.cli.run_snapshot import Picture
 from queue_workflows.dag import graph
 from queue_workflows.engine import runs
-from queue_workflows.runtime import display, process, shapes
+from queue_workflows.runtime import display, process, stored_json
 
 FAILURES = 20
 TRACES = 3
@@ -71,7 +71,7 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
     """The longest chain of a stored definition; [] for one that is no graph."""
-    nodes = shapes.graph_nodes(frozen)
+    nodes = stored_json.graph_nodes(frozen)
     fields = dict.fromkeys(graph.Node._fields)
     entries = [fields | {"id": name, "deps": node["deps"]} for name, node in nodes.items()]
     with contextlib.suppress(errors.InvalidWorkflow):

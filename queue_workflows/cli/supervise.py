@@ -67,13 +67,13 @@ def supervise(
         with signals.StopRequest() as stop, command.database(create=False) as words:
             queues = ", ".join(sorted(commands))
             command.say(f"{words}: looking after the workers of {label} on {queues}")
-            _serve(Bouncer(label, commands, run=Runner(stop.requested)), every, stop)
+            _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
         return 0
 
     command.execute("supervise", body, debug=debug)
 
 
-def _serve(bouncer: Bouncer, every_s: float, stop: signals.StopRequest) -> None:
+def _serve(bouncer: Restarter, every_s: float, stop: signals.StopRequest) -> None:
     task = service.Task("bounce", every_s, lambda: bouncer.look(stop.requested.is_set))
     loop = service.Loop("supervise", [task])
     loop.start()
@@ -180,7 +180,7 @@ class _Seat:
         self.due = 0.0
 
 
-class Bouncer:
+class Restarter:
     """Runs a queue's command when its worker on this host is flagged dead, once for each flagging.
 
     A command that fails is tried again, and a flagging that follows soon has to wait: FIRST_DELAY_S
@@ -201,7 +201,7 @@ class Bouncer:
         self._now = now_fn
         self._seats = {queue: _Seat() for queue in commands}
         self._unmapped: set[str] = set()
-        self._kept = db.Kept()
+        self._kept = db.DedicatedConnection()
         self._said = ""
 
     def look(self, stopped: Callable[[], bool] = lambda: False) -> None:

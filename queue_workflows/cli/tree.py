@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from queue_workflows.cli import output, views
-from queue_workflows.cli.picture import SMALL, Picture, Step
+from queue_workflows.cli.run_snapshot import SMALL, Picture, Step
 from queue_workflows.types import Row
 
 _STYLES = {

@@ -9,7 +9,7 @@ import typer
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
 from queue_workflows.runtime import process
-from queue_workflows.worker import parent, roster
+from queue_workflows.worker import parent, pool_config
 
 
 def up(
@@ -67,16 +67,16 @@ def up(
                 )
             children = fleet.specs(wanted, app=chosen, log_level=log_level)
             command.say(f"starting {wanted.describe()}; Ctrl-C stops them")
-            with parent.Guardian() as guardian:
+            with parent.SupervisedWorkers() as guardian:
                 return guardian.supervisor(children).run(stop)
 
     command.execute("up", body, debug=debug)
 
 
-def _pool(workers: str | None) -> list[roster.Entry]:
+def _pool(workers: str | None) -> list[pool_config.Entry]:
     """What the option says, else WORKERS_JSON; none where neither is given."""
     if workers is None and not config.WORKERS_JSON.read().strip():
         return []
     if workers == "":
         raise errors.InvalidConfig("--workers is empty: leave it out, or give a file or JSON")
-    return roster.option(workers)
+    return pool_config.option(workers)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 from queue_workflows.cli import output
-from queue_workflows.cli.picture import Picture, Step
+from queue_workflows.cli.run_snapshot import Picture, Step
 from queue_workflows.runtime import display
 from queue_workflows.types import NowFn, Row
 

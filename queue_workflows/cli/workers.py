@@ -10,7 +10,7 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output
 from queue_workflows.engine import queues
 from queue_workflows.engine import workers as rows_of
-from queue_workflows.runtime import shapes
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
 _KEYS = (
@@ -97,7 +97,7 @@ def _state(row: Row) -> str:
 
 def _death(detail: Any) -> str:
     """How a dead worker died, as far as its parent saw it."""
-    told = shapes.mapping(detail)
+    told = stored_json.mapping(detail)
     number, code = told.get("signal"), told.get("exit_code")
     if number is not None:
         name = next((s.name for s in signal.Signals if s == number), f"signal {number}")

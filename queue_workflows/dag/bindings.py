@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, NoReturn, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import plain
+from queue_workflows.dag import document_values
 
 OUT = "$out"
 
@@ -81,7 +81,7 @@ def _literal(text: str, where: str) -> Any:
         found = _parsed(text)
     except (RecursionError, MemoryError) as error:
         raise errors.InvalidWorkflow(f"{where}: the literal is nested too deep") from error
-    template = plain.value(found, where)
+    template = document_values.value(found, where)
     return {"$value": template} if refs.has_refs(template) else as_input(template)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors
-from queue_workflows.dag import bindings, pipeline, plain, policy
+from queue_workflows.dag import bindings, document_values, pipeline, policy
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, PipelineLoader
@@ -45,8 +45,8 @@ def expand(
     `InvalidWorkflow` that names step or node and reason; what `load_pipeline` raises passes
     through. `max_nodes`: None takes `MAX_NODES_PER_RUN`.
     """
-    document = plain.record(workflow, "the workflow")
-    name = plain.text(document, "name", "the workflow") or ""
+    document = document_values.record(workflow, "the workflow")
+    name = document_values.text(document, "name", "the workflow") or ""
     where = f"workflow {name!r}"
     steps = _read_steps(document, load_pipeline, where)
     pipeline.check_order({step.id: step.deps for step in steps.values()}, where, "step")
@@ -73,14 +73,14 @@ def _canonical(document: Any) -> str:
 def _read_steps(
     document: Mapping[str, Any], load_pipeline: PipelineLoader, where: str
 ) -> dict[str, _Step]:
-    listed = plain.items(document, "steps", where)
+    listed = document_values.items(document, "steps", where)
     if not listed:
         raise errors.InvalidWorkflow(f"{where}: it has no steps")
     steps: dict[str, _Step] = {}
     flows: dict[str, pipeline.Pipeline] = {}
     for index, raw in enumerate(listed):
-        entry = plain.record(raw, f"{where}: step {index + 1}")
-        step_id = plain.identifier(entry, f"{where}: step {index + 1}")
+        entry = document_values.record(raw, f"{where}: step {index + 1}")
+        step_id = document_values.identifier(entry, f"{where}: step {index + 1}")
         if step_id in steps:
             raise errors.InvalidWorkflow(f"{where}: two steps have the id {step_id!r}")
         steps[step_id] = _read_step(entry, step_id, flows, load_pipeline, where)
@@ -95,24 +95,25 @@ def _read_step(
     where: str,
 ) -> _Step:
     where = f"{where}: step {step_id!r}"
-    deps = plain.names(entry, "depends_on", where)
-    skip_if = plain.value(entry.get("skip_if"), f"{where}: 'skip_if'")
+    deps = document_values.names(entry, "depends_on", where)
+    skip_if = document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'")
     kind = entry.get("kind")
     if kind == "input":
-        plain.needed_text(entry, "widget", where, limit=100)
-        plain.text(entry, "target", where)
-        own = plain.value(entry, where)
+        document_values.needed_text(entry, "widget", where, limit=100)
+        document_values.text(entry, "target", where)
+        own = document_values.value(entry, where)
         return _Step(step_id, deps, skip_if, {}, None, own, policy.read_input(own, where))
     if kind != "pipeline":
         raise errors.InvalidWorkflow(
             f"{where}: unknown kind {kind!r:.120}; a step is of kind 'pipeline' or 'input'"
         )
-    name = plain.needed_text(entry, "pipeline", where)
+    name = document_values.needed_text(entry, "pipeline", where)
     if name not in flows:
         flows[name] = pipeline.read(name, load_pipeline(name), where)
     given = entry.get("inputs")
-    inputs = plain.value(
-        {} if given is None else plain.record(given, f"{where}: 'inputs'"), f"{where}: 'inputs'"
+    inputs = document_values.value(
+        {} if given is None else document_values.record(given, f"{where}: 'inputs'"),
+        f"{where}: 'inputs'",
     )
     return _Step(step_id, deps, skip_if, inputs, flows[name], None)
 

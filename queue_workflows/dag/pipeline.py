@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, graph, plain, policy
+from queue_workflows.dag import bindings, document_values, graph, policy
 
 INPUT_MODULE = "__input__"
 MAX_FROM_CHARS = 100_000
@@ -37,14 +37,14 @@ class Pipeline(NamedTuple):
 def read(name: str, schema: Any, where: str) -> Pipeline:
     """A pipeline out of its schema; `InvalidWorkflow` that names the node and the reason."""
     where = f"{where}: pipeline {name!r}"
-    document = plain.record(schema, where)
-    listed = plain.items(document, "nodes", where)
+    document = document_values.record(schema, where)
+    listed = document_values.items(document, "nodes", where)
     if not listed:
         raise errors.InvalidWorkflow(f"{where}: it has no nodes")
     entries: dict[str, Mapping[str, Any]] = {}
     for index, raw in enumerate(listed):
-        entry = plain.record(raw, f"{where}: node {index + 1}")
-        node_id = plain.identifier(entry, f"{where}: node {index + 1}")
+        entry = document_values.record(raw, f"{where}: node {index + 1}")
+        node_id = document_values.identifier(entry, f"{where}: node {index + 1}")
         if node_id in entries:
             raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node_id!r}")
         entries[node_id] = entry
@@ -81,10 +81,10 @@ def _node(
     defaults: Mapping[str, Any],
     where: str,
 ) -> PipelineNode:
-    module = plain.text(entry, "node", where) or node_id
+    module = document_values.text(entry, "node", where) or node_id
     if module.startswith(INPUT_MODULE):
         raise errors.InvalidWorkflow(f"{where}: {INPUT_MODULE!r} is kept for steps of kind 'input'")
-    gpu, model = entry.get("gpu"), plain.text(entry, "model", where)
+    gpu, model = entry.get("gpu"), document_values.text(entry, "model", where)
     if gpu is not None and not isinstance(gpu, bool):
         raise errors.InvalidWorkflow(f"{where}: 'gpu' must be true or false")
     if model is not None and not gpu:
@@ -94,10 +94,10 @@ def _node(
         module=module,
         queue="gpu" if gpu else "cpu",
         model=model,
-        deps=plain.names(entry, "depends_on", where),
+        deps=document_values.names(entry, "depends_on", where),
         inputs=_inputs(entry, siblings, where),
         own_skip="skip_if" in entry,
-        skip_if=plain.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+        skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
         policy=policy.read(entry, defaults, where),
     )
 
@@ -106,14 +106,14 @@ def _inputs(
     entry: Mapping[str, Any], siblings: Collection[str], where: str
 ) -> tuple[tuple[str, bindings.Source], ...]:
     sources: dict[str, bindings.Source] = {}
-    for raw in plain.items(entry, "inputs", where):
-        given = plain.record(raw, f"{where}: an entry of 'inputs'")
-        name = plain.needed_text(given, "name", f"{where}: an entry of 'inputs'")
+    for raw in document_values.items(entry, "inputs", where):
+        given = document_values.record(raw, f"{where}: an entry of 'inputs'")
+        name = document_values.needed_text(given, "name", f"{where}: an entry of 'inputs'")
         if name.startswith("$"):
             raise errors.InvalidWorkflow(f"{where}: no input can be named {name!r}: '$' marks refs")
         if name in sources:
             raise errors.InvalidWorkflow(f"{where}: two inputs have the name {name!r}")
         at = f"{where}: input {name!r}"
-        text = plain.needed_text(given, "from", at, limit=MAX_FROM_CHARS)
+        text = document_values.needed_text(given, "from", at, limit=MAX_FROM_CHARS)
         sources[name] = bindings.parse(text, siblings, at)
     return tuple(sources.items())

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
-from queue_workflows.dag import plain
+from queue_workflows.dag import document_values
 
 BASE_S = 30.0
 """Wait per attempt made before an ordinary failure is tried again (the contract's figure)."""
@@ -99,7 +99,7 @@ def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     if raw is None:
         return {}
     where = f"{where}: 'defaults'"
-    given = plain.record(raw, where)
+    given = document_values.record(raw, where)
     for key in given:
         if key not in KEYS:
             raise errors.InvalidWorkflow(
@@ -118,7 +118,7 @@ def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {"timeout_s": _seconds(entry["timeout_s"], "timeout_s", where)}
     if "default" in entry:
-        found["default"] = plain.value(entry["default"], f"{where}: 'default'")
+        found["default"] = document_values.value(entry["default"], f"{where}: 'default'")
     return found
 
 
@@ -299,7 +299,7 @@ def _priority(raw: Any, key: str, where: str) -> int:
 
 def _names(raw: Any, key: str, where: str) -> list[str]:
     listed = [raw] if isinstance(raw, str) else raw
-    checked = plain.items({key: listed}, key, where)
+    checked = document_values.items({key: listed}, key, where)
     for name in checked:
         if not isinstance(name, str) or not all(p.isidentifier() for p in name.split(".")):
             raise errors.InvalidWorkflow(
@@ -309,7 +309,7 @@ def _names(raw: Any, key: str, where: str) -> list[str]:
 
 
 def _lock_key(raw: Any, key: str, where: str) -> str:
-    return plain.needed_text({key: raw}, key, where)
+    return document_values.needed_text({key: raw}, key, where)
 
 
 _CHECKS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg import Error, InterfaceError, OperationalError
 
-from queue_workflows.db.kept import Kept
+from queue_workflows.db.dedicated import DedicatedConnection
 from queue_workflows.db.listen import Listener, Wake, listen
 from queue_workflows.db.loading import load_json
 from queue_workflows.db.pool import (
@@ -34,7 +34,7 @@ __all__ = [
     "Connection",
     "Error",
     "InterfaceError",
-    "Kept",
+    "DedicatedConnection",
     "Listener",
     "OperationalError",
     "Wake",

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config
-from queue_workflows.db import pool, wire
+from queue_workflows.db import pool, socket_io
 
 _log = logging.getLogger(__name__)
 CONNECT_S = 4.0
@@ -109,7 +109,7 @@ class Listener:
         if not self._pending and not self._woken:
             due = min(poll_at, self._retry_at if self._conn is None else self._ping_at)
             watched = [bell] if self._conn is None else [bell, self._conn]
-            wire.await_readable(watched, due - now)
+            socket_io.await_readable(watched, due - now)
         _drain(bell)
         if self._woken:
             self._woken = False
@@ -154,7 +154,7 @@ class Listener:
             self._pending.append((note.relname.decode(), note.extra.decode()))
 
     def _ask(self, conn: pool.Connection, query: bytes) -> None:
-        wire.ask(conn, query, ANSWER_S, lambda: self._consume(conn))
+        socket_io.ask(conn, query, ANSWER_S, lambda: self._consume(conn))
         self._ping_at = time.monotonic() + config.DB_PING_INTERVAL_S.read()
 
     def _lost(self, error: Exception) -> None:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import errors, migrations
-from queue_workflows.db import development, functions, losses, pool
+from queue_workflows.db import development, downgrade_check, functions, pool
 
 _log = logging.getLogger(__name__)
 LEDGER = "queue_schema_version"
@@ -394,7 +394,9 @@ def downgrade(
             with conn.transaction():
                 if allow_data_loss:
                     change()
-                elif lost := losses.of(conn, change, besides={version_table, functions.TABLE}):
+                elif lost := downgrade_check.of(
+                    conn, change, besides={version_table, functions.TABLE}
+                ):
                     raise errors.DataLossRefused(
                         f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
                         "Pass allow_data_loss=True to do it all the same"

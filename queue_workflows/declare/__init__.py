@@ -21,7 +21,7 @@ from typing import (
 from queue_workflows import config, errors
 from queue_workflows.dag import annotated
 from queue_workflows.dag import policy as policies
-from queue_workflows.declare import bodies, building, handles
+from queue_workflows.declare import building, handles, node_functions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,7 +48,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 L = TypeVar("L", bound="list[Any]")
 
-OFFERED: Any = bodies.Offered()
+OFFERED: Any = node_functions.Offered()
 """Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them, no caller."""
 
 
@@ -82,7 +82,7 @@ _POLICY = frozenset(Policy.__annotations__)
 class Node(Generic[P, R]):
     """A function as a node. Called in a workflow it adds one; elsewhere it runs the function."""
 
-    def __init__(self, body: bodies.Body, entry: Mapping[str, Any]) -> None:
+    def __init__(self, body: node_functions.Body, entry: Mapping[str, Any]) -> None:
         self._body = body
         self._entry = entry
         self._options = building.Options()
@@ -128,7 +128,7 @@ class Node(Generic[P, R]):
     def install(self) -> None:
         """Make it runnable by its name here; `InvalidConfig` when another node has that name."""
         owner = config.get_config().node_map.get(self.name)
-        if isinstance(owner, bodies.Body):
+        if isinstance(owner, node_functions.Body):
             _refuse_second("node", self.name, owner.place, self._body.place)
         config.register_node(self.name, self._body)
 
@@ -309,7 +309,7 @@ def node(
     """
 
     def declare(body: Callable[..., Any]) -> Node[..., Any]:
-        made = bodies.Body(body, name or getattr(body, "__name__", repr(body)))
+        made = node_functions.Body(body, name or getattr(body, "__name__", repr(body)))
         if queue not in (None, "cpu", "gpu"):
             raise errors.UnknownQueue(
                 f"node {made.name!r}: unknown queue {queue!r}: a node runs on cpu or gpu"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import errors
 from queue_workflows.dag import annotated, arguments
-from queue_workflows.declare import bodies, handles
+from queue_workflows.declare import handles, node_functions
 
 _current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
 
@@ -61,7 +61,11 @@ class Graph:
         self.run_inputs: dict[str, Any] = {}
 
     def add_node(
-        self, body: bodies.Body, entry: Mapping[str, Any], given: dict[str, Any], options: Options
+        self,
+        body: node_functions.Body,
+        entry: Mapping[str, Any],
+        given: dict[str, Any],
+        options: Options,
     ) -> handles.Handle:
         """One call of a node: in a pipeline a node of it, else a step of its own."""
         name = body.function.__name__
@@ -110,7 +114,7 @@ class Graph:
         if deps:
             node["depends_on"] = list(deps)
 
-    def _made(self, step: _Step, node_id: str, result: bodies.Result) -> handles.Handle:
+    def _made(self, step: _Step, node_id: str, result: node_functions.Result) -> handles.Handle:
         full = f"{step.entry['id']}/{node_id}"
         origin = handles.Origin(
             self,
@@ -120,7 +124,7 @@ class Graph:
             keys=result.keys,
             stores=result.kind != "nothing",
         )
-        path = f"{full}.{bodies.RESULT}" if result.kind == "value" else full
+        path = f"{full}.{node_functions.RESULT}" if result.kind == "value" else full
         return handles.Handle(origin, {"$from": path})
 
     def add_group(

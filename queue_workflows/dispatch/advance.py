@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors, run_store
 from queue_workflows.dag import confinement, definition, outputs, payload, plan, readiness
-from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.dispatch import hooks, run_cache
 from queue_workflows.engine import job_tables, nodes, runs
 from queue_workflows.types import Row, Unreadable
 
@@ -83,7 +83,7 @@ def _plan(
         )
 
 
-def must_look(progress: readiness.Progress, node_id: str) -> bool:
+def must_read(progress: readiness.Progress, node_id: str) -> bool:
     """Whether a plan from this node alone would have to ask what else is done."""
     with _planning:
         return progress.waits_for_more(node_id)
@@ -109,7 +109,7 @@ def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
 
 
 def advance(
-    begin: knowledge.Begin,
+    begin: run_cache.Begin,
     run_id: str,
     finished: list[str] | None,
     *,
@@ -124,24 +124,24 @@ def advance(
     plan was made for, or when `nowait` and it is locked. With the built-in resolver all happens
     under the run's lock; a host's resolver runs before it is taken. `head` saves reading the run.
     """
-    with knowledge.reading(begin) as conn:
+    with run_cache.reading(begin) as conn:
         run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
     run = outputs.given(run)
     count = None
     try:
-        progress, unfrozen = knowledge.prepare(begin, run)
+        progress, unfrozen = run_cache.prepare(begin, run)
         if finished is None and unfrozen is not None:
             _check_inputs(begin, run)
             count = _start_fresh(begin, run, progress, unfrozen)
             if count is not None:
-                knowledge.keep(run, progress)
+                run_cache.keep(run, progress)
                 return count
             progress = readiness.Progress(progress.graph)
         made = None
         if hooks.host_resolves():
-            made = make_plan(progress, run, knowledge.Reader(begin, run_id), finished)
+            made = make_plan(progress, run, run_cache.Reader(begin, run_id), finished)
         with begin() as conn:
             locked = runs.lock(conn, run_id, nowait=nowait)
             if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
@@ -149,14 +149,14 @@ def advance(
                 settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
-        knowledge.forget(run_id)
+        run_cache.forget(run_id)
         raise
     if count is not None and unfrozen is not None:
-        knowledge.keep(run, progress)
+        run_cache.keep(run, progress)
     return count
 
 
-def _check_inputs(begin: knowledge.Begin, run: Row) -> None:
+def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     """Raise `ArgsRefused` for inputs that a declared workflow does not take.
 
     A plain SQL INSERT submits a run that nothing has checked yet. Raises `UnreadableRow` for a
@@ -165,7 +165,7 @@ def _check_inputs(begin: knowledge.Begin, run: Row) -> None:
     name = run["workflow_name"]
     if name not in config.get_config().workflow_map:
         return  # its inputs are not declared: spare the query
-    with knowledge.reading(begin) as conn:
+    with run_cache.reading(begin) as conn:
         context = runs.context(conn, run["id"])
         if not isinstance(context, (dict, Unreadable)):
             _check_context(conn, run["id"])
@@ -174,7 +174,7 @@ def _check_inputs(begin: knowledge.Begin, run: Row) -> None:
     run_store.check_inputs(name, context)
 
 
-class _NothingYet(knowledge.Blind):
+class _NothingYet(run_cache.NoKnowledge):
     """Knows a run that has no node yet; what its context holds it does not know."""
 
     def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
@@ -188,7 +188,7 @@ class _NothingYet(knowledge.Blind):
 
 
 def _start_fresh(
-    begin: knowledge.Begin, run: Row, progress: readiness.Progress, unfrozen: dict[str, Any]
+    begin: run_cache.Begin, run: Row, progress: readiness.Progress, unfrozen: dict[str, Any]
 ) -> int | None:
     """Start a run that was never started, in one statement; None: it takes more than that."""
     if hooks.host_resolves() or run["generation"]:
@@ -196,11 +196,11 @@ def _start_fresh(
     try:
         made = make_plan(progress, run, _NothingYet(), None)
         texts = list(payload.encode_plan(made.rows))
-    except (knowledge.MustLook, errors.InvalidPayload):
+    except (run_cache.ReadNeeded, errors.InvalidPayload):
         return None
     if made.failure is not None or made.complete or len(texts) != 1:
         return None
-    with knowledge.reading(begin) as conn:
+    with run_cache.reading(begin) as conn:
         return runs.start_fresh(
             conn, run, payload.encode_definition(unfrozen), definition.digest(unfrozen), texts[0]
         )
@@ -220,7 +220,7 @@ def _plan_locked(
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:
-        reader = knowledge.Reader(knowledge.joined(conn), locked["id"])
+        reader = run_cache.Reader(run_cache.joined(conn), locked["id"])
         made = make_plan(progress, locked, reader, finished)
     if is_queued(locked):
         runs.start(conn, locked["id"])
@@ -238,12 +238,12 @@ def _unchanged(
     conn: db.Connection, seen: Row, locked: Row, expected: State, unfrozen: dict[str, Any] | None
 ) -> bool:
     """Whether the run is still what the plan is made for; a new definition is frozen then."""
-    if not expected(locked) or knowledge.identity(locked) != knowledge.identity(seen):
+    if not expected(locked) or run_cache.identity(locked) != run_cache.identity(seen):
         return False
-    return unfrozen is None or knowledge.freeze(conn, locked, unfrozen)
+    return unfrozen is None or run_cache.freeze(conn, locked, unfrozen)
 
 
-def fail(begin: knowledge.Begin, run_id: str, reason: str) -> None:
+def fail(begin: run_cache.Begin, run_id: str, reason: str) -> None:
     """Fail a run that is not over, which cancels its waiting nodes."""
     with begin() as conn:
         runs.lock(conn, run_id)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import advance, hooks, inputs, knowledge
+from queue_workflows.dispatch import advance, hooks, inputs, run_cache
 from queue_workflows.engine import nodes, outbox, row_isolation, runs
 from queue_workflows.types import Row
 
@@ -35,7 +35,7 @@ class _Done(NamedTuple):
 def drain_run(
     run_id: str,
     *,
-    begin: knowledge.Begin = db.transaction,
+    begin: run_cache.Begin = db.transaction,
     nowait: bool = False,
     only: int | None = None,
 ) -> int:
@@ -62,21 +62,21 @@ def drain_run(
             return total
 
 
-def _round(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) -> _Done:
+def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) -> _Done:
     try:
         done = _batch(run_id, begin, nowait, only)
     except _Outside as request:
         done = _outside(run_id, begin, request.events)
     except BaseException:
         # The progress may hold skips that were rolled back.
-        knowledge.forget(run_id)
+        run_cache.forget(run_id)
         raise
     for event in () if nowait else done.parked:
         inputs.ask(begin, run_id, event["node_id"], event["id"])
     return done
 
 
-def _batch(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) -> _Done:
+def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) -> _Done:
     with begin() as conn:
         run = runs.lock(conn, run_id, nowait=nowait)
         if run is None:
@@ -89,7 +89,7 @@ def _batch(run_id: str, begin: knowledge.Begin, nowait: bool, only: int | None) 
         if finished and advance.is_live(run):
             if nowait and (hooks.host_resolves() or not run["has_definition"]):
                 return _Done()
-            outside = hooks.host_resolves() or knowledge.recall(run) is None
+            outside = hooks.host_resolves() or run_cache.recall(run) is None
         count, parked = (0, []) if outside else _settle(conn, run, events, finished)
     if outside:
         # Not from within: psycopg discards every prepared statement after a rollback.
@@ -134,9 +134,9 @@ def _settle(
             for event in events
             if event["kind"] == "awaiting_input" and event["node_status"] == "awaiting_input"
         ]
-        progress = knowledge.recall(run) if live and finished else None
+        progress = run_cache.recall(run) if live and finished else None
         if progress is not None:
-            reader = knowledge.Reader(knowledge.joined(conn), run["id"])
+            reader = run_cache.Reader(run_cache.joined(conn), run["id"])
             made = advance.make_plan(progress, run, reader, finished)
             count = advance.write(conn, run, made)
     kept = {event["id"] for event in parked}
@@ -152,13 +152,13 @@ def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
     return job is not None and job["generation"] == run["generation"]
 
 
-def _outside(run_id: str, begin: knowledge.Begin, events: list[Row]) -> _Done:
+def _outside(run_id: str, begin: run_cache.Begin, events: list[Row]) -> _Done:
     """Learn the run, and with a host's resolver plan it, with no transaction open; look again."""
     with begin() as conn:
         run = runs.head(conn, run_id)
     if run is None:
         return _Done()
-    knowledge.learn(begin, run)
+    run_cache.learn(begin, run)
     if not hooks.host_resolves():
         return _Done(more=True)
     with begin() as conn:
@@ -182,7 +182,7 @@ def _outside(run_id: str, begin: knowledge.Begin, events: list[Row]) -> _Done:
 
 def drain_outbox(
     *,
-    begin: knowledge.Begin = db.transaction,
+    begin: run_cache.Begin = db.transaction,
     limit: int = RUNS_A_ROUND,
     rows: row_isolation.Isolation | None = None,
 ) -> int:
@@ -195,7 +195,7 @@ def drain_outbox(
     kept = rows or row_isolation.Isolation()
     aside = kept.aside(DISPATCH)
     # Runs that this process cannot continue must not hide those behind them.
-    with knowledge.reading(begin) as conn:
+    with run_cache.reading(begin) as conn:
         ids = outbox.runs_with_events(conn, limit, undefined=hooks.has_provider(), aside=aside)
     went_on = 0
     for run_id in ids:
@@ -209,7 +209,7 @@ def drain_outbox(
     return went_on
 
 
-def _drained(run_id: str, begin: knowledge.Begin) -> bool:
+def _drained(run_id: str, begin: run_cache.Begin) -> bool:
     try:
         drain_run(run_id, begin=begin)
     except hooks.NoProvider as error:
@@ -218,7 +218,7 @@ def _drained(run_id: str, begin: knowledge.Begin) -> bool:
     return True
 
 
-def _singly(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
+def _singly(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
     """Dispatch a run's events one by one, so that only those that fail are counted; True."""
     _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
     with begin() as conn:
@@ -234,7 +234,7 @@ def _singly(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
     return not singly.aside(EVENT)
 
 
-def _count_failure(begin: knowledge.Begin, run_id: str, event: Row, error: BaseException) -> bool:
+def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseException) -> bool:
     """Let the event rest, or after too many failures fail its run, the run locked first; True."""
     reason = payload.error_text(error if isinstance(error, hooks.HookFailed) else hooks.told(error))
     with begin() as conn:

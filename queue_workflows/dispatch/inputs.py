@@ -9,7 +9,7 @@ from typing import Any, cast
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, payload, widgets
 from queue_workflows.db import app_connections, check_violations
-from queue_workflows.dispatch import hooks, knowledge
+from queue_workflows.dispatch import hooks, run_cache
 from queue_workflows.engine import input_answers, nodes, outbox, runs
 from queue_workflows.runtime import display
 from queue_workflows.types import Row, Unreadable
@@ -19,7 +19,7 @@ PREFIX = "__input__"
 """How the `node_module` of an input node starts (the contract's name)."""
 
 
-def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None = None) -> None:
+def ask(begin: run_cache.Begin, run_id: str, node_id: str, event_id: int | None = None) -> None:
     """Store what a parked node asks for as its `input_spec`, and close the event that said so.
 
     The spec is made with no transaction open, and written only if the node still waits as it did.
@@ -30,7 +30,7 @@ def ask(begin: knowledge.Begin, run_id: str, node_id: str, event_id: int | None 
         job = nodes.get_by_node(conn, run_id, node_id)
     spec = None
     if run and head and job is not None and job["status"] == "awaiting_input":
-        node = knowledge.learn(begin, head).graph.nodes.get(node_id)
+        node = run_cache.learn(begin, head).graph.nodes.get(node_id)
         # A copy: the graph is shared by all runs of this definition, and a builder may change it.
         step = copy.deepcopy(node.step or {}) if node else {"id": node_id}
         made = _spec(begin, run, step)
@@ -53,7 +53,7 @@ def _same_wait(then: Row | None, now: Row) -> bool:
     return then is not None and all(then[column] == now[column] for column in what)
 
 
-def _spec(begin: knowledge.Begin, run: Row, step: dict[str, Any]) -> dict[str, Any]:
+def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, Any]:
     made = hooks.widget_spec(step, run)
     if made is not None:
         return widgets.head(step) | made

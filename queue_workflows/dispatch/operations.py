@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db, errors
-from queue_workflows.dag import frozen
+from queue_workflows.dag import frozen_definition
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import cancellation, job_tables, nodes, retry, runs
 from queue_workflows.types import Row
@@ -105,7 +105,7 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
 def _from(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
     """A node and all that depends on it."""
     stored = runs.definition(conn, run_id)
-    walk = None if stored is None else frozen.check(stored)
+    walk = None if stored is None else frozen_definition.check(stored)
     if walk is None or node_id not in walk.nodes:
         raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
     found, todo = {node_id}, [node_id]

@@ -6,7 +6,7 @@ import logging
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import advance, hooks, knowledge
+from queue_workflows.dispatch import advance, hooks, run_cache
 from queue_workflows.engine import row_isolation, runs
 from queue_workflows.types import Row
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 STARTS = "start of run"
 
 
-def start_run(run_id: str, *, begin: knowledge.Begin = db.transaction) -> int:
+def start_run(run_id: str, *, begin: run_cache.Begin = db.transaction) -> int:
     """Freeze the definition, queue the first nodes, and flip the run to running; how many new rows.
 
     Takes a queued run, and one that an app inserted as `running` and that has no definition yet.
@@ -31,14 +31,14 @@ def _is_unstarted(run: Row) -> bool:
 
 def _start(
     run_id: str,
-    begin: knowledge.Begin,
+    begin: run_cache.Begin,
     *,
     nowait: bool,
     head: Row | None = None,
     expected: advance.State = advance.is_queued,
 ) -> int | None:
     """How many rows are new; None for a run that is not as `expected`, or `nowait` and locked."""
-    knowledge.forget(run_id)
+    run_cache.forget(run_id)
     try:
         return advance.advance(begin, run_id, None, expected=expected, nowait=nowait, head=head)
     except advance.NEVER_RUNS as error:
@@ -48,7 +48,7 @@ def _start(
 
 def start_queued(
     *,
-    begin: knowledge.Begin = db.transaction,
+    begin: run_cache.Begin = db.transaction,
     limit: int = 50,
     rows: row_isolation.Isolation | None = None,
 ) -> tuple[int, list[str]]:
@@ -60,11 +60,11 @@ def start_queued(
     """
     kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()
-    with knowledge.reading(begin) as conn:
+    with run_cache.reading(begin) as conn:
         heads = runs.startable(conn, limit, undefined=able, aside=kept.aside(STARTS))
     started, waiting = 0, list[str]()
     if not able:
-        with knowledge.reading(begin) as conn:
+        with run_cache.reading(begin) as conn:
             waiting = runs.undefined(conn, 1)
     for head in heads:
         left = kept.attempt(
@@ -77,7 +77,7 @@ def start_queued(
     return started, waiting
 
 
-def _left_queue(begin: knowledge.Begin, head: Row, waiting: list[str]) -> bool:
+def _left_queue(begin: run_cache.Begin, head: Row, waiting: list[str]) -> bool:
     try:
         return _start(head["id"], begin, nowait=True, head=head) is not None
     except hooks.NoProvider:
@@ -85,7 +85,7 @@ def _left_queue(begin: knowledge.Begin, head: Row, waiting: list[str]) -> bool:
         return False
 
 
-def _delay(begin: knowledge.Begin, run_id: str, error: BaseException) -> bool:
+def _delay(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
     """Let a run rest that could not start, or fail it after its last try; True."""
     reason = payload.error_text(error)
     with begin() as conn:

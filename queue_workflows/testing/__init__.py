@@ -6,7 +6,7 @@ fixtures of `testing.plugin`. Without it: `with testing.harness(app="letters:set
 
 from __future__ import annotations
 
-from queue_workflows.testing.bench import Harness, harness
+from queue_workflows.testing.app_harness import Harness, harness
 from queue_workflows.testing.result import Node, Result
 from queue_workflows.testing.servers import database
 

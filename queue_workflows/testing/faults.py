@@ -10,7 +10,7 @@ from typing import Any
 
 from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_pool
 from queue_workflows.engine import attempts, finish, job_tables, outcomes
-from queue_workflows.tasks import bodies, control
+from queue_workflows.tasks import control, handlers
 from queue_workflows.testing import clock
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
@@ -88,7 +88,7 @@ def _stop_task(table: job_tables.JobTable, job: Row) -> None:
     """A task that yields or awaits is ended there; any other ends with its worker, unseen."""
     dispatcher.cancel_job(job["id"])
     task, outcome = config.get_config().ingest_task_map.get(job["task_name"]), _STOPPED
-    if task is not None and bodies.can_be_ended(task):
+    if task is not None and handlers.can_be_ended(task):
         outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
         finish.record(conn, job_tables.lease_of(table, job), outcome)

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from queue_workflows.testing import apps, bench, servers
+from queue_workflows.testing import app_harness, apps, servers
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def workflows_database(workflows_dsn: str | None) -> Generator[str]:
 
 
 @pytest.fixture
-def flows(workflows_database: str, workflows_app: apps.App) -> Generator[bench.Harness]:
+def flows(workflows_database: str, workflows_app: apps.App) -> Generator[app_harness.Harness]:
     """A `Harness` of the app on an emptied database; the configuration is restored afterwards."""
-    with bench.harness(app=workflows_app, dsn=workflows_database, own=True) as made:
+    with app_harness.harness(app=workflows_app, dsn=workflows_database, own=True) as made:
         yield made

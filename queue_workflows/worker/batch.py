@@ -9,9 +9,17 @@ from collections.abc import Callable
 from queue_workflows import db, errors, ingest_executor
 from queue_workflows.engine import finish, outcomes
 from queue_workflows.runtime import clock
-from queue_workflows.tasks import bodies
+from queue_workflows.tasks import handlers
 from queue_workflows.types import NowFn, Row
-from queue_workflows.worker import claimer, current, guards, held, lane, leaving, watch
+from queue_workflows.worker import (
+    claimer,
+    claims_in_flight,
+    current_job,
+    guards,
+    lease_keeper,
+    shutdown,
+    slot,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -20,17 +28,17 @@ class Batch:
     """Runs batches one job after the other; results are recorded together, in claim order.
 
     A crash in the middle re-runs what was not recorded. A job that fails is recorded on its own.
-    The watch has a hand in it: see `Watch.hold`.
+    The watch has a hand in it: see `LeaseKeeper.hold`.
     """
 
     def __init__(
         self,
         size: int,
         claims_: claimer.Claimer,
-        watcher: watch.Watch,
-        lane_: lane.Lane,
+        watcher: lease_keeper.LeaseKeeper,
+        lane_: slot.Slot,
         *,
-        runner: bodies.Runner | None = None,
+        runner: handlers.Runner | None = None,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._runner = runner
@@ -69,15 +77,15 @@ class Batch:
 
     def _paced(self, ran: int, seconds: float) -> int:
         """How many to claim next: as many as end soon, so that few have to be handed back."""
-        if seconds >= held.LONG_S:
-            return max(1, min(self._size, int(ran * held.LONG_S / seconds)))
+        if seconds >= claims_in_flight.LONG_S:
+            return max(1, min(self._size, int(ran * claims_in_flight.LONG_S / seconds)))
         return min(self._size, 2 * self._next)
 
-    def _run_one(self, work: current.Work, pid: int) -> None:
+    def _run_one(self, work: current_job.Work, pid: int) -> None:
         self._watch.begin(work)
         try:
             outcome = ingest_executor.run_task(work.job, work, self._runner)
-            leaving.unless_forked(pid, outcome)
+            shutdown.unless_forked(pid, outcome)
             self._watch.settle(work)
             if outcome.kind == "completed":
                 self._held.keep((work, outcome))
@@ -86,7 +94,7 @@ class Batch:
         finally:
             self._watch.end(work)
 
-    def _record(self, work: current.Work, outcome: outcomes.Outcome) -> None:
+    def _record(self, work: current_job.Work, outcome: outcomes.Outcome) -> None:
         try:
             self._claimer.finish(work, outcome, claim=False)
         except errors.ClaimLost as error:

@@ -132,7 +132,7 @@ class Source:
         self._before: list[threading.Thread] = []
         """Threads that ran when the body began: none of them is its own."""
         self._pid = os.getpid()
-        self._kept = db.Kept()
+        self._kept = db.DedicatedConnection()
         self._loop: service.Loop | None = None
         self._soon = False
         """Whether ends of attempts come one after the other: they are stored together."""

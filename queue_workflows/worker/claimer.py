@@ -24,7 +24,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
-from queue_workflows.worker import current, fencing
+from queue_workflows.worker import current_job, fencing
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -49,12 +49,12 @@ class Claimer:
         table: job_tables.JobTable,
         who: Callable[[], claims.Claimant],
         *,
-        kept: db.Kept | None = None,
+        kept: db.DedicatedConnection | None = None,
     ) -> None:
         """`kept`: a connection shared with other claimers, whose owner calls `opened`."""
         self._table = table
         self._who = who
-        self._kept = kept or db.Kept(self.opened)
+        self._kept = kept or db.DedicatedConnection(self.opened)
         self._begin = dispatcher.on_connection(self._kept)
         self._was_lost = False
         self._held: set[str] = set()
@@ -222,7 +222,9 @@ class Claimer:
             return []
         return [job] if job else []
 
-    def finish(self, work: current.Work, outcome: outcomes.Outcome, *, claim: bool) -> Row | None:
+    def finish(
+        self, work: current_job.Work, outcome: outcomes.Outcome, *, claim: bool
+    ) -> Row | None:
         """Record how the job ended and, if `claim`, take the next; the next job, or None.
 
         While the database is away the write is retried until the lease ends; an outcome that may
@@ -244,7 +246,7 @@ class Claimer:
 
     def _insist(
         self,
-        work: current.Work,
+        work: current_job.Work,
         outcome: outcomes.Outcome,
         ahead: claims.Ahead | None,
         *,
@@ -274,7 +276,7 @@ class Claimer:
                 if self._recorded(work, outcome):
                     return None
 
-    def _claim_after(self, work: current.Work) -> Row | None:
+    def _claim_after(self, work: current_job.Work) -> Row | None:
         """Claim the next job after the outcome of this one was recorded without a claim."""
         try:
             return self.claim()
@@ -282,7 +284,7 @@ class Claimer:
             _log.warning("claiming after job %s waits: %s", work.job["id"], error)
             return None
 
-    def _give_up(self, work: current.Work, error: db.Error) -> NoReturn:
+    def _give_up(self, work: current_job.Work, error: db.Error) -> NoReturn:
         """End the job if its data is what the database refuses, else count a crash.
 
         The count bounds how often it runs. A job whose crash is refused as well waits.
@@ -307,7 +309,7 @@ class Claimer:
     def _after(
         self,
         error: db.Error,
-        work: current.Work,
+        work: current_job.Work,
         outcome: outcomes.Outcome,
         ahead: claims.Ahead | None,
     ) -> outcomes.Outcome:
@@ -325,7 +327,7 @@ class Claimer:
 
     def _record(
         self,
-        work: current.Work,
+        work: current_job.Work,
         outcome: outcomes.Outcome,
         ahead: claims.Ahead | None,
         *,
@@ -343,7 +345,7 @@ class Claimer:
     def _told(self, wait_s: float) -> None:
         self.wait_s = wait_s
 
-    def _recorded(self, work: current.Work, outcome: outcomes.Outcome) -> bool:
+    def _recorded(self, work: current_job.Work, outcome: outcomes.Outcome) -> bool:
         """Whether a commit whose reply was lost did happen; unknown counts as no."""
         try:
             return finish.is_recorded(self.connection(), work.lease, outcome)

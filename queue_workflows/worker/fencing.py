@@ -24,7 +24,7 @@ from queue_workflows import config, db
 from queue_workflows.engine import claims, handback, job_tables, recovery
 from queue_workflows.runtime import clock, identity
 from queue_workflows.types import NowFn
-from queue_workflows.worker import fuses
+from queue_workflows.worker import kill_timers
 
 _log = logging.getLogger(__name__)
 IN_FLIGHT_S = 1.0
@@ -34,7 +34,7 @@ STARVED_S = 2.0
 
 A quarter of the lease applies instead if that is longer.
 """
-DEAD_AFTER_S = fuses.EXIT_WITHIN_S + 6.0
+DEAD_AFTER_S = kill_timers.EXIT_WITHIN_S + 6.0
 """Seconds after writing its note by which a process has ended: its kill timer fires earlier."""
 REPORT_FOR_S = 10.0
 """Seconds for which a note is reported again.
@@ -66,7 +66,9 @@ class Renewals:
     thread and the renewals. The database is never blamed for such a stall.
     """
 
-    def __init__(self, lease_s: float, kept: db.Kept, now_fn: NowFn = clock.boot_s) -> None:
+    def __init__(
+        self, lease_s: float, kept: db.DedicatedConnection, now_fn: NowFn = clock.boot_s
+    ) -> None:
         self._now = now_fn
         self._kept = kept
         self._patience_s = max(STARVED_S, lease_s / 4)
@@ -199,7 +201,7 @@ def is_noted(prefix: str) -> bool:
 class Reporter:
     """Report the notes of ended workers of this machine, on the dedicated connection `kept`."""
 
-    def __init__(self, kept: db.Kept) -> None:
+    def __init__(self, kept: db.DedicatedConnection) -> None:
         self._kept = kept
         self._reported: dict[Path, float] = {}
 

@@ -12,9 +12,9 @@ from queue_workflows import config, db, errors, ingest_executor, node_executor, 
 from queue_workflows.engine import job_tables, models, outcomes, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.tasks import bodies
+from queue_workflows.tasks import handlers
 from queue_workflows.types import Row
-from queue_workflows.worker import batch, claimer, current, guards, lane, leaving, watch
+from queue_workflows.worker import batch, claimer, current_job, guards, lease_keeper, shutdown, slot
 
 _log = logging.getLogger(__name__)
 READY_CHANNEL = {"workflow_node_jobs": "node_job_ready", "ingest_jobs": "ingest_job_ready"}
@@ -27,8 +27,8 @@ class WorkLoop:
     def __init__(
         self,
         queue: str,
-        lane_: lane.Lane,
-        watcher: watch.Watch,
+        lane_: slot.Slot,
+        watcher: lease_keeper.LeaseKeeper,
         *,
         model_cache: ModelCache | None,
         batch_size: int = 1,
@@ -40,7 +40,7 @@ class WorkLoop:
         self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
         self._claimer.on_lost = watcher.lost
-        self._tasks = bodies.Runner()
+        self._tasks = handlers.Runner()
         self._batch = (
             batch.Batch(batch_size, self._claimer, watcher, lane_, runner=self._tasks)
             if batch_size > 1
@@ -169,9 +169,9 @@ class WorkLoop:
     def _return(self, job: Row) -> None:
         self._claimer.finish(self._work(job), outcomes.Outcome("cancelled", 0.0), claim=False)
 
-    def _work(self, job: Row) -> current.Work:
+    def _work(self, job: Row) -> current_job.Work:
         lease_end = guards.LeaseEnd(self._claimer.sent_at, self._who().lease_s)
-        return current.Work(self._table, job, lease_end)
+        return current_job.Work(self._table, job, lease_end)
 
     def _run(self, job: Row, *, claim: bool) -> Row | None:
         """Run a job and record it; the next one, when `claim` and there is one."""
@@ -181,7 +181,7 @@ class WorkLoop:
         self._watch.begin(work)
         try:
             outcome = self._body(work)
-            leaving.unless_forked(pid, outcome)
+            shutdown.unless_forked(pid, outcome)
             self._watch.settle(work)
             following = self._claimer.finish(
                 work, outcome, claim=claim and not hooked and self._goes_on()
@@ -201,7 +201,7 @@ class WorkLoop:
             following = self._claimer.claim()
         return following
 
-    def _body(self, work: current.Work) -> outcomes.Outcome:
+    def _body(self, work: current_job.Work) -> outcomes.Outcome:
         if not self._table.in_run:
             return ingest_executor.run_task(work.job, work, self._tasks)
         cache = self._cache

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from queue_workflows.runtime import signals, supervisor
-from queue_workflows.worker import burial, oversight
+from queue_workflows.worker import crash_recovery, hang_detection
 
 MODULE = "queue_workflows.claim_worker"
 
 
-class Guardian:
+class SupervisedWorkers:
     """What a supervisor owes the workers among its children; inside the `with` block they run.
 
     What one held that died goes back at once, with a death certificate; one whose body keeps the
@@ -20,8 +20,8 @@ class Guardian:
     """
 
     def __init__(self) -> None:
-        self._burials = burial.Burials()
-        self._oversight = oversight.Oversight()
+        self._burials = crash_recovery.CrashRecovery()
+        self._oversight = hang_detection.HangDetector()
         self._stack = ExitStack()
 
     def supervisor(
@@ -38,7 +38,7 @@ class Guardian:
     def _ended(self, ended: supervisor.Exit) -> None:
         self._burials.report(ended, self._oversight.ended(ended.name, ended.code))
 
-    def __enter__(self) -> Guardian:
+    def __enter__(self) -> SupervisedWorkers:
         with ExitStack() as stack:
             stack.enter_context(self._burials)
             stack.enter_context(self._oversight)
@@ -59,5 +59,5 @@ def supervise(arguments: Sequence[str], name: str, shutdown_timeout_s: float | N
     deadline_s = None
     if shutdown_timeout_s is not None:
         deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
-    with signals.StopRequest() as stop, Guardian() as guardian:
+    with signals.StopRequest() as stop, SupervisedWorkers() as guardian:
         return guardian.supervisor([spec], fail_fast=True).run(stop, deadline_s=deadline_s)

@@ -13,7 +13,16 @@ from queue_workflows import config, db, errors, worker_control
 from queue_workflows.engine import job_tables, outcomes, recovery
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
-from queue_workflows.worker import bodies, claimer, current, guards, held, lane, loop, watch
+from queue_workflows.worker import (
+    claimer,
+    claims_in_flight,
+    current_job,
+    guards,
+    lease_keeper,
+    loop,
+    pool_threads,
+    slot,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +30,7 @@ _log = logging.getLogger(__name__)
 class _Seats:
     """The places of one queue, and what the main thread knows of it."""
 
-    def __init__(self, own: lane.Lane, kept: db.Kept) -> None:
+    def __init__(self, own: slot.Slot, kept: db.DedicatedConnection) -> None:
         self.lane = own
         self.held = own.held
         self.claimer = claimer.Claimer(job_tables.INGEST_JOBS, own.who, kept=kept)
@@ -46,14 +55,14 @@ class PoolLoop:
     whose next crash would be its last runs when nothing else does, as that would be counted too.
     """
 
-    def __init__(self, lanes: Sequence[lane.Lane], watcher: watch.Watch) -> None:
+    def __init__(self, lanes: Sequence[slot.Slot], watcher: lease_keeper.LeaseKeeper) -> None:
         self._watch = watcher
         watcher.batches()
-        self._kept = db.Kept(self._opened)
+        self._kept = db.DedicatedConnection(self._opened)
         self._seats = [_Seats(each, self._kept) for each in lanes]
         self._of_queue = {each.queue: each for each in self._seats}
-        self._bodies = bodies.Bodies(watcher.begin, self._ended)
-        self._lone: current.Work | None = None
+        self._bodies = pool_threads.HandlerThreads(watcher.begin, self._ended)
+        self._lone: current_job.Work | None = None
         """The job that runs alone."""
         self._ready = threading.Event()
         self._pause = threading.Event()
@@ -170,7 +179,7 @@ class PoolLoop:
         self._start(seats, jobs)
         return bool(done or jobs)
 
-    def _step(self, seats: _Seats, done: Sequence[held.Done], free: int) -> list[Row]:
+    def _step(self, seats: _Seats, done: Sequence[claims_in_flight.Done], free: int) -> list[Row]:
         completed = [each for each in done if each[1].kind == "completed"]
         one_by_one = [each for each in done if each[1].kind != "completed"]
         jobs: list[Row] = []
@@ -181,7 +190,9 @@ class PoolLoop:
                     free = 0
                 if completed or free:
                     jobs = seats.claimer.claim_batch(
-                        free, held.completed(completed), promote=seats.promote and free > 0
+                        free,
+                        claims_in_flight.completed(completed),
+                        promote=seats.promote and free > 0,
                     )
                     seats.held.settled(work.lease for work, _ in completed)
                     seats.promote &= not free
@@ -203,7 +214,7 @@ class PoolLoop:
         for job in jobs:
             self._watch.hold(seats.held, [job], guards.LeaseEnd(sent_at, lease_s), sent_at)
 
-    def _record(self, seats: _Seats, work: current.Work, outcome: outcomes.Outcome) -> None:
+    def _record(self, seats: _Seats, work: current_job.Work, outcome: outcomes.Outcome) -> None:
         try:
             with self._watch.recording(work):
                 seats.claimer.finish(work, outcome, claim=False)
@@ -218,7 +229,7 @@ class PoolLoop:
             if not 0 < config.MAX_CRASHES.read() - 1 <= job["crash_count"]:
                 self._begin(seats)
 
-    def _begin(self, seats: _Seats) -> current.Work | None:
+    def _begin(self, seats: _Seats) -> current_job.Work | None:
         """Start what has waited longest, unless it has left meanwhile."""
         work = seats.held.next()
         if work is not None:
@@ -239,7 +250,7 @@ class PoolLoop:
         waiting = (each for each in self._seats if each.held.waits())
         self._lone = next((work for each in waiting if (work := self._begin(each))), None)
 
-    def _ended(self, work: current.Work, outcome: outcomes.Outcome) -> None:
+    def _ended(self, work: current_job.Work, outcome: outcomes.Outcome) -> None:
         """Where its body ran."""
         self._watch.settle(work)
         self._of_queue[work.job["queue"]].held.keep((work, outcome))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, node_queue, run_store
-from tests.support import factories, flow, toyhost
+from tests.support import factories, flow, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
 from tests.support.wait import until
 
@@ -50,7 +50,7 @@ def test_a_run_is_answered_failed_mended_and_retried(cli: Commands, tmp_path: Pa
         done = cli.run(QW, "retry", what, "--json")
         assert (done.process.returncode, json.loads(done.out)["outcome"]) == (0, "queued")
         until(lambda: status(broken) == "failed", timeout_s=60)
-    assert len(toyhost.pids(tmp_path, "fail")) == 3
+    assert len(toy_app.pids(tmp_path, "fail")) == 3
     for process in (worker, orchestrator):
         process.send(signal.SIGTERM)
         assert process.wait() == 0

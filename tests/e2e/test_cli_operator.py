@@ -15,7 +15,7 @@ import pytest
 from queue_workflows import config, node_queue, run_store, worker_control
 from queue_workflows import db as engine
 from queue_workflows.cli import workers
-from tests.support import factories, toyhost
+from tests.support import factories, toy_app
 from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.wait import until
 
@@ -84,7 +84,7 @@ def test_a_cancelled_run_of_a_real_worker_stops_and_stays_cancelled(
     worker = cli.start("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
     orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST)
     run_id = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     done = cli.run(*CANCEL, run_id, "--json")
     (left,) = json.loads(done.out)["stopping"]
     assert (left["pid"], left["queue"]) == (worker.process.pid, "cpu")
@@ -112,7 +112,7 @@ def test_workers_follows_a_real_worker_through_a_drain(cli: Commands, tmp_path: 
     worker = cli.start("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
     orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST)
     run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
 
     def seen() -> tuple[str, str, str | None]:
         (row,) = workers.listing()
@@ -195,13 +195,13 @@ def test_a_worker_that_hangs_is_bounced_and_its_job_runs_again(
     )
     orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST, **QUICK)
     run_id = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
-    (hung,) = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    (hung,) = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     kill = f"cpu={sys.executable} -c 'import os; os.kill({hung}, 9)'"
     watching = cli.start(*SUPERVISE, "--bounce", kill, **QUICK)
     until(lambda: "looking after" in watching.err)
     os.kill(hung, signal.SIGSTOP)
     until(lambda: (run_store.get_run(run_id) or {})["status"] == "completed")
-    assert len(toyhost.pids(tmp_path, "hold")) == 2
+    assert len(toy_app.pids(tmp_path, "hold")) == 2
     assert watching.err.count("is flagged dead, last seen") == 1
     stops(watching, signal.SIGTERM)
     for process in (parent, orchestrator):

@@ -16,7 +16,7 @@ import yaml
 
 from queue_workflows import config, node_queue, run_store
 from queue_workflows.runtime import supervisor
-from tests.support import commands, flow, markdown, toyhost
+from tests.support import commands, flow, markdown, toy_app
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import until
 
@@ -130,13 +130,13 @@ def test_the_instance_of_a_worker_is_its_queue(instance: str, queue: str) -> Non
 def test_the_worker_unit_works_ends_its_job_and_gives_back_what_does_not_end(
     cli: Commands, db: Any, tmp_path: Path
 ) -> None:
-    toyhost.setup()
+    toy_app.setup()
     for name in ("orchestrator", "worker@"):
         path = DEPLOY / "systemd" / f"queue-workflows-{name}.service"
         words = here(command(path, "cpu"))
         started = cli.start(*words, QUEUE_WORKFLOWS_APP=TOYHOST)
     run = run_store.insert_run(workflow_name="hold", context={"folder": str(tmp_path)})["id"]
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=60)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=60)
     started.send(signal.SIGTERM)
     (path,) = (path for path in UNITS if path == WORKER)
     assert started.wait(float(unit(path)["Service"]["TimeoutStopSec"][0])) == 0

@@ -18,7 +18,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import node_queue, run_store
 from queue_workflows.cli import health
-from tests.support import commands, factories, flow, toyhost
+from tests.support import commands, factories, flow, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
 from tests.support.reachable import Server
 from tests.support.wait import until
@@ -106,7 +106,7 @@ def at(box: Box, *words: str) -> list[str]:
 def test_a_worker_on_a_second_box_works_over_tcp_with_a_password(
     shared: str, box: Box, tmp_path: Path
 ) -> None:
-    toyhost.setup()
+    toy_app.setup()
     env = {"QUEUE_WORKFLOWS_DB_URL": shared, "QUEUE_WORKFLOWS_HOST_LABEL": "box-2"}
     with commands.commands(**env) as cli:
         looked = cli.run(*at(box, "queue-workflows", "connect", "--json"))

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows.telemetry import cards
+from queue_workflows.telemetry import gpu_overview
 from tests.gpu import __main__ as gpu
 from tests.gpu import app
 
@@ -32,10 +32,10 @@ def test_the_pretended_card_counts_what_live_processes_hold(
     monkeypatch.setenv("PATH", gpu.pretended(tmp_path)["PATH"])
     (tmp_path / "999999999.1.vram").write_text("5000")
     card = app.Pretended(tmp_path)
-    reader = cards.Reader(None)
-    assert reader.read() == [cards.Card(0, 0, 0, 24576)]
+    reader = gpu_overview.Reader(None)
+    assert reader.read() == [gpu_overview.Card(0, 0, 0, 24576)]
     weights = card.weights(2048)
-    assert reader.read() == [cards.Card(0, 0, 2048, 24576)]
+    assert reader.read() == [gpu_overview.Card(0, 0, 2048, 24576)]
     weights.__dict__.clear()
     del weights
-    assert reader.read() == [cards.Card(0, 0, 0, 24576)]
+    assert reader.read() == [gpu_overview.Card(0, 0, 0, 24576)]

@@ -25,7 +25,7 @@ from queue_workflows import (
     worker_control,
 )
 from queue_workflows.__main__ import main as commands_main
-from tests.support import commands, toyhost
+from tests.support import commands, toy_app
 from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.database import Database
 from tests.support.wait import until
@@ -70,7 +70,7 @@ def test_without_a_database_the_line_names_the_variable_and_the_way_out(
     ("app", "said"),
     [
         ("no_such_module", "no module 'no_such_module' here"),
-        ("tests.support.toyhost:absent", "has no 'absent'"),
+        ("tests.support.toy_app:absent", "has no 'absent'"),
     ],
 )
 def test_a_wrong_app_is_named(
@@ -279,13 +279,13 @@ def test_sigterm_lets_the_body_end_and_claims_no_more(
 ) -> None:
     run_id = hold(tmp_path)
     worker = cli.start(*WORKER)
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     worker.send(signal.SIGTERM)
     (tmp_path / "go").touch()
     assert worker.wait() == 0
     assert the_job(run_id)["status"] == "completed"
     until(lambda: len(node_queue.list_jobs_for_run(run_id)) == 2)
-    assert toyhost.pids(tmp_path, "quick") == [], "the next node is left to others"
+    assert toy_app.pids(tmp_path, "quick") == [], "the next node is left to others"
     orchestrated.send(signal.SIGTERM)
     assert orchestrated.wait() == 0
 
@@ -302,7 +302,7 @@ def test_a_body_that_does_not_end_is_handed_back_uncounted(
 ) -> None:
     run_id = hold(tmp_path)
     leaving = cli.start(*WORKER, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S=shutdown_s)
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     staying = cli.start(*WORKER)
     until(lambda: "works on" in staying.err, timeout_s=30)
     for number, signum in enumerate(signals):
@@ -313,7 +313,7 @@ def test_a_body_that_does_not_end_is_handed_back_uncounted(
     until(lambda: the_job(run_id)["status"] == "completed")
     job = the_job(run_id)
     assert (job["claim_no"], job["attempts"], job["crash_count"]) == (2, 0, 0)
-    assert set(toyhost.pids(tmp_path, "hold")) == {leaving.process.pid, staying.process.pid}
+    assert set(toy_app.pids(tmp_path, "hold")) == {leaving.process.pid, staying.process.pid}
     staying.send(signal.SIGTERM)
     assert staying.wait() == 0
 
@@ -323,11 +323,11 @@ def test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back(
 ) -> None:
     run_id = hold(tmp_path)
     parent = cli.start(*WORKER, "--supervise")
-    first = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
+    first = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)[0]
     assert first != parent.process.pid
     killed = time.monotonic()
     os.kill(first, signal.SIGKILL)
-    again = until(lambda: toyhost.pids(tmp_path, "hold")[1:])
+    again = until(lambda: toy_app.pids(tmp_path, "hold")[1:])
     assert time.monotonic() - killed <= 3 + BUSY_S
     assert again[0] not in (first, parent.process.pid)
     until(lambda: the_job(run_id)["status"] == "completed")
@@ -347,7 +347,7 @@ def test_a_killed_worker_without_parent_is_found_by_its_lost_session(
     until(lambda: "dispatches" in started.err, timeout_s=30)
     run_id = hold(tmp_path)
     killed = cli.start(*WORKER)
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     until(lambda: states_said(run_id) == "busy")
     killed.send(signal.SIGKILL)
     until(lambda: the_job(run_id)["status"] == "queued")
@@ -379,7 +379,7 @@ def test_the_shutdown_timeout_is_an_option(
 ) -> None:
     run_id = hold(tmp_path)
     worker = cli.start(*WORKER, "--shutdown-timeout", "0.3")
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     asked = time.monotonic()
     worker.send(signal.SIGTERM)
     assert worker.wait(30) == 0

@@ -20,7 +20,7 @@ from psycopg import conninfo
 
 from queue_workflows import dispatcher, embedded, node_queue, run_store
 from queue_workflows.embedded import postmaster, project
-from tests.support import commands, markdown, toyhost
+from tests.support import commands, markdown, toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -60,7 +60,7 @@ def test_a_run_brings_its_processes_and_takes_them_away(cli: Commands, tmp_path:
         "completed", {"completed": 2}, str(out),
     )  # fmt: skip
     assert found["longest_chain"]["nodes"] == ["work/first", "work/second"]
-    assert {place["pid"] for place in found["workers"]} == set(toyhost.pids(tmp_path, "quick"))
+    assert {place["pid"] for place in found["workers"]} == set(toy_app.pids(tmp_path, "quick"))
     assert "starting orchestrator, 2 cpu" in done.err
     run = run_store.get_run(found["id"])
     assert run
@@ -81,7 +81,7 @@ def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
 def test_a_failed_run_shows_the_hosts_frames(cli: Commands, tmp_path: Path) -> None:
     done = cli.run(*RUN, "fail", "--input", folder_of(tmp_path), **FEW)
     lines = done.err.partition("traceback of work/bad (all of it: --debug):\n")[2].splitlines()
-    assert re.search(r'^  File ".*toyhost\.py", line \d+, in fail$', lines[0]), done.err
+    assert re.search(r'^  File ".*toy_app\.py", line \d+, in fail$', lines[0]), done.err
     assert any(line.startswith("ValueError: the toy broke") for line in lines)
     assert "longest chain" not in done.out, "no node came to an end"
     debug = cli.run(*RUN, "fail", "--debug", "--input", folder_of(tmp_path), **FEW)
@@ -122,16 +122,16 @@ def test_watch_prints_lines_and_others_answer(cli: Commands, tmp_path: Path) -> 
 
 def test_a_killed_worker_does_not_stop_a_run(cli: Commands, tmp_path: Path) -> None:
     run = cli.start(*RUN, "hold", "--watch", "--input", folder_of(tmp_path), **FEW)
-    os.kill(until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0], signal.SIGKILL)
+    os.kill(until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)[0], signal.SIGKILL)
     assert run.wait(20) == 0, run.err
     assert "taken back from dead workers: 1 time" in run.out
-    assert len(toyhost.pids(tmp_path, "hold")) == 2
+    assert len(toy_app.pids(tmp_path, "hold")) == 2
 
 
 def test_ctrl_c_leaves_the_run_to_others_and_no_process(cli: Commands, tmp_path: Path) -> None:
     patient = {"QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S": "60"}
     run = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW, **patient)
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     stop_at_once(run)
     assert run.wait(20) == 130, run.err
     until(lambda: not run.family())
@@ -157,7 +157,7 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
     until(lambda: status(run_id) == "completed")
 
     left = cli.start(*RUN, "hold", "--input", folder_of(tmp_path), **FEW)
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     stop_at_once(up)
     assert up.wait() == 0
     assert left.wait(40) == 0, left.err
@@ -258,7 +258,7 @@ def test_a_killed_worker_is_told_above_the_tree(
         *RUN, "hold", "--watch", "--input", folder_of(tmp_path), terminal=terminal.theirs,
         **FEW, **SCREEN, TMPDIR=str(tmp_path),
     )  # fmt: skip
-    victim = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
+    victim = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)[0]
     os.kill(victim, signal.SIGKILL)
     told = rf"pid {victim} ended after [\d.]+ s with signal 9; restart in"
     until(lambda: terminal.shows(told))

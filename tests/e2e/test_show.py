@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import history, node_queue, run_store
 from queue_workflows.__main__ import main
-from queue_workflows.cli import account
+from queue_workflows.cli import report
 from queue_workflows.engine import attempts, job_tables, logs
 from tests.support import factories, flow
 from tests.support.commands import ROOT, Command, Commands, script
@@ -61,7 +61,8 @@ def broken_run(toy: Flow) -> str:
     inputs = [{"name": "word", "from": "pipeline.word"}]
     bad = {"id": "b", "node": "broken", "depends_on": ["a"], "inputs": inputs}
     toy.define(
-        flow.step("s", inputs={"word": {"$from": "word"}}), s=[*flow.nodes(a="", c="b"), bad]
+        flow.step("s", inputs={"word": {"$from": "word"}}),
+        s=[*flow.nodes(a="", c="b"), bad],
     )
     run_id = toy.started(context={"word": "luck"})
     toy.work()
@@ -173,7 +174,7 @@ def test_logs_are_read_of_what_is_printed_only_and_few_at_a_time(
     asked.clear()
     full = show(run_id, "--full").out
     assert all(f"n of s/n{n}\n" in full for n in range(70))
-    assert (sum(asked), max(asked)) == (70, account.AT_ONCE)
+    assert (sum(asked), max(asked)) == (70, report.AT_ONCE)
     asked.clear()
     out = show(run_id, "--follow", "--node", "s/n1").out
     assert (out.count("s/n1 | n of s/n1\n"), out.count("s/n1 | rest\n")) == (1, 1)
@@ -240,7 +241,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(
     toy: Flow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: Any = history.get_run(broken_run(toy))
-    account.Page(full=False, width=30).run(shown)
+    report.Page(full=False, width=30).run(shown)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 30
     assert any(line.startswith("  attempt 1: ") for line in lines)

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 from tests.soak import __main__ as command
-from tests.soak import books, checker, evidence, faults, fleet, judge_recovery, mutants, report
+from tests.soak import (
+    acknowledged,
+    checker,
+    evidence,
+    faults,
+    fleet,
+    judge_recovery,
+    mutants,
+    report,
+)
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +178,12 @@ def seen(
         events["k"] = [other("k", "claimed", 1, 80.0), other("k", "completed", 1, ends)]
 
     killed = faults.Fault(
-        f"kill, {where.care}", seat, 100.0, 100.0, (77,), [faults.Held("node", "j", 1, False)]
+        f"kill, {where.care}",
+        seat,
+        100.0,
+        100.0,
+        (77,),
+        [faults.HeldJob("node", "j", 1, False)],
     )
     known: dict[str, Any] = dict.fromkeys(
         ("runs", "fires", "lines", "off", "stuck", "invariants", "slow"), ()
@@ -178,7 +192,7 @@ def seen(
         **known,
         jobs={job: {"lock_key": None, "partition": None, "queue": where.queue} for job in events},
         events=events,
-        books=books.Books(),
+        books=acknowledged.Books(),
         faults=[killed, *others],
         ended=[fleet.Ended(100.0, seat, 77, None, 9)],
         time=None,  # type: ignore[arg-type]

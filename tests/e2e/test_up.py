@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from queue_workflows import config, node_queue, run_store
-from tests.support import commands, toyhost
+from tests.support import commands, toy_app
 from tests.support.commands import TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -42,8 +42,8 @@ def stopped(up: Command) -> None:
 def test_all_roles_run_and_ctrl_c_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
     up = cli.start(*UP, "--cpu", "1")
     run_id = queued("full", tmp_path)
-    until(lambda: toyhost.pids(tmp_path, "predict"), timeout_s=30)
-    config.register_ingest_task("note", toyhost.note)
+    until(lambda: toy_app.pids(tmp_path, "predict"), timeout_s=30)
+    config.register_ingest_task("note", toy_app.note)
     config.configure(ingest_queues={"notes"})
     job_id = node_queue.enqueue_ingest_job(
         task_name="note", queue="notes", args={"folder": str(tmp_path)}
@@ -59,10 +59,10 @@ def test_all_roles_run_and_ctrl_c_leaves_no_process(cli: Commands, tmp_path: Pat
 def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_path: Path) -> None:
     up = cli.start(*SMALL)
     run_id = queued("hold", tmp_path)
-    first = until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=30)[0]
+    first = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)[0]
     killed_at = time.monotonic()
     os.kill(first, signal.SIGKILL)
-    until(lambda: len(toyhost.pids(tmp_path, "hold")) == 2)
+    until(lambda: len(toy_app.pids(tmp_path, "hold")) == 2)
     until(lambda: status(run_id) == "completed")
     assert time.monotonic() - killed_at < 5
     job = next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == "work/hold")
@@ -72,12 +72,12 @@ def test_a_killed_workers_job_runs_elsewhere_within_seconds(cli: Commands, tmp_p
 
 
 def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -> None:
-    config.register_ingest_task("note", toyhost.note)
+    config.register_ingest_task("note", toy_app.note)
     config.configure(ingest_queues={"notes"})
     args = {"folder": str(tmp_path), "wait": True}
     job_id = node_queue.enqueue_ingest_job(task_name="note", queue="notes", args=args)
-    up = cli.start("queue-workflows", "up", "--app", "tests.support.toyhost:ingest_only")
-    first = until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)[0]
+    up = cli.start("queue-workflows", "up", "--app", "tests.support.toy_app:ingest_only")
+    first = until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)[0]
     assert up.pids("--queue cpu") == [], "an app without nodes has no node workers"
     (tmp_path / "go").touch()
     os.kill(first, signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     stopped(up)
 
 
-STUBBORN = ("queue-workflows", "up", "--app", "tests.support.stubborn:setup", "--cpu", "0")
+STUBBORN = ("queue-workflows", "up", "--app", "tests.support.stubborn_app:setup", "--cpu", "0")
 POOL = '[{"queue": "work", "concurrency": 3}, {"queue": "more"}]'
 
 
@@ -151,7 +151,7 @@ def test_two_on_one_database_share_the_work_and_one_may_go(cli: Commands, tmp_pa
     stopped(one)
     runs += [queued("chain", tmp_path) for _ in range(5)]
     until(lambda: all(status(run_id) == "completed" for run_id in runs))
-    assert len(toyhost.pids(tmp_path, "quick")) == 20, "every node once"
+    assert len(toy_app.pids(tmp_path, "quick")) == 20, "every node once"
     stopped(two)
 
 

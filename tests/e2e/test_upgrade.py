@@ -17,7 +17,15 @@ from psycopg.rows import dict_row
 
 from queue_workflows.db import schema
 from queue_workflows.types import Row
-from tests.support import commands, database, factories, laws, legacy, markdown, twofold
+from tests.support import (
+    commands,
+    database,
+    engine_0_3,
+    factories,
+    invariants,
+    markdown,
+    two_engine_app,
+)
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -30,7 +38,7 @@ SHOWN = {
     if block.language == "console"
     for command in markdown.commands(block)
 }
-APP = "tests.support.twofold:setup"
+APP = "tests.support.two_engine_app:setup"
 
 
 class World:
@@ -51,15 +59,15 @@ class World:
     def body(self, job: Row) -> None:
         """What a worker of 0.3.0 runs."""
         if "task_name" in job:
-            twofold.fetch("tick")
+            two_engine_app.fetch("tick")
             return
-        twofold.run(self.folder / job["run_id"] / job["node_id"])
+        two_engine_app.run(self.folder / job["run_id"] / job["node_id"])
 
-    def old_worker(self, host: str, queue: str = "cpu", **more: Any) -> legacy.Worker:
-        return self.enter(legacy.Worker(self.dsn, host, self.body, queue=queue, **more))
+    def old_worker(self, host: str, queue: str = "cpu", **more: Any) -> engine_0_3.Worker:
+        return self.enter(engine_0_3.Worker(self.dsn, host, self.body, queue=queue, **more))
 
-    def old_orchestrator(self) -> legacy.Orchestrator:
-        return self.enter(legacy.Orchestrator(self.dsn, twofold.GRAPHS))
+    def old_orchestrator(self) -> engine_0_3.Orchestrator:
+        return self.enter(engine_0_3.Orchestrator(self.dsn, two_engine_app.GRAPHS))
 
     def orchestrator(self) -> Command:
         return self.cli.start("queue-orchestrator", "--app", APP)
@@ -73,10 +81,10 @@ class World:
         for _ in range(count):
             run = f"r{len(self.runs)}"
             out = str(self.folder / run)
-            legacy.do(self.conn, legacy.SUBMIT, run=run, workflow="w", out_dir=out)
+            engine_0_3.do(self.conn, engine_0_3.SUBMIT, run=run, workflow="w", out_dir=out)
             self.runs.append(run)
             job = f"f{len(self.fetches)}"
-            legacy.do(self.conn, legacy.SUBMIT_INGEST, job=job, task="fetch")
+            engine_0_3.do(self.conn, engine_0_3.SUBMIT_INGEST, job=job, task="fetch")
             self.fetches.append(job)
 
     def count(self, what: str) -> int:
@@ -135,7 +143,7 @@ class World:
             " FROM workflow_node_jobs"
         ).fetchall()
         assert Counter((row["run_id"], row["node_id"]) for row in rows) == Counter(
-            (run, node) for run in self.runs for node in twofold.NODES
+            (run, node) for run in self.runs for node in two_engine_app.NODES
         )
         assert {row["status"] for row in rows} == {"completed"}
         assert {row["by"] for row in rows} <= {"legacy", "ours"}
@@ -144,14 +152,14 @@ class World:
             " WHERE kind = 'completed'"
         ).fetchall()
         assert Counter((row["run_id"], row["node_id"]) for row in events) == Counter(
-            (run, node) for run in self.runs for node in twofold.NODES
+            (run, node) for run in self.runs for node in two_engine_app.NODES
         )
         assert not [row for row in events if row["open"]]
 
     def nobody_stole(self) -> None:
         """Every body was started once."""
         assert self.bodies() == Counter(
-            [f"{run}/{node}" for run in self.runs for node in twofold.NODES]
+            [f"{run}/{node}" for run in self.runs for node in two_engine_app.NODES]
         ) + Counter({"fetched": len(self.fetches)})
 
     def page(self, command: str, code: int = 0) -> Command:
@@ -181,7 +189,7 @@ def world(
         ExitStack() as stack,
     ):
         conn.prepare_threshold = None  # what was prepared before a migration is not what it gives
-        legacy.make_schema(conn)
+        engine_0_3.make_schema(conn)
         yield World(dsn, tmp_path, conn, cli, stack)
     own_database.drop(name)
 
@@ -208,12 +216,12 @@ def test_fleets_of_both_versions_share_one_database(world: World) -> None:
     world.hold()
     world.submit(5)
     until(lambda: world.running() == ["new", "old-1"], timeout_s=60)
-    assert laws.broken(world.conn) == []
+    assert invariants.broken(world.conn) == []
     world.release()
     world.settle()
     world.nothing_is_lost()
     world.nobody_stole()
-    assert laws.broken(world.conn) == []
+    assert invariants.broken(world.conn) == []
     assert world.results() == {("old-1", "legacy"), ("new", "ours")}
     end(*ours)
 
@@ -229,7 +237,7 @@ def test_what_hangs_or_dies_in_either_fleet_is_taken_over_by_the_other(world: Wo
 
     world.submit(1)
     ours = [world.orchestrator()]
-    hung = world.enter(legacy.Worker(world.dsn, "old-1", hang, lease_s=2))
+    hung = world.enter(engine_0_3.Worker(world.dsn, "old-1", hang, lease_s=2))
     assert hangs.wait(60)
     world.hold()
     ours.append(world.worker())
@@ -248,7 +256,7 @@ def test_what_hangs_or_dies_in_either_fleet_is_taken_over_by_the_other(world: Wo
     world.settle()
     world.nothing_is_lost()
     assert world.bodies()["r0/s/a"] == 3
-    assert laws.broken(world.conn) == []
+    assert invariants.broken(world.conn) == []
     end(*ours)
 
 
@@ -282,7 +290,7 @@ def test_a_fleet_at_work_is_replaced_as_the_page_says(world: World) -> None:
     world.nothing_is_lost()
     world.nobody_stole()
     assert world.results() == {("old-1", "legacy"), ("new", "ours")}
-    assert laws.broken(world.conn) == []
+    assert invariants.broken(world.conn) == []
     world.page("queue-workflows audit")
     end(*ours)
 
@@ -306,7 +314,7 @@ def test_workers_of_before_that_go_on_meanwhile_repeat_at_most_the_job_at_hand(
     assert all("cached plan" in death or "deadlock" in death for death in deaths)
     again = sum(times - 1 for body, times in world.bodies().items() if body != "fetched")
     assert again <= len(deaths)
-    assert laws.broken(world.conn) == []
+    assert invariants.broken(world.conn) == []
     end(*ours)
 
 
@@ -323,7 +331,7 @@ def test_an_orchestrator_of_before_that_starts_by_mistake_costs_repeats_only(wor
     world.settle()
     world.nothing_is_lost()
     theirs.stop()
-    assert laws.broken(world.conn) == []
+    assert invariants.broken(world.conn) == []
     end(*ours)
 
 
@@ -354,7 +362,7 @@ def test_the_way_back_leaves_the_fleet_of_before_at_work(world: World) -> None:
     world.conn.execute(
         "UPDATE workflow_node_jobs SET lease_expires_at = lease_expires_at - interval '10 min'"
     )
-    world.enter(legacy.Orchestrator(world.dsn, twofold.GRAPHS, at_boot=""))
+    world.enter(engine_0_3.Orchestrator(world.dsn, two_engine_app.GRAPHS, at_boot=""))
     world.old_worker("old-1")
     world.old_worker("old-fetch", "fetch")
     world.submit(2)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import dispatcher, node_queue, run_store
-from tests.support import toyhost
+from tests.support import toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
 
@@ -153,7 +153,7 @@ def test_ctrl_c_of_a_run_that_others_serve_stops_the_view_only(
 ) -> None:
     up = served(cli, "--app", TOYHOST)
     run = cli.start(QW, "run", "hold", "--watch", "--app", TOYHOST, *folder_of(tmp_path))
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=40)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=40)
     until(lambda: "work: running" in run.out)
     assert ended(run) == 130
     run_id = run_store.list_runs()[0]["id"]
@@ -171,7 +171,7 @@ def test_ctrl_c_of_a_run_with_workers_of_its_own_says_that_they_stop(
     cli: Commands, tmp_path: Path
 ) -> None:
     run = cli.start(QW, "run", "hold", "--watch", "--app", TOYHOST, *folder_of(tmp_path), **ONE)
-    until(lambda: toyhost.pids(tmp_path, "hold"), timeout_s=40)
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=40)
     run.send(signal.SIGINT)
     until(lambda: "stopping; Ctrl-C once more hands running jobs back at once" in run.err)
     run.send(signal.SIGINT)

@@ -30,7 +30,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_claim_worker.py::test_a_trip_never_reaches_the_next_job",
             "integration/test_batches.py::test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
-            "unit/test_fuses.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
+            "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
         ),
     ),
     "O4": (
@@ -38,7 +38,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_exits.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
             "unit/test_guards.py::test_lease_end_trips_before_the_lease_lapses",
-            "integration/test_fuse.py::test_no_timer_is_left_over_and_the_clock_counts_suspend",
+            "integration/test_kill_timer.py::test_no_timer_is_left_over_and_the_clock_counts_suspend",
         ),
     ),
     "O5": (
@@ -48,7 +48,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_exits.py::test_the_budget_ends_a_body_that_keeps_the_gil",
             "faults/test_exits.py::test_sigterm_does_not_wait_for_a_frozen_database",
             "faults/test_held_gil.py::test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again",
-            "integration/test_fuse.py::test_it_leaves_on_time_while_a_c_call_keeps_the_gil",
+            "integration/test_kill_timer.py::test_it_leaves_on_time_while_a_c_call_keeps_the_gil",
         ),
     ),
     "O6": (
@@ -64,7 +64,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_ownership.py::test_a_job_that_kills_its_worker_is_poison_after_three_and_says_how",
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
-            "integration/test_burial.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
+            "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
             "integration/test_claim_worker.py::test_what_may_have_killed_its_worker_is_claimed_alone",
             "faults/test_held_gil.py::test_of_a_batch_only_the_job_whose_body_ran_is_counted_when_its_worker_dies",
             "e2e/test_roles.py::test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back",
@@ -297,7 +297,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_db.py::test_a_fork_drops_the_pool_and_leaves_the_parents_connections_alone",
             "integration/test_db.py::test_a_fork_while_a_thread_opens_the_pool_does_not_hang_the_child",
             "integration/test_embedded.py::test_a_forked_child_gives_nothing_back",
-            "integration/test_fuse.py::test_a_forked_child_has_its_own_timer_or_none",
+            "integration/test_kill_timer.py::test_a_forked_child_has_its_own_timer_or_none",
         ),
     ),
     "P16": (

@@ -15,7 +15,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import node_pool, run_store
 from queue_workflows.engine import claims
-from tests.support import factories, flow, laws, toyhost
+from tests.support import factories, flow, invariants, toy_app
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import until
 
@@ -40,7 +40,7 @@ def submit(folder: Path, workflow: str) -> str:
 def test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person(
     cli: Commands, conn: engine.Connection, tmp_path: Path
 ) -> None:
-    toyhost.setup()
+    toy_app.setup()
     started = cli.start(*DISPATCH)
     until(lambda: "dispatches" in started.err, timeout_s=60)
     parked = [submit(tmp_path, "asking") for _ in range(60)]
@@ -80,10 +80,10 @@ def test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once(
         assert not re.search("error|traceback|deadlock", command.err, re.IGNORECASE), command.err
     rows = conn.execute("SELECT claim_no, status FROM workflow_node_jobs").fetchall()
     assert Counter(tuple(row.values()) for row in rows) == {(1, "completed"): 2 * len(runs)}
-    assert len(toyhost.pids(tmp_path, "quick")) == 2 * len(runs), "executions are jobs"
+    assert len(toy_app.pids(tmp_path, "quick")) == 2 * len(runs), "executions are jobs"
     events = "SELECT count(*) FROM workflow_dispatch_events WHERE processed_at IS NULL"
     assert factories.one(conn, events) == 0
-    assert laws.broken(conn, slack_s=5) == []
+    assert invariants.broken(conn, slack_s=5) == []
 
 
 # --- D10 ----------------------------------------------------------------------------------------
@@ -142,7 +142,10 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
         factories.expire(conn, held)
     assert node_pool.recover(lambda _: False) is True
     node_pool.sweep_orphans()
-    assert flow.states(run_id) == {"n": "queued" if lapsed else "running", "waits": "queued"}
+    assert flow.states(run_id) == {
+        "n": "queued" if lapsed else "running",
+        "waits": "queued",
+    }
 
 
 def test_what_fails_or_waits_does_not_hold_up_what_is_behind_it(

@@ -15,7 +15,7 @@ import queue_workflows
 from queue_workflows import db as engine
 from queue_workflows import errors, node_pool, node_queue
 from queue_workflows.worker import claimer
-from tests.support import flow, laws
+from tests.support import flow, invariants
 
 ROUNDS = 30
 QUIET = 3
@@ -141,7 +141,7 @@ def test_a_connection_lost_at_any_statement_loses_and_doubles_nothing(
                 assert flow.status(world.run_id) == "completed", where
                 assert {*flow.states(world.run_id).values()} == {"completed"}, where
                 assert node_queue.count_unprocessed_dispatch_events() == 0, where
-                assert laws.broken(conn, slack_s=5) == [], where
+                assert invariants.broken(conn, slack_s=5) == [], where
                 assert max(world.ran.values()) <= 2, where
         finally:
             world.close()

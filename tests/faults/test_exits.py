@@ -18,12 +18,12 @@ from psycopg import conninfo, sql
 
 from queue_workflows import db as engine
 from queue_workflows import dispatcher, node_queue, run_store
-from queue_workflows.worker import fuses
-from tests.support import proxy, stubborn
+from queue_workflows.worker import kill_timers
+from tests.support import proxy, stubborn_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = "tests.support.stubborn:setup"
+APP = "tests.support.stubborn_app:setup"
 WORKER = ("queue-claim-worker", "--queue", "work", "--app", APP)
 SLACK_S = 1.5
 """What a busy machine takes to notice."""
@@ -47,7 +47,7 @@ class Run:
         timeout_s: float | None = None,
         **env: str,
     ) -> None:
-        stubborn.setup()
+        stubborn_app.setup()
         self.job_id = node_queue.enqueue_ingest_job(
             task_name=task, queue="work", args={"folder": str(folder)}
         )
@@ -88,7 +88,7 @@ def test_a_body_past_its_budget_ends_with_75_and_its_job_fails(
 
 def test_the_budget_ends_a_body_that_keeps_the_gil(cli: Commands, tmp_path: Path) -> None:
     run = Run(cli, tmp_path, "hog", timeout_s=1)
-    run.ended(75, 1 + fuses.LATE_S + SLACK_S)
+    run.ended(75, 1 + kill_timers.LATE_S + SLACK_S)
     assert run.job["status"] == "running", "nobody could write; its lease or its parent decides"
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import burial
-from tests.support import failpoints, laws, nursery, schemas, workloads
+from queue_workflows.worker import crash_recovery
+from tests.support import failpoints, fork_server, invariants, migration_folders, workloads
 from tests.support.commands import Commands
 from tests.support.failpoints import Point
-from tests.support.nursery import Nursery, Role
+from tests.support.fork_server import Nursery, Role
 from tests.support.wait import until
 
 HOST = "box"
@@ -75,7 +75,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def forking() -> Generator[Nursery]:
-    with nursery.nursery("psycopg_pool", failpoints.__name__) as made:
+    with fork_server.nursery("psycopg_pool", failpoints.__name__) as made:
         yield made
 
 
@@ -137,11 +137,11 @@ SWEEPS = {
 }
 
 
-def bury(pid: int) -> None:
+def recover_claims(pid: int) -> None:
     """What the parent of a worker does when it reaps it."""
     ended = supervisor.Exit("role", pid, None, SIGKILL, 0, 0.1)
     with engine.connect() as conn:
-        burial.bury(conn, ended, host_label=HOST)
+        crash_recovery.recover_claims(conn, ended, host_label=HOST)
 
 
 def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
@@ -153,7 +153,7 @@ def past(world: World, sweep: Sweep, point: Point) -> list[Role]:
     role = world.start(*sweep.role, point=point, **env)
     until(lambda: role.ended() is not None or work.is_over(), timeout_s=60, every_s=LOOK_S)
     if died := role.stop() == -SIGKILL:
-        bury(role.pid)
+        recover_claims(role.pid)
     roles = [role]
     if not work.is_over():
         assert died, role.log
@@ -202,7 +202,7 @@ def test_a_role_killed_at_any_commit_loses_and_doubles_nothing(
             sure = any(part in place for part in sweep.places)
             any(dies(Point(1, side, place=place)) for _ in range(3 if sure else 1))
     with engine.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
     missed = [place for place in sweep.places if not any(place in where for where in died)]
     assert not missed, died
 
@@ -215,7 +215,7 @@ def test_the_installed_script_dies_there_too(cli: Commands, world: World) -> Non
     env |= {failpoints.AT: point.text, failpoints.FOLDER: str(world.folder)}
     script = cli.start(*NOTES, "--app", failpoints.APP, **env)
     assert script.wait() == -SIGKILL, script.err
-    bury(script.process.pid)
+    recover_claims(script.process.pid)
     world.start(*NOTES)
     until(work.is_over, timeout_s=60)
     assert sum(job.crash_count for job in work.judge(world.folder)) == 1
@@ -268,11 +268,11 @@ def test_a_schema_brought_by_a_process_that_dies_at_its_commit_is_whole_or_not_t
     assert dies.stop() == -SIGKILL
     with engine.connect(url=fresh_database) as conn:
         # Ledger, tables, functions and triggers are one commit.
-        assert bool(schemas.catalogue(conn)) == (side == "after")
+        assert bool(migration_folders.catalogue(conn)) == (side == "after")
     lives = world.start(*ORCHESTRATOR)
     until(lambda: "dispatches on" in lives.log, timeout_s=60)
     with engine.connect(url=fresh_database) as conn, engine.connect() as usual:
-        assert schemas.catalogue(conn) == schemas.catalogue(usual)
+        assert migration_folders.catalogue(conn) == migration_folders.catalogue(usual)
         query = b"SELECT version, checksum FROM queue_schema_version ORDER BY version"
         assert conn.execute(query).fetchall() == usual.execute(query).fetchall()
     world.close()

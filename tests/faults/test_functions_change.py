@@ -12,12 +12,12 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows.db import functions, schema
-from tests.support import factories, perils
+from tests.support import dangerous_app, factories
 from tests.support.commands import Commands
 from tests.support.wait import until
 
-APP = ("--app", "tests.support.perils:setup")
-WORKER = ("queue-claim-worker", *APP, "--queue", perils.QUEUE)
+APP = ("--app", "tests.support.dangerous_app:setup")
+WORKER = ("queue-claim-worker", *APP, "--queue", dangerous_app.QUEUE)
 CHANGES = 10
 ROUND = 50
 BODY = "    -- Ranges of the columns that every claim writes."
@@ -53,7 +53,7 @@ class Feeder(threading.Thread):
         with engine.connect() as conn:
             while not self._over.is_set():
                 if factories.one(conn, QUEUED) < ROUND:
-                    conn.execute(ENQUEUE.encode(), (perils.QUEUE, str(self._folder), ROUND))
+                    conn.execute(ENQUEUE.encode(), (dangerous_app.QUEUE, str(self._folder), ROUND))
                     self.enqueued += ROUND
                 self._over.wait(0.01)
 

@@ -13,13 +13,13 @@ import pytest
 
 from queue_workflows import config, dispatcher, node_queue, run_store, worker_control
 from queue_workflows import db as engine
-from queue_workflows.worker import oversight
+from queue_workflows.worker import hang_detection
 from tests.faults.test_exits import FAKE_GPU
-from tests.support import proxy, stubborn
+from tests.support import proxy, stubborn_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = "tests.support.stubborn:setup"
+APP = "tests.support.stubborn_app:setup"
 WITHIN_S = 5.0
 """How much later than due the worker may be gone."""
 BUSY_S = 1.5
@@ -139,8 +139,8 @@ def test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again(
 def test_only_the_worker_that_is_off_is_killed_not_its_neighbour_that_keeps_the_gil_too(
     cli: Commands, tmp_path: Path
 ) -> None:
-    stubborn.setup()
-    lasts_s = oversight.SILENT_S + 4
+    stubborn_app.setup()
+    lasts_s = hang_detection.SILENT_S + 4
     kept = node(tmp_path / "kept", "hogs", "cpu", seconds=lasts_s)
     off = node_queue.enqueue_ingest_job(
         task_name="hog", queue="work", args={"folder": str(tmp_path)}
@@ -186,8 +186,8 @@ def test_a_cancelled_job_ends_with_its_worker_after_its_grace(
 def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_now(
     cli: Commands, tmp_path: Path, hurried: bool
 ) -> None:
-    stubborn.setup()
-    timeout_s = 60.0 if hurried else oversight.SILENT_S + 1
+    stubborn_app.setup()
+    timeout_s = 60.0 if hurried else hang_detection.SILENT_S + 1
     argv = ("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
     parent = cli.start(*argv, "--shutdown-timeout", str(timeout_s))
     until(has_reported, timeout_s=30)
@@ -201,7 +201,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
         parent.send(signal.SIGINT)
     assert parent.wait(WITHIN_S + 10) == 0, parent.err
     took_s = time.monotonic() - asked
-    assert took_s <= (oversight.SILENT_S if hurried else timeout_s) + 1 + BUSY_S
+    assert took_s <= (hang_detection.SILENT_S if hurried else timeout_s) + 1 + BUSY_S
     assert hurried or took_s >= timeout_s, "it had its time"
     ended = job(job_id)
     assert (ended["status"], ended["attempts"], ended["crash_count"]) == ("queued", 0, 0)
@@ -216,7 +216,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
 
 def batch_around_a_hog(folder: Path) -> list[str]:
     """Four jobs of which the second keeps the GIL."""
-    stubborn.setup()
+    stubborn_app.setup()
     args: list[dict[str, Any]] = [{}, {"folder": str(folder)}, {}, {}]
     return node_queue.enqueue_ingest_jobs(task_name="hogs_once", queue="work", args=args)
 
@@ -258,7 +258,7 @@ def test_of_a_batch_the_job_that_runs_is_enough_for_a_cancel_to_end_its_worker(
     dispatcher.cancel_job(ids[1])
     asked = time.monotonic()
     until(is_done(ids[1], "cancelled"), timeout_s=1 + WITHIN_S + 10)
-    assert 1 <= time.monotonic() - asked <= oversight.SILENT_S + WITHIN_S
+    assert 1 <= time.monotonic() - asked <= hang_detection.SILENT_S + WITHIN_S
     until(lambda: all(is_done(each)() for each in (ids[0], ids[3])), timeout_s=30)
     assert is_done(ids[2], "cancelled")()
     assert [job(each)["crash_count"] for each in ids] == [0] * 4

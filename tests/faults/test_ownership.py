@@ -15,14 +15,14 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import run_store
-from tests.support import factories, flow, perils, proxy, toyhost
+from tests.support import dangerous_app, factories, flow, proxy, toy_app
 from tests.support.commands import Command, Commands
-from tests.support.perils import enqueue, job
+from tests.support.dangerous_app import enqueue, job
 from tests.support.wait import until
 
-APP = ("--app", "tests.support.perils:setup")
+APP = ("--app", "tests.support.dangerous_app:setup")
 WORKER = ("queue-claim-worker", *APP, "--queue")
-NOTES = (*WORKER, perils.QUEUE)
+NOTES = (*WORKER, dangerous_app.QUEUE)
 QUICK = {"QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.3", "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.2"}
 SWEEP_S = 0.2
 BUSY_S = 1.5
@@ -84,13 +84,13 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
     label = {"AI_LEADS_HOST_LABEL": "box", "QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S": "0"}
     stopped = worker(cli, *short, **label)
     held = enqueue("note", tmp_path, wait=True)
-    until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
     sibling = worker(cli, *short, **label)
     lost = job(held)
     stopped.send(signal.SIGSTOP)
     try:
         # The sibling beats under the same label all the while, and that keeps no lease alive.
-        until(lambda: len(toyhost.pids(tmp_path, "note")) == 2, timeout_s=30)
+        until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
         taken = job(held)
         assert (taken["status"], taken["claim_no"]) == ("running", lost["claim_no"] + 1)
         assert taken["claimed_by"] == lost["claimed_by"] == "box"
@@ -106,7 +106,7 @@ def test_a_stopped_worker_loses_its_job_to_a_sibling_and_leaves_with_77(
         conn, "SELECT worker_id FROM ingest_job_events WHERE event_type = 'completed'"
     )
     assert finished == [taken["worker_id"]]
-    assert toyhost.pids(tmp_path, "note") == [stopped.process.pid, sibling.process.pid]
+    assert toy_app.pids(tmp_path, "note") == [stopped.process.pid, sibling.process.pid]
 
 
 # --- O7 -----------------------------------------------------------------------------------------
@@ -131,12 +131,12 @@ def test_a_job_that_kills_its_worker_is_poison_after_three_and_says_how(
     for how, job_id in deadly.items():
         row = job(job_id)
         assert (row["crash_count"], row["claim_no"], row["attempts"]) == (3, 3, 0), how
-        assert len(toyhost.pids(tmp_path, how)) == 3, how
+        assert len(toy_app.pids(tmp_path, how)) == 3, how
     for how, said in (("killed", "SIGKILL"), ("crashed", "SIGSEGV"), ("left", "exit code 3")):
         error = job(deadly[how])["error"]
         assert said in error
         assert re.search(r"peak memory \d+ MB", error), error
-        assert f":{toyhost.pids(tmp_path, how)[-1]}:" in error, "the last worker is named"
+        assert f":{toy_app.pids(tmp_path, how)[-1]}:" in error, "the last worker is named"
     for how, said in (("exits", "sys.exit('bye')"), ("starved", "MemoryError")):
         row = job(harmless[how])
         assert counters(row) == (1, 1, 0), "its worker outlived it: an ordinary failure"
@@ -157,7 +157,7 @@ def test_twenty_restarts_of_the_orchestrator_requeue_nothing_of_the_living(
     started = cli.start("queue-orchestrator", *APP)
     long = enqueue("note", tmp_path, wait=True)
     workers = [worker(cli, *NOTES, "--lease-seconds", "6"), worker(cli, *WORKER, "cpu")]
-    until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
     runs: list[str] = []
     for number in range(RESTARTS):
         runs += [submit(tmp_path) for _ in range(3)]
@@ -172,8 +172,8 @@ def test_twenty_restarts_of_the_orchestrator_requeue_nothing_of_the_living(
     assert counters(job(long)) == (1, 0, 0)
     rows = conn.execute("SELECT claim_no, attempts, crash_count FROM workflow_node_jobs").fetchall()
     assert Counter(counters(row) for row in rows) == {(1, 0, 0): 2 * len(runs)}
-    assert len(toyhost.pids(tmp_path, "quick")) == len(rows), "executions are jobs"
-    assert len(toyhost.pids(tmp_path, "note")) == 1
+    assert len(toy_app.pids(tmp_path, "quick")) == len(rows), "executions are jobs"
+    assert len(toy_app.pids(tmp_path, "note")) == 1
     assert [each.process.poll() for each in workers] == [None, None]
 
 
@@ -218,7 +218,7 @@ def test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadli
     assert back == sum(row["claim_no"] - 1 for row in rows), "each new claim follows a hand-back"
     assert back >= 1
     for number in range(len(ids)):
-        assert len(toyhost.pids(tmp_path, f"end-{number}")) == 1, "each was done once"
+        assert len(toy_app.pids(tmp_path, f"end-{number}")) == 1, "each was done once"
 
 
 def waiting(conn: engine.Connection) -> int:
@@ -246,7 +246,7 @@ def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_window
     worker(cli)
     begun = time.monotonic()
     killed.send(signal.SIGKILL)
-    until(lambda: len(toyhost.pids(tmp_path, "note")) == 2, timeout_s=30)
+    until(lambda: len(toy_app.pids(tmp_path, "note")) == 2, timeout_s=30)
     assert time.monotonic() - begun <= 1.5 * SILENT_S + BUSY_S
     assert counters(job(held)) == (2, 0, 1)
     assert job(held)["lease_expires_at"] is not None
@@ -266,7 +266,7 @@ def test_a_body_that_keeps_the_gil_past_the_window_is_not_dead(
     held = enqueue("hog", tmp_path, seconds=4)
     until(lambda: is_(held, "completed"), timeout_s=30)
     assert counters(job(held)) == (1, 0, 0)
-    assert len(toyhost.pids(tmp_path, "hog")) == 1
+    assert len(toy_app.pids(tmp_path, "hog")) == 1
 
 
 def test_an_outage_longer_than_the_window_makes_nobody_dead(
@@ -297,6 +297,6 @@ def test_an_outage_longer_than_the_window_makes_nobody_dead(
     (tmp_path / "go").touch()
     until(lambda: is_(held, "completed"), timeout_s=30)
     assert counters(job(held)) == (1, 0, 0)
-    assert len(toyhost.pids(tmp_path, "note")) == 1
+    assert len(toy_app.pids(tmp_path, "note")) == 1
     assert [each.process.poll() for each in (swept, living)] == [None] * 2
     assert "session of its worker is gone" not in swept.err

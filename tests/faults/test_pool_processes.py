@@ -16,7 +16,7 @@ from tests.support import commands
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = "tests.support.stubborn:setup"
+APP = "tests.support.stubborn_app:setup"
 SCRIPT = "queue-claim-worker"
 WORKERS = json.dumps([{"queue": "work", "concurrency": 3}, {"queue": "more", "concurrency": 2}])
 OTHER = "more"

@@ -17,14 +17,14 @@ from psycopg import conninfo
 
 from queue_workflows import claim_worker, errors, migrations, run_store, worker_control
 from queue_workflows import db as engine
-from tests.support import database, factories, flow, perils, toyhost
+from tests.support import dangerous_app, database, factories, flow, toy_app
 from tests.support.commands import Command, Commands
+from tests.support.dangerous_app import enqueue, job
 from tests.support.faketime import Wall
-from tests.support.perils import enqueue, job
 from tests.support.wait import until
 
-APP = ("--app", "tests.support.perils:setup")
-NOTES = ("queue-claim-worker", *APP, "--queue", perils.QUEUE)
+APP = ("--app", "tests.support.dangerous_app:setup")
+NOTES = ("queue-claim-worker", *APP, "--queue", dangerous_app.QUEUE)
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
         threading.Event().wait(0.5 + number % 3 / 2)
     assert terminated >= 2 * ROUNDS
     held = enqueue("note", tmp_path, wait=True)
-    until(lambda: len(toyhost.pids(tmp_path, "note")) == ROUNDS + 1)
+    until(lambda: len(toy_app.pids(tmp_path, "note")) == ROUNDS + 1)
     factories.one(conn, TERMINATE, "victim")
     asked = time.monotonic()
-    worker_control.disable_worker("box", perils.QUEUE)
+    worker_control.disable_worker("box", dangerous_app.QUEUE)
     while worker.process.poll() is None and time.monotonic() - asked < 10:
         factories.one(conn, TERMINATE, "victim")
         threading.Event().wait(1)
@@ -148,7 +148,7 @@ def test_workers_of_today_go_on_while_a_step_that_only_adds_is_applied_and_after
     engine.bootstrap()
     worker = started(fresh, "works on", *NOTES)
     held = enqueue("note", tmp_path, wait=True)
-    until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
     assert engine.bootstrap(migrations_dir=tomorrow) == [engine.REQUIRED_VERSION + 1]
     (tmp_path / "go").touch()
     assert completed(held)["claim_no"] == 1
@@ -232,7 +232,7 @@ def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
     cpu = started(cli, "works on", "queue-claim-worker", *APP, "--queue", "cpu", **env)
     assert round(hours_off(worker.err)) == hours, "the clock is off"
     held = enqueue("note", tmp_path, wait=True)
-    until(lambda: toyhost.pids(tmp_path, "note"), timeout_s=30)
+    until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
     scheduler = started(cli, "following", "queue-scheduler", *APP, **env)
     for step in (hours, -hours, 0):
         wall.put(step)
@@ -254,7 +254,9 @@ def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
         assert "DEAD WORKER" not in command.err
     instants = fired(conn)
     jobs = factories.one(
-        conn, "SELECT count(*) FROM ingest_jobs WHERE args = '{}' AND queue = %s", perils.QUEUE
+        conn,
+        "SELECT count(*) FROM ingest_jobs WHERE args = '{}' AND queue = %s",
+        dangerous_app.QUEUE,
     )
     assert len({*instants}) == len(instants) == jobs
     late_s = factories.column(
@@ -293,7 +295,7 @@ def test_children_of_a_body_have_connections_and_names_of_their_own(
 
 
 def test_a_kept_connection_stays_in_the_process_that_opened_it(db: object) -> None:
-    kept = engine.Kept()
+    kept = engine.DedicatedConnection()
     query = "SELECT pg_backend_pid() AS pid"
     own = kept.get().execute(query).fetchone()
     child = os.fork()
@@ -308,7 +310,7 @@ def test_a_kept_connection_stays_in_the_process_that_opened_it(db: object) -> No
 
 
 def test_workers_forked_from_one_are_two(db: object, conn: engine.Connection) -> None:
-    toyhost.setup()
+    toy_app.setup()
     made = claim_worker.ClaimWorker(queue="cpu", host="box")
     for _ in range(2):
         factories.node(conn, node_module="nobody")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from queue_workflows import db, node_queue, run_store
-from queue_workflows.telemetry import cards
+from queue_workflows.telemetry import gpu_overview
 from tests.support import wait
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, env: Mapping[str, str], *, patience_s: float = PATIENCE_S) -> None:
         self._env = {**os.environ, **env, "QUEUE_WORKFLOWS_HOST_LABEL": HOST}
         self.patience_s = patience_s
-        self._reader = cards.Reader(None)
+        self._reader = gpu_overview.Reader(None)
         self._worker: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Bench:

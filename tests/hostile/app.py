@@ -8,7 +8,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows.scheduler import ScheduleEntry
-from tests.support import every
+from tests.support import frequent_schedule
 
 SOLO, NOTES, FEEDS, CALLS, OTHER = "solo", "notes", "feeds", "calls", "other"
 """Served by a worker of one job at a time, by one that takes batches, and by a pool.
@@ -21,7 +21,7 @@ LOCK_KEY, PARTITION = "key-of-innocents", "partition-of-innocents"
 FAILS = "fails"
 
 
-class Every(every.Every):
+class Every(frequent_schedule.Every):
     """Fires every two seconds."""
 
     SECONDS = 2

@@ -15,7 +15,7 @@ from sqlalchemy import pool
 import queue_workflows
 from queue_workflows import errors, node_queue, run_store
 from queue_workflows.engine import runs
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, invariants
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
 
 CONTEXT = {"%s": ":a", "words": ["é", {"n": None}], "n": 1.5}
@@ -24,11 +24,15 @@ CONTEXT = {"%s": ":a", "words": ["é", {"n": None}], "n": 1.5}
 @pytest.fixture
 def app(db: ModuleType) -> Iterator[flow.Flow]:
     made = flow.Flow()
-    made.define(flow.ask("q"), flow.step("s", depends_on=["q"]), s=flow.nodes(a=""))
+    made.define(
+        flow.ask("q"),
+        flow.step("s", depends_on=["q"]),
+        s=flow.nodes(a=""),
+    )
     yield made
     made.close()
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -182,7 +186,10 @@ def test_all_four_join_an_asynchronous_transaction(
             await host.rollback()
             assert answers(conn) == []
             assert factories.one(conn, "SELECT count(*) FROM workflow_runs") == 3
-            assert (flow.status(ended), flow.status(live)) == ("cancelled", "running")
+            assert (flow.status(ended), flow.status(live)) == (
+                "cancelled",
+                "running",
+            )
             row = await work(host)
             await host.commit()
             return row

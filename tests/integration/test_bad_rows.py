@@ -13,7 +13,7 @@ from queue_workflows import cli
 from queue_workflows import db as engine
 from queue_workflows.admin import bad_rows
 from queue_workflows.cli import audit, doctor
-from tests.support import factories, flow, hostile
+from tests.support import factories, flow, rows_before_checks
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
@@ -58,7 +58,7 @@ def put(conn: engine.Connection, table: str, column: str, value: str) -> str:
         row_id = factories.node(conn, run_id)["id"]
     elif table == "ingest_jobs":
         row_id = run_id = factories.ingest(conn)["id"]
-    hostile.change(conn, table, row_id, **{column: hostile.quoted(value)})
+    rows_before_checks.change(conn, table, row_id, **{column: rows_before_checks.quoted(value)})
     return run_id
 
 

@@ -16,8 +16,8 @@ import pytest
 from queue_workflows import claim_worker, config, dispatcher, node_queue, worker_control
 from queue_workflows import db as engine
 from queue_workflows.engine import claims, handback
-from queue_workflows.worker import batch, guards, held, lane, watch
-from tests.support import commands, factories, laws, stubborn
+from queue_workflows.worker import batch, claims_in_flight, guards, lease_keeper, slot
+from tests.support import commands, factories, invariants, stubborn_app
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -50,7 +50,7 @@ class Bodies:
 def conn(db: ModuleType) -> Generator[engine.Connection]:
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No body counts as long, and no result as late, so that nothing else moves the batch."""
-    monkeypatch.setattr(held, "LONG_S", 3600.0)
-    monkeypatch.setattr(held, "TURN_S", 3600.0)
-    monkeypatch.setattr(held, "FLUSH_AFTER_S", 3600.0)
+    monkeypatch.setattr(claims_in_flight, "LONG_S", 3600.0)
+    monkeypatch.setattr(claims_in_flight, "TURN_S", 3600.0)
+    monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 3600.0)
 
 
 def enqueue(count: int) -> list[str]:
@@ -135,7 +135,7 @@ def test_a_job_that_is_cancelled_before_its_turn_never_runs(
 ) -> None:
     if how == "cancel_job":
         # The word alone is enough.
-        monkeypatch.setattr(watch.Watch, "_renew", lambda self: None)
+        monkeypatch.setattr(lease_keeper.LeaseKeeper, "_renew", lambda self: None)
     if how == "without notifications":
         monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
         monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.1")
@@ -176,8 +176,8 @@ def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(
 
 
 def test_what_is_told_before_a_batch_is_held_is_looked_at_again(monkeypatch: Any) -> None:
-    own = lane.Lane(lambda: factories.who(QUEUE))
-    subject = watch.Watch([own], on_exit=lambda _: None)
+    own = slot.Slot(lambda: factories.who(QUEUE))
+    subject = lease_keeper.LeaseKeeper([own], on_exit=lambda _: None)
     woken: list[tuple[str, ...]] = []
     monkeypatch.setattr(subject, "wake", lambda *tasks: woken.append(tasks))
     subject.batches()
@@ -257,7 +257,7 @@ def test_a_stop_between_two_bodies_hands_back_what_has_not_begun(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
 ) -> None:
     # The watch may end before it has looked.
-    monkeypatch.setattr(watch.Watch, "_mind_batch", lambda self: None)
+    monkeypatch.setattr(lease_keeper.LeaseKeeper, "_mind_batch", lambda self: None)
     ids = enqueue(4)
     subject = worker()
     bodies.tell = lambda i: i == 1 and subject.stop()
@@ -307,12 +307,12 @@ def test_a_stop_waits_no_longer_for_a_database_that_is_away(
 
 
 def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: ModuleType) -> None:
-    stubborn.setup()
+    stubborn_app.setup()
     args = {"folder": str(tmp_path)}
     ids = node_queue.enqueue_ingest_jobs(task_name="deaf", queue="work", args=[args] * 3)
     subject = cli.start(
         *("queue-claim-worker", "--queue", "work", "--batch", "3", "--shutdown-timeout", "1"),
-        *("--app", "tests.support.stubborn:setup"),
+        *("--app", "tests.support.stubborn_app:setup"),
     )
     until((tmp_path / "started").exists, timeout_s=30)
     subject.send(signal.SIGTERM)
@@ -352,11 +352,11 @@ def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
     """It takes what it can as often as it can, against two workers whose bodies are short."""
-    monkeypatch.setattr(held, "FLUSH_AFTER_S", 0.0)
-    monkeypatch.setattr(held, "LONG_S", 0.0005)
-    monkeypatch.setattr(watch, "BATCH_S", 0.0)
-    monkeypatch.setattr(watch, "RENEW_MAX_S", 0.0)
-    monkeypatch.setattr(held, "WRITING_S", 60.0)
+    monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 0.0)
+    monkeypatch.setattr(claims_in_flight, "LONG_S", 0.0005)
+    monkeypatch.setattr(lease_keeper, "BATCH_S", 0.0)
+    monkeypatch.setattr(lease_keeper, "RENEW_MAX_S", 0.0)
+    monkeypatch.setattr(claims_in_flight, "WRITING_S", 60.0)
     monkeypatch.setattr(batch.Batch, "_paced", lambda self, *_: self._size)
     writing, overlaps = set[str](), list[str]()
 
@@ -432,7 +432,7 @@ def test_a_result_that_the_server_refuses_holds_up_no_other(
         "CREATE TRIGGER refuses BEFORE UPDATE ON ingest_jobs"
         " FOR EACH ROW EXECUTE FUNCTION refuses()"
     )
-    monkeypatch.setattr(held, "FLUSH_AFTER_S", 0.1)
+    monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 0.1)
     bodies.stay = {3}
     enqueue(4)
     try:
@@ -555,6 +555,6 @@ def test_after_a_long_body_less_is_claimed_until_bodies_are_short_again() -> Non
         return subject._next
 
     assert paced(100, 0.02) == 100
-    assert paced(30, 3 * held.LONG_S) == 10
+    assert paced(30, 3 * claims_in_flight.LONG_S) == 10
     assert paced(1, 60.0) == 1
     assert [paced(1, 0.001) for _ in range(8)] == [2, 4, 8, 16, 32, 64, 100, 100]

@@ -13,7 +13,7 @@ from queue_workflows import db as engine
 from queue_workflows import dispatcher
 from queue_workflows.cli import cancel
 from queue_workflows.engine import handback
-from tests.support import ear, factories, flow, laws
+from tests.support import factories, flow, invariants, notifications
 from tests.support.wait import until
 
 
@@ -21,7 +21,7 @@ from tests.support.wait import until
 def conn(db: ModuleType) -> Iterator[Any]:
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_told(conn: Any) ->
     factories.ingest(conn)
     job = factories.claim_ingest(conn)
     known_worker(conn, job)
-    hearing = ear.Ear()
+    hearing = notifications.Ear()
     done = cancel.cancelled(job["id"])
     assert ("job_cancel", job["id"]) in hearing.heard()
     hearing.close()

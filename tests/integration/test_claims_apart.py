@@ -25,9 +25,9 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.types import Row
-from queue_workflows.worker import claimer, held
+from queue_workflows.worker import claimer, claims_in_flight
 from tests.integration.test_unreadable_rows import ended, pooled, serving
-from tests.support import factories, hostile, laws
+from tests.support import factories, invariants, rows_before_checks
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -41,19 +41,19 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
     queue_workflows.register_node("m", lambda: {"ok": True})
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 def bad_ingest(conn: engine.Connection, name: str = "bad", **more: str) -> None:
     given = {"task_name": "'t'", "queue": f"'{QUEUE}'", "priority": "1", "claim_no": LAST}
-    hostile.put(conn, "ingest_jobs", id=f"'{name}'", **given | more)
+    rows_before_checks.put(conn, "ingest_jobs", id=f"'{name}'", **given | more)
 
 
 def bad_node(conn: engine.Connection, queue: str = "cpu", name: str = "bad", **more: str) -> str:
     run_id = factories.run(conn)
     given = {"node_module": "'m'", "queue": f"'{queue}'", "priority": "1", "claim_no": LAST}
     identity = {"id": f"'{name}'", "run_id": f"'{run_id}'", "node_id": "'n'"}
-    hostile.put(conn, "workflow_node_jobs", **identity | given | more)
+    rows_before_checks.put(conn, "workflow_node_jobs", **identity | given | more)
     return run_id
 
 
@@ -399,8 +399,8 @@ def test_a_renewal_that_one_row_refuses_renews_the_others(conn: engine.Connectio
 
     ends = {lease: guards.LeaseEnd(0.0, 5.0) for lease in leases(conn, 3)}
     with refusing(conn, "ingest_jobs", "OLD.id = 'j1'"):
-        found = held.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
-    assert found == held.Found([], [])
+        found = claims_in_flight.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
+    assert found == claims_in_flight.Found([], [])
     assert {lease.job_id: end.ends for lease, end in ends.items()} == {
         "j0": 105.0,
         "j1": 5.0,
@@ -433,12 +433,12 @@ def test_an_outcome_is_never_a_failure_of_the_job_behind(conn: engine.Connection
     bad_ingest(conn)
     who = factories.who(QUEUE)
     subject = claimer.Claimer(job_tables.INGEST_JOBS, lambda: who)
-    from queue_workflows.worker import current, guards
+    from queue_workflows.worker import current_job, guards
 
     try:
         row = subject.claim()
         assert row is not None
-        work = current.Work(job_tables.INGEST_JOBS, row, guards.LeaseEnd(subject.sent_at, 60))
+        work = current_job.Work(job_tables.INGEST_JOBS, row, guards.LeaseEnd(subject.sent_at, 60))
         assert subject.finish(work, outcomes.Outcome("completed", 0.1), claim=True) is None
     finally:
         subject.close()

@@ -11,10 +11,10 @@ import pytest
 
 from queue_workflows import config, errors, run_store, worker_control
 from queue_workflows import db as database
-from queue_workflows.cli import crew, fleet, picture
+from queue_workflows.cli import fleet, processes, run_snapshot
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
-from queue_workflows.worker import parent, roster
+from queue_workflows.worker import parent, pool_config
 
 
 def with_nodes() -> None:
@@ -53,7 +53,7 @@ def test_an_app_gets_no_workers_that_it_has_no_use_for() -> None:
         fleet.roles(gpu=1)
 
 
-POOL = (roster.Entry("load", 2), roster.Entry("load.new", 5))
+POOL = (pool_config.Entry("load", 2), pool_config.Entry("load.new", 5))
 
 
 def test_a_pools_queues_get_no_worker_of_their_own_but_those_asked_for() -> None:
@@ -77,25 +77,25 @@ def test_a_pool_is_one_worker_process_that_gets_its_list() -> None:
     assert list(found) == ["orchestrator", "ingest load", "pool"]
     module, option, text = found["pool"][2:5]
     assert (module, option) == (parent.MODULE, "--workers")
-    assert roster.option(text) == [*POOL]
+    assert pool_config.option(text) == [*POOL]
 
 
 def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "pool.json"
-    file.write_text(roster.as_json(POOL))
-    assert roster.option(str(file)) == [*POOL]
+    file.write_text(pool_config.as_json(POOL))
+    assert pool_config.option(str(file)) == [*POOL]
     monkeypatch.setenv("WORKERS_JSON", '[{"queue": "q"}]')
-    assert roster.option(None) == roster.option("") == [roster.Entry("q")]
+    assert pool_config.option(None) == pool_config.option("") == [pool_config.Entry("q")]
     file.write_text('[{"queue": "q"}, {"queue": "cpu"}]')
     with pytest.raises(errors.InvalidConfig, match=r"pool\.json\[1\]: queue 'cpu' is of workflow"):
-        roster.option(str(file))
+        pool_config.option(str(file))
     with pytest.raises(errors.InvalidConfig, match=r"none\.json' cannot be read \(No such"):
-        roster.option(str(tmp_path / "none.json"))
+        pool_config.option(str(tmp_path / "none.json"))
     file.write_bytes(b"\xff")
     with pytest.raises(errors.InvalidConfig, match=r"cannot be read \(it is no text\)"):
-        roster.option(str(file))
+        pool_config.option(str(file))
 
 
 def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
@@ -156,16 +156,16 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
 
     monkeypatch.setattr(fleet, "unserved", unserved)
     monkeypatch.setattr(fleet, "switched_off", lambda _: [])
-    helper = crew.Crew(
+    helper = processes.RunProcesses(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
     helper.begin()
-    running = picture.Picture({"status": "running"}, [], [])
-    now[0] += crew.LOOK_EVERY_S
+    running = run_snapshot.Picture({"status": "running"}, [], [])
+    now[0] += processes.LOOK_EVERY_S
     helper.tick(running)
     helper.tick(running)
     assert len(answers) == 1, "looked at now and then"
-    now[0] += crew.LOOK_EVERY_S
+    now[0] += processes.LOOK_EVERY_S
     with pytest.raises(errors.InvalidConfig, match="no worker serves cpu"):
         helper.tick(running)
 
@@ -192,15 +192,17 @@ def test_switches_of_this_host_are_told_once_and_only_where_nobody_serves(
     now = [0.0]
     wanted = fleet.Roles(1, 0, (), scheduler=False)
     stop = signals.StopRequest()
-    helper = crew.Crew({"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0])
+    helper = processes.RunProcesses(
+        {"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
+    )
     monkeypatch.setattr(helper, "_start", lambda _: None)
     worker_control.disable_worker("box", "all", requested_by="ops", reason="new disk")
     worker_control.disable_worker("box", "gpu")
     worker_control.disable_worker("other", "cpu")
     helper.begin()
     for _ in range(2):
-        now[0] += crew.LOOK_EVERY_S
-        helper.tick(picture.Picture({"status": "running"}, [], []))
+        now[0] += processes.LOOK_EVERY_S
+        helper.tick(run_snapshot.Picture({"status": "running"}, [], []))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "queue-workflows: box all is switched off by ops (new disk):"
@@ -208,6 +210,6 @@ def test_switches_of_this_host_are_told_once_and_only_where_nobody_serves(
     ]
     worker_control.disable_worker("box", "cpu")
     monkeypatch.setattr(fleet, "unserved", lambda _: set())
-    now[0] += crew.LOOK_EVERY_S
-    helper.tick(picture.Picture({"status": "running"}, [], []))
+    now[0] += processes.LOOK_EVERY_S
+    helper.tick(run_snapshot.Picture({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""

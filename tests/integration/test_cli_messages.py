@@ -13,7 +13,7 @@ import pytest
 from queue_workflows import config, queues, run_store, worker_control
 from queue_workflows import db as database
 from queue_workflows.__main__ import main
-from queue_workflows.cli import command, crew, fleet, follow
+from queue_workflows.cli import command, fleet, interactive_run, processes
 from queue_workflows.runtime import process, signals
 from tests.support.commands import TOYHOST
 
@@ -70,14 +70,14 @@ def test_nothing_is_queued_once_it_is_told_to_stop(
             stop.request()
         return ready
 
-    began = list[crew.Crew]()
+    began = list[processes.RunProcesses]()
 
-    def begin(self: crew.Crew) -> None:
+    def begin(self: processes.RunProcesses) -> None:
         began.append(self)
         made[0].request()
 
     monkeypatch.setattr(command, "prepare", prepared)
-    monkeypatch.setattr(crew.Crew, "begin", begin)
+    monkeypatch.setattr(processes.RunProcesses, "begin", begin)
     said = invoke(*RUN)
     assert said.code == process.INTERRUPTED
     assert "queue-workflows: stopped before a run was queued\n" in said.err
@@ -167,7 +167,7 @@ def test_run_says_that_its_queue_is_paused(
     db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues.pause("cpu")
-    monkeypatch.setattr(follow.Follower, "follow", lambda *_: None)
+    monkeypatch.setattr(interactive_run.Follower, "follow", lambda *_: None)
     said = invoke(*RUN, "--no-up")
     note = "queue cpu is paused: `queue-workflows queues resume cpu` goes on"
     assert f"queue-workflows: {note}\n" in said.err

@@ -200,7 +200,10 @@ def test_the_progress_of_an_answered_node_and_one_completed_by_an_operator_is_1(
     queue_workflows.submit_input(run_id, "q", True)
     toy.go()
     assert flow.status(run_id) == "completed"
-    assert {name: row["progress"] for name, row in flow.jobs(run_id).items()} == {"q": 1, "s/a": 1}
+    assert {name: row["progress"] for name, row in flow.jobs(run_id).items()} == {
+        "q": 1,
+        "s/a": 1,
+    }
 
 
 # --- queues

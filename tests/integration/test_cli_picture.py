@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
-from queue_workflows.cli import picture, summary
+from queue_workflows.cli import run_snapshot, summary
 
 
 def started(count: int) -> str:
@@ -30,10 +30,10 @@ def started(count: int) -> str:
 
 @pytest.fixture
 def reader(db: ModuleType) -> object:
-    made: list[picture.Reader] = []
+    made: list[run_snapshot.Reader] = []
 
-    def make(run_id: str) -> picture.Reader:
-        made.append(picture.Reader(run_id))
+    def make(run_id: str) -> run_snapshot.Reader:
+        made.append(run_snapshot.Reader(run_id))
         return made[0]
 
     yield make
@@ -54,12 +54,12 @@ def test_steps_come_in_the_workflows_order_with_what_has_no_row_yet(reader) -> N
 
 
 def test_of_a_large_run_only_what_matters_is_listed(reader) -> None:  # type: ignore[no-untyped-def]
-    run_id = started(picture.SMALL + 40)
-    for _ in range(picture.SHOWN + 1):
+    run_id = started(run_snapshot.SMALL + 40)
+    for _ in range(run_snapshot.SHOWN + 1):
         node_queue.claim_next_cpu_job(host="box")
     seen = reader(run_id).read()
-    assert seen.steps[0].counts == {"running": picture.SHOWN + 1, "queued": 59}
-    assert len(seen.nodes) == picture.SHOWN
+    assert seen.steps[0].counts == {"running": run_snapshot.SHOWN + 1, "queued": 59}
+    assert len(seen.nodes) == run_snapshot.SHOWN
     assert {node["status"] for node in seen.nodes} == {"running"}
 
 

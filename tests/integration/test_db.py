@@ -144,7 +144,7 @@ def test_a_kept_connection_that_could_not_be_prepared_is_opened_anew(db: ModuleT
         if len(tries) == 1:
             raise db.OperationalError("lost")
 
-    kept = db.Kept(prepare)
+    kept = db.DedicatedConnection(prepare)
     with pytest.raises(db.OperationalError, match="lost"):
         kept.get()
     assert kept.current is None
@@ -157,7 +157,7 @@ def test_a_kept_connection_is_lent_when_it_is_free_and_answers(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Proxy(dsn) as wire:
-        kept = db.Kept()
+        kept = db.DedicatedConnection()
         with kept.lend(within_s=9, statement_s=2) as none:
             assert none is None, "there is none"
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)

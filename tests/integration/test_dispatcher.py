@@ -13,8 +13,8 @@ import pytest
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.db import pool as pools
-from queue_workflows.dispatch import knowledge
-from tests.support import factories, flow, laws, statements
+from queue_workflows.dispatch import run_cache
+from tests.support import counting_cursor, factories, flow, invariants
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def unjudged(db: ModuleType) -> Iterator[flow.Flow]:
 def host(unjudged: flow.Flow) -> Iterator[flow.Flow]:
     yield unjudged
     with engine.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 def sql(statement: str, *values: Any) -> list[dict[str, Any]]:
@@ -118,7 +118,9 @@ def test_a_job_carries_what_its_node_says(host: flow.Flow) -> None:
     assert [big[c] for c in columns] == ["draw", "gpu", "m", "s", 7, "queued"]
 
 
-def test_nodes_that_become_ready_later_inherit_the_runs_priority_too(host: flow.Flow) -> None:
+def test_nodes_that_become_ready_later_inherit_the_runs_priority_too(
+    host: flow.Flow,
+) -> None:
     host.dag(a="", b="a")
     run_id = host.started(priority=3)
     flow.finish(run_id, "s/a")
@@ -143,7 +145,9 @@ def test_ready_nodes_are_queued_by_model_and_those_without_last(host: flow.Flow)
 # --- skipping
 
 
-def test_skip_if_makes_a_skipped_row_that_satisfies_what_depends_on_it(host: flow.Flow) -> None:
+def test_skip_if_makes_a_skipped_row_that_satisfies_what_depends_on_it(
+    host: flow.Flow,
+) -> None:
     host.dag({"id": "a", "skip_if": read("skip_a")}, b="a")
     run_id = host.started(context={"skip_a": True})
     assert flow.states(run_id) == {"s/b": "queued", "s/a": "skipped"}
@@ -183,7 +187,11 @@ def test_a_nodes_skip_if_wins_over_its_steps(host: flow.Flow) -> None:
     ]
     host.define(flow.step("s", skip_if=read("yes")), s=members)
     run_id = host.started(context={"yes": True, "no": False})
-    assert flow.states(run_id) == {"s/own": "queued", "s/null": "queued", "s/bare": "skipped"}
+    assert flow.states(run_id) == {
+        "s/own": "queued",
+        "s/null": "queued",
+        "s/bare": "skipped",
+    }
 
 
 def test_skips_cascade_within_one_start(host: flow.Flow) -> None:
@@ -212,7 +220,11 @@ def test_a_skip_is_decided_by_a_result_before_it(host: flow.Flow) -> None:
 
 
 def test_an_input_step_may_be_skipped(host: flow.Flow) -> None:
-    host.define(flow.ask("q", skip_if=True), flow.step("s", depends_on=["q"]), s=flow.nodes(a=""))
+    host.define(
+        flow.ask("q", skip_if=True),
+        flow.step("s", depends_on=["q"]),
+        s=flow.nodes(a=""),
+    )
     run_id = host.started()
     assert flow.states(run_id) == {"s/a": "queued", "q": "skipped"}
 
@@ -228,7 +240,9 @@ def test_a_run_with_everything_skipped_is_completed(host: flow.Flow) -> None:
 # --- inputs
 
 
-def test_inputs_hold_what_was_resolved_and_the_template_what_was_written(host: flow.Flow) -> None:
+def test_inputs_hold_what_was_resolved_and_the_template_what_was_written(
+    host: flow.Flow,
+) -> None:
     wanted = [{"name": "x", "from": "pipeline.x"}, {"name": "y", "from": "pipeline.y"}]
     host.define(
         flow.step("one"),
@@ -271,7 +285,9 @@ def test_every_form_of_a_node_input(host: flow.Flow, tmp_path: Any) -> None:
     }
 
 
-def test_refs_read_the_runs_context_and_each_result_under_its_node_id(host: flow.Flow) -> None:
+def test_refs_read_the_runs_context_and_each_result_under_its_node_id(
+    host: flow.Flow,
+) -> None:
     refs = {"own": read("run_key.0"), "first": read("s/a.v"), "second": read("s/b.deep.1")}
     members = flow.nodes(a="", b="", c="a b")
     members[2]["inputs"] = [{"name": name, "from": f"pipeline.{name}"} for name in refs]
@@ -318,7 +334,9 @@ def test_data_that_looks_like_a_ref_stays_data(host: flow.Flow) -> None:
     assert received(quoted) == {"x": data}
 
 
-def test_a_worker_hands_over_the_late_value_and_stores_what_it_was(host: flow.Flow) -> None:
+def test_a_worker_hands_over_the_late_value_and_stores_what_it_was(
+    host: flow.Flow,
+) -> None:
     seen: list[Any] = []
     flow.body(seen.append, "b")
     config.register_node("b", lambda x: seen.append(x) or {"got": x})
@@ -370,7 +388,9 @@ def test_a_ref_that_does_not_resolve_when_queued_fails_the_run_and_says_which(
     assert flow.states(run_id) == {"s/a": "completed", "s/c": "cancelled"}
 
 
-def test_a_path_in_a_run_without_out_dir_is_in_the_folder_that_it_got(host: flow.Flow) -> None:
+def test_a_path_in_a_run_without_out_dir_is_in_the_folder_that_it_got(
+    host: flow.Flow,
+) -> None:
     members = flow.nodes(a="", b="a")
     members[1]["inputs"] = [{"name": "x", "from": "a"}]
     host.dag(*members)
@@ -414,7 +434,9 @@ def test_a_run_is_completed_by_its_last_node(host: flow.Flow) -> None:
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 
-def test_a_failed_node_fails_the_run_and_cancels_its_queued_siblings(host: flow.Flow) -> None:
+def test_a_failed_node_fails_the_run_and_cancels_its_queued_siblings(
+    host: flow.Flow,
+) -> None:
     host.dag(a="", b="", c="", d="a")
     run_id = host.started()
     flow.finish(run_id, "s/c")
@@ -498,7 +520,12 @@ STEP = flow.step("s")
 BAD: list[tuple[str, dict[str, Any] | None, list[Any], str]] = [
     ("empty workflow", {"name": "w", "steps": []}, [{"id": "a"}], r"workflow 'w': it has no steps"),
     ("empty pipeline", None, [], r"step 's': pipeline 's': it has no nodes"),
-    ("cycle", None, flow.nodes(a="b", b="a"), r"a cycle of nodes: (a -> b -> a|b -> a -> b)"),
+    (
+        "cycle",
+        None,
+        flow.nodes(a="b", b="a"),
+        r"a cycle of nodes: (a -> b -> a|b -> a -> b)",
+    ),
     ("itself", None, flow.nodes(a="a"), r"node 'a' depends on itself"),
     ("unknown node", None, flow.nodes(a="x"), r"node 'a' depends on the unknown node 'x'"),
     ("duplicate", None, [{"id": "a"}, {"id": "a"}], r"two nodes have the id 'a'"),
@@ -509,7 +536,12 @@ BAD: list[tuple[str, dict[str, Any] | None, list[Any], str]] = [
         [{"id": "a"}],
         r"step 's' depends on the unknown step 'x'",
     ),
-    ("unknown pipeline", {"name": "w", "steps": [flow.step("s", "no")]}, [], r"no pipeline 'no'"),
+    (
+        "unknown pipeline",
+        {"name": "w", "steps": [flow.step("s", "no")]},
+        [],
+        r"no pipeline 'no'",
+    ),
     ("no id", None, [{"id": "../x"}], r"'../x' is no id"),
     ("no document", None, [3], r"node 1: an object is needed"),
 ]
@@ -556,7 +588,9 @@ def test_more_nodes_than_a_run_may_have_are_refused(
     assert "more than 2 nodes" in flow.run(run_id)["error"]
 
 
-def test_a_run_that_failed_for_its_workflow_runs_once_that_is_mended(host: flow.Flow) -> None:
+def test_a_run_that_failed_for_its_workflow_runs_once_that_is_mended(
+    host: flow.Flow,
+) -> None:
     host.dag(a="a")
     run_id = host.started()
     host.dag(a="")
@@ -612,7 +646,7 @@ def cost_of_a_fan(host: flow.Flow, size: int, batch: int) -> tuple[float, float]
     host.dag(**{"src": "", **middle, "join": " ".join(middle)})
     run_id = host.submit()
     with engine.connect() as counted, engine.connect() as other:
-        asked = statements.Counter(counted)
+        asked = counting_cursor.Counter(counted)
         begin = dispatcher.on_connection(counted)
         assert dispatcher.start_run(run_id, begin=begin) == 1
         flow.complete(run_id, "s/src")
@@ -759,9 +793,9 @@ def test_what_this_process_remembers_of_a_run_ends_with_the_run(host: flow.Flow)
     run_store.insert_run(run_id="r", workflow_name="w")
     with engine.connect() as conn:
         # As another process starts it: what is remembered here is of the first one.
-        kept = dict(knowledge._cache._items)
+        kept = dict(run_cache._cache._items)
         dispatcher.start_run("r", begin=dispatcher.on_connection(conn))
-        knowledge._cache._items.update(kept)
+        run_cache._cache._items.update(kept)
     assert flow.states("r") == {"s/a": "queued"}
     assert flow.finish("r", "s/a") == 1
     assert flow.states("r") == {"s/a": "completed", "s/b": "queued"}

@@ -143,7 +143,9 @@ def test_a_provider_that_fails_for_one_run_does_not_keep_the_next_from_starting(
     assert type(error).__name__ in flow.run(bad)["error"]
 
 
-def test_a_provider_whose_error_cannot_even_be_read_is_only_another_error(host: flow.Flow) -> None:
+def test_a_provider_whose_error_cannot_even_be_read_is_only_another_error(
+    host: flow.Flow,
+) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -375,7 +377,9 @@ def test_a_run_cancelled_while_a_widget_is_built_gets_no_spec(host: flow.Flow) -
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 
-def test_a_run_reopened_while_the_hosts_resolver_thinks_is_planned_anew(host: flow.Flow) -> None:
+def test_a_run_reopened_while_the_hosts_resolver_thinks_is_planned_anew(
+    host: flow.Flow,
+) -> None:
     host.dag({"id": "a", "skip_if": {"mine": 1}})
     run_id = host.submit()
     turns: list[int] = []
@@ -417,13 +421,16 @@ def test_a_hosts_resolver_sees_the_whole_context_and_what_it_returns_is_used(
     assert contexts[-1] == {"k": 1, "s/a": {"v": 2}}
 
 
-def test_a_hosts_resolver_is_asked_again_when_the_node_is_executed(host: flow.Flow) -> None:
+def test_a_hosts_resolver_is_asked_again_when_the_node_is_executed(
+    host: flow.Flow,
+) -> None:
     host.provide(resolve_ref=lambda value, context: context.get(str(value), value))
     seen: list[Any] = []
     flow.body(lambda x: seen.append(x), "see")
     wanted = [{"name": "x", "from": "pipeline.x"}]
     host.define(
-        flow.step("s", inputs={"x": "key"}), s=[{"id": "a", "node": "see", "inputs": wanted}]
+        flow.step("s", inputs={"x": "key"}),
+        s=[{"id": "a", "node": "see", "inputs": wanted}],
     )
     run_id = host.submit(context={"key": "then"})
     host.look()
@@ -469,7 +476,9 @@ def test_the_frozen_definition_is_detached_from_the_hosts_own(host: flow.Flow) -
     assert flow.status(run_id) == "completed"
 
 
-def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(host: flow.Flow) -> None:
+def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(
+    host: flow.Flow,
+) -> None:
     ask = flow.ask("q", "choose_one", source={"$from": "s/a.options"}, depends_on=["s"])
     host.define(flow.step("s"), ask, s=flow.nodes(a=""))
     run_id = host.started()

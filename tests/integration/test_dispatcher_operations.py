@@ -12,7 +12,7 @@ import queue_workflows
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.engine import attempts, handback
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, invariants
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
     yield made
     made.close()
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -46,7 +46,11 @@ def test_cancel_run_cancels_what_waits_and_keeps_what_is_done(host: flow.Flow) -
     row = queue_workflows.cancel_run(run_id)
     assert row is not None
     assert (row["status"], row["finished_at"] is not None) == ("cancelled", True)
-    assert flow.states(run_id) == {"s/a": "completed", "s/b": "cancelled", "s/x": "cancelled"}
+    assert flow.states(run_id) == {
+        "s/a": "completed",
+        "s/b": "cancelled",
+        "s/x": "cancelled",
+    }
     assert queue_workflows.cancel_run(run_id) is None
     assert queue_workflows.cancel_run("nope") is None
 
@@ -107,7 +111,9 @@ def test_cancel_job_of_an_ingest_job(host: flow.Flow, conn: Any) -> None:
 # --- run again
 
 
-def test_a_hosts_update_to_queued_runs_only_what_was_not_completed(host: flow.Flow) -> None:
+def test_a_hosts_update_to_queued_runs_only_what_was_not_completed(
+    host: flow.Flow,
+) -> None:
     ran: list[str] = []
     broken = [True]
 
@@ -301,7 +307,9 @@ def test_retry_job_of_an_ingest_job_queues_it_anew(host: flow.Flow, conn: Any) -
 # --- runs that an operator put back in line
 
 
-def test_a_failure_that_comes_in_while_a_run_waits_to_resume_fails_it(host: flow.Flow) -> None:
+def test_a_failure_that_comes_in_while_a_run_waits_to_resume_fails_it(
+    host: flow.Flow,
+) -> None:
     run_id = chain(host)
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
     assert run_store.reenqueue_running_for_resume() == 1
@@ -321,7 +329,9 @@ def test_an_old_failure_does_not_fail_a_run_that_was_reopened(host: flow.Flow, c
     assert flow.status(run_id) == "completed"
 
 
-def test_a_node_that_parks_while_its_run_waits_to_resume_gets_its_spec(host: flow.Flow) -> None:
+def test_a_node_that_parks_while_its_run_waits_to_resume_gets_its_spec(
+    host: flow.Flow,
+) -> None:
     host.define(flow.ask("q"), flow.step("s"), s=flow.nodes(a=""))
     run_id = host.started()
     node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])

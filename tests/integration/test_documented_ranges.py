@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.integration import test_row_bounds as row_bounds
-from tests.support import hostile
+from tests.support import rows_before_checks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 HEAD = "| columns | tables | range |"
@@ -61,7 +61,7 @@ def documented(conn: Any) -> set[tuple[str, str]]:
         columns, names, _ = (cell.strip() for cell in line.strip("|").split("|"))
         for name in names.split(", "):
             for table in WORDS.get(name, (name.strip("`"),)):
-                kinds = hostile.columns(conn, table)
+                kinds = rows_before_checks.columns(conn, table)
                 if columns == ANY_TIME:
                     listed = [each for each, kind in kinds.items() if kind == "timestamptz"]
                 else:
@@ -87,7 +87,7 @@ def bounded_by_triggers(conn: Any) -> Iterator[tuple[str, str]]:
     for table in (RUNS, NODE_JOBS, INGEST_JOBS, ANSWERS):
         row_bounds.insert(conn, table, id="there")
         other = {"node_id": "other"} if table in (NODE_JOBS, ANSWERS) else {}
-        for column, kind in hostile.columns(conn, table).items():
+        for column, kind in rows_before_checks.columns(conn, table).items():
             change = f"UPDATE {table} SET {column} = %s WHERE id = 'there'".encode()
             for value in EXTREMES.get(kind, ()):
                 given = {**other, column: value}

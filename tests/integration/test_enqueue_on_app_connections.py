@@ -16,7 +16,7 @@ from queue_workflows import config, errors, node_queue
 from queue_workflows.types import JobId
 from tests.support import factories
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
-from tests.support.ear import Ear
+from tests.support.notifications import Ear
 
 READY = ("ingest_job_ready", "fetch")
 JOB: Any = {"task_name": "t", "queue": "fetch"}

@@ -16,7 +16,7 @@ from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer
 from tests.integration.test_unreadable_rows import batches, pooled, serving
-from tests.support import factories, hostile
+from tests.support import factories, rows_before_checks
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -62,13 +62,13 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 def put_extremes(conn: engine.Connection, table: str, column: str, **given: str) -> list[str]:
     """A row for each extreme value of a column; the ids of those that could be stored."""
     ids: list[str] = []
-    kind = hostile.columns(conn, table)[column]
-    for number, value in enumerate(hostile.EXTREMES.get(kind, ())):
+    kind = rows_before_checks.columns(conn, table)[column]
+    for number, value in enumerate(rows_before_checks.EXTREMES.get(kind, ())):
         # A text that has to be another in each row.
         own = f"{value} || '{number}'" if column in ("id", "run_id") else value
         values = {"id": f"'bad-{number}'"} | given | {column: own}
         try:
-            hostile.put(conn, table, **values)
+            rows_before_checks.put(conn, table, **values)
         except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
             continue
         ids.append(str(number))
@@ -111,10 +111,10 @@ def test_every_column_is_swept(conn: engine.Connection) -> None:
         ("workflow_node_jobs", NODE_COLUMNS),
         ("ingest_jobs", INGEST_COLUMNS),
     ):
-        found = hostile.columns(conn, table)
+        found = rows_before_checks.columns(conn, table)
         assert set(found) == {*swept} | NOT_SWEPT
         assert {kind for name, kind in found.items() if name not in NOT_SWEPT} <= {
-            *hostile.EXTREMES,
+            *rows_before_checks.EXTREMES,
             "bool",
         }
 
@@ -142,8 +142,8 @@ def test_an_ingest_job_behind_any_row_completes(
 def test_a_node_behind_any_row_completes(
     conn: engine.Connection, few_retries: None, column: str, node: str
 ) -> None:
-    kind = hostile.columns(conn, "workflow_node_jobs")[column]
-    for number, value in enumerate(hostile.EXTREMES.get(kind, ())):
+    kind = rows_before_checks.columns(conn, "workflow_node_jobs")[column]
+    for number, value in enumerate(rows_before_checks.EXTREMES.get(kind, ())):
         run_id = factories.run(conn)
         own = f"{value} || '{number}'" if column in ("id", "run_id") else value
         given = {
@@ -155,7 +155,7 @@ def test_a_node_behind_any_row_completes(
             "priority": "0",
         }
         try:
-            hostile.put(conn, "workflow_node_jobs", **given | {column: own})
+            rows_before_checks.put(conn, "workflow_node_jobs", **given | {column: own})
         except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
             continue
     good = factories.node(conn, id="good", node_id="good")["id"]
@@ -166,11 +166,11 @@ def test_a_node_behind_any_row_completes(
 def test_a_node_behind_those_of_any_run_completes(
     conn: engine.Connection, few_retries: None, column: str
 ) -> None:
-    kind = hostile.columns(conn, "workflow_runs")[column]
-    for number, value in enumerate(hostile.EXTREMES.get(kind, ())):
+    kind = rows_before_checks.columns(conn, "workflow_runs")[column]
+    for number, value in enumerate(rows_before_checks.EXTREMES.get(kind, ())):
         given = {"id": f"'run-{number}'", "workflow_name": "'w'", "status": "'running'"}
         try:
-            hostile.put(conn, "workflow_runs", **given | {column: value})
+            rows_before_checks.put(conn, "workflow_runs", **given | {column: value})
         except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
             continue
         template: Row = {"x": {"$from": "x"}}

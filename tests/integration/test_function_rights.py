@@ -12,7 +12,7 @@ import pytest
 
 from queue_workflows.admin import permissions
 from queue_workflows.engine import job_tables, quarantine
-from tests.support import factories, hostile
+from tests.support import factories, rows_before_checks
 
 OURS = (
     " FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace"
@@ -165,7 +165,7 @@ def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str)
             factories.ingest(conn, id=each, priority=priority)
         else:
             factories.node(conn, id=each, priority=priority)
-    hostile.change(conn, table.name, "bad", claim_no=str(2**63 - 1))
+    rows_before_checks.change(conn, table.name, "bad", claim_no=str(2**63 - 1))
     with conn.transaction(force_rollback=True):
         conn.execute("CREATE ROLE queue_workflows_guest")
         conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")

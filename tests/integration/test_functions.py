@@ -18,7 +18,7 @@ from queue_workflows import errors, migrations
 from queue_workflows.__main__ import main
 from queue_workflows.cli import doctor
 from queue_workflows.db import functions, readiness, schema
-from tests.support import database, factories, schema_snapshot, schemas, wait
+from tests.support import database, factories, migration_folders, schema_snapshot, wait
 
 SUPPORT = Path(schema_snapshot.__file__).parent
 SQL = migrations.dir().parent / "sql"
@@ -160,7 +160,7 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
 
 
 def test_rows_of_0_3_0_become_what_they_became_before(empty: str, tmp_path: Path) -> None:
-    engine.bootstrap(migrations_dir=schemas.chain_up_to(12, tmp_path / "to12"))
+    engine.bootstrap(migrations_dir=migration_folders.chain_up_to(12, tmp_path / "to12"))
     with engine.connect() as conn:
         conn.execute((SUPPORT / "takeover_rows.sql").read_bytes())
         engine.bootstrap()
@@ -318,8 +318,8 @@ def test_a_downgrade_forgets_the_set_and_takes_its_objects(own: str) -> None:
 
 
 def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) -> None:
-    folder = schemas.chain_up_to(13, tmp_path / "more")
-    schemas.write_chain(folder, _0014_more="SELECT 1", _0014_more_down="SELECT 1")
+    folder = migration_folders.chain_up_to(13, tmp_path / "more")
+    migration_folders.write_chain(folder, _0014_more="SELECT 1", _0014_more_down="SELECT 1")
     assert engine.bootstrap(migrations_dir=folder) == [14]
     with engine.connect() as conn:
         assert len(record(conn)) == 2
@@ -330,7 +330,9 @@ def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) 
 
 
 def test_an_apps_own_chain_installs_nothing(own: str, tmp_path: Path) -> None:
-    folder = schemas.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0001_a_down="SELECT 1")
+    folder = migration_folders.write_chain(
+        tmp_path / "c", _0001_a="SELECT 1", _0001_a_down="SELECT 1"
+    )
     with engine.connect() as conn:
         conn.execute(f"DELETE FROM {OBJECTS}")
         engine.bootstrap(migrations_dir=folder, version_table="theirs")

@@ -25,7 +25,7 @@ from queue_workflows import (
 )
 from queue_workflows.engine import claims, models, workers
 from queue_workflows.runtime import service
-from queue_workflows.worker import card, gear
+from queue_workflows.worker import gpu_memory, gpu_runtime
 from tests.support import factories, wait
 
 
@@ -476,8 +476,8 @@ def test_the_first_claim_waits_for_the_size_of_the_card(
         threading.Event().wait(0.5)
         return 12288
 
-    monkeypatch.setattr(card, "vram_total_mb", slowly)
-    monkeypatch.setattr(gear, "INTRODUCE_S", 60.0)
+    monkeypatch.setattr(gpu_memory, "vram_total_mb", slowly)
+    monkeypatch.setattr(gpu_runtime, "INTRODUCE_S", 60.0)
     queue_workflows.register_node("m", lambda: None)
     for name, gb in (("large", 24.0), ("small", 8.0)):
         model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))
@@ -497,9 +497,9 @@ def test_the_first_claim_waits_for_the_size_of_the_card(
 def test_a_size_that_was_known_stays_so_and_an_unknown_one_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(card, "TIMEOUT_S", 30.0)
+    monkeypatch.setattr(gpu_memory, "TIMEOUT_S", 30.0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    subject = card.Card()
+    subject = gpu_memory.GpuMemory()
     assert (subject.measure(), subject.vram_mb) == (True, None)
     soon_s = subject.every_s()
     nvidia_smi(tmp_path, "echo 0, GPU-aa, 12288")

@@ -45,7 +45,10 @@ def outcomes(job_id: str) -> list[str]:
 
 def test_a_run_shows_its_nodes_in_the_workflows_order(toy: Flow) -> None:
     flow.body({"n": 7}, name="seven")
-    toy.define(flow.step("s"), s=[{"id": "a", "node": "seven"}, *flow.nodes(b="a", c="b")])
+    toy.define(
+        flow.step("s"),
+        s=[{"id": "a", "node": "seven"}, *flow.nodes(b="a", c="b")],
+    )
     run_id = toy.started()
     toy.work()
     shown = history.get_run(run_id)

@@ -11,7 +11,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import input_listener
 from queue_workflows.engine import row_isolation
-from tests.support import factories, flow, hostile
+from tests.support import factories, flow, rows_before_checks
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
@@ -45,11 +45,11 @@ def answer(conn: engine.Connection, run_id: str, value: str, created_at: str = "
     """A submission as SQL writes it, or wrote it when nothing was refused; its id."""
     submission_id = str(uuid.uuid4())
     columns = {"id": submission_id, "run_id": run_id, "node_id": "q", "value": value}
-    hostile.put(
+    rows_before_checks.put(
         conn,
         "workflow_input_submissions",
-        **{name: hostile.quoted(text) for name, text in columns.items()},
-        created_at=hostile.quoted(created_at),
+        **{name: rows_before_checks.quoted(text) for name, text in columns.items()},
+        created_at=rows_before_checks.quoted(created_at),
     )
     return submission_id
 
@@ -75,7 +75,10 @@ def test_an_answer_that_cannot_be_read_fails_and_its_node_waits_on(
     assert error is not None and ("cannot be read" in error or "nested deeper" in error)
     assert outcome(conn, good)[0] == "processed"
     flows.look()
-    assert (flow.status(innocent), flow.states(bad_run)) == ("completed", {"q": "awaiting_input"})
+    assert (flow.status(innocent), flow.states(bad_run)) == (
+        "completed",
+        {"q": "awaiting_input"},
+    )
     answer(conn, bad_run, "6")
     flows.look()
     flows.look()
@@ -144,7 +147,7 @@ def test_a_counter_at_its_end_stops_no_answer(
 ) -> None:
     bad_run, innocent = waiting(flows), waiting(flows)
     bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, innocent, "5")
-    hostile.change(conn, "workflow_input_submissions", bad, attempts=str(attempts))
+    rows_before_checks.change(conn, "workflow_input_submissions", bad, attempts=str(attempts))
     flows.look()
     assert (outcome(conn, bad)[0], outcome(conn, good)[0]) == ("processed", "processed")
 
@@ -154,7 +157,7 @@ def test_an_answer_claimed_in_the_future_is_taken_back(
 ) -> None:
     run_id = waiting(flows)
     held = answer(conn, run_id, "1")
-    hostile.change(
+    rows_before_checks.change(
         conn, "workflow_input_submissions", held, status="'processing'", claimed_at="'infinity'"
     )
     flows.look()

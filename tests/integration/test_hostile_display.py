@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import config
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
-from tests.support import hostile_tables as hostile
+from tests.support import extreme_rows as hostile
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 RUN = {"status": "queued"}

@@ -12,8 +12,8 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import declare, dispatcher, errors, run_store, set_workflow_provider
-from queue_workflows.dag import frozen
-from tests.support import factories, flow, hostile
+from queue_workflows.dag import frozen_definition
+from tests.support import factories, flow, rows_before_checks
 from tests.support.cpu import cpu_seconds
 
 DEEP = "[" * 1500 + "]" * 1500
@@ -35,7 +35,9 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 
 def set_column(conn: engine.Connection, run_id: str, column: str, value: str) -> None:
     """Write a column of a run past its bounds, as an older database may hold it."""
-    hostile.change(conn, "workflow_runs", run_id, **{column: hostile.quoted(value)})
+    rows_before_checks.change(
+        conn, "workflow_runs", run_id, **{column: rows_before_checks.quoted(value)}
+    )
 
 
 def definition(**deps: str) -> dict[str, Any]:
@@ -61,7 +63,10 @@ def test_a_birth_at_the_end_of_time_holds_up_no_start(
     bad_run, innocent = flows.submit(priority=1), flows.submit()
     set_column(conn, bad_run, "created_at", born)
     flows.go()
-    assert (flow.status(bad_run), flow.status(innocent)) == ("completed", "completed")
+    assert (flow.status(bad_run), flow.status(innocent)) == (
+        "completed",
+        "completed",
+    )
 
 
 @pytest.mark.parametrize("context", ["[1]", '"x"', "1", "null"])
@@ -198,7 +203,10 @@ def test_a_forged_definition_fails_its_run_with_its_reason(
     flows.dag(a="", b="a")
     innocent = flows.started()
     bad_run = factories.run(
-        conn, mode="node", status=status, definition_hash=flow.run(innocent)["definition_hash"]
+        conn,
+        mode="node",
+        status=status,
+        definition_hash=flow.run(innocent)["definition_hash"],
     )
     conn.execute(
         "UPDATE workflow_runs SET definition = %s::jsonb WHERE id = %s",
@@ -234,7 +242,7 @@ def test_a_definition_that_cannot_be_loaded_fails_its_run(
 def test_a_definition_of_a_million_nodes_is_refused_at_once() -> None:
     nodes = definition(a="")["nodes"] * 1_000_000
     with pytest.raises(errors.InvalidWorkflow, match="1000000 nodes; at most 20000"):
-        frozen.check({"version": 1, "nodes": nodes})
+        frozen_definition.check({"version": 1, "nodes": nodes})
 
 
 def test_what_the_engine_freezes_passes_its_own_check(flows: flow.Flow) -> None:
@@ -255,7 +263,7 @@ def test_what_the_engine_freezes_passes_its_own_check(flows: flow.Flow) -> None:
         ],
     )  # fmt: skip
     stored = flow.run(flows.started(out_dir="/tmp/x"))["definition"]
-    assert list(frozen.check(stored).nodes) == ["s/a", "s/b", "q"]
+    assert list(frozen_definition.check(stored).nodes) == ["s/a", "s/b", "q"]
 
 
 def test_a_graph_is_known_by_its_content_not_by_the_hash_in_the_row(
@@ -283,9 +291,9 @@ def test_reading_a_definition_again_costs_less_than_its_check(
             conn, "SELECT jsonb_build_object('id', id, 'generation', 0, 'born', 0,"
             " 'has_definition', true) FROM workflow_runs WHERE id = %s", run_id,
         )  # fmt: skip
-        from queue_workflows.dispatch import knowledge
+        from queue_workflows.dispatch import run_cache
 
-        costs.append(cpu_seconds(lambda: knowledge.learn(engine.transaction, head), tries=1))
+        costs.append(cpu_seconds(lambda: run_cache.learn(engine.transaction, head), tries=1))
 
     costs: list[float] = []
     start()
@@ -363,7 +371,9 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
     dispatcher.forget(bad_run)
     for each in (bad_run, innocent):
         flow.complete(each, "s/a")
-    hostile.change(conn, "workflow_dispatch_events", bad_run, key="run_id", attempts=str(attempts))
+    rows_before_checks.change(
+        conn, "workflow_dispatch_events", bad_run, key="run_id", attempts=str(attempts)
+    )
     flows.workflows["w"] = None
     flows.provide()
     set_workflow_provider(broken, broken)
@@ -385,7 +395,7 @@ def test_a_count_of_starts_at_its_end_holds_up_no_other(
     flows.dag(a="")
     set_workflow_provider(load, flows.pipelines.__getitem__)
     bad_run, innocent = flows.submit(workflow_name="broken", priority=1), flows.submit()
-    hostile.change(conn, "workflow_runs", bad_run, start_attempts=str(attempts))
+    rows_before_checks.change(conn, "workflow_runs", bad_run, start_attempts=str(attempts))
     flows.look()
     assert flow.status(innocent) == "running"
     assert flow.status(bad_run) == ("queued" if attempts < 0 else "failed")

@@ -145,7 +145,7 @@ def test_an_overwritten_slot_touches_no_index(conn: Any) -> None:
 
 def test_a_sampler_tells_and_keeps_both_rings(db: ModuleType, fast: None, tmp_path: Path) -> None:
     woken = threading.Event()
-    kept: list[hw_metrics.Kept] = []
+    kept: list[hw_metrics.DedicatedConnection] = []
     with hw_metrics.Sampler("box", ready=woken.set, probe=Probe, folder=tmp_path) as subject:
         wait.until(
             lambda: kept.extend(subject.take()) or {k.every_s for k in kept} == {None, 2, 60}

@@ -14,7 +14,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, ingest_executor, node_queue
 from queue_workflows import db as engine
-from tests.support import factories, hostile, laws
+from tests.support import factories, invariants, rows_before_checks
 
 Row = dict[str, Any]
 ARGS = {"scenario": 7}
@@ -24,7 +24,7 @@ ARGS = {"scenario": 7}
 def lawful(db: ModuleType) -> Iterator[None]:
     yield
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 def claimed(task: Callable[..., Any], **columns: Any) -> Row:
@@ -231,8 +231,12 @@ def test_a_policy_that_sql_got_wrong_fails_the_job_by_the_default_one(
 
     job = claimed(raises)
     with db.connect() as conn:
-        hostile.change(
-            conn, "ingest_jobs", job["id"], policy=hostile.quoted(policy), max_attempts="2"
+        rows_before_checks.change(
+            conn,
+            "ingest_jobs",
+            job["id"],
+            policy=rows_before_checks.quoted(policy),
+            max_attempts="2",
         )
     ingest_executor.execute_ingest_job(job)
     row = after(job)

@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import config, dispatcher, errors, node_queue
 from queue_workflows.engine import attempts, pending, promotion
 from tests.support import factories
-from tests.support.ear import Ear
+from tests.support.notifications import Ear
 
 
 @pytest.fixture(autouse=True)

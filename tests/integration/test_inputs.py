@@ -15,7 +15,7 @@ import queue_workflows
 from queue_workflows import config, dispatcher, errors, input_listener, node_queue
 from queue_workflows import db as engine
 from queue_workflows.engine import input_answers
-from tests.support import factories, flow, laws, wait
+from tests.support import factories, flow, invariants, wait
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def host(db: ModuleType) -> Iterator[flow.Flow]:
     yield made
     made.close()
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -35,7 +35,11 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, **keys: Any) -> str:
     """A run whose input node `q` is parked, with `s/a` behind it; its id."""
-    host.define(flow.ask("q", widget, **keys), flow.step("s", depends_on=["q"]), s=flow.nodes(a=""))
+    host.define(
+        flow.ask("q", widget, **keys),
+        flow.step("s", depends_on=["q"]),
+        s=flow.nodes(a=""),
+    )
     run_id = host.started(context=context)
     assert node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"]) is not None
     host.look()
@@ -184,7 +188,11 @@ def test_a_hosts_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
 
 def test_a_worker_leaves_the_spec_to_the_orchestrator(host: flow.Flow) -> None:
     queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
-    host.define(flow.step("s"), flow.ask("q", "mine", depends_on=["s"]), s=flow.nodes(a=""))
+    host.define(
+        flow.step("s"),
+        flow.ask("q", "mine", depends_on=["s"]),
+        s=flow.nodes(a=""),
+    )
     run_id = host.started()
     config.get_config().input_widgets.clear()
     host.work()
@@ -372,7 +380,10 @@ def test_an_answer_for_a_cancelled_run_is_refused_and_changes_nothing(
     with pytest.raises(errors.InputRefused, match="is cancelled"):
         queue_workflows.submit_input(run_id, "q", "after")
     assert "is cancelled: it takes no answer now" in answer(conn, before)["error"]
-    assert (flow.status(run_id), flow.states(run_id)) == ("cancelled", {"q": "cancelled"})
+    assert (flow.status(run_id), flow.states(run_id)) == (
+        "cancelled",
+        {"q": "cancelled"},
+    )
 
 
 def test_an_answer_too_large_to_keep_is_refused_in_words(
@@ -394,7 +405,9 @@ def test_an_answer_too_large_to_keep_is_refused_in_words(
 # --- resume_after_input
 
 
-def test_resume_after_input_completes_the_node_and_counts_new_rows(host: flow.Flow) -> None:
+def test_resume_after_input_completes_the_node_and_counts_new_rows(
+    host: flow.Flow,
+) -> None:
     run_id = asked(host)
     assert dispatcher.resume_after_input(run_id, "q", "x") == 1
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "x"}
@@ -518,7 +531,10 @@ def test_an_answer_that_the_database_refuses_does_not_hold_up_the_next(
         host.look()
     finally:
         conn.execute("DROP TRIGGER refuse ON workflow_node_jobs")
-    assert (flow.states(bad)["q"], flow.states(good)["q"]) == ("awaiting_input", "completed")
+    assert (flow.states(bad)["q"], flow.states(good)["q"]) == (
+        "awaiting_input",
+        "completed",
+    )
     row = conn.execute(
         "SELECT *, available_at > now() AS rests FROM workflow_input_submissions WHERE run_id = %s",
         (bad,),

@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import dispatcher, node_queue, retention
 from queue_workflows.engine import attempts, handback, manual_changes, recovery
-from queue_workflows.worker import guards, leaving
+from queue_workflows.worker import guards, shutdown
 from tests.support import factories
 
 ENDS = {
@@ -62,7 +62,7 @@ def complete(conn: Any) -> object:
 
 def trip(conn: Any) -> object:
     found = guards.Trip(75, "budget_trip", "too long")
-    return leaving.record_trip(conn, lease(conn), found, 1.0)
+    return shutdown.record_trip(conn, lease(conn), found, 1.0)
 
 
 def lapse(conn: Any) -> object:

@@ -12,7 +12,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
 from queue_workflows.engine import input_timeouts, outcomes, pending
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, invariants
 from tests.support.flow import Flow
 
 
@@ -20,7 +20,7 @@ from tests.support.flow import Flow
 def lawful(db: ModuleType) -> Iterator[None]:
     yield
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -223,7 +223,11 @@ def test_a_task_may_return_its_signal(
 
 
 def waiting(flows: Flow, **more: Any) -> str:
-    flows.define(flow.ask("ask", **more), flow.step("s", depends_on=["ask"]), s=flow.nodes(a=""))
+    flows.define(
+        flow.ask("ask", **more),
+        flow.step("s", depends_on=["ask"]),
+        s=flow.nodes(a=""),
+    )
     run_id = flows.started()
     flows.work()
     flows.look()

@@ -16,14 +16,14 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import finish, handback, outcomes
 from queue_workflows.runtime import process
-from tests.support import factories, laws
+from tests.support import factories, invariants
 
 
 @pytest.fixture
 def conn(db: ModuleType) -> Iterator[Any]:
     with db.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 class Said(NamedTuple):

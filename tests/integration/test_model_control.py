@@ -27,7 +27,7 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command
 from queue_workflows.cli import models as models_command
-from queue_workflows.worker import gear, guards
+from queue_workflows.worker import gpu_runtime, guards
 from tests.support import factories, flow, wait
 
 Row = dict[str, Any]
@@ -210,7 +210,7 @@ def test_a_load_that_fails_fails_its_job_and_the_worker_goes_on(
 def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gear, "REAP_S", 0.02)
+    monkeypatch.setattr(gpu_runtime, "REAP_S", 0.02)
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.2")
     models.add("a")
     with held_body() as (started, go_on):
@@ -238,7 +238,7 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
 def test_a_slow_idle_unload_holds_up_nothing_of_the_watch(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gear, "REAP_S", 0.02)
+    monkeypatch.setattr(gpu_runtime, "REAP_S", 0.02)
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.1")
     monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
     unloading, go_on = threading.Event(), threading.Event()

@@ -29,7 +29,7 @@ from queue_workflows import db as engine
 from queue_workflows.dag import outputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, invariants
 
 if TYPE_CHECKING:
     from somewhere_else import Unknown
@@ -42,7 +42,7 @@ def registry(db: ModuleType) -> Iterator[None]:
     yield
     model_registry.clear_for_tests()
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 def claimed(

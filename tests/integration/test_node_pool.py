@@ -15,7 +15,7 @@ from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
 from queue_workflows.db import statements as queries
 from queue_workflows.engine import job_tables, manual_changes, recovery
-from tests.support import factories, flow, statements, wait
+from tests.support import counting_cursor, factories, flow, wait
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_look_promotes_what_has_become_due(host: flow.Flow, conn: Any) -> None
 
 def test_an_idle_look_is_one_statement(host: flow.Flow) -> None:
     host.look()
-    asked = statements.Counter(host.pool._kept.get())
+    asked = counting_cursor.Counter(host.pool._kept.get())
     host.look()
     assert asked.statements == 1
 
@@ -228,7 +228,7 @@ class Rounds:
         self.duties = node_pool.Sweeps(lambda: self.now)
         self._loop = self.duties.loop()
         self._due_at = self.now + self._loop.run_due()
-        self.asked = statements.Counter(self.duties._kept.get())
+        self.asked = counting_cursor.Counter(self.duties._kept.get())
 
     def go_on(self, seconds: float) -> None:
         end = self.now + seconds

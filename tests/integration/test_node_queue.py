@@ -13,7 +13,7 @@ import pytest
 from queue_workflows import config, errors, node_queue
 from queue_workflows.engine import claims, pending, promotion
 from tests.support import factories
-from tests.support.ear import Ear
+from tests.support.notifications import Ear
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 

@@ -15,7 +15,7 @@ from queue_workflows import dispatcher, errors, input_listener, node_queue
 from queue_workflows.admin import overview
 from queue_workflows.cli import answer, retry
 from queue_workflows.engine import input_timeouts
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, invariants
 from tests.support.wait import until
 
 OPTIONS = [{"label": "Left", "value": "l"}, {"label": "Right", "value": "r"}]
@@ -29,7 +29,7 @@ BLOCKED = (
 def conn(db: ModuleType) -> Iterator[Any]:
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -203,7 +203,9 @@ def test_a_value_that_was_not_asked_for_writes_nothing(host: flow.Flow, conn: An
     assert answer.answered(run_id, "q", "up", check=False)["outcome"] == "answered"
 
 
-def test_what_has_asked_nothing_yet_takes_only_an_unchecked_answer(host: flow.Flow) -> None:
+def test_what_has_asked_nothing_yet_takes_only_an_unchecked_answer(
+    host: flow.Flow,
+) -> None:
     run_id = asking(host, asked=False)
     with pytest.raises(errors.InputRefused, match="is an orchestrator running"):
         answer.answered(run_id, "q", "l")

@@ -18,7 +18,7 @@ from queue_workflows import claim_worker, config, dispatcher, errors, node_queue
 from queue_workflows import db as engine
 from queue_workflows.engine import claims
 from queue_workflows.worker import guards
-from tests.support import factories, laws
+from tests.support import factories, invariants
 from tests.support.wait import until
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ class Bodies:
 def conn(db: ModuleType) -> Generator[engine.Connection]:
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture

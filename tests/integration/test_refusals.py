@@ -24,7 +24,7 @@ from queue_workflows import (
     worker_control,
 )
 from queue_workflows import db as engine
-from tests.support import connections, factories, flow, hostile
+from tests.support import connections, factories, flow, rows_before_checks
 
 LATE = datetime.datetime(9999, 12, 31, 12, tzinfo=datetime.timezone.utc)
 """Python holds it, and the database takes no time after the first instant of that day."""
@@ -213,7 +213,7 @@ def test_a_run_in_its_last_generation_is_not_retried(
         flows.dag(a="")
         run_id = flows.started()
         dispatcher.cancel_run(run_id)
-        hostile.change(conn, "workflow_runs", run_id, generation=str(generation))
+        rows_before_checks.change(conn, "workflow_runs", run_id, generation=str(generation))
         for node in (None, "s/a"):
             with pytest.raises(errors.InvalidConfig, match=f"in generation {generation}, the last"):
                 dispatcher.retry_run(run_id, from_node=node)
@@ -231,7 +231,7 @@ def test_a_job_in_its_last_generation_is_not_retried_and_stops_no_other(
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
         dispatcher.cancel_job(each)
-    hostile.change(conn, "ingest_jobs", "bad", generation=str(generation))
+    rows_before_checks.change(conn, "ingest_jobs", "bad", generation=str(generation))
     done = {one["id"]: one for one in jobs.retry_jobs(["bad", "good"])}
     assert (done["bad"]["outcome"], done["good"]["outcome"]) == ("refused", "queued")
     assert "last generation" in done["bad"]["reason"]
@@ -245,5 +245,5 @@ def test_a_run_that_was_resumed_as_often_as_can_be_counted_resumes(
 ) -> None:
     for each in ("bad", "good"):
         factories.run(conn, id=each, mode="node")
-    hostile.change(conn, "workflow_runs", "bad", resume_count=str(count))
+    rows_before_checks.change(conn, "workflow_runs", "bad", resume_count=str(count))
     assert run_store.reenqueue_running_for_resume() == 2

@@ -13,7 +13,7 @@ from queue_workflows import db as engine
 from queue_workflows import history, node_pool, node_queue, retention, run_store
 from queue_workflows.engine import job_events, logs, models, row_isolation, schedules
 from queue_workflows.engine import retention as statements
-from tests.support import factories, laws, wait
+from tests.support import factories, invariants, wait
 
 
 @pytest.fixture
@@ -304,4 +304,4 @@ def test_the_laws_hold_after_it(conn: Any) -> None:
     finished_run(conn, 400)
     finished_job(conn, 400)
     retention.prune()
-    assert laws.broken(conn) == []
+    assert invariants.broken(conn) == []

@@ -14,7 +14,7 @@ import pytest
 from queue_workflows import errors, run_store
 from queue_workflows.engine import runs
 from tests.support import factories
-from tests.support.ear import Ear
+from tests.support.notifications import Ear
 
 COLUMNS = {
     "id", "parcel_id", "workflow_name", "status", "priority", "current_step_id", "progress_pct",

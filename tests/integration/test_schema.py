@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import db as engine
 from queue_workflows import errors, migrations
 from queue_workflows.db import functions, schema
-from tests.support import database, factories, schemas
+from tests.support import database, factories, migration_folders
 
 VERSIONS = [step.version for step in schema.chain()]
 HEAD = VERSIONS[-1]
@@ -134,11 +134,11 @@ def at_12(spare: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     """The catalogue of a database with 0001 to 0012."""
     from queue_workflows import db
 
-    folder = schemas.chain_up_to(12, tmp_path_factory.mktemp("chain") / "to12")
+    folder = migration_folders.chain_up_to(12, tmp_path_factory.mktemp("chain") / "to12")
     with database.environment(QUEUE_WORKFLOWS_DB_URL=spare), db.connect() as conn:
         conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         db.bootstrap(migrations_dir=folder)
-        return schemas.catalogue(conn)
+        return migration_folders.catalogue(conn)
 
 
 # --- the contract's tables ---------------------------------------------------------------------
@@ -321,13 +321,13 @@ def test_bootstrap_applies_the_chain_once(fresh: ModuleType) -> None:
 def test_the_chain_runs_over_a_database_that_lost_its_ledger(
     fresh: ModuleType, at_12: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = schemas.chain_up_to(12, tmp_path / "to12")
+    folder = migration_folders.chain_up_to(12, tmp_path / "to12")
     fresh.bootstrap(migrations_dir=folder)
     with fresh.connect() as conn:
         conn.execute("DROP TABLE queue_schema_version")
     assert fresh.bootstrap(migrations_dir=folder) == list(range(1, 13))
     with fresh.connect() as conn:
-        assert schemas.catalogue(conn) == at_12
+        assert migration_folders.catalogue(conn) == at_12
 
 
 def test_of_20_starters_one_migrates_and_none_fails(fresh: ModuleType) -> None:
@@ -352,7 +352,7 @@ def test_of_20_starters_one_migrates_and_none_fails(fresh: ModuleType) -> None:
 def test_a_migration_that_changed_after_it_was_applied_is_said(
     fresh: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = schemas.write_chain(tmp_path / "c", _0001_one="CREATE TABLE one ()")
+    folder = migration_folders.write_chain(tmp_path / "c", _0001_one="CREATE TABLE one ()")
     fresh.bootstrap(migrations_dir=folder)
     with fresh.connect() as conn:
         (checksum,) = factories.column(conn, "SELECT checksum FROM queue_schema_version")
@@ -368,7 +368,7 @@ def test_a_migration_that_changed_after_it_was_applied_is_said(
 def test_a_migration_that_fails_names_itself_and_leaves_nothing(
     fresh: ModuleType, tmp_path: Path
 ) -> None:
-    folder = schemas.write_chain(
+    folder = migration_folders.write_chain(
         tmp_path / "c",
         _0001_good="CREATE TABLE good ()",
         _0002_bad="CREATE TABLE half (); SELECT 1/0",
@@ -378,7 +378,9 @@ def test_a_migration_that_fails_names_itself_and_leaves_nothing(
         fresh.bootstrap(migrations_dir=folder)
     assert fresh.current_schema_version() == 1
     with fresh.connect() as conn:
-        tables = {item.split()[1] for item in schemas.catalogue(conn) if "options" in item}
+        tables = {
+            item.split()[1] for item in migration_folders.catalogue(conn) if "options" in item
+        }
     assert tables == {"good", "queue_schema_version"}
     (folder / "0002_bad.sql").write_text("CREATE TABLE half ()")
     assert fresh.bootstrap(migrations_dir=folder) == [2, 3]
@@ -387,13 +389,13 @@ def test_a_migration_that_fails_names_itself_and_leaves_nothing(
 def test_a_newer_database_is_refused_only_when_it_says_so(
     fresh: ModuleType, tmp_path: Path
 ) -> None:
-    folder = schemas.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0002_b="SELECT 1")
+    folder = migration_folders.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0002_b="SELECT 1")
     fresh.bootstrap(migrations_dir=folder)
     (folder / "0003_c.sql").write_text("-- adds only\nSELECT 1")
     fresh.bootstrap(migrations_dir=folder)
     (folder / "0003_c.sql").unlink()
     assert fresh.bootstrap(migrations_dir=folder) == []
-    schemas.write_chain(
+    migration_folders.write_chain(
         folder, _0003_c="SELECT 1", _0004_d="-- why\n-- compatible-with: 4\nSELECT 1"
     )
     assert fresh.bootstrap(migrations_dir=folder) == [4]
@@ -418,7 +420,7 @@ def test_a_folder_that_is_no_chain_is_named(
 ) -> None:
     folder = tmp_path / "chain"
     if texts is not None:
-        schemas.write_chain(folder, **texts)
+        migration_folders.write_chain(folder, **texts)
     for act in (fresh.bootstrap, fresh.downgrade, fresh.pending):
         with pytest.raises(errors.MigrationFailed, match=said):
             act(migrations_dir=folder)
@@ -426,7 +428,7 @@ def test_a_folder_that_is_no_chain_is_named(
 
 
 def test_any_name_after_the_number_is_a_migration(fresh: ModuleType, tmp_path: Path) -> None:
-    folder = schemas.write_chain(tmp_path / "c", _0001_a="SELECT 1")
+    folder = migration_folders.write_chain(tmp_path / "c", _0001_a="SELECT 1")
     (folder / "0002_add-index.v2.sql").write_text("SELECT 1")
     (folder / "0002_add-index.v2.down.sql").write_text("SELECT 1")
     (folder / "schema.sql").write_text("this is no migration")
@@ -486,25 +488,27 @@ def test_down_and_up_again_gives_the_same_catalogue(
 ) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:
-        head = schemas.catalogue(conn)
+        head = migration_folders.catalogue(conn)
         assert fresh.downgrade(to_version=12) == VERSIONS[:11:-1]
-        assert schemas.catalogue(conn) == at_12
+        assert migration_folders.catalogue(conn) == at_12
         assert fresh.bootstrap() == VERSIONS[12:]
-        assert schemas.catalogue(conn) == head
+        assert migration_folders.catalogue(conn) == head
         assert fresh.downgrade() == VERSIONS[::-1]
-        left = {item for item in schemas.catalogue(conn) if "queue_schema_version" not in item}
+        left = {
+            item for item in migration_folders.catalogue(conn) if "queue_schema_version" not in item
+        }
         assert left == set()
         assert fresh.current_schema_version() == 0
         assert fresh.downgrade() == []
         fresh.bootstrap()
-        assert schemas.catalogue(conn) == head
+        assert migration_folders.catalogue(conn) == head
 
 
 def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:
         for version in VERSIONS[::-1]:
-            before = schemas.catalogue(conn)
+            before = migration_folders.catalogue(conn)
             assert fresh.downgrade(to_version=version - 1, allow_data_loss=True) == [version]
             step = next(step for step in fresh.pending() if step.version == version)
             with conn.transaction(force_rollback=True):
@@ -512,7 +516,7 @@ def test_each_single_step_down_and_up_gives_the_same_catalogue(fresh: ModuleType
                 if version == HEAD:
                     for part in functions.parts():
                         functions.install(conn, part)
-                assert schemas.catalogue(conn) == before, version
+                assert migration_folders.catalogue(conn) == before, version
 
 
 def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> None:
@@ -547,7 +551,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
         factories.insert(conn, "workers", worker_id="w", host_label="h", queue="cpu", pid=1)
         factories.insert(conn, "workflow_node_events", run_id="r", node_id="n", event_type="parked")
         factories.insert(conn, "worker_heartbeats", host_label="h", queue="fetch")
-        before = schemas.catalogue(conn)
+        before = migration_folders.catalogue(conn)
         with pytest.raises(errors.DataLossRefused) as caught:
             fresh.downgrade(to_version=7)
         for part in (
@@ -563,7 +567,7 @@ def test_a_downgrade_that_loses_something_lists_it_and_changes_nothing(fresh: Mo
         assert "workflow_node_jobs.crash_count" not in str(caught.value)
         with pytest.raises(errors.DataLossRefused, match="1 rows of table workflow_node_events"):
             fresh.downgrade(to_version=12)
-        assert schemas.catalogue(conn) == before
+        assert migration_folders.catalogue(conn) == before
         assert factories.reread(conn, job)["status"] == "running"
         assert fresh.current_schema_version() == HEAD
         assert fresh.downgrade(to_version=7, allow_data_loss=True) == VERSIONS[:6:-1]
@@ -599,7 +603,7 @@ def test_what_is_written_while_a_downgrade_looks_is_not_lost_unseen(fresh: Modul
 
 
 def test_a_step_without_a_way_back_is_named(fresh: ModuleType, tmp_path: Path) -> None:
-    folder = schemas.write_chain(
+    folder = migration_folders.write_chain(
         tmp_path / "c", _0001_a="SELECT 1", _0001_a_down="SELECT 1", _0002_b="SELECT 1"
     )
     fresh.bootstrap(migrations_dir=folder)
@@ -609,7 +613,7 @@ def test_a_step_without_a_way_back_is_named(fresh: ModuleType, tmp_path: Path) -
 
 
 def test_a_step_back_that_fails_leaves_everything(fresh: ModuleType, tmp_path: Path) -> None:
-    folder = schemas.write_chain(
+    folder = migration_folders.write_chain(
         tmp_path / "c",
         _0001_a="CREATE TABLE a ()",
         _0001_a_down="DROP TABLE missing",
@@ -628,7 +632,7 @@ def test_a_step_back_that_fails_leaves_everything(fresh: ModuleType, tmp_path: P
 
 
 def test_a_host_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path: Path) -> None:
-    folder = schemas.write_chain(
+    folder = migration_folders.write_chain(
         tmp_path / "c",
         _0001_parcels="CREATE TABLE parcels (id text DEFAULT 'none')",
         _0001_parcels_down="DROP TABLE parcels",

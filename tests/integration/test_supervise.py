@@ -38,7 +38,7 @@ class Bench:
         self.now = 1000.0
         self.ran: list[str] = []
         self.works = True
-        self.bouncer = supervise.Bouncer("box", COMMANDS, run=self._run, now_fn=lambda: self.now)
+        self.bouncer = supervise.Restarter("box", COMMANDS, run=self._run, now_fn=lambda: self.now)
 
     def _run(self, queue: str, words: list[str]) -> bool:
         assert words == COMMANDS[queue]
@@ -165,7 +165,7 @@ def test_a_worker_that_came_back_meanwhile_is_left_alone(conn: Any) -> None:
 
     flag(conn)
     flag(conn, "gpu")
-    bouncer = supervise.Bouncer("box", COMMANDS, run=run)
+    bouncer = supervise.Restarter("box", COMMANDS, run=run)
     bouncer.look()
     bouncer.close()
     assert ran == ["cpu"]

@@ -13,7 +13,7 @@ from queue_workflows import config, node_pool, retention
 from queue_workflows import db as engine
 from queue_workflows.engine import job_tables, promotion, recovery, row_isolation
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import factories, hostile, wait
+from tests.support import factories, rows_before_checks, wait
 from tests.support.factories import one
 
 GUARD = """
@@ -142,7 +142,7 @@ def test_a_crash_count_at_its_end_delays_no_other(conn: engine.Connection) -> No
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
         factories.expire(conn, factories.claim_ingest(conn))
-    hostile.change(conn, "ingest_jobs", "bad", crash_count="2147483647")
+    rows_before_checks.change(conn, "ingest_jobs", "bad", crash_count="2147483647")
     node_pool.reclaim(conn)
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'good'") == "queued"
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'bad'") == "failed"
@@ -200,7 +200,9 @@ def waits(conn: engine.Connection, job_id: str, policy: str = '{"timeout_s": 1}'
 def test_a_wait_that_cannot_be_ended_delays_no_other(conn: engine.Connection) -> None:
     for each in ("a", "bad", "z"):
         waits(conn, each)
-    hostile.change(conn, "workflow_input_timeouts", "bad", key="job_id", due_at="'-infinity'")
+    rows_before_checks.change(
+        conn, "workflow_input_timeouts", "bad", key="job_id", due_at="'-infinity'"
+    )
     guard(conn, "workflow_node_jobs", "bad")
     node_pool.expire_inputs(conn)
     query = "SELECT id FROM workflow_node_jobs WHERE status = 'failed' ORDER BY id"
@@ -248,7 +250,7 @@ def test_a_row_that_cannot_be_deleted_stops_no_pruning(conn: engine.Connection, 
 def test_a_retention_of_garbage_stops_no_pruning(conn: engine.Connection) -> None:
     for queue in ("odd", "fetch"):
         factories.ingest(conn, id=queue, queue=queue, status="completed", finished_at="2020-01-01")
-    hostile.put(conn, "queue_settings", queue="'odd'", retention_days="'NaN'")
+    rows_before_checks.put(conn, "queue_settings", queue="'odd'", retention_days="'NaN'")
     retention.prune()
     assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["odd"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, errors, node_pool, node_queue
 from queue_workflows.db import schema
-from tests.support import database, factories, legacy, schemas, wait
+from tests.support import database, engine_0_3, factories, migration_folders, wait
 
 OURS = [step.version for step in schema.chain() if step.version > 12]
 WORKFLOWS: dict[str, Any] = {
@@ -68,7 +68,7 @@ def old(spare: str, clean_process: None, monkeypatch: pytest.MonkeyPatch) -> Gen
     config.register_ingest_task("t", lambda reason: {"reason": reason})
     with db.connect() as conn:
         conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        legacy.make_schema(conn)
+        engine_0_3.make_schema(conn)
     yield db
     db.close_pool()
 
@@ -178,10 +178,10 @@ def test_the_ledger_of_two_columns_is_taken_over(old: ModuleType, conn: Any) -> 
 def test_the_schema_taken_over_is_the_schema_made_anew(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     old.bootstrap()
-    taken = schemas.catalogue(conn)
+    taken = migration_folders.catalogue(conn)
     conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     old.bootstrap()
-    assert schemas.catalogue(conn) == taken
+    assert migration_folders.catalogue(conn) == taken
 
 
 def test_an_empty_model_becomes_none(old: ModuleType, conn: Any) -> None:
@@ -195,7 +195,7 @@ def test_an_empty_model_becomes_none(old: ModuleType, conn: Any) -> None:
 def test_everything_in_flight_goes_on_to_its_end(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     old.bootstrap()
-    assert legacy.do(conn, legacy.COMPLETE, job="graph:s/b") is not None
+    assert engine_0_3.do(conn, engine_0_3.COMPLETE, job="graph:s/b") is not None
     live = (
         "SELECT count(*) FROM workflow_runs WHERE status IN ('queued', 'running') AND mode = 'node'"
     )
@@ -246,7 +246,7 @@ def test_the_definition_is_frozen_at_first_touch(
     frozen = factories.one(conn, "SELECT definition FROM workflow_runs WHERE id = 'graph'")
     assert [entry["id"] for entry in frozen["nodes"]] == ["s/a", "s/b", "s/c", "s/e", "s/d"]
     monkeypatch.setitem(PIPELINES, "p", {"name": "p", "nodes": [{"id": "z", "node": "add"}]})
-    legacy.do(conn, legacy.COMPLETE, job="graph:s/b")
+    engine_0_3.do(conn, engine_0_3.COMPLETE, job="graph:s/b")
     over = "SELECT count(*) FROM workflow_runs WHERE id = 'graph' AND status = 'completed'"
     settle(lambda: factories.one(conn, over) == 1)
 
@@ -313,8 +313,8 @@ def test_while_its_lease_holds_the_old_worker_renews_and_finishes(
 ) -> None:
     in_flight(conn)
     old.bootstrap()
-    assert legacy.do(conn, legacy.RENEW, job="graph:s/b", host="box") is not None
-    row = legacy.do(conn, legacy.COMPLETE, job="graph:s/b")
+    assert engine_0_3.do(conn, engine_0_3.RENEW, job="graph:s/b", host="box") is not None
+    row = engine_0_3.do(conn, engine_0_3.COMPLETE, job="graph:s/b")
     assert row is not None
     assert (row["status"], row["worker_id"], row["lease_expires_at"]) == ("completed", None, None)
 
@@ -330,13 +330,13 @@ def test_after_a_reclaim_the_old_worker_can_not_finish_our_claim(
     for job in ours:
         assert job["claim_no"] == 2
         with pytest.raises(psycopg.Error, match=r"claim 2 .* is held by w1"):
-            legacy.do(conn, legacy.COMPLETE, job=job["id"])
+            engine_0_3.do(conn, engine_0_3.COMPLETE, job=job["id"])
         assert factories.reread(conn, job)["status"] == "running"
     open_events = "SELECT count(*) FROM workflow_dispatch_events WHERE node_id IN ('s/b', 's/c')"
     assert factories.one(conn, open_events) == 0
     factories.complete_node(conn, ours[0], by="ours")
     assert factories.reread(conn, ours[0])["context_delta"] == {"by": "ours"}
-    assert legacy.do(conn, legacy.COMPLETE, job=ours[0]["id"]) is None
+    assert engine_0_3.do(conn, engine_0_3.COMPLETE, job=ours[0]["id"]) is None
 
 
 def hostile(conn: Any) -> None:
@@ -391,10 +391,10 @@ def test_rows_with_values_out_of_every_range_are_taken_over_and_end(
 
 def test_rows_with_such_values_go_back(old: ModuleType, conn: Any) -> None:
     hostile(conn)
-    before = schemas.catalogue(conn)
+    before = migration_folders.catalogue(conn)
     old.bootstrap()
     assert old.downgrade(to_version=12, allow_data_loss=True) == OURS[::-1]
-    after = schemas.catalogue(conn)
+    after = migration_folders.catalogue(conn)
     assert {k: v for k, v in after.items() if "queue_schema" not in k} == {
         k: v for k, v in before.items() if "queue_schema" not in k
     }
@@ -413,7 +413,7 @@ def taken(old: ModuleType, conn: Any) -> str:
 
 def test_a_plain_claim_gets_an_identity(taken: str, conn: Any) -> None:
     job = factories.node(conn, taken)
-    claimed = legacy.do(conn, legacy.CLAIM, host="box")
+    claimed = engine_0_3.do(conn, engine_0_3.CLAIM, host="box")
     assert claimed is not None
     assert (claimed["id"], claimed["claim_no"], claimed["worker_id"]) == (
         job["id"],
@@ -424,7 +424,7 @@ def test_a_plain_claim_gets_an_identity(taken: str, conn: Any) -> None:
     assert factories.who().worker_id == "w1"
     with pytest.raises(errors.ClaimLost):
         factories.complete_node(conn, claimed | {"worker_id": "w1"})
-    row = legacy.do(conn, legacy.COMPLETE, job=job["id"])
+    row = engine_0_3.do(conn, engine_0_3.COMPLETE, job=job["id"])
     assert row is not None
     assert (row["status"], row["worker_id"], row["lease_expires_at"]) == ("completed", None, None)
     assert row["claim_no"] == 1
@@ -436,8 +436,8 @@ def test_plain_claims_and_ours_count_on(taken: str, conn: Any) -> None:
         ours = factories.claim_node(conn)
         assert ours["claim_no"] == number
         factories.expire(conn, job)
-        assert legacy.do(conn, legacy.RECLAIM) is not None
-        theirs = legacy.do(conn, legacy.CLAIM, host="box")
+        assert engine_0_3.do(conn, engine_0_3.RECLAIM) is not None
+        theirs = engine_0_3.do(conn, engine_0_3.CLAIM, host="box")
         assert theirs is not None
         assert (theirs["claim_no"], theirs["worker_id"]) == (number + 1, "legacy:box")
         with pytest.raises(errors.ClaimLost):
@@ -449,10 +449,10 @@ def test_a_plain_ingest_claim_gets_an_identity_and_leaves_nothing_behind(
     taken: str, conn: Any
 ) -> None:
     job = factories.ingest(conn)
-    claimed = legacy.do(conn, legacy.CLAIM_INGEST, host="box")
+    claimed = engine_0_3.do(conn, engine_0_3.CLAIM_INGEST, host="box")
     assert claimed is not None
     assert (claimed["claim_no"], claimed["worker_id"]) == (1, "legacy:box")
-    row = legacy.do(conn, legacy.COMPLETE_INGEST, job=job["id"])
+    row = engine_0_3.do(conn, engine_0_3.COMPLETE_INGEST, job=job["id"])
     assert row is not None
     assert (row["worker_id"], row["lease_expires_at"]) == (None, None)
 
@@ -467,7 +467,7 @@ def test_a_plain_claim_without_lease_or_label_gets_both(taken: str, conn: Any) -
 
 def test_a_plain_claim_of_what_was_not_due_leaves_no_block_behind(taken: str, conn: Any) -> None:
     job = factories.node(conn, taken, available_at="2999-01-01")
-    legacy.do(conn, legacy.CLAIM, host="box")
+    engine_0_3.do(conn, engine_0_3.CLAIM, host="box")
     factories.expire(conn, job)
     node_queue.reclaim_expired_leases()
     assert factories.claim_node(conn)["claim_no"] == 2
@@ -477,7 +477,7 @@ def test_the_old_worker_can_not_finish_what_ours_claimed(taken: str, conn: Any) 
     job = factories.node(conn, taken)
     ours = factories.claim_node(conn)
     with pytest.raises(psycopg.Error, match=r"claim 1 .* is held by w1"):
-        legacy.do(conn, legacy.COMPLETE, job=job["id"])
+        engine_0_3.do(conn, engine_0_3.COMPLETE, job=job["id"])
     factories.complete_node(conn, ours)
 
 
@@ -496,7 +496,7 @@ def test_views_triggers_and_indexes_of_the_host_stay(old: ModuleType, conn: Any)
         "CREATE TRIGGER host_note AFTER UPDATE OF status ON workflow_node_jobs"
         " FOR EACH ROW EXECUTE FUNCTION host_note()"
     )
-    before = schemas.catalogue(conn)
+    before = migration_folders.catalogue(conn)
     old.bootstrap()
     assert factories.one(conn, "SELECT count(*) FROM host_jobs WHERE status = 'running'") == 2
     factories.claim_ingest(conn)
@@ -516,7 +516,7 @@ def test_views_triggers_and_indexes_of_the_host_stay(old: ModuleType, conn: Any)
             with pytest.raises(psycopg.errors.CheckViolation):
                 factories.insert(conn, table, **given[table] | {column: "nonsense"})
     old.downgrade(to_version=12, allow_data_loss=True)
-    after = schemas.catalogue(conn)
+    after = migration_folders.catalogue(conn)
     assert {k: v for k, v in after.items() if "queue_schema" not in k} == {
         k: v for k, v in before.items() if "queue_schema" not in k
     }
@@ -536,15 +536,15 @@ def test_the_way_back_in_flight_leaves_the_old_engine_at_work(old: ModuleType, c
     row = factories.reread(conn, first)
     assert (row["status"], row["claimed_by"]) == ("running", "ours")
     assert row["lease_expires_at"] is not None
-    claimed = legacy.do(conn, legacy.CLAIM, host="box")
+    claimed = engine_0_3.do(conn, engine_0_3.CLAIM, host="box")
     assert claimed is not None
     assert (claimed["id"], claimed["claimed_by"]) == (second["id"], "box")
-    assert legacy.do(conn, legacy.COMPLETE, job=second["id"]) is not None
+    assert engine_0_3.do(conn, engine_0_3.COMPLETE, job=second["id"]) is not None
     conn.execute(
         "UPDATE workflow_node_jobs SET lease_expires_at = now() WHERE id = %s", (first["id"],)
     )
-    assert legacy.do(conn, legacy.RECLAIM) is not None
-    assert legacy.do(conn, legacy.CLAIM, host="box")["id"] == first["id"]  # pyright: ignore
+    assert engine_0_3.do(conn, engine_0_3.RECLAIM) is not None
+    assert engine_0_3.do(conn, engine_0_3.CLAIM, host="box")["id"] == first["id"]  # pyright: ignore
     conn.execute("LISTEN node_job_ready")
     factories.node(conn, "r", "c", id="c", status="queued")
     assert [note.payload for note in conn.notifies(timeout=5, stop_after=1)] == ["cpu"]

@@ -18,24 +18,24 @@ from queue_workflows import claim_worker, dispatcher, errors, ingest_executor, n
 from queue_workflows import db as engine
 from queue_workflows.tasks import control
 from queue_workflows.worker import guards
-from tests.support import commands, factories, laws, taskhost
+from tests.support import commands, factories, invariants, task_app
 from tests.support.wait import until
 
 Row = dict[str, Any]
-NAMES = pytest.mark.parametrize("kind", taskhost.ENDS_BY_ITSELF)
+NAMES = pytest.mark.parametrize("kind", task_app.ENDS_BY_ITSELF)
 BATCHES = pytest.mark.parametrize("batch", [1, 3], ids=["one by one", "in batches"])
 
 
 @pytest.fixture(autouse=True)
 def conn(db: ModuleType) -> Generator[engine.Connection]:
-    taskhost.setup()
+    task_app.setup()
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 def queued(task: str, **args: Any) -> str:
-    return node_queue.enqueue_ingest_job(task_name=task, queue=taskhost.QUEUE, args=args)
+    return node_queue.enqueue_ingest_job(task_name=task, queue=task_app.QUEUE, args=args)
 
 
 def row(job_id: str) -> Row:
@@ -56,7 +56,7 @@ def events(conn: engine.Connection, job_id: str) -> list[str]:
 @contextmanager
 def working(folder: Path, **more: Any) -> Generator[claim_worker.ClaimWorker]:
     """A worker; at the end all bodies may end."""
-    subject = claim_worker.ClaimWorker(queue=taskhost.QUEUE, host="box", **more)
+    subject = claim_worker.ClaimWorker(queue=task_app.QUEUE, host="box", **more)
     thread = threading.Thread(target=subject.run_forever, name="test-worker")
     thread.start()
     try:
@@ -74,10 +74,10 @@ def working(folder: Path, **more: Any) -> Generator[claim_worker.ClaimWorker]:
 @BATCHES
 def test_each_kind_leaves_its_result(conn: engine.Connection, tmp_path: Path, batch: int) -> None:
     (tmp_path / "go").touch()
-    ids = [queued(kind, folder=str(tmp_path)) for kind in taskhost.KINDS]
+    ids = [queued(kind, folder=str(tmp_path)) for kind in task_app.KINDS]
     with working(tmp_path, batch=batch):
         until(lambda: all(row(job_id)["status"] == "completed" for job_id in ids))
-    assert [row(job_id)["result"] for job_id in ids] == [{"kind": kind} for kind in taskhost.KINDS]
+    assert [row(job_id)["result"] for job_id in ids] == [{"kind": kind} for kind in task_app.KINDS]
 
 
 @NAMES
@@ -88,11 +88,11 @@ def test_a_cancel_ends_a_body_that_yields_or_awaits_and_the_worker_goes_on(
     codes: list[int] = []
     first, after = queued(kind, folder=str(tmp_path)), queued("function", folder=str(tmp_path))
     with working(tmp_path, batch=batch, on_exit=codes.append):
-        until(lambda: f"{kind} begins" in taskhost.lines(tmp_path))
+        until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         until(lambda: row(first)["progress"] == "at work")
         dispatcher.cancel_job(first)
         until(is_now(first, "cancelled"))
-        assert taskhost.lines(tmp_path)[:2] == [f"{kind} begins", f"{kind} tidies"]
+        assert task_app.lines(tmp_path)[:2] == [f"{kind} begins", f"{kind} tidies"]
         (tmp_path / "go").touch()
         until(is_now(after, "completed"))
     assert (codes, row(first)["result"], row(first)["attempts"]) == ([], None, 0)
@@ -107,9 +107,9 @@ def test_a_stop_ends_a_body_in_good_order_and_hands_the_job_back(
     job_id = queued(kind, folder=str(tmp_path))
     # Far enough away: the body is ended well before it.
     with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=3) as subject:
-        until(lambda: f"{kind} begins" in taskhost.lines(tmp_path))
+        until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         subject.stop()
-        until(lambda: f"{kind} tidies" in taskhost.lines(tmp_path))
+        until(lambda: f"{kind} tidies" in task_app.lines(tmp_path))
         until(is_now(job_id, "queued"))
     found = row(job_id)
     assert (codes, found["attempts"], found["crash_count"], found["result"]) == ([], 0, 0, None)
@@ -174,25 +174,25 @@ def test_a_function_that_sees_its_cancel_leaves_no_result(
 def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
     conn: engine.Connection, dsn: str, tmp_path: Path
 ) -> None:
-    kinds = taskhost.ENDS_BY_ITSELF
+    kinds = task_app.ENDS_BY_ITSELF
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as cli:
         subject = cli.start(
-            *("queue-claim-worker", "--queue", taskhost.QUEUE, "--shutdown-timeout", "6"),
-            *("--app", "tests.support.taskhost:setup"),
+            *("queue-claim-worker", "--queue", task_app.QUEUE, "--shutdown-timeout", "6"),
+            *("--app", "tests.support.task_app:setup"),
         )
         for kind in kinds:
             job_id = queued(kind, folder=str(tmp_path))
-            until(lambda kind=kind: f"{kind} begins" in taskhost.lines(tmp_path), timeout_s=30)
+            until(lambda kind=kind: f"{kind} begins" in task_app.lines(tmp_path), timeout_s=30)
             dispatcher.cancel_job(job_id)
             until(is_now(job_id, "cancelled"))
         job_id = queued("async_generator", folder=str(tmp_path))
-        until(lambda: taskhost.lines(tmp_path).count("async_generator begins") == 2)
+        until(lambda: task_app.lines(tmp_path).count("async_generator begins") == 2)
         subject.send(signal.SIGTERM)
         assert subject.wait() == 0, subject.err
     told = [
         f"{kind} {does}" for kind in [*kinds, "async_generator"] for does in ("begins", "tidies")
     ]
-    assert taskhost.lines(tmp_path) == told
+    assert task_app.lines(tmp_path) == told
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
@@ -227,14 +227,14 @@ def test_a_body_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
     for task in (function, generator, coroutine, async_generator):
         queue_workflows.register_ingest_task("t", task)
         made = factories.ingest(
-            conn, queue=taskhost.QUEUE, reason="boot", args={"a": 1}, headers={"trace": "x"},
+            conn, queue=task_app.QUEUE, reason="boot", args={"a": 1}, headers={"trace": "x"},
             lock_key="lock", partition_key="p", attempts=1, max_attempts=3,
         )  # fmt: skip
-        assert node_queue.claim_next_ingest_job(taskhost.QUEUE) is not None
+        assert node_queue.claim_next_ingest_job(task_app.QUEUE) is not None
         job = row(made["id"])
         assert ingest_executor.execute_ingest_job(job) == "completed"
         assert told.pop() == (
-            made["id"], "t", taskhost.QUEUE, "boot", {"a": 1}, 2, {"trace": "x"},
+            made["id"], "t", task_app.QUEUE, "boot", {"a": 1}, 2, {"trace": "x"},
             "lock", "p", False, 1, job["worker_id"], made["id"], None, None,
         )  # fmt: skip
     with pytest.raises(errors.NoCurrentJob, match="no job runs here"):
@@ -253,7 +253,7 @@ def test_an_async_task_runs_beside_others_on_a_loop_that_runs(conn: engine.Conne
 
     queue_workflows.register_ingest_task("t", task)
     ids = [queued("t", n=n) for n in range(3)]
-    jobs = [node_queue.claim_next_ingest_job(taskhost.QUEUE) or {} for _ in ids]
+    jobs = [node_queue.claim_next_ingest_job(task_app.QUEUE) or {} for _ in ids]
 
     async def all_of_them() -> list[Any]:
         runs = [ingest_executor.run_task_async(job, control.Alone()) for job in jobs]
@@ -272,7 +272,7 @@ def test_the_traceback_of_an_async_task_begins_in_it(conn: engine.Connection) ->
 
     queue_workflows.register_ingest_task("t", task)
     job_id = queued("t")
-    job = node_queue.claim_next_ingest_job(taskhost.QUEUE)
+    job = node_queue.claim_next_ingest_job(task_app.QUEUE)
     assert job is not None
     assert ingest_executor.execute_ingest_job(job) == "failed"
     query = "SELECT detail ->> 'traceback' FROM ingest_job_events WHERE event_type = 'failed'"
@@ -298,14 +298,14 @@ def failing(error: BaseException = Flaky("no"), **policy: Any) -> None:
 def attempted(conn: engine.Connection, made: Row) -> Row:
     """The job after another attempt, which is let have its time."""
     conn.execute("UPDATE ingest_jobs SET available_at = now() WHERE id = %s", (made["id"],))
-    job = node_queue.claim_next_ingest_job(taskhost.QUEUE)
+    job = node_queue.claim_next_ingest_job(task_app.QUEUE)
     assert job is not None
     ingest_executor.execute_ingest_job(job)
     return row(made["id"])
 
 
 def inserted(conn: engine.Connection, **columns: Any) -> Row:
-    return factories.ingest(conn, queue=taskhost.QUEUE, **columns)
+    return factories.ingest(conn, queue=task_app.QUEUE, **columns)
 
 
 def waits_s(conn: engine.Connection, made: Row) -> float:
@@ -379,7 +379,7 @@ def test_a_policy_that_plain_sql_got_wrong_leaves_the_tasks(
 
 def test_the_budget_of_a_job_is_its_own_or_its_tasks() -> None:
     queue_workflows.register_ingest_task("t", lambda: None, timeout_s=7)
-    job = {"queue": taskhost.QUEUE, "task_name": "t"}
+    job = {"queue": task_app.QUEUE, "task_name": "t"}
     assert claim_worker.budget_for(job) == 7
     assert claim_worker.budget_for(job | {"timeout_s": 3}) == 3
     assert claim_worker.budget_for(job | {"task_name": "other"}) == 3600

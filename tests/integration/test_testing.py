@@ -25,7 +25,7 @@ from queue_workflows.db import scratch
 from queue_workflows.runtime import service
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.testing import apps
-from tests.support import factories, flow, laws, taskhost
+from tests.support import factories, flow, invariants, task_app
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ScheduleEntry("nightly", minute=30, task_name="note", queue="notes", hours={3})
@@ -73,7 +73,7 @@ def flows(db: ModuleType, dsn: str, tmp_path: Path) -> Iterator[Flows]:
     with testing.harness(app=host, dsn=dsn, own=True, out=tmp_path) as made:
         yield made
         with engine.connect() as conn:
-            assert laws.broken(conn, slack_s=5) == []
+            assert invariants.broken(conn, slack_s=5) == []
 
 
 # --- runs
@@ -217,24 +217,24 @@ def test_a_task_meets_the_same_trouble(flows: Flows, fault: str, status: str) ->
 # --- tasks of every kind
 
 
-@pytest.mark.parametrize("kind", taskhost.KINDS)
+@pytest.mark.parametrize("kind", task_app.KINDS)
 def test_a_task_of_any_kind_runs_and_is_cancelled(flows: Flows, tmp_path: Path, kind: str) -> None:
-    taskhost.setup()
+    task_app.setup()
     args = {"folder": str(tmp_path)}
     flows.hang(kind)
-    assert flows.run_task(kind, args, queue=taskhost.QUEUE)["status"] == "cancelled"
-    ended = kind in taskhost.ENDS_BY_ITSELF
-    assert taskhost.lines(tmp_path) == ([f"{kind} begins", f"{kind} tidies"] if ended else [])
+    assert flows.run_task(kind, args, queue=task_app.QUEUE)["status"] == "cancelled"
+    ended = kind in task_app.ENDS_BY_ITSELF
+    assert task_app.lines(tmp_path) == ([f"{kind} begins", f"{kind} tidies"] if ended else [])
     (tmp_path / "go").touch()
-    assert flows.run_task(kind, args, queue=taskhost.QUEUE)["result"] == {"kind": kind}
+    assert flows.run_task(kind, args, queue=task_app.QUEUE)["result"] == {"kind": kind}
 
 
 def test_an_async_task_runs_in_an_async_test(flows: Flows, tmp_path: Path) -> None:
-    taskhost.setup()
+    task_app.setup()
     (tmp_path / "go").touch()
 
     async def a_test_of_a_host() -> dict[str, Any]:
-        return flows.run_task("async", {"folder": str(tmp_path)}, queue=taskhost.QUEUE)
+        return flows.run_task("async", {"folder": str(tmp_path)}, queue=task_app.QUEUE)
 
     assert asyncio.run(a_test_of_a_host())["result"] == {"kind": "async"}
 

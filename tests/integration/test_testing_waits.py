@@ -13,7 +13,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, declare, testing
 from queue_workflows import db as engine
-from queue_workflows.testing import apps, bench
+from queue_workflows.testing import app_harness, apps
 
 DECLARED = """
 import queue_workflows
@@ -86,16 +86,16 @@ def comes_due_after_the_work(monkeypatch: pytest.MonkeyPatch, table: str) -> lis
 
     Returns a list that holds how many rows came due so.
     """
-    original, moved = bench.Harness.work, list[int]()
+    original, moved = app_harness.Harness.work, list[int]()
 
-    def work(self: bench.Harness) -> int:
+    def work(self: app_harness.Harness) -> int:
         done = original(self)
         if not moved:
             with engine.connect() as conn:
                 moved.append(conn.execute(COMES_DUE.format(table=table).encode()).rowcount)
         return done
 
-    monkeypatch.setattr(bench.Harness, "work", work)
+    monkeypatch.setattr(app_harness.Harness, "work", work)
     return moved
 
 

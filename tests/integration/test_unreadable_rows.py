@@ -24,7 +24,7 @@ from queue_workflows import (
 from queue_workflows import db as engine
 from queue_workflows.engine import claimed_jobs
 from queue_workflows.types import Row, Unreadable
-from tests.support import factories, hostile, laws
+from tests.support import factories, invariants, rows_before_checks
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -35,7 +35,7 @@ Worker = claim_worker.ClaimWorker | claim_worker.WorkerPool
 def conn(db: ModuleType) -> Generator[engine.Connection]:
     with engine.connect() as conn:
         yield conn
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture
@@ -108,7 +108,11 @@ FORMS: dict[str, tuple[Callable[[str], Worker], str]] = {
     "pool of async tasks": (pooled, "a"),
 }
 BAD = [
-    *((c, value, "cannot be loaded") for c in ("args", "headers") for value in hostile.UNREADABLE),
+    *(
+        (c, value, "cannot be loaded")
+        for c in ("args", "headers")
+        for value in rows_before_checks.UNREADABLE
+    ),
     ("args", "'[1]'::jsonb", "args is an array, not an object"),
     ("args", "'null'::jsonb", "args is null, not an object"),
     ("headers", """'"x"'::jsonb""", "headers is a text, not an object"),
@@ -134,8 +138,8 @@ def test_a_job_that_cannot_be_loaded_fails_and_its_neighbours_do_not(
 ) -> None:
     make, task = FORMS[form]
     for number, (column, value, _) in enumerate(BAD):
-        expression = hostile.UNREADABLE.get(value, value)
-        hostile.put(
+        expression = rows_before_checks.UNREADABLE.get(value, value)
+        rows_before_checks.put(
             conn,
             "ingest_jobs",
             id=f"'bad-{number}'",
@@ -166,11 +170,19 @@ def ended(conn: engine.Connection, job_id: str) -> bool:
 
 
 NODES = [
-    ("inputs", hostile.DEEP_OBJECT, "inputs cannot be loaded: it is nested deeper than 200"),
-    ("inputs", hostile.LONG_NUMBER, "inputs cannot be loaded: Exceeds the limit"),
+    (
+        "inputs",
+        rows_before_checks.DEEP_OBJECT,
+        "inputs cannot be loaded: it is nested deeper than 200",
+    ),
+    ("inputs", rows_before_checks.LONG_NUMBER, "inputs cannot be loaded: Exceeds the limit"),
     ("inputs", "'[1]'::jsonb", "inputs is an array, not an object"),
     ("inputs", """'"x"'::jsonb""", "inputs is a text, not an object"),
-    ("input_template", hostile.DEEP, "input_template cannot be loaded: it is nested deeper"),
+    (
+        "input_template",
+        rows_before_checks.DEEP,
+        "input_template cannot be loaded: it is nested deeper",
+    ),
     ("input_template", "'7'::jsonb", "input_template is a number, not an object"),
 ]
 
@@ -181,7 +193,7 @@ def test_a_node_that_cannot_be_loaded_fails_with_the_column(
     conn: engine.Connection, ran: list[Any], column: str, value: str, reason: str, module: str
 ) -> None:
     run_id = factories.run(conn)
-    hostile.put(
+    rows_before_checks.put(
         conn,
         "workflow_node_jobs",
         id="'bad'",
@@ -209,7 +221,7 @@ def test_a_timeout_that_is_no_number_of_seconds_is_none(
     conn: engine.Connection, ran: list[Any], value: str
 ) -> None:
     run_id = factories.run(conn)
-    hostile.put(
+    rows_before_checks.put(
         conn,
         "workflow_node_jobs",
         id="'odd'",
@@ -223,13 +235,13 @@ def test_a_timeout_that_is_no_number_of_seconds_is_none(
     assert node(conn, "odd")["status"] == "completed"
 
 
-@pytest.mark.parametrize("value", hostile.UNREADABLE)
+@pytest.mark.parametrize("value", rows_before_checks.UNREADABLE)
 def test_a_context_that_cannot_be_loaded_fails_the_nodes_that_need_it(
     conn: engine.Connection, ran: list[Any], value: str
 ) -> None:
     run_id = factories.run(conn)
-    unreadable = f"jsonb_build_object('big', {hostile.UNREADABLE[value]})"
-    hostile.change(conn, "workflow_runs", run_id, context=unreadable)
+    unreadable = f"jsonb_build_object('big', {rows_before_checks.UNREADABLE[value]})"
+    rows_before_checks.change(conn, "workflow_runs", run_id, context=unreadable)
     needs = {"input_template": {"x": {"$from": "big"}}, "ref_heads": ["big"]}
     bad = factories.node(conn, run_id, "bad", max_attempts=5, **needs)["id"]
     good = factories.node(conn, run_id, "good", input_template={"x": 1}, ref_heads=[], priority=1)[
@@ -279,10 +291,15 @@ def test_the_read_column_by_column_is_the_row_that_the_claim_gives(
 def test_an_app_that_executes_an_unreadable_ingest_job_gets_failed(
     conn: engine.Connection, ran: list[Any], column: str
 ) -> None:
-    hostile.put(
+    rows_before_checks.put(
         conn,
         "ingest_jobs",
-        **{"id": "'bad'", "task_name": "'t'", "queue": f"'{QUEUE}'", column: hostile.DEEP_OBJECT},
+        **{
+            "id": "'bad'",
+            "task_name": "'t'",
+            "queue": f"'{QUEUE}'",
+            column: rows_before_checks.DEEP_OBJECT,
+        },
     )
     job = node_queue.claim_next_ingest_job(QUEUE)
     assert job is not None and isinstance(job[column], Unreadable)
@@ -313,9 +330,9 @@ def test_a_policy_that_cannot_be_loaded_does_not_keep_a_job_from_failing(
         raise RuntimeError("boom")
 
     config.register_ingest_task("fails", fails)
-    values = [*hostile.EXTREMES["jsonb"]]
+    values = [*rows_before_checks.EXTREMES["jsonb"]]
     for number, value in enumerate(values):
-        hostile.put(
+        rows_before_checks.put(
             conn,
             "ingest_jobs",
             id=f"'{number}'",
@@ -351,7 +368,7 @@ def test_a_connection_of_the_app_raises_where_ours_gives_a_value(conn: engine.Co
         psycopg.connect(conn.info.dsn, autocommit=True) as own,
         pytest.raises((RecursionError, ValueError)),
     ):
-        own.execute(f"SELECT {hostile.LONG_NUMBER}").fetchone()  # pyright: ignore[reportArgumentType]
+        own.execute(f"SELECT {rows_before_checks.LONG_NUMBER}").fetchone()  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("attempts", [-(2**31), -1, 40_000, 2**31 - 2])
@@ -364,7 +381,7 @@ def test_attempts_that_the_history_cannot_hold_keep_no_node_from_its_end(
 
     queue_workflows.register_node("fails", fails)
     run_id = factories.run(conn)
-    hostile.put(
+    rows_before_checks.put(
         conn,
         "workflow_node_jobs",
         id="'odd'",
@@ -392,11 +409,13 @@ def test_a_worker_dispatches_past_a_run_whose_context_cannot_be_loaded(
     queue_workflows.set_workflow_provider(
         lambda _: {"name": "w", "steps": [first, second]}, lambda _: one
     )
-    for value in hostile.UNREADABLE.values():
+    for value in rows_before_checks.UNREADABLE.values():
         run_id = factories.run(conn, status="queued", context={"big": {"x": 1}}, mode="node")
         dispatcher.start_run(run_id)
-        hostile.change(conn, "workflow_runs", run_id, context=f"jsonb_build_object('big', {value})")
-    count = len(hostile.UNREADABLE)
+        rows_before_checks.change(
+            conn, "workflow_runs", run_id, context=f"jsonb_build_object('big', {value})"
+        )
+    count = len(rows_before_checks.UNREADABLE)
     good = factories.node(conn, priority=200)["id"]
     with serving(single("cpu")):
         until(lambda: node(conn, good)["status"] == "completed")

@@ -17,7 +17,7 @@ from queue_workflows import claim_worker, errors, node_queue, worker_control
 from queue_workflows import db as engine
 from queue_workflows.engine import controls
 from queue_workflows.types import ExitFn
-from tests.support import ear, factories, flow, wait
+from tests.support import factories, flow, notifications, wait
 
 Row = dict[str, Any]
 
@@ -83,7 +83,7 @@ def test_the_desired_state_is_on_where_nothing_was_written(conn: Any) -> None:
 
 
 def test_every_write_wakes_the_worker(db: ModuleType) -> None:
-    listener = ear.Ear()
+    listener = notifications.Ear()
     try:
         worker_control.disable_worker("box", "gpu")
         worker_control.disable_worker("box", "gpu")

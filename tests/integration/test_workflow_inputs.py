@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 import queue_workflows
 from queue_workflows import declare, errors, node_queue, run_store
 from queue_workflows.declare import node, run_input, workflow
-from tests.support import factories, flow, laws
+from tests.support import factories, flow, invariants
 
 DAY = datetime.date(2026, 3, 1)
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -126,7 +126,7 @@ def app(db: ModuleType) -> Iterator[flow.Flow]:
     yield made
     made.close()
     with db.connect() as conn:
-        assert laws.broken(conn, slack_s=5) == []
+        assert invariants.broken(conn, slack_s=5) == []
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.scheduler import ScheduleEntry
 from tests.soak import mutants, tasks, work, workflows
-from tests.support import every
+from tests.support import frequent_schedule
 
 MUTANT_ENV = "SOAK_MUTANT"
 EVERY_S = 3
@@ -23,7 +23,7 @@ MINUTELY = 2
 """Entries that fire at each minute."""
 
 
-class Every(every.Every):
+class Every(frequent_schedule.Every):
     """Fires each `EVERY_S` seconds."""
 
     SECONDS = EVERY_S

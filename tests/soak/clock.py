@@ -7,7 +7,7 @@ import threading
 import time
 
 from queue_workflows import db
-from tests.soak import beside
+from tests.soak import background
 
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
 
@@ -32,7 +32,7 @@ class Clock:
         return epoch - self.offset
 
 
-class Stalls(beside.Beside):
+class Stalls(background.Beside):
     """Notes when the machine itself stood still, which excuses what no process could help."""
 
     EVERY_S = 0.05

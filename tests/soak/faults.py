@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db, worker_control
-from tests.soak import beside, fleet, plans, server
+from tests.soak import background, fleet, plans, server
 from tests.support.wait import until
 
 RESTART_GAP_S = 30.0
@@ -30,7 +30,7 @@ HELD = """
 """
 
 
-class Held(NamedTuple):
+class HeldJob(NamedTuple):
     """A claim that a process held when it was hit; `long`: its body lasts longer than the lease."""
 
     family: str
@@ -48,7 +48,7 @@ class Fault:
     at: float
     until: float
     pids: tuple[int, ...] = ()
-    held: list[Held] = field(default_factory=list[Held])
+    held: list[HeldJob] = field(default_factory=list[HeldJob])
 
     @property
     def is_kill(self) -> bool:
@@ -60,7 +60,7 @@ class Fault:
         return (not self.pids or pid in self.pids) and self.at <= until and self.until >= since
 
 
-class Faults(beside.Beside):
+class Faults(background.Beside):
     """Carries the plan out while the block runs; leaving it undoes what is under way."""
 
     def __init__(
@@ -173,10 +173,10 @@ class Faults(beside.Beside):
         return free[int(chosen.share * 1e6) % len(free)] if free else None
 
     @staticmethod
-    def _held(pids: tuple[int, ...]) -> list[Held]:
+    def _held(pids: tuple[int, ...]) -> list[HeldJob]:
         with suppress(db.Error), db.connection() as conn:
             rows = conn.execute(HELD, {"pids": [str(pid) for pid in pids]}).fetchall()
-            return [Held(**row) for row in rows]
+            return [HeldJob(**row) for row in rows]
         return []
 
     def _later(self, fault: Fault, seconds: float, undo: Callable[[], None]) -> None:

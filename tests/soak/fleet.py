@@ -17,7 +17,7 @@ from psycopg import conninfo
 
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
-from queue_workflows.worker import burial, oversight
+from queue_workflows.worker import crash_recovery, hang_detection
 from tests.hostile import fleet as attacked
 from tests.hostile import folders
 from tests.soak import app, journal, tasks
@@ -122,8 +122,10 @@ class Fleet:
         self.ended: list[Ended] = []
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
         self._buried = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
-        self._burials = {label: burial.Burials(label) for label in set(self._buried.values())}
-        self._oversight = oversight.Oversight()
+        self._burials = {
+            label: crash_recovery.CrashRecovery(label) for label in set(self._buried.values())
+        }
+        self._oversight = hang_detection.HangDetector()
         """What a worker under `up` shows its parent, so do those whose parent is this process."""
         self._orphans: list[int] = []
         self._env = {

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from queue_workflows import db
 from tests.hostile import catalog, functions, roles, rows
-from tests.soak import beside, plans, tasks, workflows
+from tests.soak import background, plans, tasks, workflows
 from tests.soak.mutant import Mutant
 
 PURPOSE = "submit"
@@ -37,7 +37,7 @@ _WAITING = sql.SQL(
 _OWN_RUN = sql.SQL("INSERT INTO workflow_runs (id, workflow_name) VALUES (%s, %s)")
 
 
-class Hostile(beside.Beside):
+class Hostile(background.Beside):
     """Writes `rate_s` hostile rows and calls a second until `close`, whatever comes back."""
 
     def __init__(self, dsn: str, seed: int, rate_s: float, mutant: Mutant) -> None:

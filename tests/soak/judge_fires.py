@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.soak import app, evidence, fleet
-from tests.support import every
+from tests.support import frequent_schedule
 
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
-PHASE = int(every.EPOCH.timestamp()) % app.EVERY_S
+PHASE = int(frequent_schedule.EPOCH.timestamp()) % app.EVERY_S
 Found = Iterator[str]
 Seen = evidence.Evidence
 

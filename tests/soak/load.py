@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from queue_workflows import db, dispatcher, errors, node_queue, run_store
-from tests.soak import beside, books, orders, rare, tasks, workflows
+from tests.soak import acknowledged, background, orders, rare, tasks, workflows
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
@@ -35,7 +35,7 @@ _CANCEL = (
 )
 
 
-class Load(beside.Beside):
+class Load(background.Beside):
     """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Load(beside.Beside):
         kinds: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__("load")
-        self.books = books.Books()
+        self.books = acknowledged.Books()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
         self._twice = twice

@@ -9,7 +9,7 @@ from typing import Any
 from queue_workflows.dag import readiness
 from queue_workflows.db import statements
 from queue_workflows.engine import claims, recovery, schedules
-from queue_workflows.runtime import fuse
+from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import guards
 from tests.soak import mutants_hostile, mutants_jobs
 from tests.soak.mutant import Conn, Mutant, edit, rewrite
@@ -58,7 +58,7 @@ def alter(conn: Conn, text: str) -> None:
 def _no_self_fence() -> None:
     """A worker that lost its lease carries on."""
     guards.LeaseEnd.check = lambda *_: None  # type: ignore[method-assign]
-    fuse.Fuse.arm = lambda *_: None  # type: ignore[method-assign]
+    kill_timer.KillTimer.arm = lambda *_: None  # type: ignore[method-assign]
     renew = claims.renew
 
     def believe(conn: Conn, leases: Any, **more: Any) -> list[claims.Renewal]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from queue_workflows.db import statements
-from queue_workflows.worker import burial
+from queue_workflows.worker import crash_recovery
 from tests.soak.mutant import Conn, Mutant, edit, rewrite
 
 
@@ -51,12 +51,12 @@ def _count_snoozes() -> None:
 
 def _charge_everybody() -> None:
     """A death counts against all that its process held."""
-    bury = burial.bury
+    recover_claims = crash_recovery.recover_claims
 
     def charged(conn: Conn, ended: Any, **more: Any) -> Any:
-        return bury(conn, ended, **{**more, "ran": None})
+        return recover_claims(conn, ended, **{**more, "ran": None})
 
-    burial.bury = charged
+    crash_recovery.recover_claims = charged
 
 
 MUTANTS = {

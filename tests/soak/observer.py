@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from queue_workflows import db
 from queue_workflows.admin import audit
-from tests.soak import beside, faults, fleet, tasks
+from tests.soak import background, faults, fleet, tasks
 
 SLACK_S = 1.0
 """What is acknowledged may meet a transaction of this age that is still under way."""
@@ -51,7 +51,7 @@ SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no *
 """
 
 
-class Observer(beside.Beside):
+class Observer(background.Beside):
     """Looks in a thread of its own while the block runs."""
 
     def __init__(self, done: list[faults.Fault]) -> None:

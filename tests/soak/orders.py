@@ -14,7 +14,7 @@ import psycopg
 
 from queue_workflows import db, errors, node_queue, queues
 from queue_workflows.types import JobId, NewIngestJob
-from tests.soak import books, tasks, workflows
+from tests.soak import acknowledged, tasks, workflows
 
 LOCK_KEYS, PARTITIONS = 4, ("red", "green", "blue")
 BURST, BULK = 6, 8
@@ -42,7 +42,7 @@ class Orders:
     def __init__(
         self,
         seed: int,
-        known: books.Books,
+        known: acknowledged.Books,
         plan: Callable[[float, Callable[[], None]], None],
         is_open: Callable[[], bool],
         weights: Mapping[str, int],
@@ -223,7 +223,7 @@ class Orders:
         at = time.monotonic() + lasts_s
         place, asked = len(self._books.pauses), _database_now()
         until = asked + lasts_s + UNHEARD_S
-        self._books.pauses.append(books.Pause(queue, partition, asked, until, sure=False))
+        self._books.pauses.append(acknowledged.Pause(queue, partition, asked, until, sure=False))
         if rng.random() < 0.5:
             self._plan(at, lambda: self._resume(place))
             queues.pause(queue, partition=partition, requested_by="soak")
@@ -233,7 +233,7 @@ class Orders:
             lasts = timedelta(seconds=lasts_s)
             row = queues.pause(queue, partition=partition, until=lasts, requested_by="soak")
             ends = row["paused_until"].timestamp()
-        self._books.pauses[place] = books.Pause(queue, partition, _database_now(), ends)
+        self._books.pauses[place] = acknowledged.Pause(queue, partition, _database_now(), ends)
 
     def _resume(self, place: int) -> None:
         """Until the database, which may just be restarted, takes it."""

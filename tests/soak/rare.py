@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 
 from queue_workflows import config, db, dispatcher, errors, node_queue, run_store
-from tests.soak import books, tasks, workflows
+from tests.soak import acknowledged, tasks, workflows
 
 CROWD_GAP_S, RETRY_GAP_S, LARGE_GAP_S = 60.0, 8.0, 15.0
 _FAILED = """
@@ -18,7 +18,7 @@ SELECT id FROM workflow_runs WHERE id = ANY (%s) AND status = 'failed' ORDER BY 
 class Rare:
     """Each method does one of its kind and notes what was acknowledged."""
 
-    def __init__(self, seed: int, known: books.Books) -> None:
+    def __init__(self, seed: int, known: acknowledged.Books) -> None:
         self._rng = random.Random(seed * 4409 + 3)
         self._books = known
 

@@ -20,7 +20,7 @@ from queue_workflows import db, node_pool
 from tests.hostile import cli, folders
 from tests.soak import (
     app,
-    beside,
+    background,
     clock,
     evidence,
     faults,
@@ -31,7 +31,7 @@ from tests.soak import (
     load,
     mutants,
     observer,
-    odd,
+    odd_processes,
     plans,
     report,
     server,
@@ -126,9 +126,9 @@ def _run(options: Options, pg: server.Server) -> report.Report:
     with ExitStack() as stack:
         stack.enter_context(folders.made())
         stalls = stack.enter_context(clock.Stalls())
-        stepping = odd.steps(pg.base, options.seed)
-        older = odd.archive(options.older, pg.base) if options.older else None
-        differing = odd.environments(stepping, older, say)
+        stepping = odd_processes.steps(pg.base, options.seed)
+        older = odd_processes.archive(options.older, pg.base) if options.older else None
+        differing = odd_processes.environments(stepping, older, say)
         running = stack.enter_context(fleet.Fleet(pg.dsn, pg.base, options.mutant, differing))
         if stepping is not None:
             stack.enter_context(stepping)
@@ -168,8 +168,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
             most_s=MUTANT_SETTLE_S if options.mutant else SETTLE_S,
         )
         shown = cli.read_everything()[0]
-        busy.stop(beside.END_S)
-        attacking.stop(beside.END_S)
+        busy.stop(background.END_S)
+        attacking.stop(background.END_S)
         running.stop()
         node_pool.sweep_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
-TOYHOST = "tests.support.toyhost:setup"
+TOYHOST = "tests.support.toy_app:setup"
 _MARK = "QW_TEST_COMMAND"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from queue_workflows import db, dispatcher, node_pool
-from queue_workflows.dispatch import knowledge
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import (
     attempts,
     claims,
@@ -22,7 +22,7 @@ from queue_workflows.engine import (
 from queue_workflows.runtime import clock, identity, supervisor
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import Row
-from queue_workflows.worker import burial, claimer, current, guards, lane, watch
+from queue_workflows.worker import claimer, crash_recovery, current_job, guards, lease_keeper, slot
 from tests.support import fleet_model as model
 
 _pids = itertools.count(5_000_000)
@@ -52,7 +52,7 @@ class Process:
     pid: int
     worker_id: str
     locks: bool
-    work: current.Work | None = None
+    work: current_job.Work | None = None
     job: model.Job | None = None
     alive: bool = True
     quiet: bool = False
@@ -80,11 +80,11 @@ class Past(NamedTuple):
 @contextmanager
 def mind(of: Any) -> Generator[None]:
     """What this process knows of runs is what it has seen itself."""
-    before, knowledge._cache = knowledge._cache, of
+    before, run_cache._cache = run_cache._cache, of
     try:
         yield
     finally:
-        knowledge._cache = before
+        run_cache._cache = before
 
 
 class Slot:
@@ -97,11 +97,13 @@ class Slot:
         self.host, self.queue, self.newest, self.locks = host, queue, newest, locks
         self.table = job_tables.NODE_JOBS if queue in ("cpu", "gpu") else job_tables.INGEST_JOBS
         self._lives = lives
-        self.mind: Any = knowledge._Cache(8)
+        self.mind: Any = run_cache._Cache(8)
         self.claimer = claimer.Claimer(self.table, self.who)
         self.claimer._pause.set()  # it waits for nothing before it tries again
         self.process = self._born()
-        self.watch = watch.Watch([lane.Lane(self.who)], on_exit=leave, sampler=lambda: NOTHING_SEEN)
+        self.watch = lease_keeper.LeaseKeeper(
+            [slot.Slot(self.who)], on_exit=leave, sampler=lambda: NOTHING_SEEN
+        )
 
     def who(self) -> claims.Claimant:
         return claims.Claimant(self.process.worker_id, self.host, self.queue, newest=self.newest)
@@ -134,10 +136,12 @@ class Slot:
 
     def begin(self, row: Row, job: model.Job) -> None:
         lease_end = guards.LeaseEnd(clock.boot_s(), 600)
-        self.process.work = current.Work(self.table, row, lease_end)
+        self.process.work = current_job.Work(self.table, row, lease_end)
         self.process.job = job
 
-    def judge(self, act: Callable[[watch.Watch, current.Work], object]) -> int | None:
+    def judge(
+        self, act: Callable[[lease_keeper.LeaseKeeper, current_job.Work], object]
+    ) -> int | None:
         """Let the watch act on the job that runs; the code with which it left, if it did."""
         work = self.process.work
         assert work is not None
@@ -159,7 +163,7 @@ class Orchestrator:
         self.now = self.since = self.whole = self.seen = 1000.0
         self.pool = node_pool.NodePool()
         self.sweeps = node_pool.Sweeps(lambda: self.now)
-        self.mind: Any = knowledge._Cache(8)
+        self.mind: Any = run_cache._Cache(8)
 
     def trusts(self, seconds: float) -> bool:
         """Whether it has had the database for so long without a break."""
@@ -193,10 +197,10 @@ def outcome(how: str) -> outcomes.Outcome:
     return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
 
 
-def bury(conn: db.Connection, dead: Process) -> list[Row]:
+def recover_claims(conn: db.Connection, dead: Process) -> list[Row]:
     """Its parent has reaped it."""
     ended = supervisor.Exit("w", dead.pid, None, 9, 1, 1.0)
-    return burial.bury(conn, ended, host_label=dead.host)
+    return crash_recovery.recover_claims(conn, ended, host_label=dead.host)
 
 
 class Cut:

@@ -25,7 +25,7 @@ class Faults(fleet_base.Base):
         for found in self.runs_again(job, times, slot):
             dead = self.replace(found)
             if how == "reaped" or times > 1:
-                self.bury(dead)
+                self.recover_claims(dead)
             elif how == "silent" and job.worker == dead.worker_id:
                 self.silence(job)
         if after_s is not None:
@@ -39,11 +39,11 @@ class Faults(fleet_base.Base):
     @precondition(lambda self: any(job.worker in self.buried() for job in self.fleet.running))
     @rule(pick=PICK)
     def reap(self, pick: int) -> None:
-        self.bury(self.dead[pick % len(self.dead)])
+        self.recover_claims(self.dead[pick % len(self.dead)])
 
-    def bury(self, dead: fleet.Process) -> None:
+    def recover_claims(self, dead: fleet.Process) -> None:
         held = [job for job in self.fleet.running if job.worker == dead.worker_id]
-        rows = fleet.bury(self.conn, dead)
+        rows = fleet.recover_claims(self.conn, dead)
         assert sorted(row["id"] for row in rows) == sorted(job.id for job in held)
         for job in held:
             job.crash()

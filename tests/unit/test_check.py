@@ -11,7 +11,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import check, config, declare, errors, model_registry
-from queue_workflows.cli import drawing, main
+from queue_workflows.cli import graph_text, main
 from queue_workflows.dag import definition
 
 
@@ -359,16 +359,16 @@ def drawn() -> check.Report:
 def test_the_tree_shows_what_each_node_waits_for_and_takes() -> None:
     found = drawn()
     assert found.definition
-    lines = list(drawing.tree(found.definition, found.needs, unicode=False))
+    lines = list(graph_text.tree(found.definition, found.needs, unicode=False))
     assert lines == TREE.splitlines()
-    assert list(drawing.tree(found.definition, (), unicode=True))[1] == "├─ read/count  cpu"
+    assert list(graph_text.tree(found.definition, (), unicode=True))[1] == "├─ read/count  cpu"
 
 
 def test_the_tree_shows_policies() -> None:
     listed = one(node("gather", retries=2, backoff={"base_s": 5}, lock_key="k"))
     made = report(step("s", "p"), pipelines=listed)
     assert made.definition
-    last = list(drawing.tree(made.definition, (), unicode=False))[-1].strip()
+    last = list(graph_text.tree(made.definition, (), unicode=False))[-1].strip()
     assert last == 'policy: retries 2, backoff {"base_s": 5.0}, lock_key "k"'
 
 
@@ -377,7 +377,7 @@ def test_a_join_of_many_stays_on_its_line() -> None:
     nodes = [*(node(each, node="gather") for each in many), node("gather", depends_on=many)]
     made = report(step("s", "p"), pipelines=one(*nodes)).definition
     assert made
-    last = list(drawing.tree(made, (), unicode=False))[-1].strip()
+    last = list(graph_text.tree(made, (), unicode=False))[-1].strip()
     assert last == "after s/n0, s/n1, s/n2, s/n3, s/n4, s/n5 and 3 more"
 
 
@@ -386,7 +386,7 @@ def test_mermaid_has_a_node_each_and_an_edge_per_wait() -> None:
     assert found.definition
     found.definition["nodes"][0]["id"] = 'a"<b>'
     found.definition["nodes"][1]["deps"] = ['a"<b>']
-    assert list(drawing.mermaid(found.definition)) == [
+    assert list(graph_text.mermaid(found.definition)) == [
         "flowchart TD",
         '    n0["a#quot;#lt;b#gt;"]',
         '    n1[/"choose"/]',

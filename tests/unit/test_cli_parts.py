@@ -13,7 +13,7 @@ from rich.console import Console
 
 from queue_workflows import errors
 from queue_workflows.cli import answers, inputs, output, runs, summary, tree, views
-from queue_workflows.cli.picture import Picture, Step
+from queue_workflows.cli.run_snapshot import Picture, Step
 from queue_workflows.dag import graph
 
 TURNOUT = {

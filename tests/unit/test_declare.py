@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import config, declare, errors, node_executor
 from queue_workflows.dag import definition
-from queue_workflows.declare import OFFERED, ask, bodies, filtered, node, pipeline, workflow
+from queue_workflows.declare import OFFERED, ask, filtered, node, node_functions, pipeline, workflow
 
 WRITES = {
     "retries": 3,
@@ -336,11 +336,13 @@ def test_the_engine_offers_what_a_declaration_counts_on(tmp_path: Path) -> None:
     assert {
         "inputs", "out", "scratch", "model_handle", "model_load_seconds", "cancel_event",
         "status_callback",
-    } == bodies.OFFERS  # fmt: skip
+    } == node_functions.OFFERS  # fmt: skip
     names: dict[str, Any] = {}
-    exec(f"def every({', '.join(bodies.OFFERS)}): return {{'got': sorted(locals())}}", names)
+    exec(
+        f"def every({', '.join(node_functions.OFFERS)}): return {{'got': sorted(locals())}}", names
+    )
     config.register_node("every", names["every"])
-    assert invoke("every", {}, tmp_path) == {"got": sorted(bodies.OFFERS)}
+    assert invoke("every", {}, tmp_path) == {"got": sorted(node_functions.OFFERS)}
 
 
 def test_declared_workflows_come_before_the_providers_and_beside_them() -> None:

@@ -18,7 +18,7 @@ from queue_workflows.worker import fencing
 LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
 
-class Kept:
+class DedicatedConnection:
     """What a kept connection tells of itself."""
 
     failure: psycopg.Error | None = None
@@ -32,8 +32,8 @@ class Clock:
         return self.now
 
 
-def renewals(lease_s: float = 8.0) -> tuple[fencing.Renewals, Kept, Clock]:
-    kept, now = Kept(), Clock()
+def renewals(lease_s: float = 8.0) -> tuple[fencing.Renewals, DedicatedConnection, Clock]:
+    kept, now = DedicatedConnection(), Clock()
     return fencing.Renewals(lease_s, cast("db.Kept", kept), now), kept, now
 
 

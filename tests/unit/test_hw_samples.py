@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows import cgroup_attribution, hw_metrics
-from queue_workflows.telemetry.cards import Card
+from queue_workflows.telemetry.gpu_overview import Card
 
 KEYS = {
     "cpu_percent", "cpu_ours_percent", "ram_percent", "ram_used_mb", "ram_total_mb",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.soak import (
-    books,
+    acknowledged,
     evidence,
     faults,
     fleet,
@@ -29,7 +29,7 @@ class Story:
         self.events: dict[str, list[evidence.Event]] = {}
         self.lines: list[journal.Line] = []
         self.faults: list[faults.Fault] = []
-        self.books = books.Books()
+        self.books = acknowledged.Books()
         self._place = 0
 
     def job(self, name: str, **more: Any) -> None:
@@ -179,7 +179,7 @@ def test_a_job_in_a_paused_queue_may_be_overtaken(
     queue: str, partition: str | None, since: float, until: float, found: int
 ) -> None:
     story = line()
-    story.books.pauses.append(books.Pause(queue, partition, since, until))
+    story.books.pauses.append(acknowledged.Pause(queue, partition, since, until))
     assert len([*judge_jobs.locked(story.seen())]) == found
 
 
@@ -216,16 +216,16 @@ def test_a_start_too_many_in_a_period_is_found(last: float, found: int) -> None:
 @pytest.mark.parametrize(
     ("pause", "found"),
     [
-        (books.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
-        (books.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
-        (books.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
-        (books.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
-        (books.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
-        (books.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
+        (acknowledged.Pause(tasks.CALLS, None, 4.0, 6.0), 1),
+        (acknowledged.Pause(tasks.CALLS, "red", 4.0, 6.0), 1),
+        (acknowledged.Pause(tasks.CALLS, "blue", 4.0, 6.0), 0),
+        (acknowledged.Pause(tasks.FEEDS, None, 4.0, 6.0), 0),
+        (acknowledged.Pause(tasks.CALLS, None, 5.1, 6.0), 0),
+        (acknowledged.Pause(tasks.CALLS, None, 4.0, 6.0, sure=False), 0),
     ],
 )
 def test_a_claim_while_its_queue_or_partition_is_paused_is_found(
-    pause: books.Pause, found: int
+    pause: acknowledged.Pause, found: int
 ) -> None:
     story = Story()
     story.job("j", partition="red")

@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from tests.hostile import fleet
-from tests.soak import books, evidence, judge_liveness, tasks
+from tests.soak import acknowledged, evidence, judge_liveness, tasks
 
 LATE = judge_liveness.WAIT_S + 1
 
 
 def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     """A job and a run that were submitted at 100 s, claimed at this time, in a soak until 200 s."""
-    known = books.Books(runs={"r": "chain"}, jobs={"j": "note"})
+    known = acknowledged.Books(runs={"r": "chain"}, jobs={"j": "note"})
     common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
     jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
     events = {}
@@ -56,7 +56,7 @@ def test_innocents_that_wait_too_long_are_found(claimed_at: float | None) -> Non
 
 def test_a_pause_of_the_queue_excuses_its_jobs() -> None:
     paused = seen(100 + LATE)
-    paused.books.pauses.append(books.Pause(tasks.NOTES, None, 110.0, 120.0))
+    paused.books.pauses.append(acknowledged.Pause(tasks.NOTES, None, 110.0, 120.0))
     assert [text.split()[0] for text in judge_liveness.waited(paused)] == ["run"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import books, evidence, faults, fleet, judge_recovery, report, tasks
+from tests.soak import acknowledged, evidence, faults, fleet, judge_recovery, report, tasks
 
 DEAD = next(seat for seat in fleet.SEATS if seat.name == "notes-2")
 OTHER = next(seat for seat in fleet.SEATS if seat.name == "notes-1")
@@ -46,13 +46,13 @@ class Story:
         )
         job = {"lock_key": None, "partition": None, "queue": tasks.NOTES}
         kill = faults.Fault("kill, unseen", DEAD.name, KILLED_AT, KILLED_AT, (8,))
-        kill.held.append(faults.Held("ingest", "late", 1, long=False))
+        kill.held.append(faults.HeldJob("ingest", "late", 1, long=False))
         return evidence.Evidence(
             **known,
             jobs=dict.fromkeys(self.events, job),
             events=self.events,
             lines=[],
-            books=books.Books(),
+            books=acknowledged.Books(),
             faults=[kill],
             ended=self.ended,
             time=None,  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.tasks import bodies, control
+from queue_workflows.tasks import control, handlers
 
 Log = list[str]
 
@@ -50,7 +50,7 @@ class Script:
 
 
 def run(value: Any, script: Script | None = None) -> Any:
-    with contextlib.closing(bodies.Runner()) as runner:
+    with contextlib.closing(handlers.Runner()) as runner:
         return runner.run(value, script or Script())
 
 
@@ -114,7 +114,7 @@ class _Callable:
     ],
 )
 def test_a_task_is_async_by_its_definition(task: Any, is_async: bool) -> None:
-    assert bodies.is_async(task) is is_async
+    assert handlers.is_async(task) is is_async
 
 
 @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
@@ -160,7 +160,7 @@ def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
             yield "tidying"
             log.append("tidied")
 
-    with contextlib.closing(bodies.Runner()) as runner:
+    with contextlib.closing(handlers.Runner()) as runner:
         with pytest.raises(errors.Snooze):
             runner.run(generator() if kind == "generator" else async_generator(), Script())
         assert log == ["tidied"]
@@ -201,7 +201,7 @@ def test_the_loop_is_kept_from_body_to_body_and_closed_with_what_is_left_on_it()
         body.kept = asyncio.create_task(stays())  # type: ignore[attr-defined]
         await asyncio.sleep(0)
 
-    with contextlib.closing(bodies.Runner()) as runner:
+    with contextlib.closing(handlers.Runner()) as runner:
         runner.run(body(), Script())
         runner.run(body(), Script())
         assert left == []

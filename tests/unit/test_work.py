@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from queue_workflows.engine import job_tables
-from queue_workflows.worker import current, guards
+from queue_workflows.worker import current_job, guards
 
 
-def work() -> current.Work:
+def work() -> current_job.Work:
     job = {"id": "j", "queue": "load", "task_name": "t", "worker_id": "w", "claim_no": 1}
-    return current.Work(
+    return current_job.Work(
         job_tables.INGEST_JOBS, job, guards.LeaseEnd(0.0, 600.0), now_fn=lambda: 0.0
     )
 

@@ -1,0 +1,118 @@
+"""Following a run to its end: show it, answer or ask what it asks, keep an eye on its processes."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from queue_workflows import db
+from queue_workflows.cli import answers, follow, output, run_snapshot, views
+from queue_workflows.runtime import display, process, signals
+from queue_workflows.types import Row
+
+TICK_S = 0.2
+TICK_LARGE_S = 0.5
+LOGS_S = 0.5
+"""How often the logs of handlers are read at most."""
+
+
+class Follower(NamedTuple):
+    """What following needs besides the run; `yes` answers questions, else a terminal is asked."""
+
+    view: views.View
+    stop: signals.StopRequest
+    tick: Callable[[run_snapshot.Picture], object] | None
+    yes: bool = False
+    heard: Callable[[], Collection[str]] | None = None
+    """Queues whose handlers print to our terminal themselves; None: no print is shown."""
+
+    def follow(self, run_id: str) -> run_snapshot.Picture | None:
+        """The run when it is over; None when asked to stop, or its reader is gone, before that.
+
+        `tick` is called with every picture. Raises `UnknownJob` when the run is deleted meanwhile,
+        and what `tick` raises.
+        """
+        reader = run_snapshot.Reader(run_id)
+        seen: run_snapshot.Picture | None = None
+        settled: set[str] = set()
+        logs, logged_at = follow.RunLogs(run_id, self.view.say), -math.inf
+        try:
+            while not self.stop.requested.is_set():
+                seen = reader.read()
+                pause_s = TICK_LARGE_S
+                if seen is not None:
+                    self.view.show(seen)
+                    if self.heard is not None and seen.over:
+                        self._show_last(logs, self.heard())
+                    elif self.heard is not None and time.monotonic() - logged_at >= LOGS_S:
+                        logged_at = time.monotonic()
+                        logs.show(without=self.heard())
+                    if seen.over:
+                        return seen
+                    if self.tick is not None:
+                        self.tick(seen)
+                    for node in seen.questions:
+                        self._settle(run_id, node, settled)
+                    pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
+                self.stop.requested.wait(pause_s)
+        except BrokenPipeError as error:
+            # Nobody reads on: the same as being asked to stop, which is then told on stderr.
+            process.lost_output(error)
+            return seen if seen is not None and seen.over else None
+        finally:
+            reader.close()
+        return None
+
+    def _show_last(self, logs: follow.RunLogs, heard: Collection[str]) -> None:
+        """Show what is left of the logs, once the workers have had the time to store it."""
+        if not heard:
+            self.stop.requested.wait(follow.LAST_S)
+        logs.show(last=True, without=heard)
+
+    def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
+        """Answer a question, once; while the database is away, again."""
+        if node["id"] in settled:
+            return
+        settled.add(node["id"])
+        try:
+            self._answer(run_id, node)
+        except db.OperationalError as error:
+            settled.discard(node["id"])
+            self.view.say(output.line(process.mask(f"the answer waits for the database: {error}")))
+
+    def _answer(self, run_id: str, node: Row) -> None:
+        """Answer a question; one that nobody here can answer is only told."""
+        where = output.line(node["node_id"])
+        if self.yes:
+            value = answers.default(node["input_spec"])
+            said = (
+                answers.submit(run_id, node["node_id"], value)
+                or f"answered {where}: {output.compact(value)}"
+            )
+            self.view.say(output.line(said, 300))
+            return
+        if not sys.stdin.isatty():
+            self._say_command(run_id, node)
+            return
+        with self.view.aside():
+            answered, value = answers.ask(node, self.stop)
+        if not answered and not self.stop.requested.is_set():
+            self._say_command(run_id, node)
+        if answered and (refused := answers.submit(run_id, node["node_id"], value)):
+            self.view.say(output.line(refused, 300))
+
+    def _say_command(self, run_id: str, node: Row) -> None:
+        prompt = output.line(node["input_spec"].get("prompt") or "")
+        how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
+        where = output.line(node["node_id"])
+        self.view.say(f"{where} waits for an answer; {how}: {prompt}")
+
+
+def exit_code(seen: run_snapshot.Picture | None) -> int:
+    """0 for a completed run, 1 for a failed or cancelled one, 130 when it was left."""
+    if seen is None:
+        return process.INTERRUPTED
+    return 0 if seen.run["status"] == "completed" else 1

@@ -1,0 +1,280 @@
+"""The account of a run or a job as text: states, attempts in order, values, tracebacks, logs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from queue_workflows import waiting
+from queue_workflows.cli import output, run_snapshot, sample_text, summary, views
+from queue_workflows.runtime import display, process, stored_json
+
+UNCUT = 100_000
+LINES = 40
+"""Lines of a log, from its end, and of a value, from its start, that are shown of a longer one."""
+DEPENDENCIES = 3
+AT_ONCE = 20
+"""Nodes whose logs are in memory at one time."""
+ReadLogs = Callable[[list[dict[str, Any]]], None]
+_DETAILED = ("failed", "running", "awaiting_input")
+_WORDS = {
+    "parked": "waits for an answer",
+    "retried": "failed, to be tried again",
+    "requeued": "queued again",
+    "reclaimed": "taken back from a dead worker",
+    "unknown": "end unknown",
+}
+_QUIET = frozenset({"claimed", "completed", "failed", "cancelled", *_WORDS})
+
+
+class Page:
+    """Prints to stdout, cut to the terminal's width where there is one.
+
+    `full`: every node in detail, nothing cut.
+    """
+
+    def __init__(self, *, full: bool, width: int | None = None) -> None:
+        if width is None and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns
+        self._full = full
+        self._width = UNCUT if full or width is None else max(width, 20)
+
+    def run(self, shown: dict[str, Any], *, read_logs: ReadLogs = lambda _: None) -> None:
+        """A run with its nodes; of a large one those that run, wait or failed.
+
+        `read_logs` puts the logs into some nodes that `shown` has without them; they are dropped
+        once they are printed.
+        """
+        counts = shown["counts"]
+        done = sum(counts.get(status, 0) for status in run_snapshot.DONE)
+        state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
+        error = f": {shown['error']}" if shown["error"] else ""
+        self._line(
+            f"run {shown['id']} ({shown['workflow_name']}): {state},"
+            f" {output.seconds(shown['elapsed_s'])}{error}"
+        )
+        self._line(f"created {display.moment(shown['created_at'])}")
+        if shown["out_dir"]:
+            self._line(f"files in {shown['out_dir']}")
+        nodes = shown["nodes"]
+        chosen = len(nodes) < shown["nodes_total"]
+        if len(nodes) > run_snapshot.SMALL and not self._full:
+            self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+            live = [node for node in nodes if node["status"] in _DETAILED]
+            nodes = live[: run_snapshot.SHOWN]
+        for at in range(0, len(nodes), AT_ONCE):
+            some = nodes[at : at + AT_ONCE]
+            detailed = [
+                node for node in some if chosen or self._full or node["status"] in _DETAILED
+            ]
+            read_logs(detailed)
+            told = {id(node) for node in detailed}
+            for node in some:
+                output.echo()
+                self._node(node, detailed=id(node) in told)
+                for attempt in node["attempts"]:
+                    attempt["log"] = None
+        if left := len(shown["nodes"]) - len(nodes):
+            output.echo()
+            self._line(f"and {output.counted(left, 'node')} more: --node NODE, --full or --json")
+
+    def job(self, shown: dict[str, Any]) -> None:
+        """A job of either family."""
+        self._line(
+            f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
+        )
+        if shown.get("run_id"):
+            self._line(f"of run {shown['run_id']}{_after(shown)}")
+        model = f", model {shown['required_model']}" if shown.get("required_model") else ""
+        self._line(f"queue {shown['queue']}{model}, created {display.moment(shown['created_at'])}")
+        if keys := keys_text(shown):
+            self._line(keys)
+        self._body(shown, detailed=True)
+
+    def end(self, shown: dict[str, Any]) -> None:
+        """How a job ended that was followed, without what was shown of it by then."""
+        self._line(
+            f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
+        )
+        self._trace(shown)
+        self._value("output", shown["output"])
+
+    def _node(self, node: dict[str, Any], *, detailed: bool) -> None:
+        told = any(attempt["error"] == node["error"] for attempt in node["attempts"])
+        state = _state(node | {"error": None} if told else node)
+        self._line(f"{node['node_id']}{_after(node)}: {state}")
+        self._body(node, detailed=detailed)
+
+    def _body(self, job: dict[str, Any], *, detailed: bool) -> None:
+        if detailed and job["id"] and job["kind"] == "node job":
+            self._line(f"job {job['id']}, module {job['node_module']}", "  ")
+        for attempt in job["attempts"]:
+            last = attempt is job["attempts"][-1]
+            self._attempt(attempt, views.again_text(job, job["attempts_failed"]) if last else "")
+        for act in job.get("acts", ()):
+            # Of a sweep the attempts tell.
+            if act["event_type"] != "reclaimed":
+                self._line(act_text(act), "  ")
+        if not detailed:
+            return
+        self._value("inputs", job["inputs"])
+        self._value("output", job["output"])
+        self._trace(job)
+        for attempt in job["attempts"]:
+            self._log(attempt)
+
+    def _attempt(self, attempt: dict[str, Any], again: str) -> None:
+        self._line(f"attempt {attempt['claim_no']}: {attempt_text(attempt)}", "  ")
+        if again and attempt["outcome"] == "retried":
+            self._line(again, "    ")
+        for event in attempt["events"]:
+            if event["event_type"] not in _QUIET:
+                self._line(event_text(event), "    ")
+        if attempt["box"]:
+            at = display.clock(attempt["box"]["sampled_at"])
+            self._line(f"{at} its box: {sample_text.line(attempt['box'])}", "    ")
+
+    def _value(self, name: str, value: Any) -> None:
+        if value in (None, {}):
+            return
+        text = output.compact(value, 200)
+        if len(text) + len(name) + 4 <= min(self._width, 100):
+            self._line(f"{name}: {text}", "  ")
+            return
+        self._line(f"{name}:", "  ")
+        lines = display.pretty(value)
+        self._block(lines if self._full else lines[:LINES])
+        if len(lines) > LINES and not self._full:
+            self._line(f"... {len(lines) - LINES} lines more: --full", "    ")
+
+    def _trace(self, job: dict[str, Any]) -> None:
+        """Of the job, or of each attempt that left one where several did; the same one once."""
+        told = [attempt for attempt in job["attempts"] if attempt["traceback"]]
+        if len(told) < 2:
+            self._traceback("traceback", job["traceback"])
+            return
+        seen: dict[str, int] = {}
+        for attempt in told:
+            number = attempt["claim_no"]
+            same = seen.setdefault(attempt["traceback"], number)
+            name = f"traceback of attempt {number}"
+            if same == number:
+                self._traceback(name, attempt["traceback"])
+            else:
+                self._line(f"{name}: as of attempt {same}", "  ")
+
+    def _traceback(self, name: str, trace: str | None) -> None:
+        lines = display.lines(trace.rstrip()) if trace else []
+        if not self._full:
+            lines = summary.host_frames(lines)[-summary.TRACE_LINES :]
+        if lines:
+            self._line(f"{name}{'' if self._full else ' (all of it: --full)'}:", "  ")
+            self._block(lines)
+
+    def _log(self, attempt: dict[str, Any]) -> None:
+        if attempt["log"] is None:
+            return
+        lines = display.lines(attempt["log"]["text"].rstrip("\r\n"))
+        shown = lines if self._full else lines[-LINES:]
+        left = len(lines) - len(shown)
+        before = f" ({left} lines before these: --full)" if left else ""
+        self._line(f"log of attempt {attempt['claim_no']}{before}:", "  ")
+        self._block(shown)
+
+    def _block(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            self._line(text.rstrip(), "    ")
+
+    def _line(self, text: str, indent: str = "") -> None:
+        limit = self._width - len(indent)
+        output.echo(indent + process.mask(output.line(text, max(limit, 10))))
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """Its node id or its task's name."""
+    return job["node_id"] if "node_id" in job else job["task_name"]
+
+
+def keys_text(job: dict[str, Any]) -> str:
+    """`lock key feed, headers {"by": "ann"}`: what an ingest job was given, or nothing."""
+    given = [("idempotency key", "idempotency_key"), ("lock key", "lock_key")]
+    given += [("partition", "partition_key"), ("headers", "headers"), ("time-out", "timeout_s")]
+    parts: list[str] = []
+    for name, key in given:
+        value = job.get(key)
+        if value not in (None, {}):
+            parts.append(f"{name} {value if isinstance(value, str) else output.compact(value)}")
+    return ", ".join(parts) + (" s" if parts and job.get("timeout_s") is not None else "")
+
+
+def act_text(act: dict[str, Any]) -> str:
+    """`09:12:01.250 cancel requested by ann`."""
+    reason = stored_json.mapping(act["detail"]).get("reason")
+    why = f": {output.line(reason)}" if reason else ""
+    what = act["event_type"].replace("_", " ")
+    return output.line(f"{display.clock(act['at'])} {what} by {act['actor']}{why}", 500)
+
+
+def place_text(attempt: dict[str, Any]) -> str:
+    """`09:12:01.250 box pid 77, waited 0.1 s`."""
+    pid = f" pid {attempt['pid']}" if attempt["pid"] else ""
+    text = (
+        f"{display.clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
+    )
+    if attempt["waited_s"] is not None:
+        text += f", waited {output.seconds(attempt['waited_s'])}"
+    return output.line(text)
+
+
+def attempt_text(attempt: dict[str, Any]) -> str:
+    """`09:12:01.250 box pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
+    parts = [place_text(attempt)]
+    if attempt["ran_s"] is not None:
+        parts.append(f"ran {output.seconds(attempt['ran_s'])}")
+    trips = (e["event_type"] for e in attempt["events"] if e["event_type"].endswith("_trip"))
+    parts += [kind.replace("_", " ") for kind in trips]
+    outcome: str = attempt["outcome"]
+    parts.append(_WORDS.get(outcome, outcome))
+    error = f": {attempt['error']}" if attempt["error"] else ""
+    return output.line(", ".join(parts) + error, 500)
+
+
+def event_text(event: dict[str, Any]) -> str:
+    """`09:12:01.250 model load done, 3.1 s`."""
+    text = f"{display.clock(event['at'])} {event['event_type'].replace('_', ' ')}"
+    if event["elapsed_s"] is not None:
+        text += f", {output.seconds(event['elapsed_s'])}"
+    error = event["error"] or stored_json.mapping(event["detail"]).get("reason")
+    return output.line(f"{text}: {output.line(error, 500)}" if error else text, 500)
+
+
+def _state(job: dict[str, Any]) -> str:
+    """The state, and what an attempt does not say: progress, why it waits, the error."""
+    status: str = job["status"]
+    prompt = stored_json.mapping(job.get("input_spec")).get("prompt")
+    parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
+    if again := views.again_text(job, job["attempts_failed"]):
+        parts.append(again)
+    elif status == "queued" and job.get("blocked_reason"):
+        due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
+        why = job["blocked_reason"].replace("_", " ")
+        unserved = why == "unserved"
+        parts.append(waiting.unserved_text(job["queue"]) if unserved else f"{why}{due}")
+    if status == "running" and (shown := views.progress_text(job["progress"])):
+        parts.append(shown)
+    if status == "running" and job["cancel_requested_at"]:
+        parts.append("asked to stop")
+    if status == "awaiting_input" and prompt:
+        parts.append(output.line(prompt, 500))
+    return ", ".join(parts) + (f": {job['error']}" if job["error"] else "")
+
+
+def _after(node: dict[str, Any]) -> str:
+    deps = node["depends_on"]
+    if not deps:
+        return ""
+    more = len(deps) - DEPENDENCIES
+    names = ", ".join(deps[:DEPENDENCIES])
+    return f" (after {names}{f' and {more} others' if more > 0 else ''})"

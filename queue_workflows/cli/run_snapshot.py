@@ -1,0 +1,134 @@
+"""A run as it is right now, read in one transaction: its steps, and the nodes worth showing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any, NamedTuple
+
+from queue_workflows import db, errors
+from queue_workflows.admin import overview
+from queue_workflows.engine import job_tables, runs
+from queue_workflows.runtime import process, stored_json
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+SMALL = 60
+"""Nodes up to which a run is shown in full; of a larger one those that run, wait or failed."""
+SHOWN = 40
+DONE = ("completed", "skipped")
+
+
+class Step(NamedTuple):
+    """A step of the workflow: its nodes by status, of `total` that it has."""
+
+    name: str
+    total: int
+    counts: dict[str, int]
+    elapsed_s: float | None
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.get(status, 0) for status in DONE)
+
+    @property
+    def state(self) -> str:
+        """The word for it: the first that applies of failed, waits for input, running, ..."""
+        for status in ("failed", "awaiting_input", "running"):
+            if self.counts.get(status):
+                return status
+        if self.done >= self.total:
+            return "skipped" if self.counts.get("skipped") == self.total else "completed"
+        if self.counts.get("cancelled"):
+            return "cancelled"
+        return "running" if self.done else "queued" if self.counts.get("queued") else "waiting"
+
+
+class Picture(NamedTuple):
+    """A run at one moment; `steps` in the workflow's order, empty before the run has started."""
+
+    run: Row
+    steps: list[Step]
+    nodes: list[Row]
+
+    @property
+    def over(self) -> bool:
+        return self.run["status"] in job_tables.TERMINAL
+
+    @property
+    def total(self) -> int:
+        return sum(step.total for step in self.steps)
+
+    @property
+    def done(self) -> int:
+        return sum(step.done for step in self.steps)
+
+    @property
+    def questions(self) -> list[Row]:
+        """The nodes that wait for a person and say what they ask."""
+        waiting = (n for n in self.nodes if n["status"] == "awaiting_input")
+        return [node for node in waiting if isinstance(node["input_spec"], dict)]
+
+
+class Reader:
+    """Reads pictures of one run over a connection of its own; survives the loss of it."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._conn: db.Connection | None = None
+        self._totals: dict[str, int] = {}
+        self._away = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    def read(self) -> Picture | None:
+        """The run now; None while the database is away. `UnknownJob` for a run that is gone."""
+        try:
+            if self._conn is None:
+                self._conn = db.connect()
+            picture = self._read(self._conn)
+        except (db.OperationalError, db.InterfaceError) as error:
+            with contextlib.suppress(db.Error):
+                self.close()
+            if not self._away:
+                self._away = True
+                _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+            return None
+        if self._away:
+            self._away = False
+            _log.warning("the database is back")
+        return picture
+
+    def _read(self, conn: db.Connection) -> Picture:
+        with conn.transaction():
+            head = overview.run_head(conn, self._run_id)
+            if head is None:
+                raise errors.UnknownJob(f"run {self._run_id!r} is gone")
+            if not self._totals:
+                self._totals = _totals(runs.definition(conn, self._run_id))
+            by_step = {row["step"]: row for row in overview.steps(conn, self._run_id)}
+            large = sum(self._totals.values()) > SMALL
+            limit = SHOWN if large else SMALL
+            nodes = overview.nodes(conn, self._run_id, limit=limit, live_only=large)
+        names = [*self._totals, *(name for name in by_step if name not in self._totals)]
+        steps = [_step(name, self._totals.get(name, 0), by_step.get(name)) for name in names]
+        return Picture(head, steps, nodes)
+
+
+def _totals(definition: dict[str, Any] | None) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for node_id in stored_json.graph_nodes(definition):
+        step = node_id.partition("/")[0]
+        totals[step] = totals.get(step, 0) + 1
+    return totals
+
+
+def _step(name: str, total: int, row: Row | None) -> Step:
+    if row is None:
+        return Step(name, total, {}, None)
+    counts = {key: n for key, n in row.items() if n and key not in ("step", "elapsed_s")}
+    return Step(name, max(total, sum(counts.values())), counts, row["elapsed_s"])

@@ -1,0 +1,114 @@
+"""A dedicated connection that its owner keeps and replaces."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from queue_workflows.db import pool, socket_io
+
+
+class DedicatedConnection:
+    """One autocommit engine connection, opened on first use and again after it was dropped.
+
+    For one thread at a time, but for `lend`. `opened` is called with each new connection. In a
+    forked child it is another one: the parent's session is left alone.
+    """
+
+    def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
+        self._opened = opened
+        self._conn: pool.Connection | None = None
+        self._pid = os.getpid()
+        self._parents: pool.Connection | None = None
+        """Kept from collection, which warns of a connection that was left open."""
+        self._in_use = threading.RLock()
+        self._used_since: float | None = None
+        self.failure: psycopg.Error | None = None
+        """What the last `using` raised; None: it succeeded."""
+
+    @property
+    def waiting_s(self) -> float:
+        """For how many seconds the `using` under way has lasted; 0.0: there is none."""
+        since = self._used_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _start_anew_in_child(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._parents, self._conn = os.getpid(), self._conn, None
+            self._in_use = threading.RLock()
+
+    def get(self) -> pool.Connection:
+        """The connection, opened when there is none."""
+        self._start_anew_in_child()
+        if self._conn is None or self._conn.closed:
+            self._conn = pool.connect()
+            try:
+                self._opened(self._conn)
+            except BaseException:
+                self.close()
+                raise
+        return self._conn
+
+    @property
+    def current(self) -> pool.Connection | None:
+        """The connection, if there is one."""
+        return self._conn if self._pid == os.getpid() else None
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        if self.current is not None:
+            self.current.close()
+            self._conn = None
+
+    @contextmanager
+    def using(self) -> Generator[pool.Connection]:
+        """The connection; after a database error it is closed, and the error passes."""
+        self._start_anew_in_child()
+        with self._in_use:
+            outer, self._used_since = self._used_since, time.monotonic()
+            try:
+                yield self.get()
+                self.failure = None
+            except psycopg.Error as error:
+                self.failure = error.with_traceback(None)
+                self.close()
+                raise
+            finally:
+                self._used_since = outer
+
+    @contextmanager
+    def lend(self, *, within_s: float, statement_s: float) -> Generator[pool.Connection | None]:
+        """The connection for another thread, if within that time it is free and answers; else None.
+
+        Its statements have `statement_s`. Afterwards it is closed. For an owner that only calls
+        `using`.
+        """
+        self._start_anew_in_child()
+        deadline = time.monotonic() + within_s
+        if not self._in_use.acquire(timeout=within_s):
+            yield None
+            return
+        try:
+            yield self._answering(deadline, statement_s)
+        finally:
+            self.close()
+            self._in_use.release()
+
+    def _answering(self, deadline: float, statement_s: float) -> pool.Connection | None:
+        conn = self.current
+        if conn is None or conn.closed:
+            return None
+        if conn.pgconn.transaction_status != TransactionStatus.IDLE:
+            return None
+        limit = b"SET statement_timeout = %d" % (statement_s * 1000)
+        try:
+            socket_io.ask(conn, limit, deadline - time.monotonic(), conn.pgconn.consume_input)
+        except psycopg.Error:
+            return None
+        return conn

@@ -1,0 +1,224 @@
+"""What this process knows of the runs it works on, and how it reads the rest from the database."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Generator, Hashable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from queue_workflows import db, errors
+from queue_workflows.dag import definition, frozen_definition, graph, payload, readiness
+from queue_workflows.dispatch import hooks
+from queue_workflows.engine import nodes, runs
+from queue_workflows.types import Row
+
+Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
+"""Opens a transaction: from the pool, or on a connection that the caller keeps."""
+
+CACHED_RUNS = 64
+CACHED_GRAPHS = 16
+CACHED_GRAPH_CHARS = 4_000_000
+"""A larger definition is read and checked anew by each run that has it."""
+
+
+class OnConnection:
+    """A `Begin` on one autocommit connection, for callers that keep theirs."""
+
+    def __init__(self, connection: Callable[[], db.Connection]) -> None:
+        self._connection = connection
+
+    @contextmanager
+    def __call__(self) -> Generator[db.Connection]:
+        conn = self._connection()
+        with conn.transaction():
+            yield conn
+
+    @contextmanager
+    def read(self) -> Generator[db.Connection]:
+        """The connection for a single statement, which needs no transaction around it."""
+        yield self._connection()
+
+
+def on_connection(conn: db.Connection | db.DedicatedConnection) -> OnConnection:
+    """A `Begin` on one autocommit connection, for callers that keep theirs."""
+    return OnConnection(conn.get if isinstance(conn, db.DedicatedConnection) else lambda: conn)
+
+
+def reading(begin: Begin) -> AbstractContextManager[db.Connection]:
+    """A connection for a single statement, without a transaction where that is enough."""
+    return begin.read() if isinstance(begin, OnConnection) else begin()
+
+
+def joined(conn: db.Connection) -> Begin:
+    """A `Begin` that joins the transaction which is open on `conn`."""
+
+    @contextmanager
+    def begin() -> Generator[db.Connection]:
+        yield conn
+
+    return begin
+
+
+class ReadNeeded(Exception):
+    """A plan asked for something that only the database knows."""
+
+
+class NoKnowledge:
+    """Knows nothing of a run's nodes."""
+
+    def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
+        raise ReadNeeded
+
+    def present(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
+        raise ReadNeeded
+
+    def done_all(self) -> set[str]:
+        raise ReadNeeded
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:  # noqa: ARG002  the protocol's name
+        raise ReadNeeded
+
+
+class Reader:
+    """The database's truth about a run's nodes, read in the transactions that `begin` opens."""
+
+    def __init__(self, begin: Begin, run_id: str) -> None:
+        self._begin = begin
+        self._run_id = run_id
+
+    def done_among(self, ids: Collection[str]) -> set[str]:
+        with reading(self._begin) as conn:
+            return nodes.done_among(conn, self._run_id, ids)
+
+    def present(self, ids: Collection[str]) -> set[str]:
+        with reading(self._begin) as conn:
+            return nodes.present_among(conn, self._run_id, ids)
+
+    def done_all(self) -> set[str]:
+        with reading(self._begin) as conn:
+            return nodes.all_done(conn, self._run_id)
+
+    def context(self, heads: set[str] | None) -> dict[str, Any]:
+        with reading(self._begin) as conn:
+            return nodes.context(conn, self._run_id, heads)
+
+
+Identity: TypeAlias = "tuple[str, int, int]"
+
+
+def identity(run: Row) -> Identity:
+    """A run's id, generation and birth: one that was deleted and made again is another run."""
+    return run["id"], run["generation"], run["born"]
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Cache(Generic[K, V]):
+    """Values by key; the least recently used goes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._items: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            item = self._items.get(key)
+            if item is not None:
+                self._items.move_to_end(key)
+            return item
+
+    def put(self, key: K, item: V) -> None:
+        with self._lock:
+            self._items[key] = item
+            while len(self._items) > self._size:
+                self._items.popitem(last=False)
+
+    def drop(self, concerns: Callable[[K], bool]) -> None:
+        with self._lock:
+            for key in [key for key in self._items if concerns(key)]:
+                del self._items[key]
+
+
+_cache: _Cache[Identity, readiness.Progress] = _Cache(CACHED_RUNS)
+_graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
+"""Graphs by the SHA-256 of their definition's text: `definition_hash` may be forged."""
+
+
+def forget(run_id: str) -> None:
+    """Drop what this process remembers of a run; the database stays the truth."""
+    _cache.drop(lambda key: key[0] == run_id)
+
+
+def recall(run: Row) -> readiness.Progress | None:
+    """What is known of a run in its generation, without a look at the database."""
+    return _cache.get(identity(run))
+
+
+def learn(begin: Begin, run: Row) -> readiness.Progress:
+    """What is known of a run; its definition is read now if need be, or made and frozen.
+
+    Opens transactions, and outside of them may call the provider. Raises what `hooks.expand` does.
+    """
+    progress, made = prepare(begin, run)
+    if made is None:
+        return progress
+    with begin() as conn:
+        runs.lock(conn, run["id"])
+        stored = freeze(conn, run, made)
+    if not stored:
+        return learn(begin, run | {"has_definition": True})
+    keep(run, progress)
+    return progress
+
+
+def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] | None]:
+    """What is known of a run and, if its definition was only just made, that for `freeze`.
+
+    What hangs on a definition that is not stored yet is not remembered: `keep` it after the commit.
+    """
+    progress = recall(run)
+    if progress is not None:
+        return progress, None
+    if not run["has_definition"]:
+        made = hooks.expand(run)
+        return readiness.Progress(graph.Graph(made)), made
+    progress = readiness.Progress(_frozen_graph(begin, run["id"]))
+    keep(run, progress)
+    return progress, None
+
+
+def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:
+    """Return the graph of a run's stored definition, checked once per process and content.
+
+    Raises `InvalidWorkflow` for a definition that cannot run: whoever wrote the row may have
+    forged it.
+    """
+    with reading(begin) as conn:
+        text = runs.definition_text(conn, run_id)
+    if text is None:
+        raise errors.UnknownJob(f"run {run_id!r} is gone")
+    key = hashlib.sha256(text.encode()).digest()
+    known = _graphs.get(key)
+    if known is None:
+        known = frozen_definition.check(db.load_json(text))
+        # A resolver of the app's may change the templates that it is given.
+        if len(text) <= CACHED_GRAPH_CHARS and not hooks.host_resolves():
+            _graphs.put(key, known)
+    return known
+
+
+def keep(run: Row, progress: readiness.Progress) -> None:
+    """Remember what is known of a run in its generation."""
+    _cache.put(identity(run), progress)
+
+
+def freeze(conn: db.Connection, run: Row, made: dict[str, Any]) -> bool:
+    """Store a definition under the run's lock; False when there is one already."""
+    text = payload.encode_definition(made)
+    return runs.freeze_definition(conn, run["id"], text, definition.digest(made))

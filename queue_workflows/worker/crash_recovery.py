@@ -1,0 +1,284 @@
+"""What a dead worker process held, handed back at once by the parent that reaped it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from queue_workflows import config, db, errors
+from queue_workflows.dag import payload
+from queue_workflows.engine import (
+    claims,
+    handback,
+    job_events,
+    job_tables,
+    quarantine,
+    recovery,
+    workers,
+)
+from queue_workflows.runtime import identity, service, supervisor
+from queue_workflows.types import JsonDict, Row
+from queue_workflows.worker import fencing, guards, hang_detection, shutdown
+
+_log = logging.getLogger(__name__)
+RETRY_S = 1.0
+AGAIN_S = 1.0
+"""When a look follows the first: the server still does what a worker had sent before it died, and
+a finish also claims the next job, which it may do after the burial."""
+STATEMENT_S = 3.0
+_REASONS = {
+    hang_detection.OFF: "turned off",
+    hang_detection.CANCELLED: "cancelled",
+    hang_detection.STOPPED: "shutdown",
+}
+_CGROUP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def recover_claims(
+    conn: db.Connection,
+    ended: supervisor.Exit,
+    *,
+    host_label: str,
+    oom_kills: int | None = None,
+    ran: Collection[int] | None = None,
+) -> list[Row]:
+    """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
+
+    Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
+    the process ended, and its last progress, beat and GPU sample. One that its parent killed, in a
+    guard's stead or to stop, leaves its jobs as it should have, with no crash; where it is known
+    which bodies `ran` (see `board.Seen.ran`) only their jobs are counted. Nothing for one that
+    ended in good order, as it holds nothing, nor for another process, whatever its label.
+    """
+    prefix = identity.process_prefix(host_label, ended.pid)
+    how = evidence(ended)
+    death = {
+        "exit_code": ended.code,
+        "signal": ended.signal,
+        "max_rss_mb": ended.max_rss_mb,
+        "seconds": round(ended.seconds, 3),
+        "oom_kills": oom_kills,
+    }
+    sentence = _sentence(ended, host_label)
+    if sentence is not None:
+        death |= {"guard": sentence.trip.event, "by": "parent"}
+    rows: list[Row] = []
+    with conn.transaction():
+        gpu = workers.last_detail(conn, prefix).get("gpu")
+        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
+            leases = claims.held_by(conn, table, prefix)
+            holders = {lease.job_id: lease.worker_id for lease in leases}
+            if sentence is None:
+                if ran is not None:
+                    idle = claims.held_by(conn, table, prefix, exclude=ran)
+                    rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
+                taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            else:
+                taken = _carry_out(conn, sentence, leases)
+            for row in taken:
+                # A job that is queued again names nobody any more.
+                job = row | {"claimed_by": host_label}
+                _note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
+            rows += taken
+        orderly = ended.code in shutdown.ORDERLY
+        workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
+        if sentence is not None:
+            queue = sentence.queue or next((row["queue"] for row in rows), "")
+            if sentence.trip.event == hang_detection.OFF:
+                workers.clear_model(conn, sentence.host, queue, mark_stale=True)
+            else:
+                live_s = config.STALE_WORKER_AFTER_S.read()
+                workers.clear_heartbeat(conn, sentence.host, queue, prefix, live_s)
+    return rows
+
+
+def _note_death(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    row: Row,
+    worker_id: str | None,
+    death: JsonDict,
+    how: str,
+) -> None:
+    """Record how a job's worker died; a job whose record the database refuses goes without one."""
+    beat = row["heartbeat_at"]
+    more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
+    try:
+        detail = payload.encode(death | more, "detail")
+    except errors.InvalidPayload:
+        # Plain SQL may write progress that no detail can hold.
+        more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
+        detail = payload.encode(death | more | {"gpu": None}, "detail")
+    try:
+        with conn.transaction():
+            job = row | {"worker_id": worker_id}
+            job_events.note(conn, table, job, "death", detail=detail, error=how)
+    except db.Error as error:
+        if not quarantine.is_about_rows(error):
+            raise
+        _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
+
+
+def _sentence(ended: supervisor.Exit, host_label: str) -> hang_detection.Sentence | None:
+    """Why its parent killed it; None: it did not."""
+    verdict = ended.verdict
+    if verdict is None or verdict.more is not None:
+        return verdict and verdict.more
+    trip = guards.Trip(verdict.code, hang_detection.STOPPED, verdict.reason)
+    return hang_detection.Sentence(trip, host_label, queue="")
+
+
+def _carry_out(
+    conn: db.Connection, sentence: hang_detection.Sentence, leases: Sequence[job_tables.Lease]
+) -> list[Row]:
+    """What the worker's own guard would have done to these claims; the changed rows."""
+    trip = sentence.trip
+
+    def one(lease: job_tables.Lease) -> Row | None:
+        concerned = lease == sentence.lease or len(leases) == 1
+        if trip.event not in _REASONS and lease == sentence.lease:
+            return shutdown.record_trip(conn, lease, trip, sentence.seconds, by="parent")
+        reason = _REASONS.get(trip.event, "its worker ended")
+        front = trip.event == hang_detection.OFF and concerned
+        return handback.hand_back(conn, lease, reason=reason, front=front)
+
+    return quarantine.change_each(conn, leases, one)
+
+
+def oom_kills() -> int | None:
+    """Processes of this one's cgroup (v2) that the kernel killed for memory so far, if it tells."""
+    try:
+        own = _CGROUP.read_text(encoding="utf-8").partition("::")[2].splitlines()[0]
+        text = (_CGROUPS / own.lstrip("/") / "memory.events").read_text(encoding="ascii")
+        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def evidence(ended: supervisor.Exit) -> str:
+    """How a process died, in words for the job's error: signal or exit code, and peak memory."""
+    how = "ended for a reason unknown"
+    if ended.verdict is not None:
+        how = f"killed by its parent with exit code {ended.code}: {ended.verdict.reason}"
+    elif ended.signal is not None:
+        name = str(ended.signal)
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(ended.signal).name
+        how = f"killed by {name}"
+    elif ended.code is not None:
+        how = f"ended with exit code {ended.code}"
+    return f"{how}, peak memory {ended.max_rss_mb} MB" if ended.max_rss_mb else how
+
+
+class _Death(NamedTuple):
+    """A reaped process whose claims are to be recovered at `due`; `last`: no further try follows.
+
+    `oom_kills`: the OOM kills counted around its death, or None. `ran`: as for `recover_claims`.
+    """
+
+    ended: supervisor.Exit
+    ran: Collection[int] | None
+    due: float
+    last: bool
+    oom_kills: int | None = None
+
+
+class CrashRecovery:
+    """Buries what a supervisor reaps, on a thread of its own, until the database has taken it.
+
+    Enter it before the supervisor starts and leave it after the supervisor has stopped: leaving
+    tries once more what is still open, and what then fails is left to the leases.
+    """
+
+    def __init__(self, host_label: str | None = None) -> None:
+        self._label = config.host_label() if host_label is None else host_label
+        self._oom_kills = oom_kills()
+        self._dead: deque[_Death] = deque()
+        self._loop = service.Loop(
+            "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
+        )
+
+    def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
+        """Bury this one soon: see `recover_claims`.
+
+        A worker that blames the database for its end is charged nothing. Where there is no shared
+        status, as on macOS, only its note says so.
+        """
+        if ended.code == guards.EXIT_LOST and not ended.verdict:
+            prefix = identity.process_prefix(self._label, ended.pid)
+            ran = frozenset[int]() if fencing.is_noted(prefix) else ran
+        peaceful = ended.code == 0 and ended.verdict is None
+        self._dead.append(_Death(ended, ran, time.monotonic(), last=peaceful))
+        self._loop.wake("recover")
+
+    def __enter__(self) -> CrashRecovery:
+        self._loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop.stop():
+            self._recover_due(math.inf)
+
+    def _pause(self) -> float:
+        wait_s = min((grave.due for grave in self._dead), default=math.inf) - time.monotonic()
+        return wait_s if wait_s > 0 else RETRY_S
+
+    def _recover_due(self, now: float | None = None) -> None:
+        now = time.monotonic() if now is None else now
+        due = [grave for grave in self._dead if grave.due <= now]
+        if not due:
+            return
+        try:
+            with contextlib.closing(db.connect(timeout_s=STATEMENT_S)) as conn:
+                for grave in due:
+                    buried = self._recover_apart(conn, grave)
+                    if not grave.last:
+                        self._dead.append(buried._replace(due=now + AGAIN_S, last=True))
+                    self._dead.remove(grave)
+        except db.Error as error:
+            _log.warning("what a dead worker held waits for the database: %s", str(error).strip())
+
+    def _recover_apart(self, conn: db.Connection, grave: _Death) -> _Death:
+        """Bury one; what it held is left to its leases if its rows cannot be written."""
+        try:
+            return self._recover_claims(conn, grave)
+        except db.Error as error:
+            if not quarantine.is_about_rows(error):
+                raise
+            _log.warning("%s: leases decide what it held: %s", grave.ended.name, str(error).strip())
+        return grave
+
+    def _recover_claims(self, conn: db.Connection, grave: _Death) -> _Death:
+        ended = grave.ended
+        if _in_use(ended.pid):
+            _log.warning("%s: pid %d is in use again, leases decide", ended.name, ended.pid)
+            return grave
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        if grave.oom_kills is None and before is not None and self._oom_kills is not None:
+            grave = grave._replace(oom_kills=self._oom_kills - before)
+        rows = recover_claims(
+            conn, ended, host_label=self._label, oom_kills=grave.oom_kills, ran=grave.ran
+        )
+        for row in rows:
+            what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
+            _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
+        return grave
+
+
+def _in_use(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

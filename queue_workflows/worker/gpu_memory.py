@@ -1,0 +1,75 @@
+"""How much memory the card has that this worker's models must fit."""
+
+from __future__ import annotations
+
+import os
+
+from queue_workflows import config
+from queue_workflows.runtime import command
+
+TIMEOUT_S = 3.0
+KNOWN_S, UNKNOWN_S = 3600.0, 60.0
+"""How often it is asked for: a driver may come up after the worker."""
+
+
+class GpuMemory:
+    """The size of this worker's card, as far as it is known; measured by one thread."""
+
+    def __init__(self) -> None:
+        self._tool = command.Tool("nvidia-smi")
+        self.vram_mb: int | None = None
+        self.asked = False
+        """Whether it was measured, with whatever result."""
+
+    def measure(self) -> bool:
+        """Whether there is news: the first look, or another size. What was known once stays so."""
+        found = vram_total_mb(self._tool)
+        news = not self.asked or found not in (None, self.vram_mb)
+        self.vram_mb = self.vram_mb if found is None else found
+        self.asked = True
+        return news
+
+    def every_s(self) -> float:
+        """Seconds from one look to the next."""
+        return UNKNOWN_S if self.vram_mb is None else KNOWN_S
+
+
+def vram_total_mb(tool: command.Tool) -> int | None:
+    """GPU_VRAM_GB in MB of 10**6, else what nvidia-smi says in MiB of the largest visible card.
+
+    None: unknown, and then every model fits. Blocks for up to TIMEOUT_S.
+    """
+    named_gb = config.GPU_VRAM_GB.read()
+    if named_gb > 0:
+        return round(named_gb * 1000)
+    query = ("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+    answer = tool.ask(*query, timeout_s=TIMEOUT_S)
+    return largest_mb(
+        answer.text or "",
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        by_bus=os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
+    )
+
+
+def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int | None:
+    """The largest of the cards listed, one `index, uuid, MiB` a line, that are visible.
+
+    `visible`: indexes or starts of UUIDs, as CUDA_VISIBLE_DEVICES has them; None: all. None when a
+    card that is visible cannot tell its size (`[N/A]`), for no card at all, and for an index among
+    unequal cards that CUDA does not count `by_bus`, as nvidia-smi does, but the fastest first.
+    """
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
+    cards = [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+    sizes = [size for _, _, size in cards]
+    if visible is not None:
+        wanted = [part.strip() for part in visible.split(",")]
+        if not by_bus and len(set(sizes)) > 1 and any(part.isdigit() for part in wanted):
+            return None
+        sizes = [size for index, uuid, size in cards if _is_one_of(index, uuid, wanted)]
+    if not sizes or not all(size.isascii() and size.isdigit() for size in sizes):
+        return None
+    return max(map(int, sizes))
+
+
+def _is_one_of(index: str, uuid: str, wanted: list[str]) -> bool:
+    return any(part == index or (part and uuid.startswith(part)) for part in wanted)

@@ -1,0 +1,516 @@
+"""A reaped worker's claims come back at once, and nobody else's do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, node_queue, run_store
+from queue_workflows.engine import claims, job_tables
+from queue_workflows.runtime import identity, supervisor
+from queue_workflows.worker import crash_recovery, fencing, guards, hang_detection
+from tests.support import rows_before_checks
+from tests.support.wait import until
+
+LABEL = "box"
+CLAIM_AND_DIE = """
+import os, signal
+from queue_workflows import db, node_queue
+assert node_queue.claim_next_cpu_job(host="box")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def queued(*node_ids: str) -> str:
+    run = run_store.insert_run(workflow_name="w", status="running")
+    for node_id in node_ids:
+        node_queue.enqueue_node_job(run_id=run["id"], node_id=node_id, node_module="m", queue="cpu")
+    return run["id"]
+
+
+def job(run_id: str, node_id: str) -> dict[str, object]:
+    return next(j for j in node_queue.list_jobs_for_run(run_id) if j["node_id"] == node_id)
+
+
+def a_worker_that_dies() -> supervisor.Exit:
+    dead = subprocess.Popen([sys.executable, "-c", CLAIM_AND_DIE])
+    assert dead.wait(30) == -signal.SIGKILL
+    return supervisor.Exit("cpu-1", dead.pid, None, signal.SIGKILL, 42, 0.5)
+
+
+def count_connects(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    tries: list[int] = []
+    connect = db.connect
+
+    def counted(**more: float) -> object:
+        try:
+            return connect(**more)
+        finally:
+            tries.append(1)
+
+    monkeypatch.setattr(db, "connect", counted)
+    return tries
+
+
+def test_only_the_dead_ones_claim_comes_back_with_its_crash_counted(db: ModuleType) -> None:
+    run_id = queued("a", "b", "c")
+    alive = node_queue.claim_next_cpu_job(host=LABEL)
+    assert alive
+    ended = a_worker_that_dies()
+    with db.connect() as conn:
+        rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        assert crash_recovery.recover_claims(conn, ended, host_label=LABEL) == []
+    assert [row["node_id"] for row in rows] == ["b"]
+    back = job(run_id, "b")
+    assert (back["status"], back["crash_count"], back["priority"]) == ("queued", 1, 10)
+    assert job(run_id, "a")["worker_id"] == alive["worker_id"]
+    assert job(run_id, "c")["crash_count"] == 0
+
+
+def test_ingest_claims_come_back_too(db: ModuleType) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+    job_id = node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
+    assert node_queue.claim_next_ingest_job("fetch", host=LABEL)
+    ended = supervisor.Exit("fetch", os.getpid(), 1, None, 0, 1.0)
+    with db.connect() as conn:
+        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+    row = node_queue.get_ingest_job(job_id)
+    assert row
+    assert (row["status"], row["crash_count"]) == ("queued", 1)
+
+
+@pytest.mark.parametrize("ran", ["nothing", "one", "unknown"])
+def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+    node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[{}] * 3)
+    who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, "fetch")
+    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    with db.connect() as conn:
+        held = claims.ingest_step(conn, who, claim=3)
+        seq = {"nothing": [], "one": [held[1]["seq"]], "unknown": None}[ran]
+        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran=seq)
+        rows = conn.execute("SELECT * FROM ingest_jobs ORDER BY seq").fetchall()
+        events = conn.execute(
+            "SELECT j.seq, e.event_type FROM ingest_job_events e JOIN ingest_jobs j"
+            " ON j.id = e.job_id WHERE e.event_type <> 'claimed' ORDER BY e.id"
+        ).fetchall()
+    assert len(changed) == 3
+    assert {row["status"] for row in rows} == {"queued"}
+    counted = {"nothing": [0, 0, 0], "one": [0, 1, 0], "unknown": [1, 1, 1]}[ran]
+    assert [row["crash_count"] for row in rows] == counted
+    assert [row["priority"] for row in rows] == [10 if each else 100 for each in counted]
+    deaths = [event["seq"] for event in events if event["event_type"] == "death"]
+    assert deaths == [row["seq"] for row in rows if row["crash_count"]]
+
+
+def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+    ingest_id = node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
+    run_id = queued("a")
+    held = (
+        node_queue.claim_next_ingest_job("fetch", host=LABEL),
+        node_queue.claim_next_cpu_job(host=LABEL),
+    )
+    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    prefix = identity.process_prefix(LABEL, os.getpid())
+    with db.connect() as conn:
+        conn.execute("""UPDATE workflow_node_jobs SET progress = '{"step": 3}'""")
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid, detail)"
+            " VALUES (%s, 'box', 'cpu', 1, '{\"gpu\": {\"use_pct\": 7}}')",
+            (prefix + "x",),
+        )
+        crash_recovery.recover_claims(conn, ended, host_label=LABEL, oom_kills=1)
+        for table, job_id, progress, claim in (
+            ("workflow_node_events", job(run_id, "a")["id"], {"step": 3}, held[1]),
+            ("ingest_job_events", ingest_id, None, held[0]),
+        ):
+            rows = conn.execute(
+                f"SELECT * FROM {table} WHERE event_type = 'death' AND job_id = %s", (job_id,)
+            ).fetchall()
+            assert len(rows) == 1
+            assert claim
+            event = rows[0]
+            assert (event["worker_id"], event["claim_no"]) == (claim["worker_id"], 1)
+            detail = event["detail"]
+            assert detail.pop("last_beat") is not None
+            assert detail == {
+                "exit_code": None,
+                "signal": 9,
+                "max_rss_mb": 42,
+                "seconds": 0.5,
+                "oom_kills": 1,
+                "progress": progress,
+                "gpu": {"use_pct": 7},
+            }
+
+
+def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat(
+    db: ModuleType,
+) -> None:
+    run_id = queued("a")
+    with db.connect() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET crash_count = 2")
+        claim = node_queue.claim_next_cpu_job(host=LABEL)
+        assert claim
+        ended = supervisor.Exit("w", os.getpid(), None, signal.SIGSEGV, 42, 0.5)
+        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+    dead = job(run_id, "a")
+    assert dead["status"] == "failed"
+    assert re.fullmatch(
+        f"poison: took down 3 workers, the last one {re.escape(claim['worker_id'])}; killed by"
+        r" SIGSEGV, peak memory 42 MB; last beat \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC",
+        dead["error"],
+    )
+
+
+def killed_by_its_parent(
+    trip: guards.Trip, lease: job_tables.Lease | None = None
+) -> supervisor.Exit:
+    sentence = hang_detection.Sentence(trip, LABEL, "gpu", lease, 4.5)
+    verdict = supervisor.Verdict(trip.code, trip.reason, sentence)
+    return supervisor.Exit("w", os.getpid(), trip.code, None, 42, 0.5, verdict)
+
+
+STALL = guards.Trip(guards.EXIT_STALL, "stall_trip", "no beat for 9 s")
+OFF = guards.Trip(guards.EXIT_CONTROL, hang_detection.OFF, "turned off")
+
+
+def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, object]]:
+    with db.connect() as conn:
+        rows = conn.execute(
+            "SELECT * FROM workflow_node_events WHERE run_id = %s AND node_id = %s",
+            (run_id, node_id),
+        ).fetchall()
+    return {row["event_type"]: row for row in rows}
+
+
+def test_what_a_parent_decided_counts_as_the_guards_trip_and_for_its_claim_alone(
+    db: ModuleType,
+) -> None:
+    run_id = queued("a", "b")
+    claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
+    assert claims[0]
+    assert claims[1]
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, claims[0])
+    node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
+    with db.connect() as conn:
+        rows = crash_recovery.recover_claims(
+            conn, killed_by_its_parent(STALL, lease), host_label=LABEL
+        )
+        beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
+    assert sorted(row["node_id"] for row in rows) == ["a", "b"]
+    counted = {
+        name: [job(run_id, name)[key] for key in ("status", "watchdog_retries", "crash_count")]
+        for name in "ab"
+    }
+    assert counted == {"a": ["queued", 1, 0], "b": ["queued", 0, 0]}
+    assert job(run_id, "a")["error"] == STALL.reason
+    said = {name: events_of(db, run_id, name) for name in "ab"}
+    assert {"stall_trip", "requeued", "death"} <= {*said["a"]}
+    assert "stall_trip" not in said["b"]
+    assert said["a"]["stall_trip"]["elapsed_s"] == 4.5
+    death = said["a"]["death"]
+    assert death["error"] == (
+        "killed by its parent with exit code 76: no beat for 9 s, peak memory 42 MB"
+    )
+    detail = death["detail"]
+    assert isinstance(detail, dict)
+    assert (detail["exit_code"], detail["guard"], detail["by"]) == (76, "stall_trip", "parent")
+    assert beat["age"].total_seconds() > 3000, "the host of a gpu worker shows no model"
+
+
+def test_a_parents_trip_leaves_the_heartbeat_of_another_worker_alone(db: ModuleType) -> None:
+    queued("a")
+    claim = node_queue.claim_next_cpu_job(host=LABEL)
+    assert claim
+    node_queue.upsert_worker_heartbeat(host_label=LABEL, queue="gpu", concurrency=1)
+    with db.connect() as conn:
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'gpu', 1)",
+            (identity.process_prefix(LABEL, 1) + "r", LABEL),
+        )
+        ended = killed_by_its_parent(STALL, job_tables.lease_of(job_tables.NODE_JOBS, claim))
+        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        beat = conn.execute("SELECT now() - last_seen AS age FROM worker_heartbeats").fetchone()
+    assert beat["age"].total_seconds() < 300
+
+
+def test_a_trip_of_the_parents_fails_a_job_at_the_cap_with_its_event(db: ModuleType) -> None:
+    run_id = queued("a")
+    claim = node_queue.claim_next_cpu_job(host=LABEL)
+    assert claim
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, claim)
+    with db.connect() as conn:
+        conn.execute("UPDATE workflow_node_jobs SET watchdog_retries = 3")
+        crash_recovery.recover_claims(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
+    assert job(run_id, "a")["status"] == "failed"
+    assert node_queue.count_unprocessed_dispatch_events() == 1
+
+
+def test_a_trip_of_the_parents_is_fenced_by_the_claim_it_was_made_for(db: ModuleType) -> None:
+    run_id = queued("a")
+    claim = node_queue.claim_next_cpu_job(host=LABEL)
+    assert claim
+    lease = job_tables.lease_of(job_tables.NODE_JOBS, claim)._replace(
+        claim_no=claim["claim_no"] - 1
+    )
+    with db.connect() as conn:
+        crash_recovery.recover_claims(conn, killed_by_its_parent(STALL, lease), host_label=LABEL)
+    back = job(run_id, "a")
+    assert (back["status"], back["watchdog_retries"], back["crash_count"]) == ("queued", 0, 0)
+
+
+def test_a_worker_killed_for_off_gives_its_job_back_at_the_front_uncounted(db: ModuleType) -> None:
+    run_id = queued("a")
+    assert node_queue.claim_next_cpu_job(host=LABEL)
+    with db.connect() as conn:
+        crash_recovery.recover_claims(conn, killed_by_its_parent(OFF), host_label=LABEL)
+    back = job(run_id, "a")
+    assert (back["status"], back["priority"]) == ("queued", 10)
+    assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
+    db: ModuleType, silent: bool
+) -> None:
+    run_id = queued("a", "b")
+    claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
+    assert claims[0]
+    trip = guards.Trip(0, hang_detection.STOPPED, "told to stop, and did not")
+    ended = killed_by_its_parent(trip, job_tables.lease_of(job_tables.NODE_JOBS, claims[0]))
+    if not silent:
+        ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
+    with db.connect() as conn:
+        conn.execute(
+            "INSERT INTO workers (worker_id, host_label, queue, pid) VALUES (%s, %s, 'cpu', %s)",
+            (claims[0]["worker_id"], LABEL, os.getpid()),
+        )
+        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        assert conn.execute("SELECT state FROM workers").fetchall() == [{"state": "stopped"}]
+    for name in "ab":
+        back = job(run_id, name)
+        assert (back["status"], back["priority"]) == ("queued", 100)
+        assert (back["watchdog_retries"], back["crash_count"]) == (0, 0)
+        said = events_of(db, run_id, name)
+        assert {*said} == {"claimed", "requeued", "death"}
+        assert said["requeued"]["detail"] == {"reason": "shutdown"}
+
+
+def test_kills_for_memory_are_those_of_the_own_cgroup(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "proc"
+    own.write_text("1:name=x:/y\n0::/slice/me\n")
+    monkeypatch.setattr(crash_recovery, "_CGROUP", own)
+    monkeypatch.setattr(crash_recovery, "_CGROUPS", tmp_path)
+    assert crash_recovery.oom_kills() is None
+    (tmp_path / "slice" / "me").mkdir(parents=True)
+    (tmp_path / "slice" / "me" / "memory.events").write_text("oom 4\noom_kill 3\n")
+    assert crash_recovery.oom_kills() == 3
+
+
+def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
+    worker_id = identity.process_prefix(LABEL, 4321) + "x"
+    other = identity.process_prefix(LABEL, 43210) + "x"
+    with db.connect() as conn:
+        for name in (worker_id, other):
+            conn.execute(
+                "INSERT INTO workers (worker_id, host_label, queue, pid)"
+                " VALUES (%s, 'box', 'cpu', 1)",
+                (name,),
+            )
+        ended = supervisor.Exit("cpu-1", 4321, None, signal.SIGKILL, 42, 0.5)
+        crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        rows = conn.execute("SELECT worker_id, state, detail FROM workers").fetchall()
+    found = {row["worker_id"]: (row["state"], row["detail"].get("signal")) for row in rows}
+    assert found == {worker_id: ("dead", 9), other: ("idle", None)}
+
+
+def test_a_death_is_buried_once_the_database_is_back(
+    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = queued("a")
+    ended = a_worker_that_dies()
+    monkeypatch.setattr(crash_recovery, "RETRY_S", 0.05)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
+    tries = count_connects(db, monkeypatch)
+    with crash_recovery.CrashRecovery(LABEL) as burials:
+        burials.report(ended)
+        until(lambda: len(tries) >= 2)
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
+        until(lambda: job(run_id, "a")["status"] == "queued")
+
+
+def test_what_the_server_still_gave_to_the_dead_comes_back_too(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finish that was under way at the death, and with it the claim of the next job."""
+    run_id = queued("a", "b")
+    ended = a_worker_that_dies()
+    monkeypatch.setattr(crash_recovery, "AGAIN_S", 0.3)
+    monkeypatch.setattr(crash_recovery, "_in_use", lambda _: False)
+    with crash_recovery.CrashRecovery(LABEL) as burials:
+        burials.report(ended._replace(pid=os.getpid()))
+        burials.report(ended)
+        until(lambda: job(run_id, "a")["crash_count"] == 1)
+        late = node_queue.claim_next_cpu_job(host=LABEL)
+        assert late
+        until(lambda: job(run_id, late["node_id"])["status"] == "queued")
+    assert job(run_id, late["node_id"])["claim_no"] == late["claim_no"]
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "counted"), [(77, LABEL, 0), (77, "other", 1), (1, LABEL, 1)]
+)
+def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_status(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, name: str,
+    counted: int,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
+    run_id = queued("a")
+    ended = a_worker_that_dies()._replace(code=code, signal=None)
+    fencing.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
+    with crash_recovery.CrashRecovery(LABEL) as burials:
+        burials.report(ended)
+        until(lambda: job(run_id, "a")["status"] == "queued")
+    assert job(run_id, "a")["crash_count"] == counted
+
+
+def test_leaving_tries_what_is_still_open(
+    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = queued("a")
+    ended = a_worker_that_dies()
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
+    monkeypatch.setattr(crash_recovery, "RETRY_S", 60.0)
+    tries = count_connects(db, monkeypatch)
+    with crash_recovery.CrashRecovery(LABEL) as burials:
+        until(lambda: not burials._loop._woken)
+        burials.report(ended)
+        until(lambda: tries)
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
+    assert job(run_id, "a")["status"] == "queued"
+
+
+def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
+    run_id = queued("a")
+    assert node_queue.claim_next_cpu_job(host=LABEL)
+    ended = supervisor.Exit("cpu-1", os.getpid(), None, signal.SIGKILL, 0, 0.5)
+    with crash_recovery.CrashRecovery(LABEL) as burials:
+        burials.report(ended)
+    assert job(run_id, "a")["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "rss", "said"),
+    [
+        (None, signal.SIGKILL, 42, "killed by SIGKILL, peak memory 42 MB"),
+        (1, None, 0, "ended with exit code 1"),
+        (None, 63, 0, "killed by 63"),
+        (None, None, 0, "ended for a reason unknown"),
+    ],
+)
+def test_the_evidence_says_how(code: int | None, signum: int | None, rss: int, said: str) -> None:
+    assert crash_recovery.evidence(supervisor.Exit("c", 1, code, signum, rss, 1.0)) == said
+
+
+DEEP = """(repeat('{"a":', %s) || '1' || repeat('}', %s))::jsonb"""
+
+
+def dies_holding(db: ModuleType, *node_ids: str) -> tuple[str, supervisor.Exit]:
+    """A worker of `box` that died while it held these nodes; the run, and its end."""
+    run_id = queued(*node_ids)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    assert dead.wait(30) == 0
+    prefix = identity.process_prefix(LABEL, dead.pid)
+    with db.connect() as conn:
+        for _ in node_ids:
+            assert claims.node_step(conn, claims.Claimant(f"{prefix}x", LABEL, "cpu"))
+    return run_id, supervisor.Exit("cpu-1", dead.pid, None, signal.SIGKILL, 42, 0.5)
+
+
+@pytest.mark.parametrize("levels", [100, 1200])
+def test_progress_that_no_record_can_hold_keeps_no_job_from_coming_back(
+    db: ModuleType, levels: int
+) -> None:
+    run_id, ended = dies_holding(db, "a", "b")
+    with db.connect() as conn:
+        conn.execute(
+            f"UPDATE workflow_node_jobs SET progress = {DEEP} WHERE node_id = 'a'",
+            (levels, levels),
+        )
+        rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+    assert sorted(row["node_id"] for row in rows) == ["a", "b"]
+    death = events_of(db, run_id, "a")["death"]
+    detail = death["detail"]
+    assert isinstance(detail, dict)
+    said = str(detail["progress"])
+    assert said.startswith("{'a': {'a'" if levels == 100 else "<unreadable JSON: it is nested")
+
+
+@pytest.mark.parametrize("sentenced", [False, True])
+def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_back(
+    db: ModuleType, sentenced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id, ended = dies_holding(db, "a", "b", "c")
+    if sentenced:
+        ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop in time"))
+    with db.connect() as conn:
+        conn.execute(
+            "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF OLD.node_id = 'b' THEN RAISE EXCEPTION 'the app refuses'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        conn.execute(
+            "CREATE TRIGGER a_app_refuses BEFORE UPDATE ON workflow_node_jobs"
+            " FOR EACH ROW EXECUTE FUNCTION app_refuses()"
+        )
+        try:
+            rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL)
+        finally:
+            conn.execute("DROP TRIGGER a_app_refuses ON workflow_node_jobs")
+            conn.execute("DROP FUNCTION app_refuses()")
+    assert sorted(str(row["node_id"]) for row in rows) == ["a", "c"]
+    assert job(run_id, "b")["status"] == "running"
+    assert job(run_id, "a")["crash_count"] == (0 if sentenced else 1)
+    assert "is left to its lease" in caplog.text
+
+
+def test_a_place_in_line_at_its_end_is_buried_like_any(db: ModuleType) -> None:
+    run_id, ended = dies_holding(db, "a", "b")
+    last = 2**63 - 1
+    with db.connect() as conn:
+        rows_before_checks.change(conn, "workflow_node_jobs", "a", key="node_id", seq=str(last))
+        # As the shared status tells it, which holds doubles.
+        rows = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran={int(float(last))})
+    assert {row["node_id"]: row["crash_count"] for row in rows} == {"a": 1, "b": 0}
+    assert job(run_id, "a")["status"] == "queued"
+
+
+def test_a_dead_worker_that_cannot_be_recovered_holds_up_no_other(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = dies_holding(db, "a")
+    run_id, second = dies_holding(db, "b")
+    recover_claims = crash_recovery.recover_claims
+
+    def raises(conn: Any, ended: supervisor.Exit, **more: Any) -> Any:
+        if ended.pid == first.pid:
+            conn.execute("SELECT 1 / 0")
+        return recover_claims(conn, ended, **more)
+
+    monkeypatch.setattr(crash_recovery, "recover_claims", raises)
+    with crash_recovery.CrashRecovery(LABEL) as subject:
+        subject.report(first)
+        subject.report(second)
+        until(lambda: job(run_id, "b")["status"] == "queued")

@@ -1,0 +1,68 @@
+"""Processes that differ from the others: they poll, their clock is stepped, they are older."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.soak import background, fleet
+from tests.support import faketime
+
+GAP_S = 6.0
+MOST_H = 30
+"""So that a step crosses a day, too."""
+
+
+class Steps(background.Beside):
+    """Steps the wall clock of the processes that get its environment, again and again."""
+
+    def __init__(self, base: Path, seed: int) -> None:
+        super().__init__("steps")
+        self._wall = faketime.Wall(base / "wall")
+        self._rng = random.Random(seed * 3571 + 9)
+        self.env: Mapping[str, str] = self._wall.env
+        self._wall.put(0)
+
+    def go(self, stop: threading.Event) -> None:
+        while not stop.wait(GAP_S):
+            self._wall.put(self._rng.randint(-MOST_H, MOST_H))
+
+
+def archive(revision: str, base: Path) -> Path:
+    """The package as it was at this revision of the checkout, in a folder of its own.
+
+    Raises `CalledProcessError` where there is no checkout, or no such revision.
+    """
+    folder = base / "older"
+    folder.mkdir()
+    command = ["git", "-C", str(fleet.ROOT), "archive", "--format=tar", revision, "queue_workflows"]
+    tar = subprocess.run(command, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=tar, check=True)
+    return folder
+
+
+def environments(
+    steps: Steps | None, older: Path | None, say: Callable[[str], None]
+) -> dict[str, dict[str, str]]:
+    """What makes a seat odd → its variables."""
+    found = {fleet.POLLS: {"QUEUE_WORKFLOWS_POLL_ONLY": "1"}}
+    if steps is not None:
+        found[fleet.STEPS] = {**steps.env}
+    else:
+        say("no libfaketime here: no clock is stepped")
+    if older is not None:
+        path = (str(older), str(fleet.ROOT), os.environ.get("PYTHONPATH"))
+        found[fleet.OLDER] = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return found
+
+
+def steps(base: Path, seed: int) -> Steps | None:
+    """The stepped clock, None where libfaketime is not installed."""
+    try:
+        return Steps(base, seed)
+    except AssertionError:
+        return None

@@ -1,0 +1,142 @@
+"""A host app of bodies that will not end: `--app tests.support.stubborn_app:setup`."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import queue_workflows
+
+LONG_S = 60
+
+
+def _started(args: dict[str, Any]) -> None:
+    Path(args["folder"], "started").write_text(str(os.getpid()))
+
+
+def deaf(reason: str, args: dict[str, Any]) -> None:
+    """Runs on in Python, and listens to nobody."""
+    _started(args)
+    ends = time.monotonic() + LONG_S
+    while time.monotonic() < ends:
+        time.sleep(0.05)
+
+
+def hog(reason: str, args: dict[str, Any]) -> None:
+    """Sits in a C call that keeps the GIL: no other thread of the process runs."""
+    _started(args)
+    ctypes.PyDLL(None).sleep(LONG_S)
+
+
+def _wait_for_ever(libc: ctypes.CDLL) -> None:
+    """In one call of C that no signal ends: a lock that is taken twice. Zeros are an open one."""
+    lock = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(lock)
+    libc.pthread_mutex_lock(lock)
+
+
+def stuck(reason: str, args: dict[str, Any]) -> None:
+    """Sits in C code that has given up the GIL: the main thread alone is lost."""
+    _started(args)
+    _wait_for_ever(ctypes.CDLL(None))
+
+
+def stuck_with_gil(reason: str, args: dict[str, Any]) -> None:
+    """Sits in C code that keeps the GIL: every thread is lost."""
+    _started(args)
+    _wait_for_ever(ctypes.PyDLL(None))
+
+
+def hogs_once(reason: str, args: dict[str, Any]) -> None:
+    """Keeps the GIL, but at its second start returns at once; one without a folder at its first."""
+    if "folder" in args:
+        hogs(Path(args["folder"]))
+
+
+def hogs(folder: Path, seconds: float = LONG_S) -> None:
+    """Keeps the GIL for that long, but at its second start returns at once."""
+    again = (folder / "started").exists()
+    _started({"folder": folder})
+    if not again:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def beats_then_hogs(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Shows life once, then keeps the GIL, but at its second start returns at once."""
+    status_callback(0.1)
+    hogs(folder)
+
+
+def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
+    """Shows life once, then hangs."""
+    status_callback(0.1)
+    deaf("", {"folder": folder})
+
+
+def silent(folder: Path) -> None:
+    """Hangs from the start."""
+    deaf("", {"folder": folder})
+
+
+def lingers_once(reason: str, args: dict[str, Any]) -> None:
+    """Runs on, but at its second start returns at once."""
+    again = Path(args["folder"], "started").exists()
+    _started(args)
+    if not again:
+        deaf(reason, args)
+
+
+def lingers_thrice(reason: str, args: dict[str, Any]) -> None:
+    """Runs on for its first three starts, each a line in `starts`; then returns at once."""
+    with Path(args["folder"], "starts").open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    if len(Path(args["folder"], "starts").read_text(encoding="ascii").splitlines()) <= 3:
+        ends = time.monotonic() + LONG_S
+        while time.monotonic() < ends:
+            time.sleep(0.05)
+
+
+def kills_itself(reason: str, args: dict[str, Any]) -> None:
+    """Ends its process by SIGKILL, after a line in `starts`."""
+    with Path(args["folder"], "starts").open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def awaits_once(reason: str, args: dict[str, Any]) -> None:
+    """The same, without a thread of its own."""
+    again = Path(args["folder"], "started").exists()
+    _started(args)
+    if not again:
+        await asyncio.sleep(LONG_S)
+
+
+def lasts(reason: str, args: dict[str, Any]) -> None:
+    """Sleeps for so many seconds and ends."""
+    _started(args)
+    time.sleep(args["seconds"])
+
+
+def setup() -> None:
+    """Register the tasks."""
+    queue_workflows.configure(ingest_queues=("work",))
+    queue_workflows.register_node("beats_once", beats_once)
+    queue_workflows.register_node("silent", silent)
+    queue_workflows.register_node("hogs", hogs)
+    queue_workflows.register_node("beats_then_hogs", beats_then_hogs)
+    queue_workflows.register_ingest_task("deaf", deaf)
+    queue_workflows.register_ingest_task("hog", hog)
+    queue_workflows.register_ingest_task("lasts", lasts)
+    queue_workflows.register_ingest_task("stuck", stuck)
+    queue_workflows.register_ingest_task("stuck_with_gil", stuck_with_gil)
+    queue_workflows.register_ingest_task("hogs_once", hogs_once)
+    queue_workflows.register_ingest_task("lingers_once", lingers_once)
+    queue_workflows.register_ingest_task("awaits_once", awaits_once)
+    queue_workflows.register_ingest_task("lingers_thrice", lingers_thrice)
+    queue_workflows.register_ingest_task("kills_itself", kills_itself)
