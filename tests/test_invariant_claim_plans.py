@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, node_pool, node_queue, queues
+from queue_workflows import config, node_queue, queues
 from queue_workflows.engine import claims, handback, job_tables, pending, promotion, recovery
+from queue_workflows.maintenance import recovery as maintenance_recovery
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -342,7 +343,7 @@ def test_a_result_is_recorded_with_a_few_rows(many: Any, table: job_tables.JobTa
 
 def test_the_sweep_of_orphans_compares_no_job_with_each_run(many: Any) -> None:
     many.execute("SET LOCAL statement_timeout = '5s'")  # that would be 500 million comparisons
-    node_pool.sweep_orphans(many)
+    maintenance_recovery.cancel_orphans(many)
 
 
 def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:

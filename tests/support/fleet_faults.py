@@ -106,7 +106,7 @@ class Faults(fleet_base.Base):
         one = self.orchestrators[which]
         with fleet.mind(one.mind):
             if what == "look":
-                one.pool.look()
+                one.pool.check()
             else:
                 one.pool.work(runs=what == "runs", events=what == "events", inputs=False)
         if what == "look":
