@@ -13,7 +13,7 @@ from queue_workflows.types import Row, Unreadable
 _log = logging.getLogger(__name__)
 TIMEOUT: Final = "end of the wait of node job"
 ANSWER_GRACE_S: Final = 5.0
-"""For this long an answer that came in time may still wait to be taken; then it is checked again."""
+"""How long an answer that came in time may still wait to be taken before the next check."""
 
 
 def expire_inputs(
