@@ -74,7 +74,7 @@ def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
         attempts.end_by_watchdog(conn, lease, error=text, seconds=budget_s)
 
 
-class _Cancelled(control.Alone):
+class _Cancelled(control.NoControl):
     """The job was cancelled already: its body ends at its first yield or await."""
 
     interrupted = "cancelled"

@@ -121,7 +121,7 @@ SWEEPS = {
     "hooked-worker": Sweep(WORKER, "", workloads.ShortRuns, ORCHESTRATOR, HOOKS, WORKING),
     "orchestrator": Sweep(ORCHESTRATOR, "dispatch", workloads.Runs, WORKER, places=DISPATCHING),
     "hooked-orchestrator": Sweep(
-        ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_outside")
+        ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_learn_without_lock")
     ),
     "ingest": Sweep(NOTES, MAIN, workloads.Notes, places=WORKING),
     "batch": Sweep(

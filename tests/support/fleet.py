@@ -125,7 +125,11 @@ class Slot:
         dead = self.process
         dead.alive = False
         self._lock("pg_advisory_unlock", dead.worker_id)
-        self.claimer._held, self.claimer._was_lost, self.claimer._look_again = set(), False, False
+        self.claimer._own_jobs, self.claimer._was_lost, self.claimer._release_again = (
+            set(),
+            False,
+            False,
+        )
         self.process = self._born()
         self.watch.locked = self.locks
         return dead
