@@ -84,8 +84,10 @@ def _with_state(error: BaseException, states: Container[str]) -> BaseException |
             break
         # psycopg and asyncpg, then psycopg2.
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-        if isinstance(state, str) and state in states and (
-            hasattr(seen, "diag") or hasattr(seen, "constraint_name")
+        if (
+            isinstance(state, str)
+            and state in states
+            and (hasattr(seen, "diag") or hasattr(seen, "constraint_name"))
         ):
             return seen
         seen = getattr(seen, "orig", None) or seen.__cause__
