@@ -1,4 +1,4 @@
-"""Two CSV files in, three tables out: an import that may end anywhere and be run again."""
+"""Load two CSV files into three tables, by jobs that may stop anywhere and run again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from queue_workflows import db
 
 INBOX = Path(__file__).parent / "data"
 CHUNK = 50
-"""Rows of a transaction: what a job that is cancelled or killed has loaded by then stays."""
+"""Rows per transaction. A job that is cancelled or killed keeps the chunks that it has committed."""
 BAD_PCT = 10
-"""Of a file with more bad rows than that somebody has to look at the file."""
+"""A file with a higher percentage of bad rows fails: a person has to check it."""
 
 TABLES = """
 CREATE SCHEMA IF NOT EXISTS atlas;
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS atlas.country_zone (
 CREATE TABLE IF NOT EXISTS atlas.rejected (
     file text, line integer, reason text NOT NULL, PRIMARY KEY (file, line));
 """
-# Each may be done twice: a job that is run again, after a crash or by hand, doubles nothing.
+# Each statement may run twice: a job that runs again after a crash or a retry inserts no duplicates.
 COUNTRY = """
 INSERT INTO atlas.country (code, name) VALUES (%(code)s, %(name)s)
     ON CONFLICT (code) DO UPDATE SET name = EXCLUDED.name
