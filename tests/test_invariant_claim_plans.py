@@ -173,20 +173,18 @@ def crowded(own_database: database.Database) -> Generator[dict[str, Any]]:
     found: dict[str, Any] = {}
     for states in (COUNTED, UNCOUNTED):
         name = own_database.fresh_name()
-        dsn = own_database.create(name)
-        with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
-            db.bootstrap()
-            with db.connect(limited=False) as conn:
-                for table in TABLES:
-                    conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
-                for state, todo in states.items():
-                    for statement in todo:
-                        conn.execute(statement.encode())
-                    found[state] = {
-                        (function, one.text): list(faults(plan(conn, one)))
-                        for function in FUNCTIONS
-                        for one in statements(conn, function)
-                    }
+        dsn = own_database.create_migrated(name)
+        with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn), db.connect(limited=False) as conn:
+            for table in TABLES:
+                conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
+            for state, todo in states.items():
+                for statement in todo:
+                    conn.execute(statement.encode())
+                found[state] = {
+                    (function, one.text): list(faults(plan(conn, one)))
+                    for function in FUNCTIONS
+                    for one in statements(conn, function)
+                }
         found[f"{state} at"] = dsn
         found.setdefault("names", []).append(name)
     yield found

@@ -43,10 +43,11 @@ def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str
 
 
 @pytest.fixture
-def own(empty: str) -> str:
-    """The DSN of a database of this test's own, with the schema."""
-    engine.bootstrap()
-    return empty
+def own(migrated_database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """Return the DSN of a database of this test's own, with the schema."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
+    yield migrated_database
+    engine.close_pool()
 
 
 @pytest.fixture
