@@ -11,16 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from queue_workflows import (
-    config,
-    db,
-    dispatcher,
-    errors,
-    input_listener,
-    node_queue,
-    retention,
-)
+from queue_workflows import config, db, errors, input_listener, workers
 from queue_workflows.dag import payload
+from queue_workflows.dispatch import drain, inputs, run_cache, starts
 from queue_workflows.engine import (
     cancellation,
     input_timeouts,
@@ -34,6 +27,7 @@ from queue_workflows.engine import (
     recovery,
     row_isolation,
 )
+from queue_workflows.operations import retention
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn, Row, Unreadable
 
@@ -75,7 +69,7 @@ class NodePool:
         self._drain_at: float | None = None
         """When events that were notified are to be drained."""
         self._kept = db.DedicatedConnection()
-        self._begin = dispatcher.on_connection(self._kept)
+        self._begin = run_cache.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)
         self._prune_rows = row_isolation.Isolation(now_fn)
         self._waiting_said = False
@@ -179,7 +173,7 @@ class NodePool:
 
     def _start(self) -> bool:
         """Start runs; whether there may be more to start."""
-        started, waiting = dispatcher.start_queued(begin=self._begin, rows=self._rows)
+        started, waiting = starts.start_queued(begin=self._begin, rows=self._rows)
         self._say_waiting(waiting)
         return started > 0
 
@@ -189,11 +183,11 @@ class NodePool:
 
     def _drain(self) -> bool:
         """Dispatch events; whether there may be more to dispatch."""
-        dispatched = dispatcher.drain_outbox(begin=self._begin, rows=self._rows)
+        dispatched = drain.drain_outbox(begin=self._begin, rows=self._rows)
         if dispatched:
             # An event that came in beside these was not notified.
             self._look_at = min(self._look_at, self._now() + STREAM_PAUSE_S)
-        return dispatched >= dispatcher.RUNS_A_ROUND
+        return dispatched >= drain.RUNS_A_ROUND
 
     def _say_waiting(self, run_ids: list[str]) -> None:
         if run_ids and not self._waiting_said:
@@ -374,9 +368,7 @@ class Sweeps:
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         if self._was_there_for(stale_after_s):
             with self._kept.using() as conn:
-                node_queue.flag_stale_workers_holding_running_jobs(
-                    stale_after_s=stale_after_s, conn=conn
-                )
+                workers.flag_stale(stale_after_s=stale_after_s, conn=conn)
 
     def flag_unassignable(self) -> None:
         """Flag gpu jobs that no live worker has been able to take for as long as makes one stale.
@@ -530,7 +522,7 @@ def _expire(conn: db.Connection, job: Row) -> None:
         error = f"its policy cannot be read: {found.reason}"
     elif "default" in policy:
         try:
-            default = dispatcher.answer_delta(job, policy["default"])
+            default = inputs.answer_delta(job, policy["default"])
         except errors.InvalidPayload as refused:
             error = str(refused)
     error = payload.error_text(error)

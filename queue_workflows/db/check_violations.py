@@ -10,6 +10,7 @@ from typing import Any
 from queue_workflows import errors
 
 _CHECK_VIOLATION = "23514"
+_UNIQUE_VIOLATION = "23505"
 _PAYLOAD = re.compile(r"\w+\.\w+ (?:is nested deeper|holds a number beyond|has \d+ bytes of JSON)")
 _COLUMN = re.compile(r"(\w+)\.\w+ must be ")
 _CONSTRAINT = re.compile(r"queue_workflows_\w+|\w+_bound")
@@ -32,8 +33,14 @@ def translated() -> Generator[None]:
         raise found from error
 
 
+def is_violation_of(error: Exception, index: str) -> bool:
+    """Return whether an error of any driver says that a row violates this unique index."""
+    refusal = _refusal(error, _UNIQUE_VIOLATION)
+    return getattr(getattr(refusal, "diag", refusal), "constraint_name", None) == index
+
+
 def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
-    refusal = _refusal(error)
+    refusal = _refusal(error, _CHECK_VIOLATION)
     if refusal is None:
         return None
     diag: Any = getattr(refusal, "diag", None)
@@ -48,17 +55,15 @@ def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
     return errors.InvalidConfig(text) if name and _CONSTRAINT.fullmatch(name) else None
 
 
-def _refusal(error: BaseException) -> BaseException | None:
-    """Return the driver's own check violation, which a framework may have wrapped."""
+def _refusal(error: BaseException, violation: str) -> BaseException | None:
+    """Return the driver's own error with this SQLSTATE, which a framework may have wrapped."""
     seen: BaseException | None = error
     for _ in range(4):
         if seen is None:
             break
         # psycopg and asyncpg, then psycopg2.
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-        if state == _CHECK_VIOLATION and (
-            hasattr(seen, "diag") or hasattr(seen, "constraint_name")
-        ):
+        if state == violation and (hasattr(seen, "diag") or hasattr(seen, "constraint_name")):
             return seen
         seen = getattr(seen, "orig", None) or seen.__cause__
     return None

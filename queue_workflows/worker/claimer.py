@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-from queue_workflows import db, dispatcher, errors
+from queue_workflows import db, errors
 from queue_workflows.dag import payload
+from queue_workflows.dispatch import drain, fast_path, run_cache
 from queue_workflows.engine import (
     claimed_jobs,
     claims,
@@ -55,7 +56,7 @@ class Claimer:
         self._table = table
         self._who = who
         self._kept = kept or db.DedicatedConnection(self.opened)
-        self._begin = dispatcher.on_connection(self._kept)
+        self._begin = run_cache.on_connection(self._kept)
         self._was_lost = False
         self._held: set[str] = set()
         """The jobs that this worker knows to hold."""
@@ -233,7 +234,7 @@ class Claimer:
         ahead = None
         if self._table.in_run and outcome.kind == "completed":
             ahead = self._best_effort(
-                work.job["run_id"], lambda: dispatcher.look_ahead(work.job, outcome.result)
+                work.job["run_id"], lambda: fast_path.look(work.job, outcome.result)
             )
         try:
             following = self._insist(work, outcome, ahead, claim=claim)
@@ -339,7 +340,7 @@ class Claimer:
             return None
         jobs = self._finish(done, claim=int(claim))
         if self._table.in_run:
-            self._best_effort(work.job["run_id"], lambda: dispatcher.note_completed(work.job))
+            self._best_effort(work.job["run_id"], lambda: fast_path.note(work.job))
         return jobs[0] if jobs else None
 
     def _told(self, wait_s: float) -> None:
@@ -360,7 +361,7 @@ class Claimer:
         """
         return (
             self._best_effort(
-                run_id, lambda: dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
+                run_id, lambda: drain.drain_run(run_id, begin=self._begin, nowait=True)
             )
             or 0
         )

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from queue_workflows import config, db, errors, worker_control
-from queue_workflows.engine import job_tables, outcomes, recovery
+from queue_workflows import config, db, errors
+from queue_workflows.engine import controls, job_tables, outcomes, recovery
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 from queue_workflows.worker import (
@@ -144,7 +144,7 @@ class PoolLoop:
     def _heard_control(self, text: str) -> None:
         host = self._seats[0].lane.who().host
         named = {f"{host}:{each.queue}" for each in self._seats}
-        if text in named or text == f"{host}:{worker_control.ALL}":
+        if text in named or text == f"{host}:{controls.ALL}":
             self._watch.wake("control", "beat")
             self._look()
             self._ready.set()

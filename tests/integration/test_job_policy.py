@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
+from queue_workflows import claim_worker, config, node_pool, node_queue, runs
 from queue_workflows.engine import input_timeouts, outcomes, pending
 from tests.support import factories, flow, invariants
 from tests.support.flow import Flow
@@ -264,7 +264,7 @@ def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -
 
 def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType) -> None:
     run_id = waiting(flows, timeout_s=3600, default="blue")
-    dispatcher.submit_input(run_id, "ask", "red")
+    runs.answer(run_id, "ask", "red")
     let_time_pass(db)
     node_pool.expire_inputs()
     flows.go()
@@ -287,7 +287,7 @@ def test_an_answer_that_is_being_handed_in_wins(flows: Flow, db: ModuleType) -> 
     run_id = waiting(flows, timeout_s=3600, default="blue")
     let_time_pass(db)
     with db.transaction() as mine:
-        dispatcher.submit_input(run_id, "ask", "red", conn=mine)
+        runs.answer(run_id, "ask", "red", conn=mine)
         node_pool.expire_inputs()
     flows.go()
     let_time_pass(db)
@@ -305,7 +305,7 @@ def test_an_answer_that_comes_after_the_look_waits_for_the_verdict(
         assert (input_timeouts.lock_overdue(sweep, job_id) or {})["node_id"] == "ask"
         other.execute("SET LOCAL lock_timeout = '200ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            dispatcher.submit_input(run_id, "ask", "red", conn=other)
+            runs.answer(run_id, "ask", "red", conn=other)
 
 
 def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) -> None:
