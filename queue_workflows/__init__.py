@@ -22,35 +22,32 @@ from queue_workflows.errors import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
     from queue_workflows.declare import OFFERED, ask, node, pipeline, workflow
-    from queue_workflows.dispatcher import (
-        cancel_job,
-        cancel_run,
-        cancel_run_async,
-        retry_job,
-        retry_run,
-        retry_run_async,
-        submit_input,
-        submit_input_async,
-    )
+    from queue_workflows.jobs import cancel as cancel_job
+    from queue_workflows.jobs import retry as retry_job
+    from queue_workflows.runs import answer as submit_input
+    from queue_workflows.runs import cancel as cancel_run
+    from queue_workflows.runs import retry as retry_run
     from queue_workflows.tasks import current_job, register_ingest_task
 
 __version__ = "0.4.0"
 
-_OPERATIONS = frozenset(
-    {
-        "cancel_job", "cancel_run", "cancel_run_async", "retry_job", "retry_run",
-        "retry_run_async", "submit_input", "submit_input_async",
-    }
-)  # fmt: skip
+_OPERATIONS = {
+    "cancel_job": ("jobs", "cancel"),
+    "cancel_run": ("runs", "cancel"),
+    "retry_job": ("jobs", "retry"),
+    "retry_run": ("runs", "retry"),
+    "submit_input": ("runs", "answer"),
+}
+"""Names of the contract for functions of the API's modules."""
 _DECLARING = frozenset({"OFFERED", "ask", "node", "pipeline", "workflow"})
 _TASKS = frozenset({"current_job", "register_ingest_task"})
 _MODULES = frozenset(
     {
         "cgroup_attribution", "check", "claim_worker", "config", "db", "declare", "dispatcher",
         "embedded", "errors", "gpu_model_cache", "history", "hw_metrics", "ingest_executor",
-        "input_listener", "jobs", "migrations", "model_cache", "model_control", "model_registry",
-        "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs", "retention",
-        "run_store", "scheduler", "tasks", "testing", "types", "waiting", "worker_control",
+        "input_listener", "jobs", "migrations", "model_cache", "model_registry", "models",
+        "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs", "run_store",
+        "runs", "scheduler", "schedules", "tasks", "testing", "types", "worker_control", "workers",
     }
 )  # fmt: skip
 
@@ -64,7 +61,6 @@ __all__ = [
     "ask",
     "cancel_job",
     "cancel_run",
-    "cancel_run_async",
     "configure",
     "current_job",
     "get_config",
@@ -75,7 +71,6 @@ __all__ = [
     "register_node",
     "retry_job",
     "retry_run",
-    "retry_run_async",
     "set_builtin_model_registrar",
     "set_ingest_schedule",
     "set_invoke_context",
@@ -84,7 +79,6 @@ __all__ = [
     "set_on_node_completed",
     "set_workflow_provider",
     "submit_input",
-    "submit_input_async",
     "workflow",
 ]
 
@@ -94,7 +88,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _OPERATIONS:
-        return getattr(importlib.import_module("queue_workflows.dispatcher"), name)
+        module, function = _OPERATIONS[name]
+        return getattr(importlib.import_module(f"queue_workflows.{module}"), function)
     if name in _DECLARING:
         return getattr(importlib.import_module("queue_workflows.declare"), name)
     if name in _TASKS:

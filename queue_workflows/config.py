@@ -562,7 +562,7 @@ def register_ingest_task(
 
 
 def set_ingest_schedule(entries: Iterable[Any]) -> None:
-    """The `scheduler.ScheduleEntry` list that the ticker follows."""
+    """Set the `schedules.ScheduleEntry` list that the scheduler follows."""
     _config.ingest_schedule = list(entries)
 
 

@@ -1,30 +1,29 @@
-"""The history of runs and jobs, attempt by attempt. The hosts' door; a call is one transaction."""
+"""History: runs and jobs with their attempts, events and logs; recording events, and pruning."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.engine import job_tables, run_history, samples
+from queue_workflows.admin import attempts
+from queue_workflows.dag import payload
+from queue_workflows.engine import job_events, job_tables, models, run_history, samples
 from queue_workflows.engine import logs as attempt_logs
+from queue_workflows.operations import retention
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row
 
-PRUNE_BATCH = 1000
+_log = logging.getLogger(__name__)
+PRUNE_BATCH = 5000
+"""Events that one transaction deletes."""
 LOGS_MAX = 60
-"""Nodes of whose logs `get_run` reads all unasked; a log has up to LOG_CAPTURE_KB."""
-_TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
-_ENDS = frozenset(
-    {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
-)
-"""Events with which an attempt ends; each has its claim's number."""
-_DIED = _TRIPS | {"death", "reclaimed"}
+"""`get_run` reads the logs of a run with up to this many nodes; a log has up to LOG_CAPTURE_KB."""
 BOXES = 20
-"""Attempts that died which are shown with what their box did."""
-_OVER = frozenset({"completed", "failed", "cancelled"})
+"""Attempts that died which are shown with the last sample of their machine."""
 
 
 def get_run(
@@ -34,12 +33,12 @@ def get_run(
     logs: bool | None = None,
     conn: db.Connection | None = None,
 ) -> JsonDict | None:
-    """A run with its nodes in the workflow's order, each as `get_job` gives it; None: no such run.
+    """Return a run with its nodes in the workflow's order, each as `get_job` returns it, or None.
 
-    `nodes`: only the attempts of these, the rest of the run all the same. `logs`: whether to read
-    their logs; None: of up to LOGS_MAX nodes. `logs_left_out` says that they were not: `log` is
-    None, and `add_logs` reads them. A node that is not queued yet has `id` None and status
-    `waiting`. `counts`: nodes by status, of `nodes_total`.
+    None: there is no such run. `nodes`: return only these nodes, with the whole run's counts.
+    `logs`: whether to read their logs; None: only of up to LOGS_MAX nodes. `logs_left_out` says
+    that they were not read: `log` is None, and `add_logs` reads them. A node that is not queued yet
+    has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`.
     """
     with db.transaction(conn) as own:
         row = run_history.run(own, run_id)
@@ -74,13 +73,13 @@ def get_run(
 
 
 def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
-    """A node job or an ingest job with its attempts; None: no such job.
+    """Return a node job or an ingest job with its attempts, or None if there is no such job.
 
-    `attempts`: one dict a claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
+    `attempts`: one dict for each claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
     it), `error`, `traceback`, `events`, `log` (`text`, `cut_bytes`; None: nothing stored) and
-    `box`: of one that died what its host's last sample before its end showed, or None. An ingest
-    job has `acts` besides: what no worker did, each with `at`, `event_type`, `actor`, `error`.
+    `box`: for one that died its machine's last sample before its end, or None. An ingest job also
+    has `acts`: changes by others than workers, each with `at`, `event_type`, `actor`, `error`.
     """
     with db.transaction(conn) as own:
         job = run_history.node(own, job_id)
@@ -95,22 +94,82 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
 
 
 def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) -> None:
-    """Read the logs of nodes that `get_run` gave without them, into their attempts."""
+    """Read the logs of nodes that `get_run` returned without them into their attempts."""
     by_id = {node["id"]: node for node in nodes if node["id"]}
     with db.transaction(conn) as own:
         stored = attempt_logs.of_jobs(own, job_tables.NODE_JOBS, list(by_id))
     for log in stored:
         for attempt in by_id[log["job_id"]]["attempts"]:
             if attempt["claim_no"] == log["claim_no"]:
-                attempt["log"] = log_of(log)
+                attempt["log"] = attempts.log_of(log)
 
 
-def prune_logs(older_than_days: float = 30) -> int:
-    """Delete the logs of attempts past that age, in batches; how many."""
+def record_event(
+    *,
+    run_id: str,
+    node_id: str,
+    event_type: str,
+    job_id: str | None = None,
+    attempt: int = 0,
+    host_label: str | None = None,
+    queue: str | None = None,
+    model: str | None = None,
+    elapsed_s: float | None = None,
+    error: str | None = None,
+    detail: dict[str, Any] | None = None,
+) -> int | None:
+    """Append an event to a node's history and return its id.
+
+    An error is logged, never raised; the id is None then.
+    """
+    try:
+        values = {
+            "run": run_id,
+            "node": node_id,
+            "job": job_id,
+            "attempt": attempt,
+            "event_type": event_type,
+            "claim_no": None,
+            "worker": None,
+            "host": host_label,
+            "queue": queue,
+            "model": model,
+            "elapsed_s": elapsed_s,
+            "error": None if error is None else payload.error_text(error),
+            "detail": payload.encode(detail or {}, "detail"),
+        }
+        with db.transaction() as conn:
+            event_id = job_events.add_node_event(conn, values)
+            if event_type == "model_load_done" and elapsed_s is not None:
+                models.learn_load(conn, host_label, model, elapsed_s)
+    except Exception as failure:  # noqa: BLE001  best effort by contract
+        _log.warning("event %s of node %s was not recorded: %s", event_type, node_id, failure)
+        return None
+    return event_id
+
+
+def prune() -> dict[str, int]:
+    """Delete all that is past its retention; return the number of deleted rows of each kind.
+
+    Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, workers,
+    heartbeats, hw_samples, gpu_models (of hosts that are gone). The nodes, answers and outbox rows
+    of a run are deleted with it, uncounted. What another transaction has locked stays until the
+    next call. Commits in batches. The orchestrator prunes by itself.
+    """
+    return retention.prune()
+
+
+def prunable(*, conn: db.Connection | None = None) -> dict[str, int]:
+    """Return how many runs and ingest jobs `prune` would delete now: `{"runs": n, "jobs": n}`."""
+    return retention.due(conn)
+
+
+def prune_events(older_than_days: float = 30) -> int:
+    """Delete node events that are older; return how many. Commits in batches."""
     total = 0
     while True:
         with db.transaction() as conn:
-            count = attempt_logs.prune(conn, older_than_days=older_than_days, batch=PRUNE_BATCH)
+            count = job_events.prune_nodes(conn, older_than_days=older_than_days, batch=PRUNE_BATCH)
         total += count
         if count < PRUNE_BATCH:
             return total
@@ -134,14 +193,14 @@ def _act(event: Row) -> JsonDict:
 
 
 def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
-    """The same jobs; to attempts that died is added what their box did last."""
+    """Return the jobs; attempts that died get the last sample of their machine."""
     died = [
         attempt
         for job in jobs
         for attempt in job["attempts"]
         if attempt["ended_at"]
         and attempt["host_label"]
-        and _DIED.intersection(event["event_type"] for event in attempt["events"])
+        and attempts.DEATHS.intersection(event["event_type"] for event in attempt["events"])
     ]
     for attempt in died[-BOXES:]:
         found = samples.last(
@@ -154,7 +213,7 @@ def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
 
 
 def _graph(definition: Any) -> dict[str, Row]:
-    """The nodes of a frozen definition by id, in its order; of a run that never started none."""
+    """Return the nodes of a frozen definition by id, in its order; none before a first start."""
     return stored_json.graph_nodes(definition)
 
 
@@ -171,7 +230,7 @@ def _node(
     run: Row,
     told: tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]],
 ) -> JsonDict:
-    """A node as it is shown; `told` are the events by node id and the logs by job id."""
+    """Return a node as it is shown; `told`: the events by node id and the logs by job id."""
     node = {"kind": "node job"} | job | {"depends_on": list(entry["deps"]) if entry else []}
     events, logs = told[0].get(job["node_id"], []), told[1].get(job["id"], [])
     return _told(node, events, logs, run["started_at"])
@@ -188,7 +247,7 @@ def _waiting(entry: Row, run_id: str) -> JsonDict:
 
 
 def _told(job: Row, events: list[Row], logs: list[Row], reopened: datetime | None) -> JsonDict:
-    made = attempts(job, events, logs, reopened=reopened)
+    made = attempts.build(job, events, logs, reopened=reopened)
     done = job["status"] == "completed"
     last = made[-1]["traceback"] if made and job["status"] != "completed" else None
     job.pop("read_at")
@@ -198,132 +257,3 @@ def _told(job: Row, events: list[Row], logs: list[Row], reopened: datetime | Non
         "attempts_failed": job["attempts"],
         "attempts": made,
     }
-
-
-def attempts(
-    job: Row, events: Iterable[Row], logs: Iterable[Row], *, reopened: datetime | None = None
-) -> list[JsonDict]:
-    """One entry a claim, the oldest first, out of a job's events, the oldest first, and its logs.
-
-    An event without a claim's number (model loads, a host's own) belongs to the claim before it.
-    `reopened`: when the job's run started last, from which a reopened node has waited. Of a claim
-    whose events are pruned, or that was made before there were any, what the row knows.
-    """
-    made: dict[int, JsonDict] = {}
-    queued_at, current = job["created_at"], 0
-    for event in events:
-        number = event["claim_no"] or current
-        if event["event_type"] == "claimed":
-            current = number
-            made[number] = _attempt(number, event, _waited_from(queued_at, event, reopened))
-        elif number in made:
-            _add(made[number], event)
-        if event["event_type"] in _ENDS:
-            queued_at = None if event["event_type"] in _OVER else event["created_at"]
-    if job["claim_no"] and job["claim_no"] not in made:
-        made[job["claim_no"]] = _from_row(job)
-    for number, attempt in made.items():
-        _finish(attempt, job, last=number == job["claim_no"])
-    for log in logs:
-        if log["claim_no"] in made:
-            made[log["claim_no"]]["log"] = log_of(log)
-    return [made[number] for number in sorted(made)]
-
-
-def log_of(row: Row) -> JsonDict:
-    """`text`, with a line in the place of what was cut out of its middle, and `cut_bytes`."""
-    return {"text": log_text(row), "cut_bytes": row["cut_bytes"]}
-
-
-def log_text(row: Row) -> str:
-    """A stored log as one text."""
-    return row["head"] + (gap(row["cut_bytes"]) if row["cut_bytes"] else "") + row["tail"]
-
-
-def gap(cut_bytes: int) -> str:
-    """The line that stands for so many bytes of a log that were not kept."""
-    return f"\n[... {cut_bytes:,} bytes cut ...]\n"
-
-
-def _waited_from(
-    queued_at: datetime | None, event: Row, reopened: datetime | None
-) -> datetime | None:
-    if queued_at is None and reopened is not None and reopened <= event["created_at"]:
-        return reopened
-    return queued_at
-
-
-def _attempt(number: int, event: Row, queued_at: datetime | None) -> JsonDict:
-    claimed_at = event["created_at"]
-    return {
-        "claim_no": number,
-        "host_label": event["host_label"],
-        "worker_id": event["worker_id"],
-        "pid": _pid(event["worker_id"]),
-        "queued_at": queued_at,
-        "waited_s": _seconds(queued_at, claimed_at),
-        "claimed_at": claimed_at,
-        "ended_at": None,
-        "ran_s": None,
-        "outcome": None,
-        "error": None,
-        "traceback": None,
-        "events": [_event(event)],
-        "log": None,
-        "box": None,
-    }
-
-
-def _from_row(job: Row) -> JsonDict:
-    claim = {
-        "created_at": job["started_at"], "host_label": job["claimed_by"],
-        "worker_id": job["worker_id"],
-    }  # fmt: skip
-    attempt = _attempt(job["claim_no"], claim | dict.fromkeys(_TOLD), None)
-    attempt["events"] = []
-    if job["status"] not in ("running", "queued"):
-        ended = {"ended_at": job["finished_at"], "outcome": job["status"], "error": job["error"]}
-        attempt |= ended | {"ran_s": job["seconds"]}
-    return attempt
-
-
-_TOLD = ("event_type", "elapsed_s", "error", "detail")
-
-
-def _event(event: Row) -> JsonDict:
-    told = {key: event[key] for key in _TOLD}
-    return {"event_type": told.pop("event_type"), "at": event["created_at"], **told}
-
-
-def _add(attempt: JsonDict, event: Row) -> None:
-    attempt["events"].append(_event(event))
-    kind = event["event_type"]
-    trace = stored_json.text(stored_json.mapping(event["detail"]).get("traceback"))
-    attempt["traceback"] = trace or attempt["traceback"]
-    if event["error"] and (kind in _TRIPS or attempt["error"] is None):
-        attempt["error"] = event["error"]
-    if kind in _ENDS and attempt["ended_at"] is None:
-        attempt["ended_at"], attempt["outcome"] = event["created_at"], kind
-        attempt["ran_s"] = event["elapsed_s"]
-
-
-def _finish(attempt: JsonDict, job: Row, *, last: bool) -> None:
-    """Say how long it ran, and that it runs; an attempt that nobody ended has outcome `unknown`."""
-    ended_at = attempt["ended_at"]
-    if attempt["outcome"] is None:
-        running = last and job["status"] == "running"
-        attempt["outcome"] = "running" if running else "unknown"
-        ended_at = job["read_at"] if running else None
-    if attempt["ran_s"] is None:
-        attempt["ran_s"] = _seconds(attempt["claimed_at"], ended_at)
-
-
-def _seconds(start: datetime | None, end: datetime | None) -> float | None:
-    if start is None or end is None:
-        return None
-    return max(0.0, (end - start).total_seconds())
-
-
-def _pid(worker_id: Any) -> int | None:
-    text = str(worker_id or "").partition(":")[2].partition(":")[0]
-    return int(text) if text.isdecimal() else None

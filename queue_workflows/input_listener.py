@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from queue_workflows import config, db, dispatcher, errors
+from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
+from queue_workflows.dispatch import drain, inputs, run_cache
 from queue_workflows.engine import input_answers, nodes, row_isolation
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
@@ -26,7 +27,7 @@ class InputListener:
     def __init__(
         self,
         *,
-        begin: dispatcher.Begin = db.transaction,
+        begin: run_cache.Begin = db.transaction,
         rows: row_isolation.Isolation | None = None,
     ) -> None:
         self._begin = begin
@@ -60,7 +61,7 @@ class InputListener:
         host code; the orchestrator does the rest.
         """
         after_s = config.SUBMISSION_RECLAIM_S.read()
-        with dispatcher.reading(self._begin) as conn:
+        with run_cache.reading(self._begin) as conn:
             submission_id = input_answers.next_due(conn, after_s, self._rows.aside(ANSWER))
         if submission_id is None:
             return False
@@ -82,7 +83,7 @@ class InputListener:
 
     def _drain(self, run_id: str) -> None:
         try:
-            dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
+            drain.drain_run(run_id, begin=self._begin, nowait=True)
         except errors.QueueWorkflowsError as error:
             _log.warning("run %s goes on by its outbox: %s", run_id, error)
 
@@ -113,7 +114,7 @@ def _take(conn: db.Connection, row: Row) -> bool:
         )
         return False
     try:
-        delta = dispatcher.answer_delta(job, row["value"])
+        delta = inputs.answer_delta(job, row["value"])
     except errors.InvalidPayload as error:
         input_answers.refuse(conn, row["id"], payload.error_text(error))
         return False

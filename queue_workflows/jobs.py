@@ -1,22 +1,185 @@
-"""Ingest jobs by hand: list them, queue dead ones anew, cancel, delete. Hosts' door."""
+"""Jobs: enqueue, get, list, cancel, retry, delete and explain them.
+
+`enqueue`, `list` and what changes many jobs are about ingest jobs; the rest takes nodes' jobs too.
+Each call is one transaction, or joins that of `conn`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import builtins
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from queue_workflows import db, errors
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
-from queue_workflows.engine import ingest_jobs, job_tables
+from queue_workflows.db import app_connections, check_violations
+from queue_workflows.engine import cancellation, ingest_jobs, job_tables, nodes, retry_runs, runs
+from queue_workflows.engine import retry as ingest_retry
+from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.tasks import job_validation
+from queue_workflows.types import JobId, JobKeywords, JobOptions, JsonDict, NewIngestJob, Row, Rows
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Kind = Literal["node", "ingest"]
+"""A job is that of a run's node, or an ingest job, which stands alone."""
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
-BATCH = 500
-"""Jobs that a transaction acts on, which keeps it far below the engine's 5 s."""
+"""The statuses of an ingest job."""
 
 
-def list_jobs(
+# --- enqueue -----------------------------------------------------------------------------------
+
+
+@check_violations.translated()
+def enqueue(
+    task_name: str,
+    *,
+    queue: str | None = None,
+    reason: str = "tick",
+    priority: int | None = None,
+    args: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    idempotency_window_s: float | None = None,
+    lock_key: str | None = None,
+    partition_key: str | None = None,
+    available_at: datetime | None = None,
+    max_attempts: int | None = None,
+    backoff: float | Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    conn: Any = None,
+) -> JobId:
+    """Queue one ingest job and return its id. `types.JobOptions` explains the options.
+
+    An option that is not given is the task's own, else the priority is 100. While a job has the
+    `idempotency_key`, no other is queued: its id is returned, with `created` False. `conn`
+    (psycopg, SQLAlchemy, Django): join its transaction. Raises before any write: `UnknownQueue`,
+    `UnknownTask`, `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all
+    ValueErrors), `UnknownConnection` (a TypeError).
+    """
+    job = job_validation.with_task_defaults(job_validation.NewJob(
+        task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
+        partition_key, available_at, max_attempts, backoff, timeout_s, headers,
+    ))  # fmt: skip
+    if job_validation.has_options(job) or not _is_psycopg(conn):
+        return _insert(job_validation.batches([job]), conn)[0]
+    row = job_validation.plain_row(job)
+    with db.statement(conn) as own:
+        return ingest_jobs.insert(own, row)
+
+
+@check_violations.translated()
+def enqueue_many(
+    jobs: Iterable[NewIngestJob] | None = None,
+    *,
+    task_name: str | None = None,
+    queue: str | None = None,
+    args: Iterable[Mapping[str, Any]] | None = None,
+    conn: Any = None,
+    **options: Unpack[JobOptions],
+) -> builtins.list[JobId]:
+    """Queue one ingest job for each member of `jobs` or of `args`, all or none; return their ids.
+
+    The ids are in the order of the members. A member of `jobs` has the keywords of `enqueue`; those
+    it lacks are taken from the call. Workers are woken once. Raises as `enqueue` does; the message
+    says which job.
+    """
+    if args is not None and jobs is None and task_name is not None and _is_psycopg(conn):
+        job = job_validation.with_task_defaults(job_validation.NewJob(task_name, queue, **options))
+        if not job_validation.has_options(job):
+            return _enqueue_args(job_validation.base_columns(job), args, conn)
+    defaults = {"task_name": task_name, "queue": queue, **options}
+    found = job_validation.from_keywords(defaults, jobs, args)
+    return _insert(job_validation.batches(found, whole=conn is not None), conn)
+
+
+async def enqueue_async(task_name: str, *, conn: Any = None, **job: Unpack[JobKeywords]) -> JobId:
+    """Do as `enqueue` does, without blocking the event loop.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
+    joined; None: another thread works on a connection of the engine. There, a call that is
+    cancelled may still queue the job.
+    """
+    if conn is None:
+        return await app_connections.call_async(enqueue, None, task_name, **job)
+    (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
+    return (await _insert_async(batch, conn))[0]
+
+
+async def enqueue_many_async(
+    jobs: Iterable[NewIngestJob] | None = None,
+    *,
+    task_name: str | None = None,
+    queue: str | None = None,
+    args: Iterable[Mapping[str, Any]] | None = None,
+    conn: Any = None,
+    **options: Unpack[JobOptions],
+) -> builtins.list[JobId]:
+    """Do as `enqueue_many` does, without blocking the event loop; `conn` as in `enqueue_async`."""
+    defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
+    if conn is None:
+        return await app_connections.call_async(enqueue_many, None, jobs, args=args, **defaults)
+    found = job_validation.from_keywords(defaults, jobs, args)
+    batches = job_validation.batches(found, whole=True)
+    return [one for batch in batches for one in await _insert_async(batch, conn)]
+
+
+def _is_psycopg(conn: Any) -> bool:
+    """Return whether a call uses psycopg: a connection of the engine, or of the app."""
+    return conn is None or app_connections.is_psycopg(conn)
+
+
+def _enqueue_args(
+    row: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
+) -> builtins.list[JobId]:
+    texts = job_validation.encode_args_of_each(row["task_name"], args)
+    # An app's connection may be in autocommit, where each statement is a transaction.
+    parts = [texts] if conn is not None and texts else [*payload.parts(texts)]
+    with _whole(conn, len(parts)) as own:
+        return [one for part in parts for one in ingest_jobs.insert_many(own, row, part)]
+
+
+def _insert(batches: builtins.list[job_validation.Batch], conn: Any) -> builtins.list[JobId]:
+    with _whole(conn, len(batches)) as own:
+        return [one for batch in batches for one in ingest_jobs.insert_batch(own, batch)]
+
+
+def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
+    if conn is None and statements == 1:
+        return db.statement()
+    return app_connections.transaction(conn, async_twin="jobs.enqueue_async()")
+
+
+async def _insert_async(batch: job_validation.Batch, conn: Any) -> builtins.list[JobId]:
+    with check_violations.translated():
+        return await ingest_jobs.insert_batch_async(conn, batch)
+
+
+# --- read --------------------------------------------------------------------------------------
+
+
+def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Row | None:
+    """Return a job's row, or None if there is none; `history.get_job` has its attempts and log.
+
+    `kind`: `node` or `ingest` looks for that kind alone. `conn` (psycopg, SQLAlchemy, Django): read
+    in its transaction.
+    """
+    with app_connections.statement(conn) as own:
+        row = None if kind == "ingest" else nodes.get(own, job_id)
+        return row if row is not None or kind == "node" else ingest_jobs.get(own, job_id)
+
+
+async def get_async(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Row | None:
+    """Do as `get` does, without blocking the event loop; `conn` as in `enqueue_async`."""
+    return await app_connections.call_async(get, conn, job_id, kind=kind)
+
+
+def list(  # noqa: A001  the verb that users look for
     *,
     queue: str | None = None,
     task_name: str | None = None,
@@ -25,13 +188,12 @@ def list_jobs(
     key: str | None = None,
     limit: int | None = 100,
     conn: db.Connection | None = None,
-) -> list[Row]:
-    """Ingest jobs, the newest first, without their args and results (`history.get_job` has them).
+) -> Rows:
+    """Return ingest jobs, the newest first, without args and results; `get` has these.
 
     `since`: queued, started or ended from then on, or within that time. `key`: an idempotency, lock
-    or partition key. `limit` None: all. Raises `InvalidConfig` (a ValueError) for what is none of
-    these, such as a status that there is not or a `since` without a time zone. One transaction, no
-    lock.
+    or partition key. `limit` None: all. Raises `InvalidConfig` (a ValueError) for a value that
+    cannot match, as a status that does not exist or a `since` without a time zone. Takes no lock.
     """
     texts = {"queue": queue, "task_name": task_name, "key": key}
     for name, text in texts.items():
@@ -39,18 +201,11 @@ def list_jobs(
             raise errors.InvalidConfig(f"{name} {text!r:.80} is no text")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise errors.InvalidConfig(f"limit {limit!r:.40}: a whole number from 0, or None")
-    statuses = None if status is None else [status] if isinstance(status, str) else list(status)
+    statuses = None if status is None else [status] if isinstance(status, str) else [*status]
     for one in statuses or ():
         if one not in STATUSES:
             raise errors.InvalidConfig(f"status {one!r}: it is one of {', '.join(STATUSES)}")
-    if since is not None and not isinstance(since, (datetime, timedelta)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise errors.InvalidConfig(
-            f"since {since!r:.80}: a datetime with a time zone or a timedelta"
-        )
-    if isinstance(since, datetime) and since.tzinfo is None:
-        raise errors.InvalidConfig(f"since {since}: say in which time zone")
-    if isinstance(since, timedelta) and abs(since) > durations.MAX_SPAN:
-        raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
+    _check_since(since)
     if not all(payload.is_storable(text) for text in texts.values() if text is not None):
         return []
     wanted = ingest_jobs.Filter(queue, task_name, statuses, since, key)
@@ -58,118 +213,137 @@ def list_jobs(
         return ingest_jobs.find(own, wanted, limit)
 
 
-def retry_jobs(
-    ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
-) -> list[JsonDict]:
-    """Queue failed and cancelled jobs anew, each in a new generation with all its attempts.
+def _check_since(since: Any) -> None:
+    if since is not None and not isinstance(since, (datetime, timedelta)):
+        raise errors.InvalidConfig(
+            f"since {since!r:.80}: a datetime with a time zone or a timedelta"
+        )
+    if isinstance(since, datetime) and since.tzinfo is None:
+        raise errors.InvalidConfig(f"since {since}: say in which time zone")
+    if isinstance(since, timedelta) and abs(since) > durations.MAX_SPAN:
+        raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
 
-    `ids`: one or several. Of each, in order: `id`, `outcome` (`queued`, `refused`, `unknown`),
-    `status` as it was, `reason`. `by`: who, for the history. A transaction per BATCH, or the one of
-    `conn`. Raises `InvalidConfig` (a ValueError) for an id that is no text.
+
+def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
+    """Return why a job is not running, or None if there is no such job.
+
+    `id`, `kind`, `name`, `queue`, `model`, `priority`, `status`. `clause` and `detail`: what keeps
+    every worker from the job, or None. `workers`: for each live worker of the queue `worker_id`,
+    `host_label`, `pid`, `state`, `running` (a job or None), `clause` and `detail`; clause `next`:
+    the worker takes the job next. `can_run`: some live worker will take it. Takes no lock.
     """
-    return _each(ids, _retry, by, conn)
+    with db.transaction(conn) as own:
+        return waiting_reasons.of_job(own, job_id)
 
 
-def cancel_jobs(
+# --- change ------------------------------------------------------------------------------------
+
+
+def cancel(job_id: str, *, conn: Any = None) -> Row | None:
+    """Cancel a job and return its row; None if there is no such job or it is over.
+
+    A waiting job is cancelled at once; a running one gets its `cancel_event`. A node's job takes
+    its run with it, because the nodes that depend on it can never run. `conn` (psycopg, SQLAlchemy,
+    Django): join its transaction.
+    """
+    with app_connections.transaction(conn) as own:
+        # This statement begins the app's transaction, if need be: the block below would otherwise
+        # begin and commit one. The block is for connections in autocommit.
+        job = nodes.get(own, job_id)
+        with own.transaction():
+            if job is None:
+                return cancellation.cancel_job(own, job_tables.INGEST_JOBS, job_id)
+            runs.lock(own, job["run_id"])
+            row = cancellation.cancel_job(own, job_tables.NODE_JOBS, job_id)
+            if row is not None:
+                runs.cancel(own, job["run_id"])
+            return row
+
+
+async def cancel_async(job_id: str, *, conn: Any = None) -> Row | None:
+    """Do as `cancel` does, without blocking the event loop; `conn` as in `enqueue_async`."""
+    return await app_connections.call_async(cancel, conn, job_id)
+
+
+@check_violations.translated()
+def retry(job_id: str, *, conn: Any = None) -> Row:
+    """Run a failed or cancelled job again, with all its attempts; return its row.
+
+    A node's job reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError),
+    `InvalidConfig` (a ValueError) for a job in another status, and `IdempotencyClash` if another
+    job has its idempotency key by now. `conn` (psycopg, SQLAlchemy, Django): join its transaction.
+    """
+    with app_connections.transaction(conn) as own:
+        job = nodes.get(own, job_id)  # begins the app's transaction, as in `cancel`
+        with own.transaction():
+            return _retry_ingest(own, job_id) if job is None else _retry_node(own, job)
+
+
+def _retry_ingest(conn: db.Connection, job_id: str) -> Row:
+    row = ingest_retry.reopen_ingest(conn, job_id)
+    if row is None:
+        raise errors.UnknownJob(f"no failed or cancelled job {job_id!r} with a generation to go")
+    return row
+
+
+def _retry_node(conn: db.Connection, job: Row) -> Row:
+    if job["status"] not in ("failed", "cancelled"):
+        raise errors.InvalidConfig(
+            f"job {job['id']!r} is {job['status']}: only a failed or cancelled one is retried"
+        )
+    retry_runs.reopen(conn, job["run_id"], from_node=None)
+    return nodes.get(conn, job["id"]) or job
+
+
+async def retry_async(job_id: str, *, conn: Any = None) -> Row:
+    """Do as `retry` does, without blocking the event loop; `conn` as in `enqueue_async`."""
+    return await app_connections.call_async(retry, conn, job_id)
+
+
+def delete(job_id: str, *, by: str | None = None, conn: db.Connection | None = None) -> bool:
+    """Delete an ingest job; return False if there is none. Its history stays until it is pruned.
+
+    `by`: who deletes it, for the history. Raises `InvalidConfig` (a ValueError) for a running job
+    and for the job of a node, which is deleted with its run. `conn`: join its transaction.
+    """
+    (done,) = delete_many(job_id, by=by, conn=conn)
+    if done["outcome"] == "deleted" or done["reason"] == many_jobs.NO_SUCH_JOB:
+        return done["outcome"] == "deleted"
+    raise errors.InvalidConfig(f"job {job_id!r}: {done['reason']}")
+
+
+def cancel_many(
     ids: str | Iterable[str],
     *,
     running: bool = True,
     by: str | None = None,
     conn: db.Connection | None = None,
-) -> list[JsonDict]:
-    """Cancel what is queued at once, and ask what runs to end, unless `running` is false.
+) -> builtins.list[JsonDict]:
+    """Cancel queued ingest jobs, and request the end of running ones unless `running` is false.
 
-    As `retry_jobs`; `outcome`: `cancelled`, `asked to stop`, `refused`, `unknown`.
+    Returns for each id, in order: `id`, `outcome` (`cancelled`, `asked to stop`, `refused`,
+    `unknown`), `status` before the call, and `reason`. `by`: who does it, for the history. One
+    transaction for each 500 jobs, or that of `conn`. Raises `InvalidConfig` (a ValueError) for an
+    id that is no text.
     """
-    return _each(ids, _cancel if running else _cancel_waiting, by, conn)
+    return many_jobs.cancel(ids, by, conn, running=running)
 
 
-def delete_jobs(
+def retry_many(
     ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
-) -> list[JsonDict]:
-    """Delete jobs that do not run; their history stays, with what each was, until it is pruned.
+) -> builtins.list[JsonDict]:
+    """Queue failed and cancelled ingest jobs again, each with all its attempts.
 
-    As `retry_jobs`; `outcome`: `deleted`, `refused`, `unknown`.
+    As `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
     """
-    return _each(ids, _delete, by, conn)
+    return many_jobs.retry(ids, by, conn)
 
 
-_Outcome = tuple[str, str | None]
-"""An outcome and the reason of a refusal."""
-_Act = Callable[[db.Connection, Mapping[str, Row]], Mapping[str, _Outcome]]
-"""Takes the locked rows; says what became of each id."""
+def delete_many(
+    ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
+) -> builtins.list[JsonDict]:
+    """Delete ingest jobs that do not run; their history stays until it is pruned.
 
-
-def _each(
-    ids: str | Iterable[str], act: _Act, by: str | None, conn: db.Connection | None
-) -> list[JsonDict]:
-    done: list[JsonDict] = []
-    asked = list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
-    for one in asked:
-        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidConfig(f"job {one!r:.80}: an id is a text")
-    for some in _batches(asked):
-        with db.transaction(conn) as own:
-            if by is not None:
-                ingest_jobs.name_actor(own, payload.error_text(by))
-            known = [one for one in some if payload.is_storable(one)]
-            rows = ingest_jobs.lock(own, known)
-            told = act(own, rows)
-            nodes = ingest_jobs.runs_of_node_jobs(own, [one for one in known if one not in rows])
-            done += [_done(one, rows.get(one), told, nodes) for one in some]
-    return done
-
-
-def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(ids), BATCH):
-        yield ids[at : at + BATCH]
-
-
-def _done(
-    job_id: str, row: Row | None, told: Mapping[str, _Outcome], nodes: Mapping[str, str]
-) -> JsonDict:
-    if row is None:
-        reason = (
-            f"it is a node of run {nodes[job_id]}" if job_id in nodes else "there is no such job"
-        )
-        outcome, status = "unknown", None
-    else:
-        (outcome, reason), status = told[job_id], row["status"]
-    return {"id": job_id, "outcome": outcome, "status": status, "reason": reason}
-
-
-def _of(rows: Mapping[str, Row], *statuses: str) -> list[str]:
-    return [job_id for job_id, row in rows.items() if row["status"] in statuses]
-
-
-def _refused(rows: Mapping[str, Row], rule: str = "") -> dict[str, _Outcome]:
-    return {job_id: ("refused", f"it is {row['status']}{rule}") for job_id, row in rows.items()}
-
-
-def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    ended = _of(rows, "failed", "cancelled")
-    chosen = [one for one in ended if rows[one]["generation"] < job_tables.LAST_GENERATION]
-    taken = ingest_jobs.retry(conn, chosen) if chosen else set[str]()
-    told = _refused(rows, ": only a failed or cancelled one is retried")
-    told |= dict.fromkeys(ended, ("refused", "it is in its last generation: queue a new job"))
-    told |= dict.fromkeys(chosen, ("queued", None))
-    return told | dict.fromkeys(taken, ("refused", "another job has its idempotency key by now"))
-
-
-def _cancel_waiting(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    chosen = _of(rows, "queued")
-    ingest_jobs.cancel_queued(conn, chosen)
-    return _refused(rows) | dict.fromkeys(chosen, ("cancelled", None))
-
-
-def _cancel(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    chosen = _of(rows, "running")
-    ingest_jobs.request_cancel(conn, chosen)
-    return _cancel_waiting(conn, rows) | dict.fromkeys(chosen, ("asked to stop", None))
-
-
-def _delete(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    chosen = [job_id for job_id, row in rows.items() if row["status"] != "running"]
-    ingest_jobs.delete(conn, chosen)
-    told = _refused(rows, ": cancel it first")
-    return told | dict.fromkeys(chosen, ("deleted", None))
+    As `cancel_many`; `outcome`: `deleted`, `refused`, `unknown`.
+    """
+    return many_jobs.delete(ids, by, conn)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import queue_workflows
-from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
+from queue_workflows import config, db, errors, history, tasks
 from queue_workflows.dag import arguments, confinement, outputs, payload
 from queue_workflows.declare import node_functions
+from queue_workflows.dispatch import inputs as node_inputs
 from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.types import JsonDict, Row
@@ -102,7 +103,7 @@ def run_body(
         claimed_jobs.check_node(job)
         if job["node_module"].startswith(INPUT_PREFIX):
             return outcomes.Outcome("parked", 0.0)
-        inputs = _patiently(lambda: dispatcher.resolve_inputs_for_job(job["id"], job=job), cancel)
+        inputs = _patiently(lambda: node_inputs.resolve_inputs_for_job(job["id"], job=job), cancel)
         if inputs != job["inputs"] or job.get("ref_heads") != []:
             resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")
         report = status_callback or _ignore
@@ -274,7 +275,7 @@ def _model(job: Row, cache: ModelCache | None) -> tuple[Any, float]:
 
 
 def _model_event(job: Row, event_type: str, elapsed_s: float | None) -> None:
-    node_queue.record_node_event(
+    history.record_event(
         run_id=job["run_id"],
         node_id=job["node_id"],
         event_type=event_type,

@@ -10,9 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from queue_workflows import config, db, dispatcher, input_listener, retention
+from queue_workflows import config, db, input_listener
+from queue_workflows.dispatch import drain, run_cache, starts
 from queue_workflows.engine import pending, promotion, row_isolation
 from queue_workflows.maintenance import periodic, recovery
+from queue_workflows.operations import retention
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn
 
@@ -50,7 +52,7 @@ class NodePool:
         self._drain_at: float | None = None
         """When events that were notified are to be drained."""
         self._kept = db.DedicatedConnection()
-        self._begin = dispatcher.on_connection(self._kept)
+        self._begin = run_cache.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)
         self._prune_rows = row_isolation.Isolation(now_fn)
         self._is_waiting_logged = False
@@ -154,7 +156,7 @@ class NodePool:
 
     def _start(self) -> bool:
         """Start runs; return whether there may be more to start."""
-        started, waiting = dispatcher.start_queued(begin=self._begin, rows=self._rows)
+        started, waiting = starts.start_queued(begin=self._begin, rows=self._rows)
         self._log_waiting(waiting)
         return started > 0
 
@@ -164,11 +166,11 @@ class NodePool:
 
     def _drain(self) -> bool:
         """Dispatch events; return whether there may be more to dispatch."""
-        dispatched = dispatcher.drain_outbox(begin=self._begin, rows=self._rows)
+        dispatched = drain.drain_outbox(begin=self._begin, rows=self._rows)
         if dispatched:
             # An event that closely follows an open one of its run sends no notification.
             self._check_at = min(self._check_at, self._now() + STREAM_PAUSE_S)
-        return dispatched >= dispatcher.RUNS_A_ROUND
+        return dispatched >= drain.RUNS_A_ROUND
 
     def _log_waiting(self, run_ids: list[str]) -> None:
         if run_ids and not self._is_waiting_logged:

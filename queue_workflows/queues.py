@@ -1,4 +1,4 @@
-"""Queues: pausing them, limits of what runs at once or starts in any period, and how they stand."""
+"""Queues: pause, resume and limit them; list them with depth, age, rates, state and limits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from enum import Enum
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
+from queue_workflows.admin import overview
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations
-from queue_workflows.engine import controls, queues
+from queue_workflows.engine import controls, ingest_jobs, queues
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import job_options
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Rows
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
 MOST = 1_000_000
 """The largest limit, of jobs at once or of starts in a period."""
 LONGEST_S = 366 * 86400.0
+LIVE_WORKER_S = 30.0
+"""Heartbeat age up to which a worker counts as capacity (the contract's figure)."""
 
 
 class _Keep(Enum):
@@ -38,13 +41,13 @@ def pause(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Let nothing more of a queue (of an ingest queue's partition) be claimed; its row.
+    """Let no more jobs of a queue, or of one partition of an ingest queue, be claimed; its row.
 
-    What runs, runs on. `until`: when the pause ends by itself, a time with a time zone or how long
+    Running jobs continue. `until`: when the pause ends by itself, a time with a time zone or a span
     from now by the database's clock; None: at `resume`. `conn`: join the caller's transaction.
     Raises before any write `UnknownQueue`, `InvalidConfig` (both ValueErrors).
     """
-    at, lasts = moment(until)
+    at, lasts = durations.check_until(until)
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if at is not None and controls.is_over(own, at):
@@ -54,7 +57,7 @@ def pause(
 
 
 def resume(queue: str, *, partition: str | None = None, conn: db.Connection | None = None) -> bool:
-    """End a pause, which wakes the queue's workers; False: it was not paused."""
+    """End a pause, which wakes the queue's workers; return False if it was not paused."""
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         return queues.resume(own, queue, partition)
@@ -71,11 +74,11 @@ def limit(
     partition_rate: str | _Keep | None = KEEP,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Limit an ingest queue, or one `partition` of it; the row. None takes a limit off.
+    """Limit an ingest queue, or one `partition` of it; return its row. None removes a limit.
 
     `max_running`: jobs at once. `rate`: starts in any period, `N/PERIOD`: `100/m`, `5/30s`, `1/d`.
     `partition_max_running`, `partition_rate`: of each partition key of the queue that has no limit
-    of its own. What runs, runs on. Raises before any write `UnknownQueue`, `InvalidConfig`.
+    of its own. Running jobs continue. Raises before any write `UnknownQueue`, `InvalidConfig`.
     """
     values = _limits(max_running, rate, "")
     values |= _limits(partition_max_running, partition_rate, "partition_")
@@ -92,11 +95,11 @@ def limit(
         return queues.limit(own, queue, partition, values)
 
 
-def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[Row]:
-    """How queues stand: those that are configured, have live or recent jobs, or settings.
+def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:  # noqa: A001
+    """Return the queues that are configured, have live or recent jobs, or settings, by name.
 
-    `used_only`: those that the app has a use for or the database knows: by jobs, settings, workers
-    or switches. The default ingest queues of an app without tasks are left out.
+    `used_only`: those that the app uses or the database knows: by jobs, settings, workers or
+    switches. The default ingest queues of an app without tasks are left out.
 
     `queue`, `state` (open or paused), `paused_until`, `paused_by`; jobs `running`, `ready`,
     `limited`, `locked`, `not_due`; `oldest_s`: age of the oldest that is due; `in_per_min`,
@@ -105,17 +108,54 @@ def show(*, used_only: bool = False, conn: db.Connection | None = None) -> list[
     `paused_until`, `paused_by`, `max_running`, `rate`.
     """
     with db.transaction(conn) as own:
-        said = {row["queue"]: row for row in queues.settings(own)}
+        settings = {row["queue"]: row for row in queues.settings(own)}
         counts = queues.counts(own)
         parts = queues.partition_settings(own)
         served = {*controls.known_queues(own)} - {"all"} if used_only else config.queues()
     named = config.used_queues() | served if used_only else served
-    names = sorted(named | said.keys() | counts.keys())
+    names = sorted(named | settings.keys() | counts.keys())
     return [
-        _shown(name, said.get(name, {}), counts.get(name, {}))
+        _shown(name, settings.get(name, {}), counts.get(name, {}))
         | {"partitions": [_partition(row) for row in parts if row["queue"] == name]}
         for name in names
     ]
+
+
+def get(queue: str, *, conn: db.Connection | None = None) -> Row:
+    """Return one queue as `list` returns it; a queue without jobs or settings has zeros.
+
+    Raises `UnknownQueue` (a ValueError) for one that is not configured, has never been served and
+    is empty.
+    """
+    with db.transaction(conn) as own:
+        _check(own, queue, None)
+        found = [row for row in list(conn=own) if row["queue"] == queue]
+    return found[0] if found else _shown(queue, {}, {}) | {"partitions": []}
+
+
+def running_and_queued() -> dict[str, Any]:
+    """Return at most 50 running and 50 queued node jobs of each of cpu and gpu, and their counts.
+
+    `{"cpu": {"running": rows, "queued": rows}, "gpu": {...}, "counts": {"cpu_queued": n, ...}}`.
+    """
+    with db.transaction() as conn:
+        return overview.queue_lists(conn)
+
+
+def ingest_counts() -> dict[str, Any]:
+    """Return `{"queues": {q: {"queued", "running", "completed", "failed", "workers"}}}`.
+
+    For every configured ingest queue. `workers`: heartbeats younger than LIVE_WORKER_S seconds.
+    """
+    with db.transaction() as conn:
+        counts = ingest_jobs.counts(conn, LIVE_WORKER_S)
+    keys = ("queued", "running", "completed", "failed", "workers")
+    return {
+        "queues": {
+            queue: {key: counts.get(queue, {}).get(key, 0) for key in keys}
+            for queue in sorted(config.get_config().ingest_queues)
+        }
+    }
 
 
 def _shown(queue: str, said: Row, count: Row) -> Row:
@@ -156,38 +196,6 @@ def _state(row: Row) -> Row:
         "paused_until": row["paused_until"] if paused else None,
         "paused_by": row["paused_by"] if paused else None,
     }
-
-
-def moment(until: Any) -> tuple[datetime | None, timedelta | None]:
-    """An `until` as a time or as how long from now; both None: none. Raises `InvalidConfig`."""
-    if until is not None and not isinstance(until, (datetime, timedelta)):
-        raise errors.InvalidConfig(
-            f"until {until!r:.40}: a datetime or a timedelta; when() reads text"
-        )
-    lasts = until if isinstance(until, timedelta) else None
-    at = until if isinstance(until, datetime) else None
-    if (at is not None and at.tzinfo is None) or (
-        lasts is not None and not timedelta(0) < lasts <= durations.MAX_SPAN
-    ):
-        raise errors.InvalidConfig(
-            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero and of a "
-            "hundred years at most"
-        )
-    return at, lasts
-
-
-def when(text: str) -> datetime | timedelta:
-    """What `until` may be, as text: a time span such as 30s, 45m, 2h, 1d, or an ISO time."""
-    seconds = durations.UNITS_S.get(text[-1:])
-    try:
-        if seconds is not None:
-            return timedelta(seconds=seconds * float(text[:-1]))
-        # Python 3.10 knows no Z.
-        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
-    except (ValueError, OverflowError):
-        raise errors.InvalidConfig(
-            f"{text!r} is neither a time span such as 45m nor an ISO time"
-        ) from None
 
 
 def _limits(most: Any, rate: Any, prefix: str) -> dict[str, Any]:

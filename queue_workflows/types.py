@@ -9,6 +9,9 @@ from typing import Any, Protocol, TypeAlias, TypedDict
 Row: TypeAlias = dict[str, Any]
 """One table row by column name: jsonb decoded (or `Unreadable`), timestamps as aware datetimes."""
 
+Rows: TypeAlias = list[Row]
+"""Several table rows, for modules whose function `list` hides the type of that name."""
+
 JsonDict: TypeAlias = dict[str, Any]
 """A JSON object."""
 
@@ -71,20 +74,21 @@ class JobOptions(TypedDict, total=False):
     """Texts beside the args: trace ids and the like."""
 
 
-class NewIngestJob(JobOptions, total=False):
-    """The keywords of `enqueue_ingest_job`."""
+class JobKeywords(JobOptions, total=False):
+    """The keywords of `jobs.enqueue` besides the task's name."""
 
-    task_name: str
     queue: str
     args: Mapping[str, Any] | None
 
 
-class _OfWorkflow(TypedDict):
-    workflow_name: str
+class NewIngestJob(JobKeywords, total=False):
+    """One of the jobs of `jobs.enqueue_many`: the keywords of `jobs.enqueue`."""
+
+    task_name: str
 
 
-class NewRun(_OfWorkflow, total=False):
-    """The keywords of `run_store.insert_run`; all but `workflow_name` are optional."""
+class NewRun(TypedDict, total=False):
+    """The keywords of `runs.submit`, all of them optional."""
 
     run_id: str | None
     parcel_id: str | None

@@ -1,78 +1,27 @@
-"""The operator's ON/OFF switch for the worker of a (host, queue): one row, one policy."""
+"""`queue-worker-control`, the watcher that obeys its rows, and the 0.3.0 names of `workers`."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Protocol
 
-from queue_workflows import config, db, errors, queues
-from queue_workflows.db import check_violations
+from queue_workflows import config, db, errors, workers
 from queue_workflows.engine import controls
-from queue_workflows.runtime import display, process, service
+from queue_workflows.operations import stop_policies
+from queue_workflows.runtime import display, durations, process, service
 from queue_workflows.types import ExitFn, Row
 
-_log = logging.getLogger(__name__)
-EXIT_CONTROL_HARD_STOP = 79
-STATES = ("on", "off")
-ALL = "all"
-"""The queue of a row that counts for every queue of its host."""
+EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
+STOP_POLICIES = stop_policies.BY_NAME
 PATIENCE_S = 10.0
 """How long the command waits for a database that does not answer."""
 
 
-class StoppableWorker(Protocol):
-    """What a stop policy may ask of a worker."""
-
-    def requeue_in_flight(self, reason: str) -> None:
-        """Give the running job back, at the front, without counting anything."""
-        ...
-
-    def clear_model(self) -> None:
-        """Tell the fleet that this host's model is gone."""
-        ...
+# --- names of 0.3.0 ----------------------------------------------------------------------------
 
 
-class StopPolicy(Protocol):
-    """How a worker that was turned OFF stops."""
-
-    def __call__(self, worker: Any, *, on_exit: ExitFn) -> None:
-        """Stop `worker` (a `StoppableWorker`); `on_exit` leaves the process."""
-        ...
-
-
-def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
-    """Requeue what runs, clear the model, leave: the only stop that surely frees RAM and VRAM."""
-    try:
-        worker.requeue_in_flight("turned off")
-        worker.clear_model()
-    except db.Error as error:
-        _log.warning("stopping without bookkeeping, the lease brings the job back: %s", error)
-    on_exit(EXIT_CONTROL_HARD_STOP)
-
-
-def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
-    """Let what runs come to its end: while a row says OFF nothing else is claimed."""
-    del worker, on_exit
-
-
-HARD: StopPolicy = _hard
-STOP_POLICIES: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
-"""Policy name → handler(worker, *, on_exit); a host may add its own. `pause` keeps a model warm."""
-
-
-def handler(policy: str) -> StopPolicy:
-    """The handler of a policy; one that nobody registered is `hard`, with an error logged."""
-    found = STOP_POLICIES.get(policy)
-    if found is None:
-        _log.error("stop policy %r is not registered; stopping hard", policy)
-    return found or _hard
-
-
-@check_violations.translated()
 def set_worker_control(
     host: str,
     queue: str,
@@ -80,101 +29,42 @@ def set_worker_control(
     desired_state: str,
     stop_policy: str = "hard",
     requested_by: str | None = None,
-    reason: str | None = None,
-    until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Write the row of a (host, queue), which wakes its worker; the row.
-
-    Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
-    or how long from now by the database's clock.
-    `conn`: join the caller's transaction. Raises before any write `UnknownPolicy` (a ValueError)
-    for a bad state, policy or name, `InvalidConfig` (a ValueError) for a bad `until`.
-    """
-    if desired_state not in STATES:
-        raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
-    if stop_policy not in STOP_POLICIES:
-        known = ", ".join(sorted(STOP_POLICIES))
-        raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
-    if until is not None and desired_state == "on":
-        raise errors.InvalidConfig("until: it says when OFF ends, and has no meaning for ON")
-    at, lasts = queues.moment(until)
-    for what, name, most in (("host", host, 400), ("queue", queue, 200)):
-        if not 1 <= len(name.encode()) <= most or "\x00" in name:
-            raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
-    values = {
-        "host": host,
-        "queue": queue,
-        "desired_state": desired_state,
-        "stop_policy": stop_policy,
-        "requested_by": requested_by,
-        "reason": None if reason is None else reason.replace("\x00", " "),
-        "until": at,
-        "lasts": lasts,
-    }
-    with db.transaction(conn) as own:
-        if at is not None and controls.is_over(own, at):
-            raise errors.InvalidConfig(
-                f"until {at}: that is over by the database's clock; name a time to come, or a time "
-                "span from now"
-            )
-        return controls.put(own, values)
+    """Call `workers.set_control`."""
+    return workers.set_control(
+        host,
+        queue,
+        desired_state=desired_state,
+        stop_policy=stop_policy,
+        requested_by=requested_by,
+        conn=conn,
+    )
 
 
 def get_worker_control(host: str, queue: str) -> Row | None:
-    """The row, or None; None too in a database without the table."""
-    with db.transaction() as conn:
-        return controls.get(conn, host, queue)
+    """Call `workers.get_control`."""
+    return workers.get_control(host, queue)
 
 
 def desired_state_for(host: str, queue: str) -> str:
-    """`"on"` or `"off"`; absent: `"on"`, and past its `until_at` too."""
-    return "on" if policy_in_force(host, queue) is None else "off"
+    """Call `workers.desired_state`."""
+    return workers.desired_state(host, queue)
 
 
-def policy_in_force(host: str, queue: str) -> str | None:
-    """The policy by which the worker of a (host, queue) must stop now, or None while it is ON."""
-    with db.transaction() as conn:
-        return controls.off_policy(conn, host, queue)
-
-
-def stop_policy_for(conn: db.Connection, host: str, queue: str) -> str | None:
-    """The policy by which the worker must stop now, or None while it is ON."""
-    return controls.off_policy(conn, host, queue)
-
-
-def enable_worker(
-    host: str, queue: str, *, requested_by: str | None = None, reason: str | None = None
-) -> Row:
-    """Turn the worker of a (host, queue) ON: a parked one resumes in place.
-
-    ON for queue `all` lifts that row alone; a queue with an OFF row of its own stays OFF.
-    """
-    return set_worker_control(
-        host, queue, desired_state="on", requested_by=requested_by, reason=reason
-    )
+def enable_worker(host: str, queue: str, *, requested_by: str | None = None) -> Row:
+    """Call `workers.enable`."""
+    return workers.enable(host, queue, requested_by=requested_by)
 
 
 def disable_worker(
-    host: str,
-    queue: str,
-    *,
-    stop_policy: str = "hard",
-    requested_by: str | None = None,
-    reason: str | None = None,
-    until: datetime | timedelta | None = None,
+    host: str, queue: str, *, stop_policy: str = "hard", requested_by: str | None = None
 ) -> Row:
-    """Turn the worker of a (host, queue) OFF by a policy, until it is enabled or `until`."""
-    return set_worker_control(
-        host,
-        queue,
-        desired_state="off",
-        stop_policy=stop_policy,
-        requested_by=requested_by,
-        reason=reason,
-        until=until,
-    )
+    """Call `workers.disable`."""
+    return workers.disable(host, queue, stop_policy=stop_policy, requested_by=requested_by)
 
+
+# --- the watcher -------------------------------------------------------------------------------
 
 CHANNEL = "worker_control"
 
@@ -190,12 +80,12 @@ class WorkerControlWatcher:
 
     def __init__(
         self,
-        worker: StoppableWorker,
+        worker: stop_policies.StoppableWorker,
         *,
         on_exit: ExitFn = os._exit,
         host: str | None = None,
         queue: str | None = None,
-        read: Callable[[str, str], str | None] = policy_in_force,
+        read: Callable[[str, str], str | None] = workers.policy_in_force,
     ) -> None:
         self._worker = worker
         self._host: str = host or getattr(worker, "host", None) or config.host_label()
@@ -214,10 +104,10 @@ class WorkerControlWatcher:
 
     def obey(self, policy: str) -> None:
         """Run the handler of a policy."""
-        handler(policy)(self._worker, on_exit=self._on_exit)
+        stop_policies.handler(policy)(self._worker, on_exit=self._on_exit)
 
     def check_once(self) -> bool:
-        """Whether the worker is OFF; if so its policy has run."""
+        """Run the policy if the worker is OFF; return whether it is."""
         policy = self.policy()
         if policy is None:
             return False
@@ -241,9 +131,12 @@ class WorkerControlWatcher:
             self._follow.stop()
 
 
+# --- the command -------------------------------------------------------------------------------
+
+
 def _until(text: str) -> datetime | timedelta:
     try:
-        return queues.when(text)
+        return durations.parse_until(text)
     except errors.InvalidConfig as refused:
         raise argparse.ArgumentTypeError(str(refused)) from None
 
@@ -278,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _refuse_unknown(queue: str) -> None:
     with db.transaction() as conn:
-        known = config.queues() | {ALL, *controls.known_queues(conn)}
+        known = config.queues() | {controls.ALL, *controls.known_queues(conn)}
     if queue not in known:
         raise errors.UnknownQueue(
             f"queue {queue!r}: no worker has ever served it; known are {', '.join(sorted(known))}, "
@@ -287,7 +180,7 @@ def _refuse_unknown(queue: str) -> None:
 
 
 def _join_embedded() -> None:
-    """Make no server that has no row to write; `EmbeddedUnavailable` where there is none."""
+    """Join the embedded server; raise `EmbeddedUnavailable` instead of creating one."""
     if config.database_url() is None and config.embedded_wanted():
         from queue_workflows.db import databases
 
@@ -307,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
         db.wait_until_reachable(timeout_s=PATIENCE_S)
         db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
         _refuse_unknown(options.queue)
-        row = set_worker_control(
+        row = workers.set_control(
             options.host or config.host_label(),
             options.queue,
             desired_state=options.state,

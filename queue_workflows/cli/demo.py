@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows import config, db, dispatcher, errors
+from queue_workflows import config, db, errors, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, interactive_run, options, output, run
 from queue_workflows.runtime import signals
@@ -84,7 +84,7 @@ def _run(
         follower = interactive_run.Follower(view, stop, running.check, yes=yes)
         seen = follower.follow(row["id"])
         if seen is None:
-            dispatcher.cancel_run(row["id"])
+            runs.cancel(row["id"])
     if seen is None:
         command.say(f"run {row['id']} is cancelled")
         return interactive_run.exit_code(None)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import db, errors, history
+from queue_workflows.admin import attempts
 from queue_workflows.cli import output, report, run_snapshot, views
 from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as attempt_logs
@@ -37,7 +38,7 @@ class Tail:
         fresh = head[self._given :]
         lost = after_cut - max(self._given, len(head))
         if lost > 0:
-            fresh += history.gap(lost).encode()
+            fresh += attempts.gap(lost).encode()
         fresh += tail[max(0, self._given - after_cut) :]
         whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
         # A line that is not whole yet follows the cut, if there is one, which ends a line itself.

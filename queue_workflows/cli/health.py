@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows import config, errors
-from queue_workflows.cli import command, options, output, workers
+from queue_workflows import config, errors, workers
+from queue_workflows.cli import command, options, output
 from queue_workflows.types import Row
 
 ALIVE, SILENT, UNKNOWN = "alive", "silent", "unknown"
@@ -42,7 +42,7 @@ def health(
         try:
             with command.reading(app):
                 label = host or config.host_label()
-                found = judge(workers.listing(), label, queue or [], within)
+                found = judge(workers.list(absent=False), label, queue or [], within)
         except (errors.DatabaseUnavailable, errors.SchemaTimeout) as error:
             why = str(error)
         state = UNKNOWN if why else SILENT if SILENT in found.values() or not found else ALIVE

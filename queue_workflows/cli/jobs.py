@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import db, errors, jobs
+from queue_workflows import db, errors
+from queue_workflows import jobs as api
 from queue_workflows.cli import command, ids, options, output, show, views
 from queue_workflows.runtime import display, process
 from queue_workflows.types import JsonDict, Row
@@ -37,7 +38,7 @@ Queue = Annotated[str | None, typer.Option(metavar="Q", help="Only jobs of this 
 Task = Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this task.")]
 Status = Annotated[
     list[str] | None,
-    typer.Option(metavar="STATUS", help=f"Repeatable: {', '.join(jobs.STATUSES)}."),
+    typer.Option(metavar="STATUS", help=f"Repeatable: {', '.join(api.STATUSES)}."),
 ]
 Since = Annotated[
     str | None,
@@ -74,7 +75,7 @@ def list_(
     def body() -> int:
         moment = when(since)
         with command.reading(app):
-            rows = jobs.list_jobs(
+            rows = api.list(
                 queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
             )
         output.dump(rows) if as_json else _table(rows)
@@ -124,7 +125,7 @@ def retry(
 ) -> None:
     """Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones."""
     wanted = _Wanted(job, queue, task, status, since, key, default=("failed",))
-    _run("retry", wanted, lambda some, who: jobs.retry_jobs(some, by=who), by, dry_run,
+    _run("retry", wanted, lambda some, who: api.retry_many(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def cancel(
     """Cancel jobs. What waits ends at once, what runs is asked to stop."""
     wanted = _Wanted(job, queue, task, status, since, key, default=("queued", "running"))
     running = not status or "running" in status
-    _run("cancel", wanted, lambda some, who: jobs.cancel_jobs(some, running=running, by=who),
+    _run("cancel", wanted, lambda some, who: api.cancel_many(some, running=running, by=who),
          by, dry_run, app=app, as_json=as_json, debug=debug)  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def delete(
     """Delete jobs that do not run. A filter means those that are over; their history stays."""
     over = ("completed", "failed", "cancelled")
     wanted = _Wanted(job, queue, task, status, since, key, default=over)
-    _run("delete", wanted, lambda some, who: jobs.delete_jobs(some, by=who), by, dry_run,
+    _run("delete", wanted, lambda some, who: api.delete_many(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 
 
@@ -225,7 +226,7 @@ class _Wanted:
                 return [ids.find(conn, one)[0] for one in self.ids]
         given: dict[str, Any] = {"status": list(self._default)}
         given |= {name: value for name, value in self._given.items() if value is not None}
-        rows = jobs.list_jobs(**given, since=when(self._since), limit=None)
+        rows = api.list(**given, since=when(self._since), limit=None)
         return [row["id"] for row in reversed(rows)]
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import config, db, errors, model_control
+from queue_workflows import config, db, errors
+from queue_workflows import models as api
 from queue_workflows.cli import command, options, output, sample_text
 from queue_workflows.runtime import display, process, signals, stored_json
 from queue_workflows.types import Row
@@ -50,7 +51,7 @@ def models(
         _check(action, model, worker)
         with command.reading(app):
             if action == "list":
-                _list(model_control.holdings(host), as_json=as_json)
+                _list(api.list(host), as_json=as_json)
                 return 0
             label = host or config.host_label()
             request = _ask(action, label, model, worker, requested_by)
@@ -82,22 +83,20 @@ def _ask(
 ) -> Row:
     # In one transaction: a worker may answer within milliseconds of the commit.
     with db.transaction() as conn:
-        known = {str(row["pid"]): row for row in model_control.holdings(host, conn=conn)}
+        known = {str(row["pid"]): row for row in api.list(host, conn=conn)}
         worker_id = known[worker]["worker_id"] if worker in known else worker
         if action == "load":
-            return model_control.load_model(
+            return api.load(
                 host, model or "", worker_id=worker_id, requested_by=requested_by, conn=conn
             )
-        return model_control.unload_model(
-            host, model, worker_id=worker_id, requested_by=requested_by, conn=conn
-        )
+        return api.unload(host, model, worker_id=worker_id, requested_by=requested_by, conn=conn)
 
 
 def _meant(request: Row) -> list[Row]:
     """Return the live workers that a request is for."""
     return [
         row
-        for row in model_control.holdings(request["host_label"])
+        for row in api.list(request["host_label"])
         if request["worker_id"] in ("", row["worker_id"]) and row["state"] != "dead"
     ]
 
@@ -108,7 +107,7 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
     rows = {row["worker_id"]: row for row in _meant(request)}
     told: set[str] = set()
     while True:
-        now = {row["worker_id"]: row for row in model_control.holdings(request["host_label"])}
+        now = {row["worker_id"]: row for row in api.list(request["host_label"])}
         for worker_id, row in rows.items():
             seen = now.get(worker_id, row | {"state": "dead"})
             rows[worker_id] = seen | {"answer": _answer(seen, number)}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows import retention
+from queue_workflows import history
 from queue_workflows.cli import command, options, output
 
 
@@ -26,7 +26,7 @@ def prune(
 
     def body() -> int:
         with command.reading(app) as words:
-            gone = retention.due() if dry_run else retention.prune()
+            gone = history.prunable() if dry_run else history.prune()
         if as_json:
             output.dump({"database": words, "dry_run": dry_run, "deleted": gone})
         else:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import errors
-from queue_workflows import queues as doors
+from queue_workflows import queues as api
 from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import display
+from queue_workflows.runtime import display, durations
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "pause", "resume", "limit")
@@ -65,16 +65,16 @@ def queues(
         _check(action, queue, partition, until, requested_by, said)
         with command.reading(app):
             if action == "pause":
-                doors.pause(
+                api.pause(
                     queue or "",
                     partition=partition,
-                    until=None if until is None else doors.when(until),
+                    until=None if until is None else durations.parse_until(until),
                     requested_by=requested_by,
                 )
             elif action == "resume":
-                doors.resume(queue or "", partition=partition)
+                api.resume(queue or "", partition=partition)
             elif action == "limit":
-                doors.limit(queue or "", partition=partition, **_values(said))
+                api.limit(queue or "", partition=partition, **_values(said))
             rows = _rows(queue)
         if as_json:
             output.dump(rows)
@@ -87,7 +87,7 @@ def queues(
 
 def _rows(queue: str | None) -> list[Row]:
     """Return the named queue, used or not, or all queues that are used."""
-    rows = doors.show(used_only=queue is None)
+    rows = api.list(used_only=queue is None)
     return [row for row in rows if queue in (None, row["queue"])]
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from queue_workflows import waiting
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.cli import output, run_snapshot, sample_text, summary, views
 from queue_workflows.runtime import display, process, stored_json
 
@@ -261,7 +261,7 @@ def _state(job: dict[str, Any]) -> str:
         due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
         why = job["blocked_reason"].replace("_", " ")
         unserved = why == "unserved"
-        parts.append(waiting.unserved_text(job["queue"]) if unserved else f"{why}{due}")
+        parts.append(waiting_reasons.unserved_text(job["queue"]) if unserved else f"{why}{due}")
     if status == "running" and (shown := views.progress_text(job["progress"])):
         parts.append(shown)
     if status == "running" and job["cancel_requested_at"]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import db, dispatcher, errors
+from queue_workflows import db, errors, jobs, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, ids, options, output
 
@@ -56,9 +56,9 @@ def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
         reason = None
         try:
             if found["kind"] == "run":
-                dispatcher.retry_run(any_id, from_node=from_node, conn=conn)
+                runs.retry(any_id, from_node=from_node, conn=conn)
             else:
-                dispatcher.retry_job(any_id, conn=conn)
+                jobs.retry(any_id, conn=conn)
         except (errors.InvalidConfig, errors.UnknownJob) as error:
             reason = _reason(error, found)
         return _done(any_id, "refused" if reason else "queued", reason) | _found(conn, any_id)

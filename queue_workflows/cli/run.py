@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import config, db, errors, run_store
+from queue_workflows import config, db, errors, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
@@ -157,9 +157,9 @@ class Request:
     def insert(self) -> dict[str, Any]:
         """Insert the run and return its row. Raises `InvalidPayload` before any write."""
         run_id = str(uuid.uuid4())
-        return run_store.insert_run(
+        return runs.submit(
+            self.workflow,
             run_id=run_id,
-            workflow_name=self.workflow,
             out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
             priority=self.priority,
             context=self.context,

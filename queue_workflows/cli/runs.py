@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows import db, errors, run_store
+from queue_workflows import db, errors
+from queue_workflows import runs as api
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import display
@@ -40,7 +41,7 @@ def runs(
         with command.reading(app):
             if status is not None:
                 _check(status)
-            rows = run_store.list_runs(limit=limit, status=status)
+            rows = api.list(limit=limit, status=status)
         if as_json:
             output.dump([{key: row[key] for key in _KEYS} for row in rows])
         else:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from queue_workflows import config, db
+from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
@@ -70,7 +71,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["unassignable"] = fleet_rows.flagged(conn)
         found["unserved"] = lock_queues.unserved(conn)
         found["paused"] = queues.paused(conn)
-    found["workers"] = workers_command.listing()
+    found["workers"] = worker_api.list(absent=False)
     found["queues"] = _queues(known, counts, found["workers"])
     return found
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from queue_workflows import errors, waiting
+from queue_workflows import errors, runs
+from queue_workflows import jobs as job_api
 from queue_workflows.cli import command, ids, options, output, show
 from queue_workflows.runtime import display
 
@@ -34,7 +35,7 @@ def why(
             kind, any_id = show.found(what, "why")
             if kind is None:
                 return 1
-            told = waiting.why_run(any_id) if kind == "run" else waiting.why(any_id)
+            told = runs.explain(any_id) if kind == "run" else job_api.explain(any_id)
         if told is None:
             raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
         if as_json:

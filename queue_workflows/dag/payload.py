@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import config, errors, refs
 from queue_workflows.dag import jsonable, plan, policy
+from queue_workflows.types import Unreadable
 
 ERROR_LIMIT = 8000
 """Characters of an error text that are stored; the contract names the figure."""
@@ -63,6 +64,15 @@ def _too_large(what: str, found: str, limit_kb: int) -> errors.InvalidPayload:
     return errors.InvalidPayload(
         f"{what}: {found}, more than the {limit_kb} KiB of MAX_PAYLOAD_KB; store a path instead"
     )
+
+
+def stored_object(value: Any, what: str) -> dict[str, Any]:
+    """Return a stored JSON object, {} for null; raise `UnreadableRow` for anything else."""
+    if isinstance(value, Unreadable):
+        raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
+    if value is not None and not isinstance(value, dict):
+        raise errors.UnreadableRow(f"{what}: a JSON object is needed, not {type(value).__name__}")
+    return cast("dict[str, Any]", value or {})
 
 
 def encode_definition(definition: dict[str, Any]) -> str:

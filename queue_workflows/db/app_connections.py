@@ -168,6 +168,17 @@ def transaction(conn: Any = None, *, async_twin: str = _ASYNC_TWIN) -> Generator
         yield cast("pool.Connection", adapt(conn))
 
 
+@contextmanager
+def statement(conn: Any = None) -> Generator[pool.Connection]:
+    """Yield a connection for single statements: `db.statement`, also on any app's connection."""
+    if conn is None:
+        with pool.statement() as own:
+            yield own
+    else:
+        with transaction(conn) as own:
+            yield own
+
+
 def _by_class(conn: Any, table: Mapping[str, T]) -> T | None:
     """Return the entry for the connection's class or its nearest base; None if there is none."""
     names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(conn).__mro__)
@@ -186,7 +197,7 @@ async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywor
     """
     if conn is None:
         return await asyncio.to_thread(function, *args, **keywords)
-    run = _runner(conn, function.__name__)
+    run = _runner(conn, f"{function.__module__.rpartition('.')[2]}.{function.__name__}")
     return await run(conn, lambda own: function(*args, conn=own, **keywords))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from queue_workflows import errors
 _CHECK_VIOLATION = "23514"
 _BAD_VALUES = frozenset({"22003", "22007", "22008", "22P02", "42846"})
 """Out of the type's range, a wrong or impossible time, no number, and no cast to the type."""
+_UNIQUE_VIOLATION = "23505"
 _PAYLOAD = re.compile(r"\w+\.\w+ (?:is nested deeper|holds a number beyond|has \d+ bytes of JSON)")
 _COLUMN = re.compile(r"(\w+)\.\w+ must be ")
 _CONSTRAINT = re.compile(r"queue_workflows_\w+|\w+_bound")
@@ -44,7 +45,7 @@ def of_columns(table: str, values: Mapping[str, Any]) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        refusal = _with_state(error, _BAD_VALUES)
+        refusal = _refusal(error, *_BAD_VALUES)
         diag: Any = getattr(refusal, "diag", None)
         # The context is empty, names a parameter ($1), or names a function with its arguments.
         if refusal is None or "(" in (getattr(diag, "context", None) or ""):
@@ -55,8 +56,14 @@ def of_columns(table: str, values: Mapping[str, Any]) -> Generator[None]:
         raise errors.InvalidConfig(f"{table}: {text}{given}") from error
 
 
+def is_violation_of(error: Exception, index: str) -> bool:
+    """Return whether an error of any driver says that a row violates this unique index."""
+    refusal = _refusal(error, _UNIQUE_VIOLATION)
+    return getattr(getattr(refusal, "diag", refusal), "constraint_name", None) == index
+
+
 def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
-    refusal = _refusal(error)
+    refusal = _refusal(error, _CHECK_VIOLATION)
     if refusal is None:
         return None
     diag: Any = getattr(refusal, "diag", None)
@@ -71,12 +78,7 @@ def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
     return errors.InvalidConfig(text) if name and _CONSTRAINT.fullmatch(name) else None
 
 
-def _refusal(error: BaseException) -> BaseException | None:
-    """Return the driver's own check violation, which a framework may have wrapped."""
-    return _with_state(error, {_CHECK_VIOLATION})
-
-
-def _with_state(error: BaseException, states: Container[str]) -> BaseException | None:
+def _refusal(error: BaseException, *states: str) -> BaseException | None:
     """Return the driver's own error with one of these SQLSTATEs below what a framework raised."""
     seen: BaseException | None = error
     for _ in range(4):
@@ -84,11 +86,7 @@ def _with_state(error: BaseException, states: Container[str]) -> BaseException |
             break
         # psycopg and asyncpg, then psycopg2.
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-        if (
-            isinstance(state, str)
-            and state in states
-            and (hasattr(seen, "diag") or hasattr(seen, "constraint_name"))
-        ):
+        if state in states and (hasattr(seen, "diag") or hasattr(seen, "constraint_name")):
             return seen
         seen = getattr(seen, "orig", None) or seen.__cause__
     return None

@@ -194,7 +194,7 @@ class Workflow(Generic[P]):
         return self._built().pipelines
 
     def context(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """The context of a run with these arguments, for `run_store.insert_run(context=...)`."""
+        """The context of a run with these arguments, for `runs.submit(context=...)`."""
         bound = inspect.signature(self._function).bind(*args, **kwargs)
         return handles.constant(dict(bound.arguments), f"workflow {self.name!r}")
 

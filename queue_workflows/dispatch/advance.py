@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from queue_workflows import config, db, errors, run_store
+from queue_workflows import config, db, errors
 from queue_workflows.dag import confinement, definition, outputs, payload, plan, readiness
 from queue_workflows.dispatch import hooks, run_cache
 from queue_workflows.engine import job_tables, nodes, runs
@@ -167,16 +167,16 @@ def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     Nothing has checked a run that a plain SQL INSERT submitted. Raises `UnreadableRow` for a
     context that cannot be loaded or is not an object.
     """
-    name = run["workflow_name"]
-    if name not in config.get_config().workflow_map:
-        return  # its inputs are not declared: spare the query
+    declared = config.get_config().workflow_map.get(run["workflow_name"])
+    if declared is None:
+        return  # without declared inputs the query would be in vain
     with run_cache.reading(begin) as conn:
         context = runs.context(conn, run["id"])
         if not isinstance(context, (dict, Unreadable)):
             _check_context(conn, run["id"])
     if isinstance(context, Unreadable):
         raise errors.UnreadableRow(f"its context cannot be read: {context.reason}")
-    run_store.check_inputs(name, context)
+    declared.check_inputs(context)
 
 
 class _NothingYet(run_cache.NoKnowledge):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, cast
+from typing import Any
 
 from queue_workflows import config, db, errors, refs
-from queue_workflows.dag import answers, payload, widgets
-from queue_workflows.db import app_connections, check_violations
+from queue_workflows.dag import payload, widgets
 from queue_workflows.dispatch import hooks, run_cache
-from queue_workflows.engine import input_answers, nodes, outbox, runs
+from queue_workflows.engine import nodes, outbox, runs
 from queue_workflows.runtime import display
 from queue_workflows.types import Row, Unreadable
 
 _log = logging.getLogger(__name__)
-PREFIX = "__input__"
-"""The prefix of an input node's `node_module` (a contract name)."""
 
 
 def ask(begin: run_cache.Begin, run_id: str, node_id: str, event_id: int | None = None) -> None:
@@ -73,78 +70,11 @@ def answer_delta(job: Row, value: Any) -> str:
     what = f"answer to {job['node_id']!r}"
     if isinstance(value, Unreadable):
         raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
-    target = _record(job["inputs"], f"inputs of node {job['node_id']!r}").get("target")
+    target = payload.stored_object(job["inputs"], f"inputs of node {job['node_id']!r}").get(
+        "target"
+    )
     delta = {} if not target or value is None else {str(target): value}
     return payload.encode(delta, what)
-
-
-def _record(value: Any, what: str) -> dict[str, Any]:
-    """Return a stored JSON object, {} for null; `UnreadableRow` for anything else."""
-    if isinstance(value, Unreadable):
-        raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
-    if value is not None and not isinstance(value, dict):
-        raise errors.UnreadableRow(f"{what}: a JSON object is needed, not {type(value).__name__}")
-    return cast("dict[str, Any]", value or {})
-
-
-@check_violations.translated()
-def submit_input(
-    run_id: str,
-    node_id: str,
-    value: Any,
-    *,
-    check: bool = False,
-    conn: Any = None,
-) -> str:
-    """Answer an input node; return the submission's id.
-
-    `conn` (psycopg, SQLAlchemy, Django): join the caller's transaction.
-
-    The first answer wins: `InputRefused` (a ValueError) for a later one and for a node that does
-    not wait; `check`: also for one that its `input_spec` does not allow. A node that has not parked
-    yet keeps the answer until it does. Raises `UnknownJob` (a KeyError) and `InvalidPayload` before
-    any write.
-    """
-    text = payload.encode(value, f"answer to {node_id!r}")
-    where = f"node {node_id!r} of run {run_id!r}"
-    with app_connections.transaction(conn) as own:
-        # First, and outside the block: without an open transaction the block would commit its own.
-        job = _refuse_unless_open(nodes.get_by_node(own, run_id, node_id), where)
-        if check:
-            answers.check(
-                _record(job["input_spec"], f"input_spec of {where}") or None, value, where
-            )
-        with own.transaction():
-            row = input_answers.submit(own, run_id, node_id, text)
-            if row is None:
-                raise errors.InputRefused(
-                    f"{where} has been answered already; the first answer counts"
-                )
-            # The insert may have waited for the transaction of the first answer. The row is locked,
-            # since the end of a wait (`timeout_s`) counts the answers that it sees.
-            _refuse_unless_open(input_answers.hold_node(own, run_id, node_id), where)
-        return row["id"]
-
-
-async def submit_input_async(
-    run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None
-) -> str:
-    """`submit_input` for an event loop, which it does not block.
-
-    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
-    the engine's, in another thread. A call that is cancelled may have answered all the same.
-    """
-    return await app_connections.call_async(submit_input, conn, run_id, node_id, value, check=check)
-
-
-def _refuse_unless_open(job: Row | None, where: str) -> Row:
-    if job is None:
-        raise errors.UnknownJob(f"there is no {where} yet")
-    if not job["node_module"].startswith(PREFIX):
-        raise errors.InputRefused(f"{where} asks for no input")
-    if job["status"] not in ("queued", "running", "awaiting_input"):
-        raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")
-    return job
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
@@ -161,9 +91,13 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
         if job is None:
             raise errors.UnknownJob(f"no node job {job_id!r}")
     where = f"node {job['node_id']!r}"
-    inputs = _record(job["inputs"], f"inputs of {where}")
+    inputs = payload.stored_object(job["inputs"], f"inputs of {where}")
     from_app = job["input_template"] is None
-    template = inputs if from_app else _record(job["input_template"], f"input_template of {where}")
+    template = (
+        inputs
+        if from_app
+        else payload.stored_object(job["input_template"], f"input_template of {where}")
+    )
     custom = hooks.app_resolves()
     if not custom and not refs.has_refs(template):
         return dict(inputs)
@@ -175,6 +109,6 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
                 context = nodes.context(conn, job["run_id"], heads)
             except errors.UnreadableRow as error:
                 raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
-    context = _record(context, f"context of {where}")
+    context = payload.stored_object(context, f"context of {where}")
     resolver = config.get_config().get_resolve_ref()
     return refs.resolve_inputs(template, context, inputs, resolver)

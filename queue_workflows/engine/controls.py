@@ -11,6 +11,9 @@ from queue_workflows import db
 from queue_workflows.db import statements
 from queue_workflows.types import Row
 
+ALL = "all"
+"""The queue of a control row that counts for every queue of its host."""
+
 
 def put(conn: db.Connection, values: dict[str, Any]) -> Row:
     """Write the control row of a host and queue and return it. A trigger wakes the workers."""

@@ -67,7 +67,7 @@ async def insert_batch_async(conn: Any, batch: job_validation.Batch) -> list[Job
     values = {"prefix": batch.prefix, "jobs": batch.jobs}
     text = statements.ingest_jobs.insert_batch
     return batch.ids(
-        await app_connections.fetch_async(conn, text, values, blocking_twin="enqueue_ingest_job")
+        await app_connections.fetch_async(conn, text, values, blocking_twin="jobs.enqueue")
     )
 
 

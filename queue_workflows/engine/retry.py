@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psycopg
-
 from queue_workflows import db, errors
-from queue_workflows.db import statements
+from queue_workflows.db import check_violations, statements
 from queue_workflows.types import Row
 
 
@@ -21,9 +19,11 @@ def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
         with conn.transaction():
             rows = reopen_ingest_all(conn, [job_id])
             return rows[0] if rows else None
-    except psycopg.errors.UniqueViolation as error:
+    except Exception as error:
+        if not check_violations.is_violation_of(error, "ingest_jobs_idempotency_idx"):
+            raise
         found = conn.execute(statements.retry.key_owner, {"job": job_id}).fetchone()
-        if error.diag.constraint_name != "ingest_jobs_idempotency_idx" or found is None:
+        if found is None:
             raise
     raise errors.IdempotencyClash(
         f"job {job_id!r} cannot run again: its idempotency key {found['key']!r} is that of job "

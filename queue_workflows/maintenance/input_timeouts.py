@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Final, cast
 
-from queue_workflows import db, dispatcher, errors
+from queue_workflows import db, errors
 from queue_workflows.dag import payload
+from queue_workflows.dispatch import inputs
 from queue_workflows.engine import input_timeouts, poison, row_isolation
 from queue_workflows.types import Row, Unreadable
 
@@ -65,7 +66,7 @@ def _expire(conn: db.Connection, job: Row) -> None:
         error = f"its policy cannot be read: {found.reason}"
     elif "default" in policy:
         try:
-            default = dispatcher.answer_delta(job, policy["default"])
+            default = inputs.answer_delta(job, policy["default"])
         except errors.InvalidPayload as refused:
             error = str(refused)
     error = payload.error_text(error)

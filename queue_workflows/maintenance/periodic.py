@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from queue_workflows import config, db, node_queue
+from queue_workflows import config, db, workers
 from queue_workflows.engine import (
     lock_queues,
     models,
@@ -148,9 +148,7 @@ class PeriodicTasks:
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         if self._database.lasts(stale_after_s):
             with self._kept.using() as conn:
-                node_queue.flag_stale_workers_holding_running_jobs(
-                    stale_after_s=stale_after_s, conn=conn
-                )
+                workers.flag_stale(stale_after_s=stale_after_s, conn=conn)
 
     def flag_unassignable(self) -> None:
         """Flag models whose queued jobs no live worker could take for STALE_WORKER_AFTER_S.

@@ -1,8 +1,11 @@
-"""Units and bounds of time spans, and rates as text: `100/m`, `5/30s`."""
+"""Parse and check time spans, ends of pauses (`until`), and rates as text: `100/m`, `5/30s`."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
+
+from queue_workflows import errors
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_SPAN = timedelta(days=36_525)
@@ -17,3 +20,41 @@ def rate_text(count: int | None, period_s: float | None) -> str | None:
         if period_s == seconds:
             return f"{count}/{unit}"
     return f"{count}/{period_s:g}s"
+
+
+def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
+    """Return an `until` as a time or as a span from now; both None: it is None.
+
+    Raises `InvalidConfig`.
+    """
+    if until is not None and not isinstance(until, (datetime, timedelta)):
+        raise errors.InvalidConfig(
+            f"until {until!r:.40}: a datetime or a timedelta; when() reads text"
+        )
+    lasts = until if isinstance(until, timedelta) else None
+    at = until if isinstance(until, datetime) else None
+    if (at is not None and at.tzinfo is None) or (
+        lasts is not None and not timedelta(0) < lasts <= MAX_SPAN
+    ):
+        raise errors.InvalidConfig(
+            f"until {str(until)[:40]}: a time with a time zone, or a time span above zero and of a "
+            "hundred years at most"
+        )
+    return at, lasts
+
+
+def parse_until(text: str) -> datetime | timedelta:
+    """Return what a text says: a time span such as 30s, 45m, 2h, 1d, or an ISO time.
+
+    Raises `InvalidConfig`.
+    """
+    seconds = UNITS_S.get(text[-1:])
+    try:
+        if seconds is not None:
+            return timedelta(seconds=seconds * float(text[:-1]))
+        # Python 3.10 knows no Z.
+        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+    except (ValueError, OverflowError):
+        raise errors.InvalidConfig(
+            f"{text!r} is neither a time span such as 45m nor an ISO time"
+        ) from None

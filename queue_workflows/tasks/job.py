@@ -55,7 +55,7 @@ class Job:
         """Return a text that is the same for every attempt, also after a retry by a person.
 
         Pass it to services that carry out one request per key. It is the job's id, not the key
-        that `enqueue_ingest_job` was given.
+        that `jobs.enqueue` was given.
         """
         return self._row["id"]
 

@@ -16,7 +16,7 @@ DEFAULT_PRIORITY = 100
 
 
 class NewJob(NamedTuple):
-    """The keywords of `enqueue_ingest_job`."""
+    """The arguments of `jobs.enqueue`."""
 
     task_name: str
     queue: str | None = None

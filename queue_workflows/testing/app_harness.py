@@ -14,25 +14,26 @@ from typing import Any
 from queue_workflows import (
     config,
     db,
-    dispatcher,
     errors,
     ingest_executor,
     input_listener,
+    jobs,
     model_registry,
     node_executor,
-    node_queue,
-    run_store,
+    runs,
     scheduler,
 )
 from queue_workflows.db import functions, schema, scratch
-from queue_workflows.dispatch import hooks
+from queue_workflows.dispatch import drain, hooks, starts
 from queue_workflows.engine import job_tables, schedules
 from queue_workflows.maintenance import input_timeouts, recovery
 from queue_workflows.model_cache import ModelCache
+from queue_workflows.operations import claims
 from queue_workflows.testing import apps, clock, faults, result, servers
 from queue_workflows.types import JsonDict, Row
 
 HOST = "test-host"
+LEASE_S = 600.0
 ROUNDS = 100_000
 """Jobs and turns after which a run counts as one that goes on for ever."""
 
@@ -60,12 +61,10 @@ class Harness:
     # --- runs
 
     def submit(self, workflow: str, inputs: Mapping[str, Any] | None = None, **columns: Any) -> str:
-        """Queue a run and do nothing else; its id. `columns`: as of `run_store.insert_run`."""
+        """Queue a run and do nothing else; its id. `columns`: as of `runs.submit`."""
         run_id: str = columns.pop("run_id", None) or str(uuid.uuid4())
         columns.setdefault("out_dir", str(self.out / run_id))
-        row = run_store.insert_run(
-            run_id=run_id, workflow_name=workflow, context=dict(inputs or {}), **columns
-        )
+        row = runs.submit(workflow, run_id=run_id, context=dict(inputs or {}), **columns)
         return row["id"]
 
     def run_workflow(
@@ -111,8 +110,8 @@ class Harness:
         raise AssertionError(f"run {run_id} goes on for ever")
 
     def retry(self, run_id: str, *, from_node: str | None = None) -> result.Result:
-        """Run a finished run again (`dispatcher.retry_run`) and see it through."""
-        dispatcher.retry_run(run_id, from_node=from_node)
+        """Run a finished run again (`runs.retry`) and see it through."""
+        runs.retry(run_id, from_node=from_node)
         return self.finish(run_id)
 
     def result(self, run_id: str) -> result.Result:
@@ -121,15 +120,15 @@ class Harness:
 
     def answer(self, run_id: str, node_id: str, value: Any) -> str:
         """Answer an input node, checked against what it asks; the submission's id."""
-        return dispatcher.submit_input(run_id, node_id, value, check=True)
+        return runs.answer(run_id, node_id, value, check=True)
 
     def run_task(self, task: str, args: JsonDict | None = None, *, queue: str) -> Row:
         """Queue an ingest job, work until it is over, and return its row."""
-        job_id = node_queue.enqueue_ingest_job(task_name=task, queue=queue, args=args or {})
+        job_id = jobs.enqueue(task, queue=queue, args=args or {})
         for _ in range(ROUNDS):
             began = self._database_now()
             self.work()
-            row = node_queue.get_ingest_job(job_id)
+            row = jobs.get(job_id, kind="ingest")
             if row is None or row["status"] not in ("queued", "running"):
                 return row or {}
             if not self._skip_ahead(began):
@@ -142,11 +141,11 @@ class Harness:
         """Do what is due, in every role by turns, until nothing is left; how many jobs ran."""
         ran = 0
         for _ in range(ROUNDS):
-            dispatcher.start_queued()
-            dispatcher.drain_outbox()
+            starts.start_queued()
+            drain.drain_outbox()
             done = sum(map(self._run_one, sorted(config.queues())))
             ran += done
-            if not (dispatcher.drain_outbox() or self._listener.process_all() or done):
+            if not (drain.drain_outbox() or self._listener.process_all() or done):
                 return ran
         raise AssertionError("the work goes on for ever")
 
@@ -165,12 +164,14 @@ class Harness:
 
     def _claim(self, queue: str) -> Row | None:
         if queue == "cpu":
-            return node_queue.claim_next_cpu_job(host=HOST)
+            return claims.claim_cpu_job(0, host=HOST, lease_s=LEASE_S, host_priority=0)
         if queue == "gpu":
             known = model_registry.known_ids() or None
             model = self._cache.current_model
-            return node_queue.claim_next_gpu_job(current_model=model, known_models=known, host=HOST)
-        return node_queue.claim_next_ingest_job(queue, host=HOST)
+            return claims.claim_gpu_job(
+                0, model, host=HOST, lease_s=LEASE_S, host_priority=0, known_models=known
+            )
+        return claims.claim_ingest_job(queue, host=HOST, lease_s=LEASE_S)
 
     def _execute(self, table: job_tables.JobTable, job: Row) -> None:
         if not table.in_run:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-from queue_workflows import config, db, dispatcher, errors, ingest_executor
+from queue_workflows import config, db, errors, ingest_executor, jobs, runs
 from queue_workflows.engine import attempts, finish, job_tables, outcomes
 from queue_workflows.maintenance import recovery
 from queue_workflows.tasks import control, handlers
@@ -87,7 +87,7 @@ class _Cancelled(control.NoControl):
 
 def _stop_task(table: job_tables.JobTable, job: Row) -> None:
     """A task that yields or awaits is ended there; any other ends with its worker, unseen."""
-    dispatcher.cancel_job(job["id"])
+    jobs.cancel(job["id"])
     task, outcome = config.get_config().ingest_task_map.get(job["task_name"]), _STOPPED
     if task is not None and handlers.can_be_ended(task):
         outcome = ingest_executor.run_task(job, _Cancelled())
@@ -123,7 +123,7 @@ def _body(job: Row, fault: Fault) -> Callable[..., Any]:
 
     def hangs(cancel_event: threading.Event) -> None:
         # Nobody else is here to do it: the cancel that the body waits for is made by itself.
-        dispatcher.cancel_run(job["run_id"])
+        runs.cancel(job["run_id"])
         cancel_event.set()
 
     return raises if fault.kind == "fail" else hangs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from queue_workflows import db, errors, node_queue, run_store
+from queue_workflows import db, errors, runs
 from queue_workflows.admin import overview
 from queue_workflows.types import JsonDict
 
@@ -69,13 +69,13 @@ class Result(NamedTuple):
 
 def of_run(run_id: str) -> Result:
     """The result of a run. Raises `UnknownJob` for no such run."""
-    run = run_store.get_run(run_id)
+    run = runs.get(run_id)
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
     with db.transaction() as conn:
         failed = overview.failures(conn, run_id, limit=_FAILURES)
     traces = {row["node_id"]: row["traceback"] for row in failed}
-    rows = sorted(node_queue.list_jobs_for_run(run_id), key=lambda row: row["seq"])
+    rows = sorted(runs.nodes(run_id), key=lambda row: row["seq"])
     nodes = {row["node_id"]: _node(row, traces.get(row["node_id"])) for row in rows}
     return Result(run_id, run["status"], run["error"], nodes, Path(run["out_dir"] or "."))
 

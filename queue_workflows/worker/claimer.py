@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-from queue_workflows import db, dispatcher, errors
+from queue_workflows import db, errors
 from queue_workflows.dag import payload
+from queue_workflows.dispatch import drain, fast_path, run_cache
 from queue_workflows.engine import (
     claimed_jobs,
     claims,
@@ -55,7 +56,7 @@ class Claimer:
         self._table = table
         self._who = who
         self._dedicated = dedicated or db.DedicatedConnection(self.opened)
-        self._begin = dispatcher.on_connection(self._dedicated)
+        self._begin = run_cache.on_connection(self._dedicated)
         self._was_lost = False
         self._own_jobs: set[str] = set()
         """The ids of the jobs that this worker knows to have claimed."""
@@ -236,7 +237,7 @@ class Claimer:
         ahead = None
         if self._table.in_run and outcome.kind == "completed":
             ahead = self._best_effort(
-                work.job["run_id"], lambda: dispatcher.look_ahead(work.job, outcome.result)
+                work.job["run_id"], lambda: fast_path.plan_from_result(work.job, outcome.result)
             )
         try:
             following = self._finish_with_retries(work, outcome, ahead, claim=claim)
@@ -342,7 +343,7 @@ class Claimer:
             return None
         jobs = self._finish(done, claim=int(claim))
         if self._table.in_run:
-            self._best_effort(work.job["run_id"], lambda: dispatcher.note_completed(work.job))
+            self._best_effort(work.job["run_id"], lambda: fast_path.note(work.job))
         return jobs[0] if jobs else None
 
     def _set_wait(self, wait_s: float) -> None:
@@ -363,7 +364,7 @@ class Claimer:
         """
         return (
             self._best_effort(
-                run_id, lambda: dispatcher.drain_run(run_id, begin=self._begin, nowait=True)
+                run_id, lambda: drain.drain_run(run_id, begin=self._begin, nowait=True)
             )
             or 0
         )

@@ -8,9 +8,9 @@ import math
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from queue_workflows import config, db, hw_metrics, model_registry, worker_control
+from queue_workflows import config, db, hw_metrics, model_registry
 from queue_workflows.dag import payload
-from queue_workflows.engine import claims, job_events, models, samples
+from queue_workflows.engine import claims, controls, job_events, models, samples
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import gpu_health
@@ -210,6 +210,6 @@ class GpuRuntime:
             return
         if who.obey and cache.is_idle_too_long():
             with self._dedicated.using() as conn:
-                if worker_control.stop_policy_for(conn, who.host, who.queue) == "pause":
+                if controls.off_policy(conn, who.host, who.queue) == "pause":
                     return
         cache.reap_idle_once()

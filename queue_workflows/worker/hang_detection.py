@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows import config, db, worker_control
-from queue_workflows.engine import claims, job_tables
+from queue_workflows import config, db
+from queue_workflows.engine import claims, controls, job_tables
+from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity, service, supervisor
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import NowFn
@@ -115,8 +116,8 @@ class HungWorker:
     def check_requests(self, conn: db.Connection, grace_s: float) -> None:
         """Decide to kill if the worker is OFF by policy `hard`, or if a cancel's grace is over."""
         for queue in self._queues if self._obeys else ():
-            policy = worker_control.stop_policy_for(conn, self._host, queue)
-            if policy is not None and worker_control.handler(policy) is worker_control.HARD:
+            policy = controls.off_policy(conn, self._host, queue)
+            if policy is not None and stop_policies.handler(policy) is stop_policies.HARD:
                 self._decide(guards.Failure(guards.EXIT_CONTROL, OFF, "turned off"), self._lease)
                 return
         prefix = identity.process_prefix(self._host, self.pid)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Sequence
 
 from queue_workflows import config, db, hw_metrics, worker_control
 from queue_workflows.dag import payload
-from queue_workflows.engine import handback, job_tables, recovery, workers
+from queue_workflows.engine import controls, handback, job_tables, recovery, workers
 from queue_workflows.model_cache import ModelCache
+from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, service
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
@@ -503,13 +504,13 @@ class LeaseKeeper:
         if not works and (holds or self._works_of(own)):
             return
         if not works or any(self._is_running(work) for work in works):
-            if worker_control.handler(policy) is worker_control.HARD:
+            if stop_policies.handler(policy) is stop_policies.HARD:
                 self._kill_timers.leave(guards.EXIT_CONTROL)
             watcher.obey(policy)
 
     def _stop_policy(self, host: str, queue: str) -> str | None:
         with self._dedicated.using() as conn:
-            return worker_control.stop_policy_for(conn, host, queue)
+            return controls.off_policy(conn, host, queue)
 
     def _check_stalls(self) -> None:
         """Store due progress, and record the stalls that guards suspect."""

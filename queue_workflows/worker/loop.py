@@ -8,8 +8,8 @@ import random
 import threading
 import time
 
-from queue_workflows import config, db, errors, ingest_executor, node_executor, worker_control
-from queue_workflows.engine import job_tables, models, outcomes, recovery
+from queue_workflows import config, db, errors, ingest_executor, node_executor
+from queue_workflows.engine import controls, job_tables, models, outcomes, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
 from queue_workflows.tasks import handlers
@@ -125,7 +125,7 @@ class WorkLoop:
                 self._keeper.cancelled(text)
             elif channel == "worker_control":
                 host = self._who().host
-                if text in (f"{host}:{self._queue}", f"{host}:{worker_control.ALL}"):
+                if text in (f"{host}:{self._queue}", f"{host}:{controls.ALL}"):
                     self._keeper.wake("control", "models", "beat")
                     self._ready.set()
             elif text == self._queue:
@@ -149,7 +149,7 @@ class WorkLoop:
             return
         try:
             conn = self._claimer.connection()
-            off = worker_control.stop_policy_for(conn, who.host, who.queue) if who.obey else None
+            off = controls.off_policy(conn, who.host, who.queue) if who.obey else None
         except db.Error:
             self._claimer.close()
             raise

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from queue_workflows import config, db, errors, worker_control
-from queue_workflows.engine import job_tables, outcomes, recovery
+from queue_workflows import config, db, errors
+from queue_workflows.engine import controls, job_tables, outcomes, recovery
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 from queue_workflows.worker import (
@@ -145,7 +145,7 @@ class PoolLoop:
     def _on_control(self, text: str) -> None:
         host = self._queues[0].slot.who().host
         named = {f"{host}:{each.queue}" for each in self._queues}
-        if text in named or text == f"{host}:{worker_control.ALL}":
+        if text in named or text == f"{host}:{controls.ALL}":
             self._keeper.wake("control", "beat")
             self._mark_claimable()
             self._ready.set()

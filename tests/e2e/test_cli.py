@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import queue_workflows
-from queue_workflows import config, db, node_queue, run_store
+from queue_workflows import config, db, node_queue, run_store, runs
 from queue_workflows.__main__ import main
 from tests.support.commands import TOYHOST, Commands, refused, script
 
@@ -175,7 +175,7 @@ def test_one_line_names_what_is_wrong(
     refusal = invoke(*argv)
     assert said in refusal.line
     assert refusal.line.startswith(f"queue-workflows {argv[0]}: ")
-    assert run_store.list_runs() == []
+    assert runs.list() == []
 
 
 def test_the_demo_mixes_with_no_other_apps_work(
@@ -264,7 +264,7 @@ def test_a_watched_run_that_nobody_reads_is_left_and_says_so(
     )
     os.close(writer)
     assert done.returncode == 130
-    (row,) = run_store.list_runs()
+    (row,) = runs.list()
     assert f"left run {row['id']} as it is" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, node_queue, run_store
+from queue_workflows import jobs, node_queue, run_store, runs
 from tests.support import factories, flow, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
 from tests.support.wait import until
@@ -93,7 +93,7 @@ def test_retry_says_by_text_and_exit_code_what_it_did(cli: Commands) -> None:
         f"queue-workflows retry: ingest job {job['id']} (t): it is queued: only a failed or"
         " cancelled one is retried\n"
     )
-    dispatcher.cancel_job(job["id"])
+    jobs.cancel(job["id"])
     done = cli.run(QW, "retry", job["id"])
     assert (done.process.returncode, done.out) == (0, f"ingest job {job['id']} (t): queued\n")
     assert "is a job" in refused(cli.run(QW, "retry", job["id"], "--from", "a"))
@@ -118,5 +118,5 @@ def test_prune_says_what_would_go_and_deletes_it(cli: Commands) -> None:
     assert (done["dry_run"], done["deleted"]) == (True, {"runs": 1, "jobs": 0})
     assert cli.run(QW, "prune", QUEUE_WORKFLOWS_RUN_RETENTION_DAYS="0").out == "deleted: nothing\n"
     assert cli.run(QW, "prune").out == "deleted: runs 1\n"
-    assert len(run_store.list_runs()) == 1
+    assert len(runs.list()) == 1
     assert cli.run(QW, "prune", "--all").process.returncode == 2

@@ -12,8 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, node_queue, run_store, worker_control
+from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
+from queue_workflows import workers as workers_api
 from queue_workflows.cli import workers
 from tests.support import factories, toy_app
 from tests.support.commands import TOYHOST, Command, Commands, refused
@@ -100,7 +101,7 @@ def test_a_cancelled_run_of_a_real_worker_stops_and_stays_cancelled(
 
 
 def test_workers_shows_a_switch_that_nobody_is_there_to_obey(cli: Commands) -> None:
-    worker_control.disable_worker("box", "gpu", requested_by="ops", reason="heat")
+    workers_api.disable("box", "gpu", requested_by="ops", reason="heat")
     done = cli.run(QW, "workers", "--json")
     (row,) = json.loads(done.out)
     assert (done.process.returncode, row["state"], row["queue"]) == (0, "absent", "gpu")
@@ -121,14 +122,14 @@ def test_workers_follows_a_real_worker_through_a_drain(cli: Commands, tmp_path: 
 
     assert seen() == ("busy", "on", None)
     label = config.host_label()
-    worker_control.disable_worker(label, "all", stop_policy="drain", reason="disk")
+    workers_api.disable(label, "all", stop_policy="drain", reason="disk")
     assert seen() == ("draining", "off", "disk")
     (tmp_path / "go").touch()
     until(lambda: seen() == ("parked", "off", "disk"))
-    worker_control.disable_worker(label, "cpu", stop_policy="pause")
-    worker_control.enable_worker(label, "all")
+    workers_api.disable(label, "cpu", stop_policy="pause")
+    workers_api.enable(label, "all")
     until(lambda: seen() == ("paused", "off", None))
-    worker_control.enable_worker(label, "cpu")
+    workers_api.enable(label, "cpu")
     until(lambda: seen() == ("idle", "on", None))
     for process in (worker, orchestrator):
         process.send(signal.SIGTERM)

@@ -18,6 +18,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
+from queue_workflows import jobs as jobs_api
 from queue_workflows.admin import permissions
 from queue_workflows.cli import connect, doctor
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
@@ -425,20 +426,16 @@ def test_a_submitter_uses_the_python_functions(
         assert (run["status"], run["mode"]) == ("queued", "node")
         keys: dict[str, Any] = {"lock_key": "l", "partition_key": "p"}
         jobs = [
-            node_queue.enqueue_ingest_job(task_name="t", queue="fetch", args={"a": 1}),
-            node_queue.enqueue_ingest_job(
-                task_name="t", queue="fetch", idempotency_key="k", **keys
-            ),
-            *node_queue.enqueue_ingest_jobs(
+            jobs_api.enqueue(task_name="t", queue="fetch", args={"a": 1}),
+            jobs_api.enqueue(task_name="t", queue="fetch", idempotency_key="k", **keys),
+            *jobs_api.enqueue_many(
                 [{"idempotency_key": key, "lock_key": "l"} for key in "cab"],
                 task_name="t",
                 queue="fetch",
             ),
-            *node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[{}, {}]),
+            *jobs_api.enqueue_many(task_name="t", queue="fetch", args=[{}, {}]),
         ]
-        again = node_queue.enqueue_ingest_job(
-            task_name="t", queue="fetch", idempotency_key="k", **keys
-        )
+        again = jobs_api.enqueue(task_name="t", queue="fetch", idempotency_key="k", **keys)
         assert (again, again.created) == (jobs[1], False)
         assert node_queue.get_ingest_job(jobs[0]) is not None
         with engine.connect() as conn:

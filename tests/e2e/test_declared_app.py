@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import dispatcher, node_queue, run_store
+from queue_workflows import node_queue, run_store, runs
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -117,7 +117,7 @@ def test_inputs_that_the_workflow_does_not_take_are_refused_before_anything_star
         (line,) = done.err.splitlines()
         assert f"inputs of workflow 'hello': {words}" in line
         assert "--input KEY=VALUE" in line
-    assert run_store.list_runs() == []
+    assert runs.list() == []
     done = cli.run(
         "queue-workflows", "run", "hello", "--app", "declared_app",
         "--no-wait", "--input", "text=123", **env,
@@ -143,7 +143,7 @@ def test_a_question_in_python_waits_for_its_answer(
         return jobs and jobs[0]["status"] == "awaiting_input" and jobs[0]["input_spec"]
 
     until(spec, timeout_s=60)
-    dispatcher.submit_input(run_id, "how-many", 2)
+    runs.answer(run_id, "how-many", 2)
     until(lambda: (run_store.get_run(run_id) or {}).get("status") == "completed", timeout_s=60)
     assert (tmp_path / "write" / "write" / "answer.txt").read_text() == "2 cats\n"
     for each in (worker, orchestrator):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from queue_workflows import run_store
+from queue_workflows import run_store, runs
 from queue_workflows.cli.demo import RESULTS
 from queue_workflows.db import Connection
 from tests.support.commands import Command, Commands
@@ -75,7 +75,7 @@ def test_the_demo_ends_with_a_book_and_shows_what_happened(cli: Commands, tmp_pa
         assert f"{what}: {out / name}\n" in done.out
         assert (out / name).stat().st_size > 1000
 
-    run = run_store.list_runs()[0]
+    run = runs.list()[0]
     shown = cli.run("queue-workflows", "show", run["id"], "--json")
     nodes = {node["node_id"]: node for node in json.loads(shown.out)["nodes"]}
     logs = [[a["log"] and a["log"]["text"] for a in node["attempts"]] for node in nodes.values()]
@@ -122,7 +122,7 @@ def test_a_failed_demo_ends_with_1_and_names_the_node(cli: Commands, tmp_path: P
 
 def test_ctrl_c_cancels_the_demo_and_leaves_no_process(cli: Commands, tmp_path: Path) -> None:
     demo = cli.start(*demo_argv(tmp_path))
-    run = until(lambda: next(iter(run_store.list_runs()), None), timeout_s=30)
+    run = until(lambda: next(iter(runs.list()), None), timeout_s=30)
     demo.send(signal.SIGINT)
     assert demo.wait() == 130, demo.err
     until(lambda: not demo.family())

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from queue_workflows import dispatcher, embedded, node_queue, run_store
+from queue_workflows import embedded, node_queue, run_store, runs
 from queue_workflows.embedded import postmaster, project
 from tests.support import commands, markdown, toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
@@ -115,7 +115,7 @@ def test_watch_prints_lines_and_others_answer(cli: Commands, tmp_path: Path) -> 
     run = cli.start(*RUN, "asking", "--watch", "--input", folder_of(tmp_path), **FEW)
     until(lambda: "ask waits for an answer" in run.out, timeout_s=30)
     assert "work: 2/2 completed" in run.out
-    dispatcher.submit_input(run_store.list_runs()[0]["id"], "ask", "l")
+    runs.answer(runs.list()[0]["id"], "ask", "l")
     assert run.wait() == 0
     assert "ask: completed" in run.out
 
@@ -135,7 +135,7 @@ def test_ctrl_c_leaves_the_run_to_others_and_no_process(cli: Commands, tmp_path:
     stop_at_once(run)
     assert run.wait(20) == 130, run.err
     until(lambda: not run.family())
-    run_id = run_store.list_runs()[0]["id"]
+    run_id = runs.list()[0]["id"]
     assert f"left run {run_id} as it is" in run.err
     assert f"`queue-workflows cancel {run_id}` ends it" in run.err
     assert status(run_id) == "running"
@@ -244,7 +244,7 @@ def test_on_a_terminal_it_draws_a_tree_and_asks(
     until(lambda: terminal.shows(r"completed in .*longest chain"))
     assert terminal.shows("✔ ask completed")
     assert run.wait() == 0
-    jobs = node_queue.list_jobs_for_run(run_store.list_runs()[0]["id"])
+    jobs = node_queue.list_jobs_for_run(runs.list()[0]["id"])
     ask = next(job for job in jobs if job["node_id"] == "ask")
     assert ask["context_delta"] == {"way": "r"}
 

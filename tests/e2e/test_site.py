@@ -106,7 +106,7 @@ def test_links_and_what_is_loaded_are_there(pages: dict[Path, Page]) -> None:
 def test_search_finds_a_page_and_a_function(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     where = {entry["location"]: entry["text"] for entry in index["docs"]}
-    assert "api/runs/#queue_workflows.dispatch.operations.retry_run" in where
+    assert "api/runs/#queue_workflows.runs.retry" in where
     assert any("dead letter" in text or "poison" in text for text in where.values())
 
 

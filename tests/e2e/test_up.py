@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from queue_workflows import config, node_queue, run_store
+from queue_workflows import config, jobs, node_queue, run_store
 from tests.support import commands, toy_app
 from tests.support.commands import TOYHOST, Command, Commands
 from tests.support.wait import until
@@ -45,9 +45,7 @@ def test_all_roles_run_and_ctrl_c_leaves_no_process(cli: Commands, tmp_path: Pat
     until(lambda: toy_app.pids(tmp_path, "predict"), timeout_s=30)
     config.register_ingest_task("note", toy_app.note)
     config.configure(ingest_queues={"notes"})
-    job_id = node_queue.enqueue_ingest_job(
-        task_name="note", queue="notes", args={"folder": str(tmp_path)}
-    )
+    job_id = jobs.enqueue(task_name="note", queue="notes", args={"folder": str(tmp_path)})
     until(lambda: (node_queue.get_ingest_job(job_id) or {})["status"] == "completed")
     for part in ("orchestrator", "--queue cpu", "--queue gpu", "--queue notes", "scheduler"):
         assert len(up.pids(part)) == 1, part
@@ -75,7 +73,7 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     config.register_ingest_task("note", toy_app.note)
     config.configure(ingest_queues={"notes"})
     args = {"folder": str(tmp_path), "wait": True}
-    job_id = node_queue.enqueue_ingest_job(task_name="note", queue="notes", args=args)
+    job_id = jobs.enqueue(task_name="note", queue="notes", args=args)
     up = cli.start("queue-workflows", "up", "--app", "tests.support.toy_app:ingest_only")
     first = until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)[0]
     assert up.pids("--queue cpu") == [], "an app without nodes has no node workers"
@@ -99,7 +97,7 @@ def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
         folder = tmp_path / str(len(ids))
         folder.mkdir()
         args = {"folder": str(folder)}
-        ids.append(node_queue.enqueue_ingest_job(task_name="lingers_once", queue=queue, args=args))
+        ids.append(jobs.enqueue(task_name="lingers_once", queue=queue, args=args))
     up = cli.start(*STUBBORN, WORKERS_JSON=POOL)
     until(lambda: len([*tmp_path.glob("*/started")]) == 3, timeout_s=30)
     (pid,) = up.pids("--workers")

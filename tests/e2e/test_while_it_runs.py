@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import dispatcher, node_queue, run_store
+from queue_workflows import node_queue, run_store, runs
 from tests.support import toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
 from tests.support.wait import until
@@ -113,11 +113,11 @@ def test_run_and_up_name_the_command_that_answers(cli: Commands, tmp_path: Path)
     up = served(cli, "--app", TOYHOST)
     run = cli.start(QW, "run", "asking", "--app", TOYHOST, *folder_of(tmp_path))
     until(lambda: "ask waits for an answer" in run.err, timeout_s=40)
-    run_id = run_store.list_runs()[0]["id"]
+    run_id = runs.list()[0]["id"]
     named = f"`queue-workflows answer {run_id} ask VALUE`"
     until(lambda: f"ask waits for an answer; {named} answers it: Left or right?" in run.err)
     until(lambda: f"run {run_id} waits for an answer to node ask: {named}" in up.err)
-    dispatcher.submit_input(run_id, "ask", "l")
+    runs.answer(run_id, "ask", "l")
     assert run.wait() == 0
     assert ended(up) == 0
 
@@ -133,7 +133,7 @@ def test_a_failed_attempt_says_when_the_next_one_starts(app: Commands, tmp_path:
         lambda: re.search(rf"s/fail_once: queued, {again}, ValueError: told to", run.out),
         timeout_s=40,
     )
-    shown = app.run(QW, "show", run_store.list_runs()[0]["id"]).out
+    shown = app.run(QW, "show", runs.list()[0]["id"]).out
     logged = re.search(rf"s/fail_once \(\S+\): {again}", up.err)
     assert logged, up.err
     assert run.wait() == 0
@@ -156,7 +156,7 @@ def test_ctrl_c_of_a_run_that_others_serve_stops_the_view_only(
     until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=40)
     until(lambda: "work: running" in run.out)
     assert ended(run) == 130
-    run_id = run_store.list_runs()[0]["id"]
+    run_id = runs.list()[0]["id"]
     assert "stopping the view; the run goes on\n" in run.err
     assert f"stopped the view only; run {run_id} goes on with the processes" in run.err
     assert f"`queue-workflows show {run_id} --follow` shows it again" in run.err
@@ -176,6 +176,6 @@ def test_ctrl_c_of_a_run_with_workers_of_its_own_says_that_they_stop(
     until(lambda: "stopping; Ctrl-C once more hands running jobs back at once" in run.err)
     run.send(signal.SIGINT)
     assert run.wait(20) == 130, run.err
-    run_id = run_store.list_runs()[0]["id"]
+    run_id = runs.list()[0]["id"]
     assert "stopped the processes that this command started; left run" in run.err
     assert f"`queue-workflows cancel {run_id}` ends it" in run.err

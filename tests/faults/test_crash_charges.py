@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import node_queue
+from queue_workflows import jobs, node_queue
 from tests.support import proxy, stubborn_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
@@ -60,7 +60,7 @@ def state(tmp_path: Path) -> dict[str, str]:
 def enqueued(folder: Path, task: str) -> str:
     stubborn_app.setup()
     folder.mkdir()
-    return node_queue.enqueue_ingest_job(task_name=task, queue="work", args={"folder": str(folder)})
+    return jobs.enqueue(task_name=task, queue="work", args={"folder": str(folder)})
 
 
 def row_of(job_id: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_a_result_that_a_stall_kept_from_being_written_costs_no_crash(
     worker = Worker(cli, WAYS[way], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
     stubborn_app.setup()
     args = {"folder": str(tmp_path), "seconds": 0.5}
-    job_id = node_queue.enqueue_ingest_job(task_name="lasts", queue="work", args=args)
+    job_id = jobs.enqueue(task_name="lasts", queue="work", args=args)
     until((tmp_path / "started").exists, timeout_s=30)
     wire.freeze()
     until(lambda: row_of(job_id)["crash_count"] == 1)
@@ -169,11 +169,11 @@ def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again
 ) -> None:
     worker = Worker(cli, WAYS[way], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
     stubborn_app.setup()
-    first = node_queue.enqueue_ingest_job(task_name="hogs_once", queue="work", args={})
+    first = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
     wire.freeze()
     until(lambda: wire.holds_back(CLAIM))
-    job_id = node_queue.enqueue_ingest_job(task_name="hogs_once", queue="work", args={})
+    job_id = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     time.sleep(float(LEASE_S) + 1)  # the lease of that claim is over before it is made
     wire.thaw()
     until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)

@@ -17,7 +17,7 @@ import pytest
 from psycopg import conninfo, sql
 
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, node_queue, run_store
+from queue_workflows import jobs, node_queue, run_store
 from queue_workflows.worker import kill_timers
 from tests.support import proxy, stubborn_app
 from tests.support.commands import Command, Commands
@@ -48,9 +48,7 @@ class Run:
         **env: str,
     ) -> None:
         stubborn_app.setup()
-        self.job_id = node_queue.enqueue_ingest_job(
-            task_name=task, queue="work", args={"folder": str(folder)}
-        )
+        self.job_id = jobs.enqueue(task_name=task, queue="work", args={"folder": str(folder)})
         with engine.connect() as conn:
             conn.execute("UPDATE ingest_jobs SET timeout_s = %s", (timeout_s,))
         self.worker: Command = cli.start(*WORKER, *more, **env)
@@ -173,7 +171,7 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_mor
 
 def test_a_cancelled_body_that_goes_on_ends_with_its_worker(cli: Commands, tmp_path: Path) -> None:
     run = Run(cli, tmp_path, "deaf", QUEUE_WORKFLOWS_CANCEL_GRACE_S="0.5")
-    dispatcher.cancel_job(run.job_id)
+    jobs.cancel(run.job_id)
     run.begun = time.monotonic()
     run.ended(79, 0.5 + SLACK_S)
     assert run.job["status"] == "cancelled"

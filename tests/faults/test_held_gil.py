@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, dispatcher, node_queue, run_store, worker_control
+from queue_workflows import config, jobs, node_queue, run_store, workers
 from queue_workflows import db as engine
 from queue_workflows.worker import hang_detection
 from tests.faults.test_exits import FAKE_GPU
@@ -142,13 +142,11 @@ def test_only_the_worker_that_is_off_is_killed_not_its_neighbour_that_keeps_the_
     stubborn_app.setup()
     lasts_s = hang_detection.SILENT_S + 4
     kept = node(tmp_path / "kept", "hogs", "cpu", seconds=lasts_s)
-    off = node_queue.enqueue_ingest_job(
-        task_name="hog", queue="work", args={"folder": str(tmp_path)}
-    )
+    off = jobs.enqueue(task_name="hog", queue="work", args={"folder": str(tmp_path)})
     up = cli.start("queue-workflows", "up", "--app", APP, "--cpu", "1", "--gpu", "0")
     for folder in (tmp_path / "kept", tmp_path):
         until((folder / "started").exists, timeout_s=30)
-    worker_control.disable_worker(config.host_label(), "work")
+    workers.disable(config.host_label(), "work")
     switched = time.monotonic()
     until(is_done(off, "queued"), timeout_s=WITHIN_S + 10)
     assert time.monotonic() - switched <= WITHIN_S
@@ -172,7 +170,7 @@ def test_a_cancelled_job_ends_with_its_worker_after_its_grace(
     job_id = node(tmp_path / "job", "hogs", "cpu")
     parent = supervised(cli, "cpu", QUEUE_WORKFLOWS_CANCEL_GRACE_S="3")
     until((tmp_path / "job" / "started").exists, timeout_s=30)
-    dispatcher.cancel_job(job_id)
+    jobs.cancel(job_id)
     asked = time.monotonic()
     until(is_done(job_id, "cancelled"), timeout_s=3 + WITHIN_S + 10)
     assert 3 <= time.monotonic() - asked <= 3 + WITHIN_S
@@ -191,9 +189,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     argv = ("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
     parent = cli.start(*argv, "--shutdown-timeout", str(timeout_s))
     until(has_reported, timeout_s=30)
-    job_id = node_queue.enqueue_ingest_job(
-        task_name="stuck_with_gil", queue="work", args={"folder": str(tmp_path)}
-    )
+    job_id = jobs.enqueue(task_name="stuck_with_gil", queue="work", args={"folder": str(tmp_path)})
     until((tmp_path / "started").exists, timeout_s=30)
     parent.send(signal.SIGTERM)
     asked = time.monotonic()
@@ -218,7 +214,7 @@ def batch_around_a_hog(folder: Path) -> list[str]:
     """Four jobs of which the second keeps the GIL."""
     stubborn_app.setup()
     args: list[dict[str, Any]] = [{}, {"folder": str(folder)}, {}, {}]
-    return node_queue.enqueue_ingest_jobs(task_name="hogs_once", queue="work", args=args)
+    return jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
 
 
 def test_of_a_batch_only_the_job_whose_body_ran_is_counted_when_its_worker_dies(
@@ -254,8 +250,8 @@ def test_of_a_batch_the_job_that_runs_is_enough_for_a_cancel_to_end_its_worker(
         QUEUE_WORKFLOWS_CANCEL_GRACE_S="1",
     )
     until((tmp_path / "started").exists, timeout_s=30)
-    dispatcher.cancel_job(ids[2])
-    dispatcher.cancel_job(ids[1])
+    jobs.cancel(ids[2])
+    jobs.cancel(ids[1])
     asked = time.monotonic()
     until(is_done(ids[1], "cancelled"), timeout_s=1 + WITHIN_S + 10)
     assert 1 <= time.monotonic() - asked <= hang_detection.SILENT_S + WITHIN_S

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from queue_workflows import config, node_queue, worker_control
+from queue_workflows import config, jobs, node_queue, workers
 from queue_workflows import db as engine
 from tests.support import commands
 from tests.support.commands import Command, Commands
@@ -37,7 +37,7 @@ def enqueued(
         own = folder / f"{task}-{queue}-{number}"
         own.mkdir()
         args = {"folder": str(own)}
-        job_id = node_queue.enqueue_ingest_job(task_name=task, queue=queue, args=args, conn=conn)
+        job_id = jobs.enqueue(task_name=task, queue=queue, args=args, conn=conn)
         made.append(job_id)
     return made
 
@@ -106,12 +106,12 @@ def test_an_off_queue_parks_and_the_restarted_pool_serves_the_other(
     others = enqueued(tmp_path, "awaits_once", OTHER)
     parent = pool(cli, "--supervise")
     until(begun(tmp_path, 2), timeout_s=30)
-    worker_control.disable_worker(config.host_label(), "work")
+    workers.disable(config.host_label(), "work")
     until(completed(others), timeout_s=30)
     assert column(mine, "status") == ["queued"]
     assert column([*mine, *others], "crash_count") == [0, 0]
     assert "exit code 79" in parent.err
-    worker_control.enable_worker(config.host_label(), "work")
+    workers.enable(config.host_label(), "work")
     until(completed(mine), timeout_s=30)
     parent.send(signal.SIGTERM)
     assert parent.wait() == 0, parent.err

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from psycopg import conninfo
 
-from queue_workflows import claim_worker, errors, migrations, run_store, worker_control
+from queue_workflows import claim_worker, errors, migrations, run_store, workers
 from queue_workflows import db as engine
 from tests.support import dangerous_app, database, factories, flow, toy_app
 from tests.support.commands import Command, Commands
@@ -83,7 +83,7 @@ def test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off(
     until(lambda: len(toy_app.pids(tmp_path, "note")) == ROUNDS + 1)
     factories.one(conn, TERMINATE, "victim")
     asked = time.monotonic()
-    worker_control.disable_worker("box", dangerous_app.QUEUE)
+    workers.disable("box", dangerous_app.QUEUE)
     while worker.process.poll() is None and time.monotonic() - asked < 10:
         factories.one(conn, TERMINATE, "victim")
         threading.Event().wait(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from queue_workflows import model_control, worker_control
+from queue_workflows import models, workers
 from tests.gpu import app
 from tests.gpu.bench import HOST, Bench
 
@@ -90,24 +90,24 @@ class Checks:
         return f"{self._held()} MB left"
 
     def on_request(self) -> str:
-        self._asked(model_control.load_model(HOST, "small")["request_no"])
+        self._asked(models.load(HOST, "small")["request_no"])
         seen = f"{self._held()} MB, then "
         _must(self._holds(app.SMALL_MB), seen)
-        self._asked(model_control.unload_model(HOST, "small")["request_no"])
+        self._asked(models.unload(HOST, "small")["request_no"])
         return _must(self._held() <= LEFT_MB, f"{seen}{self._held()} MB")
 
     def _asked(self, number: int) -> None:
         def answered() -> bool:
-            said = [row["request"] or {} for row in model_control.holdings(HOST)]
+            said = [row["request"] or {} for row in models.list(HOST)]
             return any(each.get("no") == number and each["state"] == "done" for each in said)
 
         self._bench.until(answered, "an answer to the request")
 
     def off(self) -> str:
         self._bench.finished(self._bench.submit("think", "small"))
-        worker_control.disable_worker(HOST, "gpu")
+        workers.disable(HOST, "gpu")
         code = self._bench.exit_code()
-        worker_control.enable_worker(HOST, "gpu")
+        workers.enable(HOST, "gpu")
         return self._gone(code, 79)
 
     def _gone(self, code: int, wanted: int) -> str:

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from queue_workflows import db, dispatcher, errors, node_queue, run_store
+from queue_workflows import db, errors, run_store
+from queue_workflows import jobs as jobs_api
+from queue_workflows import runs as runs_api
 from tests.hostile import app, folders
 from tests.support import wait
 
@@ -38,7 +40,7 @@ class Innocents:
             for n in range(2)
         ]
         self._jobs = [
-            node_queue.enqueue_ingest_job(task_name=task, queue=queue, args={}, **more)
+            jobs_api.enqueue(task_name=task, queue=queue, args={}, **more)
             for queue, task, more in (
                 (app.SOLO, "note", {}),
                 (app.SOLO, "note", {"lock_key": app.LOCK_KEY}),
@@ -79,7 +81,7 @@ class Innocents:
             waiting = conn.execute(_WAITING, (self._runs,)).fetchall()
         for row in waiting:
             with suppress(errors.InputRefused):
-                dispatcher.submit_input(row["run_id"], row["node_id"], "l")
+                runs_api.answer(row["run_id"], row["node_id"], "l")
 
     def wait(self, bound_s: float, given_up: Callable[[], bool]) -> tuple[list[str], float]:
         """What has not ended within the bound, and how long it took; sooner once `given_up`."""

@@ -14,6 +14,7 @@ from sqlalchemy import pool
 
 import queue_workflows
 from queue_workflows import errors, node_queue, run_store
+from queue_workflows import runs as runs_api
 from queue_workflows.engine import runs
 from tests.support import factories, flow, invariants
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
@@ -170,13 +171,13 @@ def test_all_four_join_an_asynchronous_transaction(
     waiting, ended, live = asking(app), over(app), app.started()
 
     async def work(host: AsyncHost) -> dict[str, Any]:
-        row = await run_store.insert_run_async(workflow_name="w", context=CONTEXT, conn=host.conn)
-        await queue_workflows.submit_input_async(waiting, "q", "x", check=True, conn=host.conn)
+        row = await runs_api.submit_async(workflow_name="w", context=CONTEXT, conn=host.conn)
+        await runs_api.answer_async(waiting, "q", "x", check=True, conn=host.conn)
         with pytest.raises(errors.InputRefused, match="answered already"):
-            await queue_workflows.submit_input_async(waiting, "q", "y", conn=host.conn)
-        again = await queue_workflows.retry_run_async(ended, from_node="q", conn=host.conn)
+            await runs_api.answer_async(waiting, "q", "y", conn=host.conn)
+        again = await runs_api.retry_async(ended, from_node="q", conn=host.conn)
         assert again["status"] == "queued"
-        gone = await queue_workflows.cancel_run_async(live, conn=host.conn)
+        gone = await runs_api.cancel_async(live, conn=host.conn)
         assert gone is not None
         return row
 
@@ -204,10 +205,10 @@ def test_without_a_connection_they_work_beside_the_loop(app: flow.Flow, conn: An
     waiting = asking(app)
 
     async def story() -> str:
-        row = await run_store.insert_run_async(workflow_name="w", run_id="own")
-        assert await queue_workflows.cancel_run_async("own") is not None
-        assert (await queue_workflows.retry_run_async("own"))["status"] == "queued"
-        await queue_workflows.submit_input_async(waiting, "q", "x")
+        row = await runs_api.submit_async(workflow_name="w", run_id="own")
+        assert await runs_api.cancel_async("own") is not None
+        assert (await runs_api.retry_async("own"))["status"] == "queued"
+        await runs_api.answer_async(waiting, "q", "x")
         return row["id"]
 
     assert asyncio.run(story()) == "own"
@@ -227,7 +228,7 @@ def test_a_call_that_is_cancelled_leaves_the_connection_usable(
         async with await psycopg.AsyncConnection.connect(dsn) as mine:
             with conn.transaction():
                 conn.execute("SELECT FROM workflow_runs WHERE id = %s FOR UPDATE", (run_id,))
-                asked = asyncio.ensure_future(queue_workflows.retry_run_async(run_id, conn=mine))
+                asked = asyncio.ensure_future(runs_api.retry_async(run_id, conn=mine))
                 with db.connect() as other:
                     while not factories.one(other, waits):
                         await asyncio.sleep(0.01)
@@ -235,7 +236,7 @@ def test_a_call_that_is_cancelled_leaves_the_connection_usable(
                 with pytest.raises(asyncio.CancelledError):
                     await asked
             await mine.rollback()
-            assert (await queue_workflows.retry_run_async(run_id, conn=mine))["status"] == "queued"
+            assert (await runs_api.retry_async(run_id, conn=mine))["status"] == "queued"
 
     asyncio.run(asyncio.wait_for(story(), 30))
     assert flow.status(run_id) == "queued"
@@ -249,11 +250,11 @@ def test_what_is_no_connection_that_can_be_joined_is_refused(app: flow.Flow, dsn
         async with ASYNC_KINDS["sqlalchemy session, asyncpg"](dsn) as host:
             with pytest.raises(errors.UnknownConnection, match="whose name ends in _async"):
                 queue_workflows.cancel_run("r", conn=host.conn)
-        refused = pytest.raises(errors.UnknownConnection, match=r"takes retry_run\(\)$")
+        refused = pytest.raises(errors.UnknownConnection, match=r"takes runs\.retry\(\)$")
         with KINDS["sqlalchemy session, psycopg2"](dsn) as host, refused:
-            await queue_workflows.retry_run_async("r", conn=host.conn)
+            await runs_api.retry_async("r", conn=host.conn)
         with pytest.raises(errors.UnknownConnection, match=r"not a builtins\.object$"):
-            await run_store.insert_run_async(workflow_name="w", conn=object())
+            await runs_api.submit_async(workflow_name="w", conn=object())
 
     asyncio.run(story())
     lite = sqlalchemy.create_engine("sqlite://", poolclass=pool.NullPool)

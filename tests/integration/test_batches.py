@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, config, dispatcher, node_queue, worker_control
+from queue_workflows import (
+    claim_worker,
+    config,
+    jobs,
+    node_queue,
+    workers,
+)
 from queue_workflows import db as engine
-from queue_workflows.engine import claims, handback
+from queue_workflows.engine import claims, handback, job_tables, recovery
 from queue_workflows.worker import batch, claims_in_flight, guards, lease_keeper, slot
 from tests.support import commands, factories, invariants, stubborn_app
 from tests.support.commands import Commands
@@ -77,7 +83,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def enqueue(count: int) -> list[str]:
     args = [{"i": i} for i in range(count)]
-    return node_queue.enqueue_ingest_jobs(task_name="t", queue=QUEUE, args=args)
+    return jobs.enqueue_many(task_name="t", queue=QUEUE, args=args)
 
 
 def worker(size: int = 4, host: str = "box", **more: Any) -> claim_worker.ClaimWorker:
@@ -145,7 +151,7 @@ def test_a_job_that_is_cancelled_before_its_turn_never_runs(
         assert bodies.started.wait(30)
         if how == "cancel_job":
             until(lambda: conn.execute(LISTENS).fetchone() is not None)
-            dispatcher.cancel_job(ids[2])
+            jobs.cancel(ids[2])
         else:
             conn.execute(CANCEL, (ids[2],))
         until(are(conn, "running", "running", "cancelled", "running"))
@@ -169,7 +175,7 @@ def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(
 
     with running(worker(on_exit=leave), bodies):
         assert bodies.started.wait(30)
-        dispatcher.cancel_job(ids[1])
+        jobs.cancel(ids[1])
         until(are(conn, "completed", "cancelled", "completed", "completed"))
     assert codes[0] == guards.EXIT_CONTROL
     assert [row["crash_count"] for row in rows(conn)] == [0] * 4
@@ -200,13 +206,13 @@ def test_off_hands_back_at_once_all_but_the_job_that_runs(
     ids = enqueue(4)
     with running(worker(), bodies):
         assert bodies.started.wait(30)
-        worker_control.disable_worker("box", QUEUE, stop_policy=policy)
+        workers.disable("box", QUEUE, stop_policy=policy)
         until(are(conn, "running", "queued", "queued", "queued"))
         found = rows(conn)
         assert {(r["crash_count"], r["attempts"], r["priority"]) for r in found} == {(0, 0, 100)}
         bodies.release.set()
         until(are(conn, "completed", "queued", "queued", "queued"))
-        worker_control.enable_worker("box", QUEUE)
+        workers.enable("box", QUEUE)
         until(are(conn, *["completed"] * 4))
     assert bodies.ran == [0, 1, 2, 3]
     assert events(conn, ids[0]) == ["claimed", "completed"]
@@ -226,7 +232,7 @@ def test_a_hard_off_records_what_is_done_and_hands_all_else_back(
 
     with running(worker(on_exit=leave), bodies):
         assert bodies.started.wait(30)
-        worker_control.disable_worker("box", QUEUE)
+        workers.disable("box", QUEUE)
         until(lambda: left)
     code, found = left[0]
     assert code == guards.EXIT_CONTROL
@@ -309,7 +315,7 @@ def test_a_stop_waits_no_longer_for_a_database_that_is_away(
 def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: ModuleType) -> None:
     stubborn_app.setup()
     args = {"folder": str(tmp_path)}
-    ids = node_queue.enqueue_ingest_jobs(task_name="deaf", queue="work", args=[args] * 3)
+    ids = jobs.enqueue_many(task_name="deaf", queue="work", args=[args] * 3)
     subject = cli.start(
         *("queue-claim-worker", "--queue", "work", "--batch", "3", "--shutdown-timeout", "1"),
         *("--app", "tests.support.stubborn_app:setup"),
@@ -461,7 +467,7 @@ def test_a_claim_that_is_lost_before_its_turn_does_not_run(
                 "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s' WHERE id = %s",
                 (ids[2],),
             )
-            assert len(node_queue.reclaim_expired_ingest_leases(conn=conn)) == 1
+            assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
         # The renewal that tells of the loss may not be the one that is under way.
         renewed(conn)
         renewed(conn)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import dispatcher
+from queue_workflows import jobs
 from queue_workflows.cli import cancel
 from queue_workflows.engine import handback
 from tests.support import factories, flow, invariants, notifications
@@ -135,7 +135,7 @@ def test_a_job_that_is_handed_back_meanwhile_is_cancelled_all_the_same(
         job = factories.claim_ingest(conn)
         lease = factories.ingest_lease(job)
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(dispatcher.cancel_job(job["id"])))
+    thread = threading.Thread(target=lambda: found.append(jobs.cancel(job["id"])))
     with engine.connect() as worker, worker.transaction():
         assert handback.hand_back(worker, lease, reason="shutdown")
         thread.start()

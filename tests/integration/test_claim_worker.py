@@ -15,13 +15,15 @@ from queue_workflows import (
     config,
     dispatcher,
     errors,
+    jobs,
     node_queue,
     run_store,
-    worker_control,
 )
 from queue_workflows import (
     db as database,
 )
+from queue_workflows import workers as workers_api
+from queue_workflows.dispatch import drain
 from queue_workflows.engine import attempts, claims, handback, job_tables, recovery, workers
 from queue_workflows.worker import claimer, guards
 from tests.support import wait
@@ -357,7 +359,7 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
 
     with running(worker(on_exit=leave)):
         assert body.started.wait(30)
-        worker_control.disable_worker("box", "cpu", requested_by="test")
+        workers_api.disable("box", "cpu", requested_by="test")
         wait.until(lambda: codes == [79])
         row = job(job_id)
         assert (row["status"], row["watchdog_retries"], row["crash_count"], row["attempts"]) == (
@@ -390,7 +392,7 @@ def test_without_listening_the_polls_find_work_and_off(body: Body, monkeypatch: 
         job_id = queued()
         assert body.started.wait(30)
         assert sql(LISTENING) == []
-        worker_control.disable_worker("box", "cpu")
+        workers_api.disable("box", "cpu")
         wait.until(lambda: codes == [79])
     assert job(job_id)["priority"] == 10
 
@@ -399,13 +401,13 @@ def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
-    worker_control.disable_worker("box", "cpu")
+    workers_api.disable("box", "cpu")
     job_id = queued("quick")
     with running(worker()):
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
         assert sql("SELECT 1 FROM worker_heartbeats") == []
         assert job(job_id)["status"] == "queued"
-        worker_control.enable_worker("box", "cpu")
+        workers_api.enable("box", "cpu")
         wait.until(lambda: job(job_id)["status"] == "completed")
         wait.until(lambda: sql("SELECT 1 FROM worker_heartbeats WHERE host_label = 'box'"))
 
@@ -420,14 +422,14 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
     codes: list[int] = []
     with running(worker(on_exit=codes.append)):
         assert body.started.wait(30)
-        worker_control.disable_worker("box", "all", stop_policy=policy)
+        workers_api.disable("box", "all", stop_policy=policy)
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
         body.release.set()
         wait.until(lambda: job(first)["status"] == "completed")
         idle = "paused" if policy == "pause" else "parked"
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == [idle])
         assert (job(second)["status"], codes) == ("queued", [])
-        worker_control.enable_worker("box", "all")
+        workers_api.enable("box", "all")
         wait.until(lambda: job(second)["status"] == "completed")
 
 
@@ -436,7 +438,7 @@ def test_a_worker_that_drains_keeps_its_hosts_heartbeat_fresh(body: Body, monkey
     queued()
     with running(worker()):
         assert body.started.wait(30)
-        worker_control.disable_worker("box", "cpu", stop_policy="drain")
+        workers_api.disable("box", "cpu", stop_policy="drain")
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["draining"])
         sql("UPDATE worker_heartbeats SET last_seen = now() - interval '1 hour'")
         wait.until(
@@ -449,7 +451,7 @@ def test_an_off_that_ends_by_itself_resumes_the_worker_in_place(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
-    worker_control.disable_worker("box", "cpu")
+    workers_api.disable("box", "cpu")
     job_id = queued("quick")
     with running(worker()):
         wait.until(lambda: [r["state"] for r in sql("SELECT state FROM workers")] == ["parked"])
@@ -521,7 +523,7 @@ def test_batches_record_each_result_and_each_failure_once(db: Any) -> None:
         return {"i": args["i"]}
 
     queue_workflows.register_ingest_task("t", task)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(25)])
+    jobs.enqueue_many(task_name="t", queue="load", args=[{"i": i} for i in range(25)])
     subject = claim_worker.ClaimWorker(queue="load", host="box", batch=10)
     with running(subject):
         wait.until(lambda: all(r["status"] in ("completed", "failed") for r in ingest_rows()))
@@ -542,10 +544,10 @@ def test_a_batch_that_lost_one_claim_records_the_others(db: Any) -> None:
                     "UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'"
                     " WHERE status = 'running' AND (args ->> 'i')::int = 0"
                 )
-                assert len(node_queue.reclaim_expired_ingest_leases(conn=conn)) == 1
+                assert len(recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS)) == 1
 
     queue_workflows.register_ingest_task("t", task)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{"i": i} for i in range(3)])
+    jobs.enqueue_many(task_name="t", queue="load", args=[{"i": i} for i in range(3)])
     subject = claim_worker.ClaimWorker(queue="load", host="box", batch=3)
     with running(subject):
         wait.until(lambda: [r["status"] for r in ingest_rows()].count("completed") == 3)
@@ -639,7 +641,7 @@ def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
         release.wait(20)
 
     queue_workflows.register_ingest_task("t", task)
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{}] * 4)
+    jobs.enqueue_many(task_name="t", queue="load", args=[{}] * 4)
     codes: list[int] = []
 
     def leave(code: int) -> None:
@@ -657,7 +659,7 @@ def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
 
 def test_what_may_have_killed_its_worker_is_claimed_alone(db: Any) -> None:
     queue_workflows.register_ingest_task("t", lambda reason: None)
-    ids = node_queue.enqueue_ingest_jobs(task_name="t", queue="load", args=[{}] * 4)
+    ids = jobs.enqueue_many(task_name="t", queue="load", args=[{}] * 4)
     sql("UPDATE ingest_jobs SET crash_count = 1 WHERE id = ANY (%s)", ids[:2])
     who = claims.Claimant("w:1:b:r", "box", "load")
     with database.transaction() as conn:
@@ -738,7 +740,7 @@ def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: N
     with running(worker()):
         wait.until(lambda: states().get("s/b") == "completed")
         wait.until(lambda: node_queue.count_unprocessed_dispatch_events() == 0)
-        dispatcher.drain_outbox()
+        drain.drain_outbox()
         assert states() == {"s/a": "queued", "s/b": "completed"}
 
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, node_queue, worker_control
+from queue_workflows import claim_worker, config, node_queue, workers
 from queue_workflows import db as engine
 from queue_workflows.engine import (
     claims,
@@ -322,9 +322,9 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: engine.Connection)
     def claimed() -> str | None:
         return quarantine.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=False).job_id
 
-    worker_control.disable_worker("box", QUEUE)
+    workers.disable("box", QUEUE)
     assert claimed() is None
-    worker_control.enable_worker("box", QUEUE)
+    workers.enable("box", QUEUE)
     queues.pause(QUEUE)
     assert claimed() is None
     queues.resume(QUEUE)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from queue_workflows import config, errors, run_store, worker_control
+from queue_workflows import config, errors, run_store, workers
 from queue_workflows import db as database
 from queue_workflows.cli import fleet, processes, run_snapshot
 from queue_workflows.runtime import identity, signals
@@ -196,9 +196,9 @@ def test_switches_of_this_host_are_told_once_and_only_where_nobody_serves(
         {"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
     )
     monkeypatch.setattr(helper, "_start", lambda _: None)
-    worker_control.disable_worker("box", "all", requested_by="ops", reason="new disk")
-    worker_control.disable_worker("box", "gpu")
-    worker_control.disable_worker("other", "cpu")
+    workers.disable("box", "all", requested_by="ops", reason="new disk")
+    workers.disable("box", "gpu")
+    workers.disable("other", "cpu")
     helper.begin()
     for _ in range(2):
         now[0] += processes.LOOK_EVERY_S
@@ -208,7 +208,7 @@ def test_switches_of_this_host_are_told_once_and_only_where_nobody_serves(
         "queue-workflows: box all is switched off by ops (new disk):"
         " `queue-worker-control --queue=all --on --host box` turns it on"
     ]
-    worker_control.disable_worker("box", "cpu")
+    workers.disable("box", "cpu")
     monkeypatch.setattr(fleet, "unserved", lambda _: set())
     now[0] += processes.LOOK_EVERY_S
     helper.tick(run_snapshot.Picture({"status": "running"}, [], []))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, queues, run_store, worker_control
+from queue_workflows import config, queues, run_store, runs, workers
 from queue_workflows import db as database
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command, fleet, interactive_run, processes
@@ -51,7 +51,7 @@ def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
         assert part in line
     for variable in ("QUEUE_WORKFLOWS_DB_URL", "--db NAME"):
         assert variable in line
-    assert [run["id"] for run in run_store.list_runs()] == [theirs]
+    assert [run["id"] for run in runs.list()] == [theirs]
     assert "starting" not in said.err
     assert invoke(*RUN, "--no-wait").code == 0, "it starts no process that could harm them"
 
@@ -82,7 +82,7 @@ def test_nothing_is_queued_once_it_is_told_to_stop(
     assert said.code == process.INTERRUPTED
     assert "queue-workflows: stopped before a run was queued\n" in said.err
     assert "is queued" not in said.err
-    assert run_store.list_runs() == []
+    assert runs.list() == []
     assert len(began) == (moment == "processes")
     if moment == "database":
         started = list[object]()
@@ -113,8 +113,8 @@ def test_the_demo_refuses_a_folder_without_texts(
 
 
 def test_status_shows_the_switches_that_are_off(db: ModuleType, invoke: Invoke) -> None:
-    worker_control.disable_worker("box 2", "cpu", requested_by="ops")
-    worker_control.enable_worker("box", "gpu")
+    workers.disable("box 2", "cpu", requested_by="ops")
+    workers.enable("box", "gpu")
     assert (
         "box 2 cpu is switched off by ops:"
         " `queue-worker-control --queue=cpu --on --host 'box 2'` turns it on\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, node_queue, run_store
+from queue_workflows import config, jobs, node_queue, run_store
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.worker import crash_recovery, fencing, guards, hang_detection
@@ -77,7 +77,7 @@ def test_only_the_dead_ones_claim_comes_back_with_its_crash_counted(db: ModuleTy
 
 def test_ingest_claims_come_back_too(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
-    job_id = node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
+    job_id = jobs.enqueue(task_name="t", queue="fetch")
     assert node_queue.claim_next_ingest_job("fetch", host=LABEL)
     ended = supervisor.Exit("fetch", os.getpid(), 1, None, 0, 1.0)
     with db.connect() as conn:
@@ -90,7 +90,7 @@ def test_ingest_claims_come_back_too(db: ModuleType) -> None:
 @pytest.mark.parametrize("ran", ["nothing", "one", "unknown"])
 def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -> None:
     config.register_ingest_task("t", lambda reason: {})
-    node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[{}] * 3)
+    jobs.enqueue_many(task_name="t", queue="fetch", args=[{}] * 3)
     who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, "fetch")
     ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
     with db.connect() as conn:
@@ -113,7 +113,7 @@ def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -
 
 def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
-    ingest_id = node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
+    ingest_id = jobs.enqueue(task_name="t", queue="fetch")
     run_id = queued("a")
     held = (
         node_queue.claim_next_ingest_job("fetch", host=LABEL),

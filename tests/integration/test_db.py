@@ -15,7 +15,7 @@ import pytest
 from psycopg import conninfo
 from psycopg.rows import tuple_row
 
-from queue_workflows import config, errors, node_queue, run_store
+from queue_workflows import config, errors, jobs, run_store
 from queue_workflows.runtime import service
 from tests.support import factories
 from tests.support.proxy import Proxy
@@ -203,7 +203,7 @@ def test_a_joined_transaction_is_the_callers_to_end(db: ModuleType, dsn: str) ->
     with psycopg.connect(dsn) as theirs:
         assert theirs.row_factory is tuple_row
         run_store.insert_run(run_id="r", workflow_name="w", conn=theirs)  # pyright: ignore
-        job = node_queue.enqueue_ingest_job(task_name="t", queue="fetch", conn=theirs)  # pyright: ignore
+        job = jobs.enqueue(task_name="t", queue="fetch", conn=theirs)  # pyright: ignore
         assert theirs.row_factory is tuple_row
         assert theirs.execute("SELECT id FROM ingest_jobs").fetchone() == (job,)
         assert run_ids(db) == []

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, dispatcher, errors, node_queue, run_store
+from queue_workflows import config, dispatcher, errors, jobs, node_queue, run_store, runs
 from queue_workflows import db as engine
 from queue_workflows.db import pool as pools
-from queue_workflows.dispatch import run_cache
+from queue_workflows.dispatch import drain, hooks, run_cache, starts
 from tests.support import counting_cursor, factories, flow, invariants
 
 
@@ -452,7 +452,7 @@ def test_a_failure_beside_results_of_the_same_batch_wins(host: flow.Flow) -> Non
     run_id = host.started()
     flow.complete(run_id, "s/a")
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
-    assert dispatcher.drain_run(run_id) == 0
+    assert drain.drain_run(run_id) == 0
     assert flow.status(run_id) == "failed"
     assert "s/c" not in flow.jobs(run_id)
 
@@ -472,7 +472,7 @@ def test_nothing_changes_a_cancelled_run(host: flow.Flow) -> None:
             run_id,
         )
         factories.complete_node(conn, running)
-    assert dispatcher.drain_run(run_id) == 0
+    assert drain.drain_run(run_id) == 0
     assert dispatcher.on_node_completed(run_id, "s/a") == 0
     assert dispatcher.on_node_failed(run_id, "s/a") == 0
     assert dispatcher.on_node_awaiting_input(run_id, "q") == 0
@@ -496,7 +496,7 @@ def test_what_comes_late_does_not_change_a_failed_run(host: flow.Flow, late: str
         node_queue.mark_completed(other["id"], context_delta={})
     else:
         node_queue.mark_failed(other["id"], error="second")
-    dispatcher.drain_run(run_id)
+    drain.drain_run(run_id)
     assert flow.run(run_id)["error"] == "node s/a failed: first"
     assert flow.states(run_id) == {"s/a": "failed", "s/b": late}
 
@@ -513,7 +513,7 @@ def test_the_callbacks_do_what_the_drain_does(host: flow.Flow) -> None:
     node_queue.mark_failed(flow.job(run_id, "s/b")["id"], error="broke")
     dispatcher.on_node_failed(run_id, "s/b")
     assert flow.run(run_id)["error"] == "node s/b failed: broke"
-    assert dispatcher.drain_run(run_id) == 0
+    assert drain.drain_run(run_id) == 0
 
 
 STEP = flow.step("s")
@@ -647,15 +647,15 @@ def cost_of_a_fan(host: flow.Flow, size: int, batch: int) -> tuple[float, float]
     run_id = host.submit()
     with engine.connect() as counted, engine.connect() as other:
         asked = counting_cursor.Counter(counted)
-        begin = dispatcher.on_connection(counted)
-        assert dispatcher.start_run(run_id, begin=begin) == 1
+        begin = run_cache.on_connection(counted)
+        assert starts.start_run(run_id, begin=begin) == 1
         flow.complete(run_id, "s/src")
-        assert dispatcher.drain_run(run_id, begin=begin) == size
+        assert drain.drain_run(run_id, begin=begin) == size
         queued = [job["id"] for job in flow.jobs(run_id).values() if job["status"] == "queued"]
         made: list[int] = []
         for at in range(0, size, batch):
             other.execute(COMPLETE, (queued[at : at + batch],), prepare=True)
-            made.append(dispatcher.drain_run(run_id, begin=begin))
+            made.append(drain.drain_run(run_id, begin=begin))
         assert made == [0] * (len(made) - 1) + [1]
     flow.finish(run_id, "s/join")
     assert flow.status(run_id) == "completed"
@@ -720,7 +720,7 @@ def test_a_start_raced_by_many_queues_each_node_once(host: flow.Flow) -> None:
         with engine.connect() as conn:
             barrier.wait(10)
             try:
-                made.append(dispatcher.start_run(run_id, begin=dispatcher.on_connection(conn)))
+                made.append(starts.start_run(run_id, begin=run_cache.on_connection(conn)))
             except BaseException as error:
                 made.append(error)
 
@@ -745,18 +745,18 @@ def test_an_engine_pool_of_one_connection_is_enough(
         )  # fmt: skip
         host.provide(resolve_ref=resolve)
         run_id = host.submit()
-        assert dispatcher.start_queued() == (1, [])
+        assert starts.start_queued() == (1, [])
         for node_id in ("s/a", "s/b"):
             flow.complete(run_id, node_id)
-            dispatcher.drain_outbox()
+            drain.drain_outbox()
         node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
-        dispatcher.drain_outbox()
+        drain.drain_outbox()
         assert flow.job(run_id, "q")["input_spec"]["widget"] == "file_upload"
         assert dispatcher.resume_after_input(run_id, "q", 1) == 1
         flow.fail(run_id, "t/c")
-        dispatcher.retry_run(run_id, from_node="s/b")
+        runs.retry(run_id, from_node="s/b")
         assert dispatcher.start_run(run_id) == 1
-        assert dispatcher.cancel_job(flow.job(run_id, "s/b")["id"]) is not None
+        assert jobs.cancel(flow.job(run_id, "s/b")["id"]) is not None
         assert flow.status(run_id) == "cancelled"
 
 
@@ -794,7 +794,7 @@ def test_what_this_process_remembers_of_a_run_ends_with_the_run(host: flow.Flow)
     with engine.connect() as conn:
         # As another process starts it: what is remembered here is of the first one.
         kept = dict(run_cache._cache._items)
-        dispatcher.start_run("r", begin=dispatcher.on_connection(conn))
+        starts.start_run("r", begin=run_cache.on_connection(conn))
         run_cache._cache._items.update(kept)
     assert flow.states("r") == {"s/a": "queued"}
     assert flow.finish("r", "s/a") == 1
@@ -802,5 +802,5 @@ def test_what_this_process_remembers_of_a_run_ends_with_the_run(host: flow.Flow)
 
 
 def test_errors_are_of_the_family_that_hosts_catch() -> None:
-    assert issubclass(dispatcher.NoProvider, errors.QueueWorkflowsError)
-    assert issubclass(dispatcher.HookFailed, errors.QueueWorkflowsError)
+    assert issubclass(hooks.NoProvider, errors.QueueWorkflowsError)
+    assert issubclass(hooks.HookFailed, errors.QueueWorkflowsError)

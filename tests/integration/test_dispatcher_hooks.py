@@ -14,6 +14,7 @@ import pytest
 from queue_workflows import config, dispatcher, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.db import pool as pools
+from queue_workflows.dispatch import drain, hooks, run_cache, starts
 from tests.support import factories, flow
 
 STAYS_OPEN_S = 1.0
@@ -168,7 +169,7 @@ def test_without_a_provider_runs_stay_queued_and_that_is_said_once(
     assert {flow.status(run_id) for run_id in run_ids} == {"queued"}
     assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == 1
     assert "no workflow provider" in caplog.text
-    with pytest.raises(dispatcher.NoProvider, match="--app"):
+    with pytest.raises(hooks.NoProvider, match="--app"):
         dispatcher.start_run(run_ids[0])
     host.dag(a="")
     host.provide()
@@ -460,7 +461,7 @@ def test_editing_a_workflow_does_not_change_a_run_in_flight(host: flow.Flow) -> 
     host.dag(a="", c="a")
     after = host.started()
     for run_id in (before, after):
-        dispatcher.forget(run_id)
+        run_cache.forget(run_id)
         flow.finish(run_id, "s/a")
     assert [*flow.jobs(before)] == ["s/a", "s/b"]
     assert [*flow.jobs(after)] == ["s/a", "s/c"]
@@ -483,7 +484,7 @@ def test_a_process_without_provider_dispatches_a_frozen_run_to_its_end(
     host.define(flow.step("s"), ask, s=flow.nodes(a=""))
     run_id = host.started()
     config.reset_for_tests()
-    dispatcher.forget(run_id)
+    run_cache.forget(run_id)
     flow.complete(run_id, "s/a", options=["x"])
     host.look()
     park(run_id)
@@ -503,7 +504,7 @@ def test_runs_without_definition_do_not_hide_others_from_a_process_without_provi
     run_store.update_run(reopened, status="queued")
     config.reset_for_tests()
     for run_id in (reopened, live):
-        dispatcher.forget(run_id)
+        run_cache.forget(run_id)
     with engine.connect() as conn:
         conn.execute(
             "INSERT INTO workflow_runs (id, workflow_name, status) SELECT 'u' || n, 'w',"
@@ -548,8 +549,8 @@ def test_of_two_definitions_made_at_once_the_first_stored_counts_in_both_process
             # Meanwhile another process starts the run, with the workflow as it was edited.
             host.dag(a="", c="a")
             with engine.connect() as other:
-                dispatcher.start_run(run_id, begin=dispatcher.on_connection(other))
-            dispatcher.forget(run_id)
+                starts.start_run(run_id, begin=run_cache.on_connection(other))
+            run_cache.forget(run_id)
             host.dag(a="", b="a")
         return host.workflows[name]
 
@@ -578,7 +579,7 @@ def test_a_running_run_without_definition_gets_it_at_the_first_touch(
 
 
 def test_a_round_of_runs_that_this_process_cannot_dispatch_ends(host: flow.Flow, conn: Any) -> None:
-    run_ids = [factories.run(conn) for _ in range(dispatcher.RUNS_A_ROUND + 1)]
+    run_ids = [factories.run(conn) for _ in range(drain.RUNS_A_ROUND + 1)]
     for run_id in run_ids:
         factories.node(conn, run_id, "s/a")
         flow.complete(run_id, "s/a")

@@ -13,6 +13,7 @@ import sqlalchemy
 from sqlalchemy import pool
 
 from queue_workflows import config, errors, node_queue
+from queue_workflows import jobs as jobs_api
 from queue_workflows.types import JobId
 from tests.support import factories
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
@@ -48,12 +49,12 @@ def test_jobs_come_and_go_with_the_hosts_transaction(
     kind: str, conn: Any, dsn: str, heard: Callable[[], Any]
 ) -> None:
     def put() -> list[JobId]:
-        kept = node_queue.enqueue_ingest_job(**JOB, args={"%s": ":a"}, conn=host.conn)
-        keyed = node_queue.enqueue_ingest_job(**JOB, idempotency_key="k", conn=host.conn)
-        again = node_queue.enqueue_ingest_job(**JOB, idempotency_key="k", conn=host.conn)
+        kept = jobs_api.enqueue(**JOB, args={"%s": ":a"}, conn=host.conn)
+        keyed = jobs_api.enqueue(**JOB, idempotency_key="k", conn=host.conn)
+        again = jobs_api.enqueue(**JOB, idempotency_key="k", conn=host.conn)
         assert (again, keyed.created, again.created) == (keyed, True, False)
         jobs: Any = [{"args": {"n": 1}, "headers": {"a": "é"}}, {"idempotency_key": "l"}]
-        return [kept, keyed, *node_queue.enqueue_ingest_jobs(jobs, **JOB, conn=host.conn)]
+        return [kept, keyed, *jobs_api.enqueue_many(jobs, **JOB, conn=host.conn)]
 
     with KINDS[kind](dsn) as host:
         put()
@@ -61,7 +62,7 @@ def test_jobs_come_and_go_with_the_hosts_transaction(
         assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
         ids = put()
         with pytest.raises(errors.IdempotencyClash):
-            node_queue.enqueue_ingest_job(**JOB, args={"n": 5}, idempotency_key="k", conn=host.conn)
+            jobs_api.enqueue(**JOB, args={"n": 5}, idempotency_key="k", conn=host.conn)
         assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
         assert heard() == []
         host.commit()
@@ -74,11 +75,11 @@ def test_jobs_come_and_go_with_the_hosts_transaction(
 def test_in_autocommit_a_job_is_there_at_once(conn: Any, dsn: str) -> None:
     with KINDS["django's connection"](dsn) as host:
         host.conn.set_autocommit(True)
-        job_id = node_queue.enqueue_ingest_job(**JOB, conn=host.conn)
+        job_id = jobs_api.enqueue(**JOB, conn=host.conn)
         assert node_queue.get_ingest_job(job_id) is not None
     with engine(dsn, "psycopg2") as made, made.connect() as theirs:
         theirs = theirs.execution_options(isolation_level="AUTOCOMMIT")
-        job_id = node_queue.enqueue_ingest_job(**JOB, conn=theirs)
+        job_id = jobs_api.enqueue(**JOB, conn=theirs)
         assert node_queue.get_ingest_job(job_id) is not None
 
 
@@ -89,7 +90,7 @@ def test_in_autocommit_a_job_is_there_at_once(conn: Any, dsn: str) -> None:
 def test_jobs_come_and_go_with_an_asynchronous_transaction(
     kind: str, conn: Any, dsn: str, heard: Callable[[], Any]
 ) -> None:
-    one, many = node_queue.enqueue_ingest_job_async, node_queue.enqueue_ingest_jobs_async
+    one, many = jobs_api.enqueue_async, jobs_api.enqueue_many_async
 
     async def put(host: AsyncHost) -> list[JobId]:
         kept = await one(**JOB, args={"%s": ":a"}, conn=host.conn)
@@ -123,15 +124,13 @@ def test_without_a_connection_the_loop_goes_on(conn: Any, db: ModuleType) -> Non
 
     async def story() -> tuple[JobId, JobId, list[JobId]]:
         with conn.transaction():
-            first = node_queue.enqueue_ingest_job(**JOB, idempotency_key="k", conn=conn)
-            asked = asyncio.ensure_future(
-                node_queue.enqueue_ingest_job_async(**JOB, idempotency_key="k")
-            )
+            first = jobs_api.enqueue(**JOB, idempotency_key="k", conn=conn)
+            asked = asyncio.ensure_future(jobs_api.enqueue_async(**JOB, idempotency_key="k"))
             with db.connect() as other:
                 while not factories.one(other, waits):
                     await asyncio.sleep(0.01)
             assert not asked.done()
-        return first, await asked, await node_queue.enqueue_ingest_jobs_async(args=[{}, {}], **JOB)
+        return first, await asked, await jobs_api.enqueue_many_async(args=[{}, {}], **JOB)
 
     first, second, more = asyncio.run(asyncio.wait_for(story(), 30))
     assert (second, second.created) == (first, False)
@@ -143,15 +142,15 @@ def test_what_cannot_be_is_refused_on_the_loop_as_well(conn: Any, dsn: str) -> N
         async with ASYNC_KINDS["psycopg"](dsn) as host:
             for theirs in (None, host.conn):
                 with pytest.raises(errors.InvalidJob, match="'timeout_s'"):
-                    await node_queue.enqueue_ingest_job_async(**JOB, timeout_s=-1, conn=theirs)
+                    await jobs_api.enqueue_async(**JOB, timeout_s=-1, conn=theirs)
                 with pytest.raises(errors.InvalidJob, match="job 1: 'que' is none"):
-                    await node_queue.enqueue_ingest_jobs_async(
+                    await jobs_api.enqueue_many_async(
                         [{}, {"que": 1}],
                         **JOB,
                         conn=theirs,  # type: ignore[list-item]
                     )
                 with pytest.raises(TypeError, match="que"):
-                    await node_queue.enqueue_ingest_job_async(**JOB, que=1, conn=theirs)
+                    await jobs_api.enqueue_async(**JOB, que=1, conn=theirs)
             await host.commit()
 
     asyncio.run(story())
@@ -166,18 +165,18 @@ def test_what_is_no_connection_that_can_be_joined_is_refused(db: ModuleType, dsn
 
     async def story() -> None:
         async with ASYNC_KINDS["sqlalchemy session, asyncpg"](dsn) as host:
-            with pytest.raises(errors.UnknownConnection, match=r"enqueue_ingest_job_async\(\)"):
-                node_queue.enqueue_ingest_job(**JOB, conn=host.conn)
-        refused = pytest.raises(errors.UnknownConnection, match=r"takes enqueue_ingest_job\(\)")
+            with pytest.raises(errors.UnknownConnection, match=r"jobs\.enqueue_async\(\)"):
+                jobs_api.enqueue(**JOB, conn=host.conn)
+        refused = pytest.raises(errors.UnknownConnection, match=r"takes jobs\.enqueue\(\)")
         with KINDS["sqlalchemy session, psycopg2"](dsn) as host, refused:
-            await node_queue.enqueue_ingest_job_async(**JOB, conn=host.conn)
+            await jobs_api.enqueue_async(**JOB, conn=host.conn)
         with pytest.raises(errors.UnknownConnection, match=r"not a builtins\.object$"):
-            await node_queue.enqueue_ingest_jobs_async(args=[{}], **JOB, conn=object())
+            await jobs_api.enqueue_many_async(args=[{}], **JOB, conn=object())
 
     asyncio.run(story())
     with lite.connect() as theirs, pytest.raises(errors.UnknownConnection, match="leads to sqlite"):
-        node_queue.enqueue_ingest_job(**JOB, conn=theirs)
+        jobs_api.enqueue(**JOB, conn=theirs)
     plain = sqlite3.connect(":memory:")
     with pytest.raises(TypeError, match=r"Django, not a sqlite3\.Connection$"):
-        node_queue.enqueue_ingest_job(**JOB, conn=plain)
+        jobs_api.enqueue(**JOB, conn=plain)
     plain.close()

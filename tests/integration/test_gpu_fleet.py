@@ -16,12 +16,12 @@ from queue_workflows import (
     claim_worker,
     config,
     gpu_model_cache,
+    history,
     model_registry,
     node_queue,
-    retention,
-    waiting,
-    worker_control,
 )
+from queue_workflows import jobs as jobs_api
+from queue_workflows import workers as workers_api
 from queue_workflows.engine import claims, models, workers
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import service
@@ -103,7 +103,7 @@ def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
     conn.execute(
         "UPDATE gpu_models SET updated_at = now() - interval '31 days' WHERE host_label <> 'lately'"
     )
-    assert retention.prune()["gpu_models"] == 1
+    assert history.prune()["gpu_models"] == 1
     left = factories.column(conn, "SELECT host_label FROM gpu_models ORDER BY 1")
     assert left == ["box", "lately"]
 
@@ -174,12 +174,12 @@ def test_a_worker_without_models_leaves_what_others_know(
 
 def test_a_worker_without_models_leaves_what_a_parked_one_knows(conn: Any) -> None:
     job = gpu_job(conn, "m")
-    worker_control.disable_worker("den", "gpu")
+    workers_api.disable("den", "gpu")
     report(conn, "w1")
     report(conn, "knows", "den", known_models=["m"])
     assert claim(conn) is None
     assert unserved(conn) == {"m": "off"}
-    told = waiting.why(job["id"], conn=conn)
+    told = jobs_api.explain(job["id"], conn=conn)
     assert told is not None and not told["can_run"]
     assert {worker["worker_id"]: worker["detail"] for worker in told["workers"]} == {
         "w1": "it registers no model, and others know m", "knows": "switched off (hard)",
@@ -244,7 +244,7 @@ def test_why_nobody_takes_it(conn: Any) -> None:
     assert row["detail"] == "it needs 24 GB, and the largest card that may load it has 12 GB"
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     assert unserved(conn) == {}
-    worker_control.disable_worker("box", "gpu")
+    workers_api.disable("box", "gpu")
     report(conn, "w3", "box", known_models=["m"], vram_total_mb=81559)
     (row,) = models.unserved(conn)
     assert (row["reason"], row["detail"]) == ("off", "every box that can take it is off: box")
@@ -387,7 +387,7 @@ def test_what_is_left_of_a_run_that_is_over_is_no_head_of_its_line(
     report(conn, current_model=who.get("model"), known_models=who.get("models", []), detail=detail)
     rows = {row["node_id"]: row for row in conn.execute("SELECT * FROM workflow_node_jobs")}
     for name in ("other", "cold"):
-        told = waiting.why(rows[name]["id"], conn=conn)
+        told = jobs_api.explain(rows[name]["id"], conn=conn)
         assert told is not None
         assert [worker["clause"] for worker in told["workers"]] == ["next"], name
         job = claims.node_step(conn, claimant)

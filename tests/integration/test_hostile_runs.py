@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import declare, dispatcher, errors, run_store, set_workflow_provider
+from queue_workflows import declare, dispatcher, errors, run_store, runs, set_workflow_provider
 from queue_workflows.dag import frozen_definition
+from queue_workflows.dispatch import drain, run_cache
 from tests.support import factories, flow, rows_before_checks
 from tests.support.cpu import cpu_seconds
 
@@ -305,12 +306,12 @@ def test_reading_a_definition_again_costs_less_than_its_check(
     "call",
     [
         dispatcher.start_run,
-        dispatcher.drain_run,
+        drain.drain_run,
         lambda run_id: dispatcher.on_node_completed(run_id, "a"),
         lambda run_id: dispatcher.on_node_awaiting_input(run_id, "a"),
         lambda run_id: dispatcher.resume_after_input(run_id, "a", 1),
-        lambda run_id: dispatcher.retry_run(run_id, from_node="a"),
-        dispatcher.cancel_run,
+        lambda run_id: runs.retry(run_id, from_node="a"),
+        runs.cancel,
     ],
 )
 @pytest.mark.parametrize("text", [DEEP, '"x"', '{"version": 1, "nodes": [[]]}'])
@@ -327,7 +328,7 @@ def test_public_functions_raise_errors_of_the_library(
 def test_the_list_of_runs_reads_any_definition(flows: flow.Flow, conn: engine.Connection) -> None:
     for text in (DEEP, '"x"', '{"nodes": 5}', '{"nodes": [1]}'):
         set_column(conn, factories.run(conn), "definition", text)
-    assert sorted(str(row["nodes_total"]) for row in run_store.list_runs()) == [
+    assert sorted(str(row["nodes_total"]) for row in runs.list()) == [
         "1", "None", "None", "None",
     ]  # fmt: skip
 
@@ -368,7 +369,7 @@ def test_an_event_with_a_counter_at_its_end_holds_up_no_other(
         raise RuntimeError("no")
 
     conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (bad_run,))
-    dispatcher.forget(bad_run)
+    run_cache.forget(bad_run)
     for each in (bad_run, innocent):
         flow.complete(each, "s/a")
     rows_before_checks.change(

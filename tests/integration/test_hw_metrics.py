@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, history, hw_metrics, retention, worker_control
+from queue_workflows import claim_worker, history, hw_metrics, workers
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import samples
@@ -264,7 +264,7 @@ def gpu(
 def test_a_gpu_worker_samples_its_box_also_while_it_is_parked(
     gpu: Any, conn: Any, heard: Heard
 ) -> None:
-    worker_control.disable_worker("box", "gpu", stop_policy="drain")
+    workers.disable("box", "gpu", stop_policy="drain")
     gpu()
     assert json.loads(heard.next())["host"] == "box"
     wait.until(lambda: factories.one(conn, "SELECT state FROM workers") == "parked")
@@ -302,7 +302,7 @@ def test_samples_are_pruned_after_a_day(conn: Any) -> None:
     put(conn, age_s=86300)
     put(conn, age_s=86500)
     put(conn, every_s=60, age_s=86500)
-    assert retention.prune()["hw_samples"] == 2
+    assert history.prune()["hw_samples"] == 2
     assert factories.one(conn, "SELECT count(*) FROM hw_samples") == 1
 
 

@@ -60,6 +60,7 @@ def python(code: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
+        "runs", "jobs", "queues", "workers", "schedules", "models", "history",
         "db", "claim_worker", "node_queue", "run_store", "dispatcher", "node_executor",
         "ingest_executor", "node_pool", "input_listener", "scheduler", "worker_control",
         "model_registry", "model_cache", "gpu_model_cache", "refs", "config", "migrations",
@@ -75,9 +76,10 @@ def test_a_module_is_an_attribute(name: str) -> None:
 def test_modules_and_operations_resolve_after_a_bare_import() -> None:
     code = (
         "import queue_workflows as q; print(q.node_queue.enqueue_node_job.__name__,"
-        " q.claim_worker.ClaimWorker.__name__, q.db.bootstrap.__name__, q.cancel_run.__name__)"
+        " q.claim_worker.ClaimWorker.__name__, q.db.bootstrap.__name__,"
+        " q.cancel_run is q.runs.cancel)"
     )
-    assert python(code) == "enqueue_node_job ClaimWorker bootstrap cancel_run"
+    assert python(code) == "enqueue_node_job ClaimWorker bootstrap True"
 
 
 def test_what_does_not_exist_is_an_attribute_error() -> None:

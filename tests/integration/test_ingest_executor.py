@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, ingest_executor, node_queue
+from queue_workflows import config, ingest_executor, jobs, node_queue
 from queue_workflows import db as engine
 from tests.support import factories, invariants, rows_before_checks
 
@@ -31,7 +31,7 @@ def claimed(task: Callable[..., Any], **columns: Any) -> Row:
     """A job of this task under a claim of this process."""
     queue_workflows.register_ingest_task("t", task)
     given = {"reason": "boot", "args": ARGS} | columns
-    node_queue.enqueue_ingest_job(task_name="t", queue="fetch", **given)
+    jobs.enqueue(task_name="t", queue="fetch", **given)
     row = node_queue.claim_next_ingest_job("fetch", host="box")
     assert row is not None
     return row

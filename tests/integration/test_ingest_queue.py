@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import config, dispatcher, errors, node_queue
+from queue_workflows import config, errors, jobs, node_queue
 from queue_workflows.engine import attempts, pending, promotion
 from tests.support import factories
 from tests.support.notifications import Ear
@@ -34,7 +34,7 @@ def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
 
 
 def enqueue(**given: Any) -> str:
-    return node_queue.enqueue_ingest_job(**{"task_name": "t", "queue": "fetch"} | given)
+    return jobs.enqueue(**{"task_name": "t", "queue": "fetch"} | given)
 
 
 def claim(queue: str = "fetch", **given: Any) -> Any:
@@ -89,7 +89,7 @@ def test_a_job_that_cannot_be_is_refused_before_any_write(
         enqueue(**given)
     assert isinstance(caught.value, error)
     with pytest.raises(ValueError):
-        node_queue.enqueue_ingest_jobs(
+        jobs.enqueue_many(
             **{"task_name": "t", "queue": "fetch"} | given | {"args": [given.get("args", {})]}
         )
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
@@ -120,13 +120,13 @@ def test_with_conn_job_and_wake_up_leave_with_the_callers_commit(
 
 
 def test_many_jobs_are_one_statement_with_one_wake_up(heard: Callable[[], Any]) -> None:
-    ids = node_queue.enqueue_ingest_jobs(
+    ids = jobs.enqueue_many(
         task_name="t", queue="fetch", args=({"n": n} for n in range(20)), priority=3
     )
     assert heard() == [("ingest_job_ready", "fetch")]
     assert [get(job_id)["args"]["n"] for job_id in ids] == list(range(20))
     assert [claim()["id"] for _ in range(20)] == ids
-    assert node_queue.enqueue_ingest_jobs(task_name="t", queue="fetch", args=[]) == []
+    assert jobs.enqueue_many(task_name="t", queue="fetch", args=[]) == []
 
 
 # --- claim -------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
 def test_a_failure_of_a_job_whose_end_was_asked_for_is_no_retry(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
     job = factories.claim_ingest(conn)
-    dispatcher.cancel_job(job["id"])
+    jobs.cancel(job["id"])
     row = attempts.fail(conn, factories.ingest_lease(job), error="interrupted")
     assert row is not None
     assert (row["status"], row["available_at"]) == ("cancelled", None)
@@ -264,11 +264,11 @@ def test_a_trip_fails_the_job_at_once(conn: Any) -> None:
 
 def test_a_waiting_job_is_cancelled_at_once(conn: Any) -> None:
     for job in (get(enqueue()), factories.ingest(conn, available_at="2999-01-01")):
-        row = dispatcher.cancel_job(job["id"])
+        row = jobs.cancel(job["id"])
         assert row is not None
         assert (row["status"], row["blocked_reason"]) == ("cancelled", None)
         assert row["finished_at"] is not None
-        assert dispatcher.cancel_job(job["id"]) is None
+        assert jobs.cancel(job["id"]) is None
         assert history(conn, job["id"]) == ["cancelled"]
     assert claim() is None
 
@@ -279,11 +279,11 @@ def test_a_running_job_hears_at_once_that_its_end_is_asked_for(
     job_id = enqueue()
     claim()
     heard()
-    row = dispatcher.cancel_job(job_id)
+    row = jobs.cancel(job_id)
     assert row is not None
     assert (row["status"], row["cancel_requested_at"] is None) == ("running", False)
     assert heard() == [("job_cancel", job_id)]
-    assert dispatcher.cancel_job(job_id) is not None
+    assert jobs.cancel(job_id) is not None
     assert heard() == []
 
 
@@ -292,7 +292,7 @@ def test_a_failed_job_is_retried_in_a_new_generation(conn: Any, heard: Callable[
     node_queue.mark_ingest_failed(job["id"], error="e")
     conn.execute("UPDATE ingest_jobs SET attempts = 2, crash_count = 1")
     heard()
-    row = dispatcher.retry_job(job["id"])
+    row = jobs.retry(job["id"])
     assert (row["status"], row["generation"], row["attempts"], row["crash_count"]) == (
         "queued", 1, 0, 0,
     )  # fmt: skip
@@ -302,7 +302,7 @@ def test_a_failed_job_is_retried_in_a_new_generation(conn: Any, heard: Callable[
     assert claimed["claim_no"] == 1
     factories.complete_ingest(conn, claimed)
     with pytest.raises(KeyError, match="no failed or cancelled job"):
-        dispatcher.retry_job(job["id"])
+        jobs.retry(job["id"])
 
 
 @pytest.mark.parametrize("over", ["completed", "failed", "cancelled"])
@@ -337,7 +337,7 @@ def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -
 def test_a_lapsed_job_whose_end_was_asked_for_is_cancelled(conn: Any) -> None:
     enqueue()
     job = factories.claim_ingest(conn)
-    dispatcher.cancel_job(job["id"])
+    jobs.cancel(job["id"])
     factories.expire(conn, job)
     (row,) = node_queue.reclaim_expired_ingest_leases()
     assert row["status"] == "cancelled"

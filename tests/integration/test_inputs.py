@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 import queue_workflows
 from queue_workflows import config, dispatcher, errors, input_listener, node_queue
 from queue_workflows import db as engine
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import input_answers
 from tests.support import factories, flow, invariants, wait
 
@@ -441,7 +442,7 @@ def test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet(
 ) -> None:
     run_id = asked(host)
     conn.execute("UPDATE workflow_runs SET definition = NULL WHERE id = %s", (run_id,))
-    dispatcher.forget(run_id)
+    run_cache.forget(run_id)
     config.reset_for_tests()
     assert dispatcher.resume_after_input(run_id, "q", 1) == 0
     assert flow.job(run_id, "q")["status"] == "completed"
@@ -555,7 +556,7 @@ def test_many_listeners_take_each_answer_once(host: flow.Flow, conn: Any) -> Non
 
     def listen() -> None:
         with engine.connect() as own:
-            listener = input_listener.InputListener(begin=dispatcher.on_connection(own))
+            listener = input_listener.InputListener(begin=run_cache.on_connection(own))
             barrier.wait(10)
             try:
                 listener.process_all()

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import dispatcher, node_queue, retention
+from queue_workflows import history, jobs, node_queue
 from queue_workflows.engine import attempts, handback, manual_changes, recovery
 from queue_workflows.worker import guards, shutdown
 from tests.support import factories
@@ -99,8 +99,8 @@ MOVES: dict[str, Callable[[Any], object]] = {
     "lapse": lapse,
     "strays": strays,
     "requeue": requeue,
-    "cancel": lambda conn: dispatcher.cancel_job("j", conn=conn),
-    "retry": lambda conn: dispatcher.retry_job("j", conn=conn),
+    "cancel": lambda conn: jobs.cancel("j", conn=conn),
+    "retry": lambda conn: jobs.retry("j", conn=conn),
     "complete by hand": complete_by_hand,
     "fail by hand": fail_by_hand,
     "SQL claims": plainly("status = 'running', claimed_by = 'old'"),
@@ -211,7 +211,7 @@ def test_a_deleted_job_leaves_what_it_was_and_its_history(conn: Any) -> None:
 
 def test_what_goes_by_its_age_leaves_no_row(conn: Any, job: Any) -> None:
     plainly("status = 'failed', finished_at = now() - interval '100 days'")(conn)
-    assert retention.prune()["jobs"] == 1
+    assert history.prune()["jobs"] == 1
     assert [event["event_type"] for event in events(conn)] == ["failed"]
 
 
@@ -244,7 +244,7 @@ def test_retention_deletes_what_is_old_and_only_within_its_transaction(conn: Any
         "INSERT INTO ingest_job_events (job_id, event_type, created_at)"
         " VALUES ('old', 'claimed', now() - interval '31 days'), ('new', 'claimed', now())"
     )
-    assert retention.prune()["ingest_job_events"] == 1
+    assert history.prune()["ingest_job_events"] == 1
     assert factories.column(conn, "SELECT job_id FROM ingest_job_events") == ["new"]
     with pytest.raises(psycopg.Error, match="append-only"):
         conn.execute("DELETE FROM ingest_job_events")

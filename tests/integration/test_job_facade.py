@@ -18,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
 import queue_workflows
-from queue_workflows import config, dispatcher, errors, node_queue
+from queue_workflows import config, errors, node_queue
+from queue_workflows import jobs as jobs_api
 from queue_workflows.dag import payload
 from queue_workflows.types import JobId
 from tests.support import factories, migration_folders
@@ -48,11 +49,11 @@ def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
 
 
 def enqueue(**given: Any) -> JobId:
-    return node_queue.enqueue_ingest_job(**{"task_name": "t", "queue": "fetch"} | given)
+    return jobs_api.enqueue(**{"task_name": "t", "queue": "fetch"} | given)
 
 
 def enqueue_many(jobs: Any = None, **given: Any) -> list[JobId]:
-    return node_queue.enqueue_ingest_jobs(jobs, **{"task_name": "t", "queue": "fetch"} | given)
+    return jobs_api.enqueue_many(jobs, **{"task_name": "t", "queue": "fetch"} | given)
 
 
 def get(job_id: str) -> Any:
@@ -216,7 +217,7 @@ def test_a_job_that_failed_or_was_cancelled_has_ended(conn: Any, end_as: str) ->
     if end_as == "failed":
         node_queue.mark_ingest_failed(first, error="e")
     else:
-        dispatcher.cancel_job(first)
+        jobs_api.cancel(first)
     age(conn, first, 1000)
     assert enqueue(idempotency_key="k").created
 
@@ -421,10 +422,10 @@ def test_a_job_that_runs_again_has_its_key_again(conn: Any) -> None:
     second = enqueue(idempotency_key="k", idempotency_window_s=0)
     assert second.created
     with pytest.raises(errors.IdempotencyClash, match=f"key 'k' is that of job '{second}'"):
-        dispatcher.retry_job(first)
+        jobs_api.retry(first)
     assert get(first)["status"] == "failed"
-    dispatcher.cancel_job(second)
-    dispatcher.retry_job(first)
+    jobs_api.cancel(second)
+    jobs_api.retry(first)
     assert (get(first)["status"], get(first)["idempotency_released"]) == ("queued", False)
     assert get(second)["idempotency_released"] is True
     assert enqueue(idempotency_key="k") == first
@@ -439,17 +440,15 @@ def test_what_a_caller_does_not_name_its_task_names(conn: Any) -> None:
         "named", lambda: None, queue="fetch", priority=7, lock_key="one"
     )
     doors: list[JobId] = [
-        node_queue.enqueue_ingest_job(task_name="named"),
-        *node_queue.enqueue_ingest_jobs(task_name="named", args=[{}]),
-        *node_queue.enqueue_ingest_jobs([{"task_name": "named"}]),
-        asyncio.run(node_queue.enqueue_ingest_job_async(task_name="named")),
+        jobs_api.enqueue(task_name="named"),
+        *jobs_api.enqueue_many(task_name="named", args=[{}]),
+        *jobs_api.enqueue_many([{"task_name": "named"}]),
+        asyncio.run(jobs_api.enqueue_async(task_name="named")),
     ]
     for job_id in doors:
         row = get(job_id)
         assert (row["queue"], row["priority"], row["lock_key"]) == ("fetch", 7, "one")
-    other = node_queue.enqueue_ingest_job(
-        task_name="named", queue="maintenance", priority=1, lock_key="two"
-    )
+    other = jobs_api.enqueue(task_name="named", queue="maintenance", priority=1, lock_key="two")
     row = get(other)
     assert (row["queue"], row["priority"], row["lock_key"]) == ("maintenance", 1, "two")
 
@@ -459,20 +458,20 @@ def test_a_list_of_what_are_no_jobs_is_refused(conn: Any) -> None:
         with pytest.raises(errors.InvalidJob, match="job 0 is no mapping of keywords"):
             enqueue_many(wrong)
     with pytest.raises(errors.InvalidJob, match="job 0 has no task_name"):
-        node_queue.enqueue_ingest_jobs(args=[{}], queue="fetch")
+        jobs_api.enqueue_many(args=[{}], queue="fetch")
     assert count(conn) == 0
 
 
 def test_a_job_of_no_queue_is_refused(conn: Any) -> None:
     for door in (
-        lambda: node_queue.enqueue_ingest_job(task_name="t"),
-        lambda: node_queue.enqueue_ingest_jobs(task_name="t", args=[{}]),
-        lambda: node_queue.enqueue_ingest_jobs([{"task_name": "t"}]),
+        lambda: jobs_api.enqueue(task_name="t"),
+        lambda: jobs_api.enqueue_many(task_name="t", args=[{}]),
+        lambda: jobs_api.enqueue_many([{"task_name": "t"}]),
     ):
         with pytest.raises(errors.InvalidJob, match="no queue is named"):
             door()
     with pytest.raises(errors.UnknownTask):
-        node_queue.enqueue_ingest_job(task_name="nobody knows it")
+        jobs_api.enqueue(task_name="nobody knows it")
     assert count(conn) == 0
 
 
@@ -481,20 +480,18 @@ def test_args_that_a_task_does_not_take_are_refused_before_any_write(conn: Any) 
 
     queue_workflows.register_ingest_task("typed", typed, queue="fetch")
     for door in (
-        lambda: node_queue.enqueue_ingest_job(task_name="typed", args={"day": "soon"}),
-        lambda: node_queue.enqueue_ingest_job(task_name="typed"),
-        lambda: node_queue.enqueue_ingest_jobs(
+        lambda: jobs_api.enqueue(task_name="typed", args={"day": "soon"}),
+        lambda: jobs_api.enqueue(task_name="typed"),
+        lambda: jobs_api.enqueue_many(
             task_name="typed", args=[{"day": "2026-03-01"}, {"day": "soon"}]
         ),
-        lambda: node_queue.enqueue_ingest_jobs([{"task_name": "typed", "args": {"day": "soon"}}]),
-        lambda: asyncio.run(
-            node_queue.enqueue_ingest_job_async(task_name="typed", args={"day": "soon"})
-        ),
+        lambda: jobs_api.enqueue_many([{"task_name": "typed", "args": {"day": "soon"}}]),
+        lambda: asyncio.run(jobs_api.enqueue_async(task_name="typed", args={"day": "soon"})),
     ):
         with pytest.raises(errors.ArgsRefused, match="day"):
             door()
     assert count(conn) == 0
-    job_id = node_queue.enqueue_ingest_job(task_name="typed", args={"day": "2026-03-01"})
+    job_id = jobs_api.enqueue(task_name="typed", args={"day": "2026-03-01"})
     assert get(job_id)["args"] == {"day": "2026-03-01"}
 
 
@@ -503,14 +500,14 @@ def test_each_of_many_args_is_checked_and_named(conn: Any) -> None:
 
     queue_workflows.register_ingest_task("typed", typed, queue="fetch")
     good = [{"day": "2026-03-01"}, {"day": "2026-03-02"}]
-    ids = node_queue.enqueue_ingest_jobs(task_name="typed", args=good)
+    ids = jobs_api.enqueue_many(task_name="typed", args=good)
     assert [get(job_id)["args"] for job_id in ids] == good
-    assert node_queue.enqueue_ingest_jobs(task_name="typed", args=[]) == []
+    assert jobs_api.enqueue_many(task_name="typed", args=[]) == []
     bad: list[dict[str, Any]] = [good[0], {"day": "soon"}]
     many: list[Any] = [{"args": args} for args in bad]
     for door in (
-        lambda: node_queue.enqueue_ingest_jobs(task_name="typed", args=bad),
-        lambda: node_queue.enqueue_ingest_jobs(many, task_name="typed"),
+        lambda: jobs_api.enqueue_many(task_name="typed", args=bad),
+        lambda: jobs_api.enqueue_many(many, task_name="typed"),
     ):
         with pytest.raises(errors.ArgsRefused, match="job 1: args of task 'typed': 'day': date"):
             door()
@@ -700,16 +697,16 @@ def bring_on(model: Model, step: str) -> None:
         {
             "complete": node_queue.mark_ingest_completed,
             "fail": lambda job_id: node_queue.mark_ingest_failed(job_id, error="e"),
-            "cancel": dispatcher.cancel_job,
+            "cancel": jobs_api.cancel,
         }[step](job["id"])
         job |= {"live": False, "failed": step != "complete"}
         return
     owner = model.owner(job["key"])
     if job["released"] and owner is not None:
         with pytest.raises(errors.IdempotencyClash):
-            dispatcher.retry_job(job["id"])
+            jobs_api.retry(job["id"])
         return
-    dispatcher.retry_job(job["id"])
+    jobs_api.retry(job["id"])
     if job["released"]:
         model.release(job["key"])
     job |= {"live": True, "failed": False, "released": False}

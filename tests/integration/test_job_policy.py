@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, dispatcher, node_queue
+from queue_workflows import claim_worker, config, node_queue, runs
 from queue_workflows.engine import input_timeouts, outcomes, pending
 from queue_workflows.maintenance import input_timeouts as maintenance_input_timeouts
 from queue_workflows.maintenance import periodic
@@ -266,7 +266,7 @@ def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -
 
 def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType) -> None:
     run_id = waiting(flows, timeout_s=3600, default="blue")
-    dispatcher.submit_input(run_id, "ask", "red")
+    runs.answer(run_id, "ask", "red")
     let_time_pass(db)
     maintenance_input_timeouts.expire_inputs()
     flows.go()
@@ -289,7 +289,7 @@ def test_an_answer_that_is_being_handed_in_wins(flows: Flow, db: ModuleType) -> 
     run_id = waiting(flows, timeout_s=3600, default="blue")
     let_time_pass(db)
     with db.transaction() as mine:
-        dispatcher.submit_input(run_id, "ask", "red", conn=mine)
+        runs.answer(run_id, "ask", "red", conn=mine)
         maintenance_input_timeouts.expire_inputs()
     flows.go()
     let_time_pass(db)
@@ -307,7 +307,7 @@ def test_an_answer_that_comes_after_the_look_waits_for_the_verdict(
         assert (input_timeouts.lock_overdue(sweep, job_id) or {})["node_id"] == "ask"
         other.execute("SET LOCAL lock_timeout = '200ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            dispatcher.submit_input(run_id, "ask", "red", conn=other)
+            runs.answer(run_id, "ask", "red", conn=other)
 
 
 def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) -> None:

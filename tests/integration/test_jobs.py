@@ -15,6 +15,7 @@ from queue_workflows import config, errors, history, jobs, node_queue
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import finish, handback, outcomes
+from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import process
 from tests.support import factories, invariants
 
@@ -115,7 +116,7 @@ def some(conn: Any) -> None:
 def test_jobs_are_found_by_queue_task_status_and_key(
     some: None, wanted: dict[str, Any], found: list[str]
 ) -> None:
-    assert ids(jobs.list_jobs(**wanted)) == found
+    assert ids(jobs.list(**wanted)) == found
 
 
 def test_since_is_the_last_that_happened_to_a_job(conn: Any, some: None) -> None:
@@ -125,17 +126,17 @@ def test_since_is_the_last_that_happened_to_a_job(conn: Any, some: None) -> None
         " WHEN 'done' THEN now() - interval '2 hours' WHEN 'dead' THEN now() END"
         " WHERE id IN ('done', 'dead')"
     )
-    assert ids(jobs.list_jobs(since=timedelta(hours=1))) == ["later", "waits", "dead"]
-    assert ids(jobs.list_jobs(since=timedelta(hours=2.5))) == ["later", "waits", "done", "dead"]
+    assert ids(jobs.list(since=timedelta(hours=1))) == ["later", "waits", "dead"]
+    assert ids(jobs.list(since=timedelta(hours=2.5))) == ["later", "waits", "done", "dead"]
     moment = datetime.now(timezone.utc) - timedelta(hours=1)
-    assert ids(jobs.list_jobs(since=moment, status="failed")) == ["dead"]
+    assert ids(jobs.list(since=moment, status="failed")) == ["dead"]
 
 
 def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> None:
     with pytest.raises(errors.InvalidConfig, match="'lost': it is one of queued, running"):
-        jobs.list_jobs(status="lost")
+        jobs.list(status="lost")
     with pytest.raises(errors.InvalidConfig, match="in which time zone"):
-        jobs.list_jobs(since=datetime(2026, 1, 1))
+        jobs.list(since=datetime(2026, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -147,19 +148,19 @@ def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> N
 )  # fmt: skip
 def test_a_filter_that_is_none_is_refused_not_left_out(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidConfig, match=next(iter(wrong))):
-        jobs.list_jobs(**wrong)
+        jobs.list(**wrong)
 
 
 def test_one_id_is_an_id_and_not_its_letters(conn: Any, some: None) -> None:
-    (done,) = jobs.retry_jobs("dead", by="ann\x00\ud800")
+    (done,) = jobs.retry_many("dead", by="ann\x00\ud800")
     assert (done["id"], done["outcome"]) == ("dead", "queued")
-    assert [each["id"] for each in jobs.delete_jobs("later")] == ["later"]
+    assert [each["id"] for each in jobs.delete_many("later")] == ["later"]
 
 
-@pytest.mark.parametrize("door", [jobs.retry_jobs, jobs.cancel_jobs, jobs.delete_jobs])
+@pytest.mark.parametrize("door", [jobs.retry_many, jobs.cancel_many, jobs.delete_many])
 def test_what_can_be_no_id_is_unknown_or_refused(conn: Any, some: None, door: Any) -> None:
     assert [each["outcome"] for each in door(["a\x00", "\ud800"])] == ["unknown"] * 2
-    assert jobs.list_jobs(queue="a\x00") == jobs.list_jobs(key="\ud800") == []
+    assert jobs.list(queue="a\x00") == jobs.list(key="\ud800") == []
     with pytest.raises(errors.InvalidConfig, match="an id is a text"):
         door([5])
 
@@ -173,7 +174,7 @@ def test_a_time_without_an_end_of_a_row_from_before_is_shown_as_the_farthest(
         conn.execute("SET LOCAL session_replication_role = replica")
         conn.execute("UPDATE ingest_jobs SET available_at = %s", (far,))
     year = {"infinity": 9999, "-infinity": 1}[far]
-    (row,) = jobs.list_jobs()
+    (row,) = jobs.list()
     for found in (row, history.get_job("far"), node_queue.get_ingest_job("far")):
         assert found is not None
         assert (found["available_at"].year, found["available_at"].tzinfo) == (year, timezone.utc)
@@ -222,8 +223,8 @@ def test_a_dead_job_shows_each_attempt_with_its_own_traceback(
 
 def test_what_people_did_is_shown_with_who(conn: Any, said: Callable[..., Said]) -> None:
     failed(conn, "j")
-    assert jobs.retry_jobs(["j"], by="ann@box")[0]["outcome"] == "queued"
-    assert jobs.cancel_jobs(["j"], by="bob@box")[0]["outcome"] == "cancelled"
+    assert jobs.retry_many(["j"], by="ann@box")[0]["outcome"] == "queued"
+    assert jobs.cancel_many(["j"], by="bob@box")[0]["outcome"] == "cancelled"
     shown = history.get_job("j")
     assert shown is not None
     acts = [(act["event_type"], act["actor"]) for act in shown["acts"]]
@@ -245,7 +246,7 @@ def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
 
 def test_each_is_done_what_can_be_and_told_why_not(conn: Any, some: None) -> None:
     node = factories.node(conn, id="n")
-    told = jobs.retry_jobs(["done", "dead", "n", "nobody", "dead"], by="ann")
+    told = jobs.retry_many(["done", "dead", "n", "nobody", "dead"], by="ann")
     assert told == [
         {"id": "done", "outcome": "refused", "status": "completed",
          "reason": "it is completed: only a failed or cancelled one is retried"},
@@ -269,12 +270,12 @@ def test_what_waits_is_cancelled_and_what_runs_asked(conn: Any, some: None) -> N
     failed(conn, "dead2")
     factories.ingest(conn, id="runs")
     job = factories.claim_ingest(conn)
-    told = jobs.cancel_jobs(["waits", "runs", "done"], by="ann")
+    told = jobs.cancel_many(["waits", "runs", "done"], by="ann")
     assert [one["outcome"] for one in told] == ["cancelled", "asked to stop", "refused"]
     assert told[2]["reason"] == "it is completed"
     assert history_of(conn, "runs")[-1] == ("cancel_requested", "ann")
     assert history_of(conn, "waits") == [("cancelled", "ann")]
-    again = jobs.cancel_jobs(["runs"])
+    again = jobs.cancel_many(["runs"])
     assert again[0]["outcome"] == "asked to stop"
     assert len(history_of(conn, "runs")) == 2, "asked once"
     handback.hand_back(conn, factories.ingest_lease(job), reason="asked")
@@ -284,7 +285,7 @@ def test_what_waits_is_cancelled_and_what_runs_asked(conn: Any, some: None) -> N
 def test_running_jobs_may_be_left_alone(conn: Any) -> None:
     factories.ingest(conn, id="runs")
     factories.claim_ingest(conn)
-    (told,) = jobs.cancel_jobs(["runs"], running=False)
+    (told,) = jobs.cancel_many(["runs"], running=False)
     assert (told["outcome"], told["reason"]) == ("refused", "it is running")
     assert factories.reread(conn, {"id": "runs"})["cancel_requested_at"] is None
 
@@ -293,7 +294,7 @@ def test_deleting_spares_what_runs_and_keeps_the_history(conn: Any, some: None) 
     conn.execute("UPDATE ingest_jobs SET priority = 1 WHERE id = 'later'")
     factories.ingest(conn, id="runs")
     factories.claim_ingest(conn)
-    told = jobs.delete_jobs(["runs", "dead", "waits", "done"], by="ann")
+    told = jobs.delete_many(["runs", "dead", "waits", "done"], by="ann")
     assert [one["outcome"] for one in told] == ["refused", "deleted", "deleted", "deleted"]
     assert told[0]["reason"] == "it is running: cancel it first"
     assert set(statuses(conn)) == {"runs", "later"}
@@ -303,10 +304,10 @@ def test_deleting_spares_what_runs_and_keeps_the_history(conn: Any, some: None) 
 
 def test_a_call_joins_the_transaction_that_it_is_given(conn: Any, some: None) -> None:
     with conn.transaction(force_rollback=True):
-        assert ids(jobs.list_jobs(status="failed", conn=conn)) == ["dead"]
-        jobs.retry_jobs(["dead"], by="ann", conn=conn)
-        jobs.cancel_jobs(["waits"], by="ann", conn=conn)
-        jobs.delete_jobs(["done"], by="ann", conn=conn)
+        assert ids(jobs.list(status="failed", conn=conn)) == ["dead"]
+        jobs.retry_many(["dead"], by="ann", conn=conn)
+        jobs.cancel_many(["waits"], by="ann", conn=conn)
+        jobs.delete_many(["done"], by="ann", conn=conn)
         assert statuses(conn) == {"dead": "queued", "waits": "cancelled", "later": "queued"}
     assert statuses(conn)["dead"] == "failed" and "done" in statuses(conn)
 
@@ -314,13 +315,13 @@ def test_a_call_joins_the_transaction_that_it_is_given(conn: Any, some: None) ->
 def test_many_go_in_batches_and_of_two_people_one_retries_each(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BATCH", 7)
+    monkeypatch.setattr(many_jobs, "BATCH", 7)
     names = [f"j{n:02}" for n in range(60)]
     for name in names:
         factories.ingest(conn, id=name, status="failed", finished_at=datetime.now(timezone.utc))
     told: list[Any] = []
     people = [
-        threading.Thread(target=lambda line=line: told.extend(jobs.retry_jobs(line)))
+        threading.Thread(target=lambda line=line: told.extend(jobs.retry_many(line)))
         for line in (names, names[::-1])
     ]
     for person in people:
@@ -373,9 +374,9 @@ def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
     conn: Any, said: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factories.ingest(conn, id="begun")
-    waiting = jobs.list_jobs()
+    waiting = jobs.list()
     factories.claim_ingest(conn)
-    monkeypatch.setattr(jobs, "list_jobs", lambda **_: waiting)
+    monkeypatch.setattr(jobs, "list", lambda **_: waiting)
     done = said("cancel", "--status", "queued")
     assert (done.code, "job begun: it is running" in done.err) == (1, True)
     assert factories.reread(conn, {"id": "begun"})["cancel_requested_at"] is None

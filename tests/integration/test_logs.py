@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, history, node_queue, retention, run_store
+from queue_workflows import claim_worker, history, node_queue, run_store
 from queue_workflows import db as engine
+from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import job_tables, logs
 from queue_workflows.worker import capture
 from tests.support import factories, flow
@@ -108,10 +109,7 @@ def test_jobs_of_a_batch_keep_their_own(db: ModuleType) -> None:
             print("number", args["n"])
 
     queue_workflows.register_ingest_task("speak", speak)
-    ids = [
-        node_queue.enqueue_ingest_job(task_name="speak", queue="fetch", args={"n": n})
-        for n in range(3)
-    ]
+    ids = [jobs_api.enqueue(task_name="speak", queue="fetch", args={"n": n}) for n in range(3)]
     worker = claim_worker.ClaimWorker(queue="fetch", host="box", batch=3)
     thread = threading.Thread(target=worker.run_forever)
     thread.start()
@@ -131,7 +129,7 @@ def test_each_attempt_has_its_own_log(db: ModuleType) -> None:
             raise ValueError
 
     queue_workflows.register_ingest_task("speak", speak)
-    job_id = node_queue.enqueue_ingest_job(task_name="speak", queue="fetch")
+    job_id = jobs_api.enqueue(task_name="speak", queue="fetch")
     with engine.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET max_attempts = 2")
     worker = claim_worker.ClaimWorker(queue="fetch", host="box")
@@ -246,7 +244,7 @@ def test_old_logs_are_pruned_with_the_events(conn: engine.Connection) -> None:
             " WHERE created_at > now() - interval '1 day'",
             (days,),
         )
-    assert retention.prune()["logs"] == 1
+    assert history.prune()["logs"] == 1
     assert stored(conn) == 1
 
 

@@ -17,13 +17,14 @@ from queue_workflows import (
     config,
     errors,
     model_cache,
-    model_control,
     model_registry,
     node_queue,
     run_store,
     worker_control,
+    workers,
 )
 from queue_workflows import db as engine
+from queue_workflows import models as models_api
 from queue_workflows.__main__ import main
 from queue_workflows.cli import command
 from queue_workflows.cli import models as models_command
@@ -105,7 +106,7 @@ class Gpu:
 
     def row(self) -> Row | None:
         """What it is shown to hold."""
-        rows = model_control.holdings("box")
+        rows = models_api.list("box")
         return next((row for row in rows if row["worker_id"] == self.worker.worker_id), None)
 
     def answer(self, request: Row) -> Row:
@@ -183,7 +184,7 @@ def test_nothing_is_advertised_during_a_swap(
     swapped = queued(model="b")
     wait.until(lambda: models.log[-1] == "load b")
     wait.until(lambda: advertised(conn) is None)
-    (row,) = model_control.holdings()
+    (row,) = models_api.list()
     assert (row["model"], row["loading"], row["since"]) == ("b", True, None)
     models.gate["b"].set()
     wait.until(is_over(swapped))
@@ -250,7 +251,7 @@ def test_a_slow_idle_unload_holds_up_nothing_of_the_watch(
     model_registry.register(model_registry.ModelSpec("a", dict, unload))
     gpu()
     try:
-        model_control.load_model("box", "a")
+        models_api.load("box", "a")
         assert unloading.wait(20)
         seen = factories.one(conn, "SELECT last_seen FROM workers")
         wait.until(lambda: factories.one(conn, "SELECT last_seen FROM workers") > seen)
@@ -280,7 +281,7 @@ def test_the_registrar_runs_once_more_where_nothing_is_registered(models: Models
 def test_a_model_is_loaded_on_request_and_shown_with_its_times(models: Models, gpu: Any) -> None:
     models.add("a", gb=2.5)
     subject = gpu()
-    request = model_control.load_model("box", "a", requested_by="me")
+    request = models_api.load("box", "a", requested_by="me")
     said = subject.answer(request)
     assert (said["state"], said["action"], said["model"]) == ("done", "load", "a")
     assert (said["requested_by"], said["error"]) == ("me", None)
@@ -302,10 +303,10 @@ def test_the_fleet_learns_from_a_load_on_request_and_not_from_a_warm_model(
     def loads() -> list[int]:
         return [row["loads"] for row in conn.execute("SELECT loads FROM gpu_models")]
 
-    subject.answer(model_control.load_model("box", "a"))
+    subject.answer(models_api.load("box", "a"))
     wait.until(lambda: loads() == [1])
-    subject.answer(model_control.load_model("box", "a"))
-    subject.answer(model_control.unload_model("box"))
+    subject.answer(models_api.load("box", "a"))
+    subject.answer(models_api.unload("box"))
     assert loads() == [1]
 
 
@@ -317,7 +318,7 @@ def test_it_is_obeyed_between_jobs_before_the_next_one(models: Models, gpu: Any)
         running = queued("held")
         assert started.wait(20)
         after = queued("next")
-        request = model_control.load_model("box", "b")
+        request = models_api.load("box", "b")
         wait.until(lambda: (subject.row()["request"] or {}).get("state") == "waiting")
         assert models.log == []
         go_on.set()
@@ -333,9 +334,9 @@ def test_a_newer_request_takes_the_place_of_one_that_waits(models: Models, gpu: 
         subject = gpu()
         queued("held")
         assert started.wait(20)
-        model_control.load_model("box", "a")
+        models_api.load("box", "a")
         wait.until(lambda: (subject.row()["request"] or {}).get("model") == "a")
-        newer = model_control.load_model("box", "b")
+        newer = models_api.load("box", "b")
         wait.until(lambda: subject.row()["request"]["model"] == "b")
         go_on.set()
         assert subject.answer(newer)["state"] == "done"
@@ -348,8 +349,8 @@ def test_what_is_held_is_unloaded_on_request_and_nothing_else(
 ) -> None:
     models.add("a", "b")
     subject = gpu()
-    subject.answer(model_control.load_model("box", "a"))
-    assert subject.answer(model_control.unload_model("box", named))["state"] == "done"
+    subject.answer(models_api.load("box", "a"))
+    assert subject.answer(models_api.unload("box", named))["state"] == "done"
     assert subject.row()["model"] == left
     assert models.log == ["load a"] + ([] if left else ["unload a"])
 
@@ -368,7 +369,7 @@ def test_a_load_on_request_that_fails_says_why_and_the_worker_goes_on(
     models.add("good")
     queue_workflows.register_node("ok", flow.nothing)
     subject = gpu()
-    said = subject.answer(model_control.load_model("box", "bad"))
+    said = subject.answer(models_api.load("box", "bad"))
     assert said["state"] == "failed"
     assert reason in said["error"]
     fine = queued(model="good")
@@ -379,20 +380,20 @@ def test_a_load_on_request_that_fails_says_why_and_the_worker_goes_on(
 def test_a_worker_that_is_off_loads_nothing_but_unloads(models: Models, gpu: Any) -> None:
     models.add("a")
     subject = gpu()
-    subject.answer(model_control.load_model("box", "a"))
-    worker_control.disable_worker("box", "gpu", stop_policy="pause")
-    refused = subject.answer(model_control.load_model("box", "a"))
+    subject.answer(models_api.load("box", "a"))
+    workers.disable("box", "gpu", stop_policy="pause")
+    refused = subject.answer(models_api.load("box", "a"))
     assert (refused["state"], refused["error"]) == ("refused", "the worker is OFF by policy pause")
-    assert subject.answer(model_control.unload_model("box"))["state"] == "done"
+    assert subject.answer(models_api.unload("box"))["state"] == "done"
     assert models.log == ["load a", "unload a"]
 
 
 def test_off_hard_ends_a_worker_in_the_middle_of_a_load(models: Models, gpu: Any) -> None:
     models.add("a", held_up=True)
     subject = gpu()
-    model_control.load_model("box", "a")
+    models_api.load("box", "a")
     wait.until(lambda: subject.cache.loading_model == "a")
-    worker_control.disable_worker("box", "gpu")
+    workers.disable("box", "gpu")
     wait.until(lambda: worker_control.EXIT_CONTROL_HARD_STOP in subject.exits)
 
 
@@ -402,7 +403,7 @@ def test_a_load_on_request_that_never_ends_ends_its_worker(
     monkeypatch.setattr(guards, "GPU_S", 0.2)
     models.add("a", held_up=True)
     subject = gpu()
-    model_control.load_model("box", "a")
+    models_api.load("box", "a")
     wait.until(lambda: subject.exits)
     assert set(subject.exits) == {guards.EXIT_BUDGET}
 
@@ -412,7 +413,7 @@ def test_a_worker_that_stops_gives_a_load_its_shutdown_time_and_leaves(
 ) -> None:
     models.add("a", held_up=True)
     subject = gpu(shutdown_timeout_s=0.1)
-    model_control.load_model("box", "a")
+    models_api.load("box", "a")
     wait.until(lambda: subject.cache.loading_model == "a")
     assert subject.exits == []
     subject.worker.stop()
@@ -427,16 +428,16 @@ def test_what_was_asked_of_an_earlier_process_is_not_asked_of_this_one(
         "INSERT INTO model_controls (host_label, action, model) VALUES ('box', 'load', 'a')"
     )
     subject = gpu()
-    subject.answer(model_control.load_model("box", "b"))
+    subject.answer(models_api.load("box", "b"))
     assert models.log == ["load b"]
 
 
 def test_one_of_two_workers_of_a_host_can_be_asked(models: Models, gpu: Any) -> None:
     models.add("a", "b")
     one, other = gpu(), gpu()
-    request = model_control.load_model("box", "a", worker_id=one.worker.worker_id)
+    request = models_api.load("box", "a", worker_id=one.worker.worker_id)
     one.answer(request)
-    both = model_control.load_model("box", "b")
+    both = models_api.load("box", "b")
     one.answer(both)
     other.answer(both)
     assert sorted(models.log) == ["load a", "load b", "load b", "unload a"]
@@ -480,7 +481,7 @@ def test_it_is_seen_without_notifications(
     monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.05")
     models.add("a")
     gpu()
-    model_control.load_model("box", "a")
+    models_api.load("box", "a")
     wait.until(lambda: models.log == ["load a"])
 
 
@@ -502,7 +503,7 @@ def test_what_cannot_be_meant_is_refused_before_any_write(
     known(conn)
     asked = {"host": "box", "model": "a"} | change
     with pytest.raises(error, match=reason):
-        model_control.load_model(**asked)
+        models_api.load(**asked)
     assert factories.one(conn, "SELECT count(*) FROM model_controls") == 0
 
 
@@ -519,15 +520,15 @@ def test_a_dead_worker_is_not_asked_and_holds_nothing(conn: Any) -> None:
     known(conn, age_s=95)
     conn.execute("""UPDATE workers SET detail = '{"model": {"id": "a", "held_s": 3}}'""")
     with pytest.raises(errors.UnknownWorker, match="hosts with one: none"):
-        model_control.load_model("box", "a")
-    (row,) = model_control.holdings()
+        models_api.load("box", "a")
+    (row,) = models_api.list()
     assert (row["state"], row["model"], row["held_s"]) == ("dead", None, None)
 
 
 def test_a_request_joins_the_callers_transaction(conn: Any) -> None:
     known(conn)
     with engine.connection() as mine:
-        model_control.load_model("box", "a", conn=mine)
+        models_api.load("box", "a", conn=mine)
         mine.rollback()
     assert factories.one(conn, "SELECT count(*) FROM model_controls") == 0
 

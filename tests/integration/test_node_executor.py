@@ -18,15 +18,16 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     config,
-    dispatcher,
     errors,
     model_registry,
     node_executor,
     node_queue,
     run_store,
+    runs,
 )
 from queue_workflows import db as engine
 from queue_workflows.dag import outputs
+from queue_workflows.dispatch import inputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
 from tests.support import factories, flow, invariants
@@ -689,7 +690,7 @@ def test_a_body_told_to_end_leaves_nothing() -> None:
         return {"a": 1}
 
     job = claimed(body)
-    dispatcher.cancel_run(job["run_id"])
+    runs.cancel(job["run_id"])
     assert node_executor.execute_node(job, cancel_event=event) == "skipped"
     row = after(job)
     assert (row["status"], row["context_delta"]) == ("cancelled", {})
@@ -735,14 +736,14 @@ def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     monkeypatch.setattr(node_executor, "READ_AGAIN_FIRST_S", 0.001)
-    real, failures = dispatcher.resolve_inputs_for_job, [engine.OperationalError("gone")] * times
+    real, failures = inputs.resolve_inputs_for_job, [engine.OperationalError("gone")] * times
 
     def flaky(job_id: str, *, job: Row | None = None) -> Row:
         if failures:
             raise failures.pop()
         return real(job_id, job=job)
 
-    monkeypatch.setattr(dispatcher, "resolve_inputs_for_job", flaky)
+    monkeypatch.setattr(inputs, "resolve_inputs_for_job", flaky)
     assert run(returning({"a": 1}))["context_delta"] == {"a": 1}
 
 
@@ -754,7 +755,7 @@ def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPa
         raise engine.OperationalError("gone")
 
     job = claimed(returning({}))
-    monkeypatch.setattr(dispatcher, "resolve_inputs_for_job", away)
+    monkeypatch.setattr(inputs, "resolve_inputs_for_job", away)
     assert node_executor.execute_node(job, cancel_event=event) == "skipped"
 
 

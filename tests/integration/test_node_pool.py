@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, dispatcher, node_pool, node_queue
+from queue_workflows import config, node_pool, node_queue, runs
 from queue_workflows import db as engine
 from queue_workflows.db import statements as queries
 from queue_workflows.engine import job_tables, manual_changes, recovery
@@ -75,7 +75,7 @@ def test_an_event_and_an_answer_are_dispatched_at_once(host: flow.Flow, hourly: 
         wait.until(lambda: "q" in flow.jobs(run_id))
         node_queue.mark_awaiting_input(flow.job(run_id, "q")["id"])
         wait.until(lambda: flow.job(run_id, "q")["input_spec"])
-        dispatcher.submit_input(run_id, "q", 1)
+        runs.answer(run_id, "q", 1)
         wait.until(lambda: "t/b" in flow.jobs(run_id))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import config, errors, node_queue
+from queue_workflows import config, errors, jobs, node_queue
 from queue_workflows.engine import claims, pending, promotion
 from tests.support import factories
 from tests.support.notifications import Ear
@@ -872,7 +872,7 @@ def test_only_a_host_that_owns_running_jobs_of_that_queue_is_flagged(run: str, c
     enqueue(run)
     node_queue.claim_next_cpu_job(host="other")
     config.register_ingest_task("t", lambda reason: {})
-    node_queue.enqueue_ingest_job(task_name="t", queue="fetch")
+    jobs.enqueue(task_name="t", queue="fetch")
     node_queue.claim_next_ingest_job("fetch", host="box")
     for queue in ("cpu", "gpu", "fetch"):
         beat(queue=queue)

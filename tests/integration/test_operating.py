@@ -11,7 +11,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, errors, input_listener, node_queue
+from queue_workflows import errors, input_listener, node_queue, runs
 from queue_workflows.admin import overview
 from queue_workflows.cli import answer, retry
 from queue_workflows.engine import input_timeouts
@@ -218,7 +218,7 @@ def test_what_does_not_wait_is_told_apart(host: flow.Flow) -> None:
         assert answer.answered(run, node, 1)["outcome"] == "unknown"
     later = answer.answered(run_id, "s/a", 1)
     assert (later["outcome"], "no node 's/a' yet" in later["reason"]) == ("unknown", True)
-    dispatcher.cancel_run(run_id)
+    runs.cancel(run_id)
     over = answer.answered(run_id, "q", "l")
     assert (over["outcome"], over["status"]) == ("not waiting", "cancelled")
 
@@ -245,7 +245,7 @@ def test_waiting_inputs_are_listed_with_their_question(host: flow.Flow) -> None:
     assert (row["answered"], row["input_spec"]["turnout_options"]) == (False, OPTIONS)
     answer.answered(first, "q", "l")
     assert [r["answered"] for r in answer.listing(first)] == [True]
-    dispatcher.cancel_run(second)
+    runs.cancel(second)
     assert [r["run_id"] for r in answer.listing()] == [first]
     node_queue.mark_failed(flow.job(first, "q")["id"], error="given up")
     assert answer.listing() == []

@@ -10,6 +10,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, dispatcher, node_executor, node_queue, run_store
+from queue_workflows.dispatch import drain, starts
 from queue_workflows.engine import attempts, job_tables
 
 KNOB = "QUEUE_WORKFLOWS_OUT_ROOTS"
@@ -67,7 +68,7 @@ def test_a_run_outside_of_the_roots_fails_at_its_start_naming_folder_and_knob(
     (root / "link").symlink_to(tmp_path)
     inside = run_of(root / "run")
     outside = [run_of(tmp_path / "elsewhere"), run_of(root / "link"), run_of(root / "..")]
-    assert dispatcher.start_queued()[0] == 4
+    assert starts.start_queued()[0] == 4
     assert run_row(inside)["status"] == "running"
     for run_id in outside:
         row = run_row(run_id)
@@ -81,7 +82,7 @@ def test_a_row_by_plain_sql_is_judged_as_any_other(root: Path, db: ModuleType) -
     with db.connect() as conn:
         conn.execute("INSERT INTO workflow_runs (id, workflow_name, mode, out_dir)"
                      " VALUES ('r', 'w', 'node', '/etc')")  # fmt: skip
-    dispatcher.start_queued()
+    starts.start_queued()
     assert (run_row("r")["status"], KNOB in run_row("r")["error"]) == ("failed", True)
 
 
@@ -153,7 +154,7 @@ def test_a_choice_lists_no_folder_outside_of_the_roots(root: Path, tmp_path: Pat
         assert job is not None
         with queue_workflows.db.connect() as conn:
             attempts.park(conn, job_tables.lease_of(job_tables.NODE_JOBS, job))
-        dispatcher.drain_outbox()
+        drain.drain_outbox()
         specs.append(node_queue.get_node_job(job["id"]))
     options = [[each["rel_path"] for each in row["input_spec"]["options"]] for row in specs]
     assert options == [["scan/a.txt"], []]

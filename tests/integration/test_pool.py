@@ -14,8 +14,14 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, config, dispatcher, errors, node_queue, worker_control
+from queue_workflows import (
+    claim_worker,
+    config,
+    errors,
+    jobs,
+)
 from queue_workflows import db as engine
+from queue_workflows import workers as workers_api
 from queue_workflows.engine import claims
 from queue_workflows.worker import guards
 from tests.support import factories, invariants
@@ -104,7 +110,7 @@ class Left:
 
 def enqueue(queue: str, count: int, *, task: str = "stay", first: int = 0) -> list[str]:
     args = [{"i": i} for i in range(first, first + count)]
-    return node_queue.enqueue_ingest_jobs(task_name=task, queue=queue, args=args)
+    return jobs.enqueue_many(task_name=task, queue=queue, args=args)
 
 
 @contextmanager
@@ -292,7 +298,7 @@ def test_an_async_body_that_is_cancelled_ends_at_its_await_and_no_other_notices(
     ids = enqueue("load.a", 3, task="wait")
     with running(bodies, on_exit=left):
         until(lambda: len(bodies.began) == 3)
-        dispatcher.cancel_job(ids[1])
+        jobs.cancel(ids[1])
         until(lambda: row_of(conn, ids[1])["status"] == "cancelled")
         assert bodies.ended == [1], "its `finally` has run"
         bodies.go.set()
@@ -381,7 +387,7 @@ def test_an_interrupt_that_a_body_raises_is_its_own_failure(
 
 
 def cancel(conn: engine.Connection, job_id: str) -> None:
-    dispatcher.cancel_job(job_id)
+    jobs.cancel(job_id)
 
 
 def take_away(conn: engine.Connection, job_id: str) -> None:
@@ -452,7 +458,7 @@ def test_a_job_that_waits_to_run_alone_can_be_cancelled_and_handed_back(
     with running(bodies):
         until(lambda: row_of(conn, suspect)["status"] == "running")
         until(lambda: conn.execute(LISTENS).fetchone() is not None)
-        dispatcher.cancel_job(suspect)
+        jobs.cancel(suspect)
         until(lambda: row_of(conn, suspect)["status"] == "cancelled")
         enqueue("load.b", 1, first=10)
         until(lambda: bodies.began == [0, 10])
@@ -469,7 +475,7 @@ def test_off_of_one_queue_leaves_the_other_at_work(
     enqueue("load.a", 1)
     with running(bodies, on_exit=left):
         until(lambda: bodies.began == [0])
-        worker_control.disable_worker("box", "load.a", stop_policy="drain")
+        workers_api.disable("box", "load.a", stop_policy="drain")
         enqueue("load.a", 1, first=1)
         enqueue("load.b", 2, first=10)
         until(lambda: sorted(bodies.began) == [0, 10, 11])
@@ -477,11 +483,11 @@ def test_off_of_one_queue_leaves_the_other_at_work(
         until(lambda: states(conn) == {"completed": 2, "running": 1, "queued": 1})
         until(lambda: state_of(conn, "load.a") == "parked")
         # Nothing of it runs, so that even this stops nothing.
-        worker_control.disable_worker("box", "load.a", stop_policy="hard")
+        workers_api.disable("box", "load.a", stop_policy="hard")
         enqueue("load.b", 1, first=12)
         until(lambda: 12 in bodies.began)
         assert left.codes == []
-        worker_control.enable_worker("box", "load.a")
+        workers_api.enable("box", "load.a")
         until(lambda: 1 in bodies.began)
 
 
@@ -498,7 +504,7 @@ def test_a_hard_off_of_one_queue_hands_the_others_jobs_back_in_their_place(
     (other,) = enqueue("load.b", 1, first=10)
     with running(bodies, on_exit=left):
         until(lambda: len(bodies.began) == 2)
-        worker_control.disable_worker("box", "load.a")
+        workers_api.disable("box", "load.a")
         until(lambda: left.codes)
     assert left.codes[0] == guards.EXIT_CONTROL
     assert [uncounted(left.jobs[each]) for each in (mine, other)] == [BACK, BACK]

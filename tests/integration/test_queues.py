@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, cli, config, errors, node_queue, queues, waiting
+from queue_workflows import claim_worker, cli, config, errors, node_queue, queues
+from queue_workflows import jobs as jobs_api
 from queue_workflows.engine import claims
 from tests.support import factories
 from tests.support.wait import until
 
 
 def of(queue: str = "fetch") -> dict[str, Any]:
-    (row,) = [row for row in queues.show() if row["queue"] == queue]
+    (row,) = [row for row in queues.list() if row["queue"] == queue]
     return row
 
 
@@ -180,7 +181,7 @@ def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
 
 def test_why_names_the_limit(db: ModuleType) -> None:
     def told(job: dict[str, Any]) -> tuple[str, str]:
-        found = waiting.why(job["id"])
+        found = jobs_api.explain(job["id"])
         assert found is not None
         return found["clause"], found["detail"]
 

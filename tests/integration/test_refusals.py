@@ -14,14 +14,14 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     config,
-    dispatcher,
     errors,
     jobs,
     node_queue,
     queues,
     run_store,
+    runs,
     scheduler,
-    worker_control,
+    workers,
 )
 from queue_workflows import db as engine
 from tests.support import connections, factories, flow, rows_before_checks
@@ -45,13 +45,13 @@ def in_loop(work: Callable[..., Any], **given: Any) -> Any:
 
 JOB = {"task_name": "t", "queue": "fetch"}
 BIG_NUMBERS: dict[str, Callable[[], Any]] = {
-    "args": lambda: node_queue.enqueue_ingest_job(**JOB, args={"n": BIG}),
-    "args of several": lambda: node_queue.enqueue_ingest_jobs(**JOB, args=[{}, {"n": -BIG}]),
-    "args of jobs": lambda: node_queue.enqueue_ingest_jobs([{**JOB, "args": {"n": [BIG]}}]),
-    "async": lambda: in_loop(node_queue.enqueue_ingest_job_async, **JOB, args={"n": BIG}),
+    "args": lambda: jobs.enqueue(**JOB, args={"n": BIG}),
+    "args of several": lambda: jobs.enqueue_many(**JOB, args=[{}, {"n": -BIG}]),
+    "args of jobs": lambda: jobs.enqueue_many([{**JOB, "args": {"n": [BIG]}}]),
+    "async": lambda: in_loop(jobs.enqueue_async, **JOB, args={"n": BIG}),
     "context": lambda: run_store.insert_run(workflow_name="w", context={"n": BIG}),
     "update": lambda: run_store.update_run("r", context={"n": BIG}),
-    "answer": lambda: dispatcher.submit_input("r", "q", BIG),
+    "answer": lambda: runs.answer("r", "q", BIG),
     "inputs": lambda: node_queue.enqueue_node_job(
         run_id="r", node_id="a", node_module="m", queue="cpu", inputs={"n": BIG}
     ),
@@ -71,29 +71,29 @@ def test_a_number_that_the_database_refuses_is_refused_before_any_write(
 def test_a_number_at_the_bound_is_stored(conn: engine.Connection) -> None:
     largest = 17976931348623157 * 10**292
     args = {"n": [largest, -largest, 1.7976931348623157e308]}
-    job_id = node_queue.enqueue_ingest_job(**JOB, args=args)
+    job_id = jobs.enqueue(**JOB, args=args)
     stored = factories.reread(conn, {"id": job_id})["args"]["n"]
     assert stored == [largest, -largest, largest], "jsonb keeps all digits of a float's text"
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "job": (
-        lambda: node_queue.enqueue_ingest_job(**JOB, available_at=LATE),
+        lambda: jobs.enqueue(**JOB, available_at=LATE),
         errors.InvalidJob,
         "ingest_jobs.available_at must be in the years 2000 to 9999",
     ),
     "jobs": (
-        lambda: node_queue.enqueue_ingest_jobs([{**JOB, "available_at": LATE}]),
+        lambda: jobs.enqueue_many([{**JOB, "available_at": LATE}]),
         errors.InvalidJob,
         "ingest_jobs.available_at must be",
     ),
     "reason": (
-        lambda: node_queue.enqueue_ingest_job(**JOB, reason="x" * 9000),
+        lambda: jobs.enqueue(**JOB, reason="x" * 9000),
         errors.InvalidJob,
         "ingest_jobs.reason must be at most 8000 bytes",
     ),
     "async": (
-        lambda: in_loop(node_queue.enqueue_ingest_job_async, **JOB, available_at=LATE),
+        lambda: in_loop(jobs.enqueue_async, **JOB, available_at=LATE),
         errors.InvalidJob,
         "ingest_jobs.available_at must be",
     ),
@@ -150,9 +150,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "queue_workflows_time",
     ),
     "control": (
-        lambda: worker_control.set_worker_control(
-            host="box", queue="cpu", desired_state="off", until=LATE
-        ),
+        lambda: workers.set_control("box", "cpu", desired_state="off", until=LATE),
         errors.InvalidConfig,
         "queue_workflows_time",
     ),
@@ -206,7 +204,7 @@ def test_a_refusal_is_known_through_the_apps_connection(
     conn: engine.Connection, kind: str, dsn: str
 ) -> None:
     for call, error in (
-        (node_queue.enqueue_ingest_job, errors.InvalidJob),
+        (jobs.enqueue, errors.InvalidJob),
         (run_store.insert_run, errors.InvalidConfig),
     ):
         given = (
@@ -226,9 +224,9 @@ def test_a_refusal_is_known_through_the_apps_asynchronous_connection(
 ) -> None:
     async def work() -> None:
         for call, error, given in (
-            (node_queue.enqueue_ingest_job_async, errors.InvalidJob, JOB | {"available_at": LATE}),
+            (jobs.enqueue_async, errors.InvalidJob, JOB | {"available_at": LATE}),
             (
-                run_store.insert_run_async,
+                runs.submit_async,
                 errors.InvalidConfig,
                 {"workflow_name": "w", "out_dir": "/" + "x" * 5000},
             ),
@@ -245,7 +243,7 @@ def test_an_apps_own_refusal_passes_through(conn: engine.Connection) -> None:
     conn.execute("ALTER TABLE ingest_jobs ADD CONSTRAINT app_check CHECK (reason <> 'no')")
     try:
         with pytest.raises(psycopg.errors.CheckViolation, match="app_check"):
-            node_queue.enqueue_ingest_job(**JOB, reason="no")
+            jobs.enqueue(**JOB, reason="no")
     finally:
         conn.execute("ALTER TABLE ingest_jobs DROP CONSTRAINT app_check")
 
@@ -261,14 +259,14 @@ def test_a_run_in_its_last_generation_is_not_retried(
     try:
         flows.dag(a="")
         run_id = flows.started()
-        dispatcher.cancel_run(run_id)
+        runs.cancel(run_id)
         rows_before_checks.change(conn, "workflow_runs", run_id, generation=str(generation))
         for node in (None, "s/a"):
             with pytest.raises(errors.InvalidConfig, match=f"in generation {generation}, the last"):
-                dispatcher.retry_run(run_id, from_node=node)
+                runs.retry(run_id, from_node=node)
         (job,) = flow.jobs(run_id).values()
         with pytest.raises(errors.InvalidConfig, match="submit it again as a new run"):
-            dispatcher.retry_job(job["id"])
+            jobs.retry(job["id"])
     finally:
         flows.close()
 
@@ -279,13 +277,13 @@ def test_a_job_in_its_last_generation_is_not_retried_and_stops_no_other(
 ) -> None:
     for each in ("bad", "good"):
         factories.ingest(conn, id=each)
-        dispatcher.cancel_job(each)
+        jobs.cancel(each)
     rows_before_checks.change(conn, "ingest_jobs", "bad", generation=str(generation))
-    done = {one["id"]: one for one in jobs.retry_jobs(["bad", "good"])}
+    done = {one["id"]: one for one in jobs.retry_many(["bad", "good"])}
     assert (done["bad"]["outcome"], done["good"]["outcome"]) == ("refused", "queued")
     assert "last generation" in done["bad"]["reason"]
     with pytest.raises(errors.UnknownJob, match="with a generation to go"):
-        dispatcher.retry_job("bad")
+        jobs.retry("bad")
 
 
 @pytest.mark.parametrize("count", [32767, -32768])

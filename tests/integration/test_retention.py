@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import history, node_pool, node_queue, retention, run_store
+from queue_workflows import history, node_pool, node_queue, run_store
 from queue_workflows.engine import job_events, logs, models, row_isolation, schedules
 from queue_workflows.engine import retention as statements
+from queue_workflows.operations import retention
 from tests.support import factories, invariants, wait
 
 
@@ -65,13 +66,13 @@ def runs(conn: Any) -> set[str]:
 def test_runs_go_with_all_that_is_theirs(conn: Any) -> None:
     old = [finished_run(conn, 366, status=s) for s in ("completed", "failed", "cancelled")]
     kept = finished_run(conn, 364)
-    assert retention.due()["runs"] == 3
-    assert retention.prune()["runs"] == 3
+    assert history.prunable()["runs"] == 3
+    assert history.prune()["runs"] == 3
     assert runs(conn) == {kept}
     for table in ("workflow_node_jobs", "workflow_dispatch_events", "workflow_input_submissions"):
         assert factories.column(conn, f"SELECT run_id FROM {table}") == [kept], table
     assert [history.get_run(run_id) for run_id in old] == [None] * 3
-    assert retention.due()["runs"] == retention.prune()["runs"] == 0
+    assert history.prunable()["runs"] == history.prune()["runs"] == 0
 
 
 def test_what_is_not_over_stays_however_old(conn: Any) -> None:
@@ -88,8 +89,8 @@ def test_what_is_not_over_stays_however_old(conn: Any) -> None:
     factories.claim_ingest(conn)
     conn.execute("UPDATE ingest_jobs SET created_at = now() - interval '8000 days'")
     before = runs(conn), jobs(conn)
-    assert retention.due() == {"runs": 0, "jobs": 0}
-    assert set(retention.prune().values()) == {0}
+    assert history.prunable() == {"runs": 0, "jobs": 0}
+    assert set(history.prune().values()) == {0}
     assert (runs(conn), jobs(conn)) == before
 
 
@@ -106,13 +107,13 @@ def test_a_queue_has_its_own_time_or_that_of_all(conn: Any, monkeypatch: Any) ->
     }
     for queue, days in (("load", 3), ("notes", 91), ("bare", 91)):
         finished_job(conn, days, queue=queue, status="failed")
-    assert retention.due()["jobs"] == 3
-    assert retention.prune()["jobs"] == 3
+    assert history.prunable()["jobs"] == 3
+    assert history.prune()["jobs"] == 3
     assert jobs(conn) == kept
     monkeypatch.setenv("QUEUE_WORKFLOWS_JOB_RETENTION_DAYS", "0")
     finished_job(conn, 8000, queue="bare")
     finished_job(conn, 3, queue="load")
-    assert retention.prune()["jobs"] == 1
+    assert history.prune()["jobs"] == 1
 
 
 def test_the_knobs_of_runs_and_of_events(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +121,12 @@ def test_the_knobs_of_runs_and_of_events(conn: Any, monkeypatch: pytest.MonkeyPa
     conn.execute("UPDATE workflow_dispatch_events SET processed_at = now() - interval '99 days'")
     monkeypatch.setenv("QUEUE_WORKFLOWS_RUN_RETENTION_DAYS", "0")
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "0")
-    assert retention.due()["runs"] == 0
-    assert set(retention.prune().values()) == {0}
+    assert history.prunable()["runs"] == 0
+    assert set(history.prune().values()) == {0}
     monkeypatch.delenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS")
-    assert retention.prune()["outbox"] == 1
+    assert history.prune()["outbox"] == 1
     monkeypatch.setenv("QUEUE_WORKFLOWS_RUN_RETENTION_DAYS", "0.5")
-    assert retention.prune()["runs"] == 1
+    assert history.prune()["runs"] == 1
 
 
 def age(conn: Any, table: str, column: str = "created_at") -> None:
@@ -180,7 +181,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
     }
     for table, column in tables.items():
         age(conn, table, column)
-    assert retention.prune() == dict.fromkeys(retention.KINDS, 1) | {"runs": 0, "jobs": 0}
+    assert history.prune() == dict.fromkeys(retention.KINDS, 1) | {"runs": 0, "jobs": 0}
     for table in tables:
         assert factories.one(conn, f"SELECT count(*) FROM {table}") == 1, table
 
@@ -253,11 +254,11 @@ def test_nobody_waits_and_nothing_is_lost_that_another_transaction_has(conn: Any
     with engine.connect(autocommit=False) as host:
         host.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (held,))
         host.execute("UPDATE workflow_runs SET parcel_id = 'x' WHERE id = %s", (run_id,))
-        assert retention.prune()["jobs"] == 1
+        assert history.prune()["jobs"] == 1
         assert jobs(conn) == {held}
         assert gone not in jobs(conn)
         host.rollback()
-    found = retention.prune()
+    found = history.prune()
     assert (found["jobs"], found["runs"]) == (1, 1)
 
 
@@ -265,9 +266,9 @@ def test_a_run_that_is_reopened_beside_the_pruning_stays(conn: Any) -> None:
     run_id = finished_run(conn, 400, node="failed", status="failed")
     with engine.connect(autocommit=False) as host:
         host.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = %s", (run_id,))
-        assert retention.prune()["runs"] == 0
+        assert history.prune()["runs"] == 0
         host.commit()
-    assert retention.prune()["runs"] == 0
+    assert history.prune()["runs"] == 0
     assert run_store.get_run(run_id) is not None
 
 
@@ -302,5 +303,5 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
 def test_the_laws_hold_after_it(conn: Any) -> None:
     finished_run(conn, 400)
     finished_job(conn, 400)
-    retention.prune()
+    history.prune()
     assert invariants.broken(conn) == []

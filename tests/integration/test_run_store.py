@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from queue_workflows import errors, run_store
+from queue_workflows import runs as runs_api
 from queue_workflows.engine import runs
 from tests.support import factories
 from tests.support.notifications import Ear
@@ -341,7 +342,7 @@ def test_the_listing_has_the_newest_first_with_their_nodes(db: ModuleType, conn:
         insert(run_id=name, status="running" if name == "b" else "queued")
     for number in range(3):
         factories.node(conn, "b", f"n{number}", status="completed" if number else "queued")
-    rows = run_store.list_runs(limit=2)
+    rows = runs_api.list(limit=2)
     assert [row["id"] for row in rows] == ["c", "b"]
     assert rows[1]["nodes"] == {"completed": 2, "queued": 1}
-    assert [row["id"] for row in run_store.list_runs(status="running")] == ["b"]
+    assert [row["id"] for row in runs_api.list(status="running")] == ["b"]

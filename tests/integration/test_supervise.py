@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import errors, node_queue, worker_control
+from queue_workflows import errors, node_queue, workers
 from queue_workflows.cli import supervise
 from queue_workflows.runtime import signals
 from tests.support import factories
@@ -138,9 +138,9 @@ def test_a_command_that_fails_is_tried_again(conn: Any, bench: Bench) -> None:
 
 def test_a_queue_that_is_off_is_left_alone_until_it_is_on(conn: Any, bench: Bench) -> None:
     flag(conn)
-    worker_control.disable_worker("box", "all", stop_policy="drain")
+    workers.disable("box", "all", stop_policy="drain")
     assert bench.look() == []
-    worker_control.enable_worker("box", "all")
+    workers.enable("box", "all")
     assert bench.look() == ["cpu"]
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import queue_workflows
-from queue_workflows import config, retention
+from queue_workflows import config, history
 from queue_workflows import db as engine
 from queue_workflows.engine import job_tables, promotion, recovery, row_isolation
 from queue_workflows.maintenance import input_timeouts
@@ -244,7 +244,7 @@ def test_a_row_that_cannot_be_deleted_stops_no_pruning(conn: engine.Connection, 
         conn, "worker_heartbeats", host_label="old", queue="cpu", last_seen="2020-01-01"
     )
     guard(conn, table, "bad", event="DELETE")
-    retention.prune()
+    history.prune()
     assert factories.column(conn, f"SELECT id FROM {table}") == ["bad"]
     assert one(conn, "SELECT count(*) FROM worker_heartbeats") == 0
 
@@ -253,7 +253,7 @@ def test_a_retention_of_garbage_stops_no_pruning(conn: engine.Connection) -> Non
     for queue in ("odd", "fetch"):
         factories.ingest(conn, id=queue, queue=queue, status="completed", finished_at="2020-01-01")
     rows_before_checks.put(conn, "queue_settings", queue="'odd'", retention_days="'NaN'")
-    retention.prune()
+    history.prune()
     assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["odd"]
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, dispatcher, errors, ingest_executor, node_queue
+from queue_workflows import claim_worker, errors, ingest_executor, node_queue
 from queue_workflows import db as engine
+from queue_workflows import jobs as jobs_api
 from queue_workflows.tasks import control
 from queue_workflows.worker import guards
 from tests.support import commands, factories, invariants, task_app
@@ -35,7 +36,7 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 
 
 def queued(task: str, **args: Any) -> str:
-    return node_queue.enqueue_ingest_job(task_name=task, queue=task_app.QUEUE, args=args)
+    return jobs_api.enqueue(task_name=task, queue=task_app.QUEUE, args=args)
 
 
 def row(job_id: str) -> Row:
@@ -90,7 +91,7 @@ def test_a_cancel_ends_a_body_that_yields_or_awaits_and_the_worker_goes_on(
     with working(tmp_path, batch=batch, on_exit=codes.append):
         until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         until(lambda: row(first)["progress"] == "at work")
-        dispatcher.cancel_job(first)
+        jobs_api.cancel(first)
         until(is_now(first, "cancelled"))
         assert task_app.lines(tmp_path)[:2] == [f"{kind} begins", f"{kind} tidies"]
         (tmp_path / "go").touch()
@@ -145,7 +146,7 @@ def test_a_body_that_never_comes_to_a_point_is_stopped_after_its_grace(
     try:
         with working(tmp_path, on_exit=leave):
             assert begun.wait(30)
-            dispatcher.cancel_job(job_id)
+            jobs_api.cancel(job_id)
             until(lambda: codes)
     finally:
         release.set()
@@ -166,7 +167,7 @@ def test_a_function_that_sees_its_cancel_leaves_no_result(
     job_id = queued("sees")
     with working(tmp_path):
         assert begun.wait(30)
-        dispatcher.cancel_job(job_id)
+        jobs_api.cancel(job_id)
         until(is_now(job_id, "cancelled"))
     assert (row(job_id)["result"], row(job_id)["attempts"]) == (None, 0)
 
@@ -183,7 +184,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
         for kind in kinds:
             job_id = queued(kind, folder=str(tmp_path))
             until(lambda kind=kind: f"{kind} begins" in task_app.lines(tmp_path), timeout_s=30)
-            dispatcher.cancel_job(job_id)
+            jobs_api.cancel(job_id)
             until(is_now(job_id, "cancelled"))
         job_id = queued("async_generator", folder=str(tmp_path))
         until(lambda: task_app.lines(tmp_path).count("async_generator begins") == 2)

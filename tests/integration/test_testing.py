@@ -19,9 +19,19 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import config, errors, model_registry, node_queue, run_store, testing
+from queue_workflows import (
+    config,
+    errors,
+    jobs,
+    model_registry,
+    node_queue,
+    run_store,
+    runs,
+    testing,
+)
 from queue_workflows import db as engine
 from queue_workflows.db import scratch
+from queue_workflows.dispatch import starts
 from queue_workflows.runtime import service
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.testing import apps
@@ -118,7 +128,7 @@ def test_what_is_not_due_has_its_time_come(flows: Flows) -> None:
     run_id = flows.submit("plain")
     flows.work()
     assert flows.result(run_id).completed()
-    job = node_queue.enqueue_ingest_job(task_name="note", queue="notes")
+    job = jobs.enqueue(task_name="note", queue="notes")
     with engine.connect() as conn:
         conn.execute("UPDATE ingest_jobs SET available_at = now() + interval '2 hours'")
     assert flows.work() == 0
@@ -142,7 +152,7 @@ def test_the_schedule_is_fired_by_the_clock_that_is_moved(flows: Flows) -> None:
 
 def test_a_lease_lapses_by_the_clock_that_is_moved(flows: Flows) -> None:
     run_id = flows.submit("plain")
-    queue_workflows.dispatcher.start_queued()
+    starts.start_queued()
     held = node_queue.claim_next_cpu_job(lease_s=600)
     assert held is not None
     flows.advance(599)
@@ -295,7 +305,7 @@ def test_an_app_that_wires_itself_in_by_its_import_may_come_twice(
 def test_a_harness_begins_with_an_empty_database(db: ModuleType, dsn: str) -> None:
     run_store.insert_run(workflow_name="of an earlier test")
     with testing.harness(app=host, dsn=dsn, own=True):
-        assert run_store.list_runs() == []
+        assert runs.list() == []
 
 
 # --- databases

@@ -22,6 +22,7 @@ from queue_workflows import (
     node_queue,
 )
 from queue_workflows import db as engine
+from queue_workflows.dispatch import drain, fast_path
 from queue_workflows.engine import claimed_jobs
 from queue_workflows.types import Row, Unreadable
 from tests.support import factories, invariants, rows_before_checks
@@ -350,13 +351,11 @@ def test_a_policy_that_cannot_be_loaded_does_not_keep_a_job_from_failing(
 def test_a_worker_that_dispatches_survives_whatever_the_run_holds(
     conn: engine.Connection, ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from queue_workflows import dispatcher
-
     def raises(*_: object, **__: object) -> int:
         raise RecursionError("maximum recursion depth exceeded")
 
-    for name in ("drain_run", "look_ahead", "note_completed"):
-        monkeypatch.setattr(dispatcher, name, raises)
+    for module, name in ((drain, "drain_run"), (fast_path, "look"), (fast_path, "note")):
+        monkeypatch.setattr(module, name, raises)
     jobs = [factories.node(conn)["id"] for _ in range(3)]
     with serving(single("cpu")):
         until(lambda: all(node(conn, each)["status"] == "completed" for each in jobs))

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import cli, waiting, worker_control
+from queue_workflows import cli
+from queue_workflows import jobs as jobs_api
+from queue_workflows import workers as workers_api
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.engine import claims, lock_queues, models, workers
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import factories
@@ -36,13 +39,13 @@ def report(conn: Any, who: claims.Claimant, **given: Any) -> None:
 
 
 def clauses(conn: Any, job: Row) -> dict[str, str | None]:
-    told = waiting.why(job["id"], conn=conn)
+    told = jobs_api.explain(job["id"], conn=conn)
     assert told is not None
     return {worker["worker_id"]: worker["clause"] for worker in told["workers"]}
 
 
 def details(conn: Any, job: Row) -> list[str]:
-    told = waiting.why(job["id"], conn=conn)
+    told = jobs_api.explain(job["id"], conn=conn)
     assert told is not None
     return [worker["detail"] for worker in told["workers"]]
 
@@ -55,7 +58,9 @@ def agree(conn: Any, who: claims.Claimant, jobs: list[Row], claim: Callable[[], 
             taken = claim()
         told = {job["id"]: clauses(conn, job).get(who.worker_id) for job in jobs}
         expected = [taken["id"]] if taken and taken["id"] in told else []
-        assert [job_id for job_id, clause in told.items() if clause == waiting.NEXT] == expected
+        assert [
+            job_id for job_id, clause in told.items() if clause == waiting_reasons.NEXT
+        ] == expected
         if claim() is None or count == 5:
             return count
         count += 1
@@ -120,14 +125,14 @@ def test_what_keeps_every_worker_from_it(conn: Any) -> None:
     first = factories.node(conn, run_id, "first", lock_key="k")
     second = factories.node(conn, run_id, "second", lock_key="k")
     done = factories.node(conn, run_id, "done", status="completed")
-    told = {job["node_id"]: waiting.why(job["id"]) for job in (due, first, second, done)}
+    told = {job["node_id"]: jobs_api.explain(job["id"]) for job in (due, first, second, done)}
     assert {name: row and row["clause"] for name, row in told.items()} == {
         "later": "not_due", "first": "no_worker", "second": "locked", "done": "status",
     }  # fmt: skip
     assert told["second"] and first["id"] in told["second"]["detail"]
     over = factories.node(conn, factories.run(conn, status="cancelled"))
-    assert (waiting.why(over["id"]) or {})["clause"] == "run_over"
-    assert waiting.why("nothing") is None
+    assert (jobs_api.explain(over["id"]) or {})["clause"] == "run_over"
+    assert jobs_api.explain("nothing") is None
 
 
 def test_an_unserved_queue_lets_others_have_its_lock_key(
@@ -143,7 +148,7 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     assert (queues, lock_queues.block_unserved(conn, queues)) == (["cpu", "fetch"], 2)
     said = "its queue {} is served by no worker, so its lock key passed to others"
     for job, text in ((ghost, said.format("my_ghost")), (node, said.format("gpu"))):
-        told = waiting.why(job["id"]) or {}
+        told = jobs_api.explain(job["id"]) or {}
         assert (told["clause"], told["detail"]) == ("unserved", text)
     assert cli.main(["jobs", "list"]) == 0
     assert "no worker serves its queue; its lock key passed on\n" in capsys.readouterr().out
@@ -155,11 +160,11 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(
     assert f"queue my_ghost {text}\n" in shown
     assert f"queue gpu {text}\n" in shown
     conn.execute("INSERT INTO queue_settings (queue, paused_at) VALUES ('my_ghost', now())")
-    detail = (waiting.why(ghost["id"]) or {})["detail"]
+    detail = (jobs_api.explain(ghost["id"]) or {})["detail"]
     assert detail == "its queue my_ghost is paused, so its lock key passed to others"
     conn.execute("DELETE FROM queue_settings")
     report(conn, factories.who("my_ghost", "new"))
-    detail = (waiting.why(ghost["id"]) or {})["detail"]
+    detail = (jobs_api.explain(ghost["id"]) or {})["detail"]
     assert detail.startswith("its queue has a worker again")
 
 
@@ -172,7 +177,7 @@ def test_what_keeps_a_worker_from_it(conn: Any) -> None:
         ("box", {}),
     ):
         report(conn, factories.who("gpu", host, host=host), **more)
-    worker_control.disable_worker("off", "gpu", requested_by="me")
+    workers_api.disable("off", "gpu", requested_by="me")
     job = factories.node(conn, queue="gpu", required_model="m")
     assert clauses(conn, job) == {
         "off": "off", "stranger": "model", "small": "vram", "box": "next",
@@ -182,7 +187,7 @@ def test_what_keeps_a_worker_from_it(conn: Any) -> None:
 
 def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:
     report(conn, factories.who("gpu", "deaf", obey=False), obey=False)
-    worker_control.disable_worker("box", "gpu")
+    workers_api.disable("box", "gpu")
     job = factories.node(conn, queue="gpu")
     assert clauses(conn, job) == {"deaf": "next"}
     assert claims.node_step(conn, factories.who("gpu", "deaf", obey=False)) is not None

@@ -13,9 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import claim_worker, errors, node_queue, worker_control
+from queue_workflows import claim_worker, errors, node_queue, worker_control, workers
 from queue_workflows import db as engine
 from queue_workflows.engine import controls
+from queue_workflows.operations import stop_policies
 from queue_workflows.types import ExitFn
 from tests.support import factories, flow, notifications, wait
 
@@ -66,27 +67,27 @@ def test_a_switch_is_a_row(conn: Any) -> None:
 
 
 def test_a_second_write_replaces_the_first(conn: Any) -> None:
-    worker_control.disable_worker("box", "gpu", requested_by="me")
-    row = worker_control.enable_worker("box", "gpu", requested_by="you")
+    workers.disable("box", "gpu", requested_by="me")
+    row = workers.enable("box", "gpu", requested_by="you")
     assert (row["desired_state"], row["requested_by"]) == ("on", "you")
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 1
 
 
 def test_the_desired_state_is_on_where_nothing_was_written(conn: Any) -> None:
     assert worker_control.desired_state_for("box", "gpu") == "on"
-    worker_control.disable_worker("box", "gpu")
+    workers.disable("box", "gpu")
     assert worker_control.desired_state_for("box", "gpu") == "off"
     assert worker_control.desired_state_for("box", "cpu") == "on"
     assert worker_control.desired_state_for("other", "gpu") == "on"
-    worker_control.enable_worker("box", "gpu")
+    workers.enable("box", "gpu")
     assert worker_control.desired_state_for("box", "gpu") == "on"
 
 
 def test_every_write_wakes_the_worker(db: ModuleType) -> None:
     listener = notifications.Ear()
     try:
-        worker_control.disable_worker("box", "gpu")
-        worker_control.disable_worker("box", "gpu")
+        workers.disable("box", "gpu")
+        workers.disable("box", "gpu")
         assert listener.heard() == [("worker_control", "box:gpu")] * 2
     finally:
         listener.close()
@@ -113,14 +114,14 @@ def test_what_cannot_be_meant_is_refused_before_any_write(
     conn: Any, values: Row, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason) as refusal:
-        worker_control.set_worker_control("box", "gpu", **values)
+        workers.set_control("box", "gpu", **values)
     assert isinstance(refusal.value, errors.UnknownPolicy)
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
 def test_a_host_may_register_a_policy_of_its_own(conn: Any) -> None:
     worker_control.STOP_POLICIES["soft"] = lambda worker, *, on_exit: None
-    row = worker_control.disable_worker("box", "gpu", stop_policy="soft")
+    row = workers.disable("box", "gpu", stop_policy="soft")
     assert row["stop_policy"] == "soft"
 
 
@@ -129,9 +130,7 @@ SOON = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
 @pytest.mark.parametrize("until", [SOON, timedelta(hours=1)])
 def test_who_asked_why_and_until_when_is_kept(conn: Any, until: Any) -> None:
-    row = worker_control.disable_worker(
-        "box", "gpu", requested_by="me", reason="new\x00card", until=until
-    )
+    row = workers.disable("box", "gpu", requested_by="me", reason="new\x00card", until=until)
     assert (row["requested_by"], row["reason"]) == ("me", "new card")
     if until is SOON:
         assert row["until_at"] == SOON
@@ -140,13 +139,13 @@ def test_who_asked_why_and_until_when_is_kept(conn: Any, until: Any) -> None:
             conn, "SELECT extract(epoch FROM until_at - now())::float8 FROM worker_controls"
         )
         assert 3500 < left <= 3600
-    row = worker_control.enable_worker("box", "gpu", reason="in")
+    row = workers.enable("box", "gpu", reason="in")
     assert (row["reason"], row["until_at"]) == ("in", None)
 
 
 def test_an_off_for_longer_than_times_reach_is_refused_before_any_write(conn: Any) -> None:
     with pytest.raises(errors.InvalidConfig, match="a hundred years at most"):
-        worker_control.disable_worker("box", "gpu", until=timedelta.max)
+        workers.disable("box", "gpu", until=timedelta.max)
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
@@ -155,7 +154,7 @@ def test_an_off_that_would_be_over_is_refused_before_any_write(
 ) -> None:
     gone = datetime(2020, 1, 1, tzinfo=timezone.utc)
     with pytest.raises(errors.InvalidConfig, match="is over by the database's clock"):
-        worker_control.disable_worker("box", "gpu", until=gone)
+        workers.disable("box", "gpu", until=gone)
     argv = ["--queue", "all", "--off", "--host", "box", "--until", "2020-01-01T00:00:00Z"]
     assert worker_control.main(argv) == 2
     said = capsys.readouterr().err
@@ -181,7 +180,7 @@ PUBLISHED = (
 
 
 def test_an_off_of_a_host_that_knows_no_end_is_not_ended_by_an_earlier_one(conn: Any) -> None:
-    worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
+    workers.disable("box", "gpu", until=timedelta(hours=1))
     conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")
     conn.execute(PUBLISHED, ["off"])
     assert worker_control.desired_state_for("box", "gpu") == "off"
@@ -189,7 +188,7 @@ def test_an_off_of_a_host_that_knows_no_end_is_not_ended_by_an_earlier_one(conn:
 
 
 def test_on_takes_the_end_with_it(conn: Any) -> None:
-    worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
+    workers.disable("box", "gpu", until=timedelta(hours=1))
     conn.execute(PUBLISHED, ["off"])
     assert factories.one(conn, "SELECT until_at > now() FROM worker_controls") is True
     conn.execute(PUBLISHED, ["on"])
@@ -199,12 +198,12 @@ def test_on_takes_the_end_with_it(conn: Any) -> None:
 
 def test_the_same_end_said_again_stays(conn: Any) -> None:
     for _ in range(2):
-        worker_control.disable_worker("box", "gpu", until=SOON)
+        workers.disable("box", "gpu", until=SOON)
     assert factories.one(conn, "SELECT until_at FROM worker_controls") == SOON
 
 
 def test_off_ends_by_itself(conn: Any) -> None:
-    worker_control.disable_worker("box", "gpu", until=timedelta(hours=1))
+    workers.disable("box", "gpu", until=timedelta(hours=1))
     assert worker_control.desired_state_for("box", "gpu") == "off"
     conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")
     assert worker_control.desired_state_for("box", "gpu") == "on"
@@ -220,22 +219,22 @@ def test_off_ends_by_itself(conn: Any) -> None:
 )
 def test_an_until_that_makes_no_sense_is_refused(conn: Any, values: Row) -> None:
     with pytest.raises(ValueError, match="until"):
-        worker_control.set_worker_control("box", "gpu", **values)
+        workers.set_control("box", "gpu", **values)
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
 def test_queue_all_counts_for_every_queue_of_its_host(conn: Any) -> None:
-    worker_control.disable_worker("box", "all", stop_policy="drain")
+    workers.disable("box", "all", stop_policy="drain")
     for queue in ("cpu", "gpu", "fetch"):
-        assert worker_control.policy_in_force("box", queue) == "drain"
+        assert workers.policy_in_force("box", queue) == "drain"
     assert worker_control.desired_state_for("other", "cpu") == "on"
-    worker_control.enable_worker("box", "gpu")
-    assert worker_control.policy_in_force("box", "gpu") == "drain"
-    worker_control.disable_worker("box", "gpu")
-    assert worker_control.policy_in_force("box", "gpu") == "hard"
-    worker_control.enable_worker("box", "all")
-    assert worker_control.policy_in_force("box", "cpu") is None
-    assert worker_control.policy_in_force("box", "gpu") == "hard"
+    workers.enable("box", "gpu")
+    assert workers.policy_in_force("box", "gpu") == "drain"
+    workers.disable("box", "gpu")
+    assert workers.policy_in_force("box", "gpu") == "hard"
+    workers.enable("box", "all")
+    assert workers.policy_in_force("box", "cpu") is None
+    assert workers.policy_in_force("box", "gpu") == "hard"
 
 
 @pytest.fixture
@@ -252,7 +251,7 @@ def without_the_table(db: ModuleType) -> Iterator[None]:
 def test_a_database_without_the_table_counts_as_on(conn: Any) -> None:
     assert worker_control.get_worker_control("box", "gpu") is None
     assert worker_control.desired_state_for("box", "gpu") == "on"
-    assert worker_control.stop_policy_for(conn, "box", "gpu") is None
+    assert controls.off_policy(conn, "box", "gpu") is None
     assert conn.execute("SELECT 1 AS one").fetchone() == {"one": 1}
 
 
@@ -281,20 +280,20 @@ def test_a_policy_in_a_row_that_nobody_registered_is_hard_with_an_error_logged(
         "INSERT INTO worker_controls (host_label, queue, desired_state, stop_policy)"
         " VALUES ('box', 'gpu', 'off', 'soft')"
     )
-    policy = worker_control.stop_policy_for(conn, "box", "gpu")
+    policy = controls.off_policy(conn, "box", "gpu")
     assert policy == "soft"
     with caplog.at_level(logging.ERROR):
-        assert worker_control.handler(policy) is worker_control.STOP_POLICIES["hard"]
+        assert stop_policies.handler(policy) is worker_control.STOP_POLICIES["hard"]
     assert "stop policy 'soft' is not registered; stopping hard" in caplog.text
 
 
 def test_the_policy_in_force_is_that_of_an_off_row(conn: Any) -> None:
     worker_control.STOP_POLICIES["drain"] = lambda worker, *, on_exit: None
-    assert worker_control.stop_policy_for(conn, "box", "gpu") is None
-    worker_control.disable_worker("box", "gpu", stop_policy="drain")
-    assert worker_control.stop_policy_for(conn, "box", "gpu") == "drain"
-    worker_control.enable_worker("box", "gpu")
-    assert worker_control.stop_policy_for(conn, "box", "gpu") is None
+    assert controls.off_policy(conn, "box", "gpu") is None
+    workers.disable("box", "gpu", stop_policy="drain")
+    assert controls.off_policy(conn, "box", "gpu") == "drain"
+    workers.enable("box", "gpu")
+    assert controls.off_policy(conn, "box", "gpu") is None
 
 
 # --- the watcher
@@ -310,10 +309,10 @@ def test_the_watcher_stops_its_own_worker_and_no_other(conn: Any) -> None:
     worker, exits = Worker(), list[int]()
     subject = watcher(worker, exits)
     assert subject.check_once() is False
-    worker_control.disable_worker("box", "cpu")
-    worker_control.disable_worker("other", "gpu")
+    workers.disable("box", "cpu")
+    workers.disable("other", "gpu")
     assert subject.check_once() is False
-    worker_control.disable_worker("box", "gpu")
+    workers.disable("box", "gpu")
     assert subject.check_once() is True
     assert exits == [79]
 
@@ -326,7 +325,7 @@ def test_the_watcher_uses_the_policy_of_the_row(conn: Any) -> None:
 
     worker_control.STOP_POLICIES["drain"] = drain
     worker, exits = Worker(), list[int]()
-    worker_control.disable_worker("box", "gpu", stop_policy="drain")
+    workers.disable("box", "gpu", stop_policy="drain")
     assert watcher(worker, exits).check_once() is True
     assert (seen, exits) == ([worker], [])
 
@@ -348,7 +347,7 @@ def test_a_started_watcher_stops_its_worker_when_it_is_turned_off(
         listening = "SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'listen%worker_control%'"
         wait.until(lambda: conn.execute(listening).fetchone())
         assert not left.is_set()
-        worker_control.disable_worker("box", "gpu")
+        workers.disable("box", "gpu")
         assert left.wait(30)
         with pytest.raises(RuntimeError):
             subject.start()
@@ -365,7 +364,7 @@ def test_a_started_watcher_polls_where_no_notification_comes(
     subject = worker_control.WorkerControlWatcher(worker=Named(), on_exit=lambda _: left.set())
     subject.start()
     try:
-        worker_control.disable_worker("box", "gpu")
+        workers.disable("box", "gpu")
         assert left.wait(30)
     finally:
         subject.stop()
@@ -377,7 +376,7 @@ def test_a_watcher_needs_to_know_its_queue() -> None:
 
 
 def test_the_watcher_can_be_switched_off(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_control.disable_worker("box", "gpu")
+    workers.disable("box", "gpu")
     monkeypatch.setenv("AI_LEADS_DISABLE_WORKER_CONTROL", "1")
     assert watcher(Worker(), []).check_once() is False
 
@@ -385,13 +384,13 @@ def test_the_watcher_can_be_switched_off(conn: Any, monkeypatch: pytest.MonkeyPa
 def test_a_worker_that_is_off_claims_nothing_until_it_is_on(conn: Any) -> None:
     flow.body({"a": 1})
     factories.node(conn, node_module="body")
-    worker_control.disable_worker("box", "cpu")
+    workers.disable("box", "cpu")
     worker = claim_worker.ClaimWorker(queue="cpu", host="box")
     assert worker.run_once() is False
     assert claim_worker.ClaimWorker(queue="cpu", host="other").run_once() is True
     again = factories.node(conn, node_module="body")
     assert worker.run_once() is False
-    worker_control.enable_worker("box", "cpu")
+    workers.enable("box", "cpu")
     assert worker.run_once() is True
     assert factories.reread(conn, again)["status"] == "completed"
     assert node_queue.snapshot()["counts"]["cpu_queued"] == 0
@@ -533,7 +532,7 @@ def test_the_command_says_in_one_line_that_there_is_no_schema(
 
 
 def test_a_schema_without_its_functions_is_not_on(conn: Any) -> None:
-    worker_control.disable_worker("h1", "mail")
+    workers.disable("h1", "mail")
     with conn.transaction(force_rollback=True):
         conn.execute("DROP FUNCTION queue_workflows_off_policy CASCADE")
         with pytest.raises(psycopg.errors.UndefinedFunction):

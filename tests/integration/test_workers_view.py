@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queue_workflows import db as engine
-from queue_workflows import worker_control
-from queue_workflows.cli import workers
+from queue_workflows import workers
+from queue_workflows.cli import workers as command
 from tests.support import factories
 
 Row = dict[str, Any]
@@ -44,13 +44,18 @@ def off(conn: Any, queue: str = "cpu", *, age_s: float = 0, **columns: Any) -> N
     )
 
 
+def absent() -> Sequence[Row]:
+    """What is listed of switches without a live worker."""
+    return [row for row in workers.list() if row["state"] == workers.ABSENT]
+
+
 def busy(conn: Any, worker_id: str = "w1") -> str:
     factories.node(conn)
     return factories.claim_node(conn, factories.who(worker_id=worker_id))["id"]
 
 
 def only() -> Row:
-    (row,) = workers.listing()
+    (row,) = workers.list(absent=False)
     return row
 
 
@@ -126,17 +131,17 @@ def test_an_idle_worker_whose_queue_is_held_back_is_throttled(
     factories.insert(conn, "queue_settings", queue="fetch", **({} if pausing else limit))
     for _ in range(2):
         factories.ingest(conn, partition_key="p")
-    assert {row["state"] for row in workers.listing()} == {"idle"}, "one may start"
+    assert {row["state"] for row in workers.list(absent=False)} == {"idle"}, "one may start"
     factories.claim_ingest(conn, factories.who("fetch", worker_id="other"))
     if pausing:
         conn.execute("UPDATE queue_settings SET paused_at = now()")
-    rows = workers.listing()
+    rows = workers.list(absent=False)
     assert {row["queue"]: row["state"] for row in rows} == {"fetch": "throttled", "load": "idle"}
     assert {row["throttle"] for row in rows} == {words, None}
-    workers.show(rows)
+    command.show(rows)
     assert words in capsys.readouterr().out
     conn.execute("DELETE FROM ingest_jobs WHERE status = 'queued'")
-    assert {row["state"] for row in workers.listing()} == {"idle"}, "nothing is due"
+    assert {row["state"] for row in workers.list(absent=False)} == {"idle"}, "nothing is due"
 
 
 def test_a_throttled_worker_with_a_job_is_busy_and_one_that_is_off_parked(conn: Any) -> None:
@@ -146,16 +151,16 @@ def test_a_throttled_worker_with_a_job_is_busy_and_one_that_is_off_parked(conn: 
     off(conn, host_label="attic")
     factories.insert(conn, "queue_settings", queue="cpu", paused_at="2020-01-01")
     factories.node(conn, node_id="late")
-    rows = workers.listing()
+    rows = workers.list(absent=False)
     assert [(row["state"], row["throttle"]) for row in rows] == [("parked", None), ("busy", None)]
     conn.execute("UPDATE worker_controls SET desired_state = 'on'")
     conn.execute("DELETE FROM workflow_node_jobs WHERE id = %s", (job,))
-    assert {row["state"] for row in workers.listing()} == {"throttled"}
+    assert {row["state"] for row in workers.list(absent=False)} == {"throttled"}
 
 
 def test_a_worker_that_stopped_is_not_listed(conn: Any) -> None:
     worker(conn, "stopped")
-    assert workers.listing() == []
+    assert workers.list(absent=False) == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_a_worker_gone_stale_is_dead_and_shows_its_flag(
     row = only()
     assert (row["state"], row["current_model"], row["death"]) == ("dead", "m", "no heartbeat")
     assert row["last_flagged_dead_at"].year == 2026
-    workers.show([row])
+    command.show([row])
     assert capsys.readouterr().out.splitlines()[1].endswith("1 min 35 s ago  no heartbeat, flagged")
 
 
@@ -205,7 +210,7 @@ def test_a_switch_is_shown_with_who_why_and_until_when(
     ]
     assert 90 < row["until_s"] <= 95
     assert row["until_at"] > row["switched_at"]
-    workers.show([row | {"until_s": 95.0}])
+    command.show([row | {"until_s": 95.0}])
     line = capsys.readouterr().out.splitlines()[1]
     assert line.endswith("drain by ops, on again in 1 min 35 s: new disk")
     assert line.split()[:5] == ["box", "cpu", "7", "parked", "off"]
@@ -218,7 +223,7 @@ def test_a_switch_whose_time_is_over_counts_no_more(conn: Any) -> None:
     row = only()
     assert (row["state"], row["desired_state"], row["reason"]) == ("idle", "on", None)
     conn.execute("DELETE FROM workers")
-    assert workers.absent([]) == []
+    assert absent() == []
 
 
 def test_the_switch_of_all_queues_counts_for_each_and_hard_wins(conn: Any) -> None:
@@ -227,11 +232,11 @@ def test_the_switch_of_all_queues_counts_for_each_and_hard_wins(conn: Any) -> No
     worker(conn, worker_id="w3", host_label="other")
     off(conn, "all", stop_policy="hard", reason="power")
     off(conn, "gpu", stop_policy="pause", reason="heat")
-    assert [(r["state"], r["reason"]) for r in workers.listing()] == [
+    assert [(r["state"], r["reason"]) for r in workers.list(absent=False)] == [
         ("parked", "power"), ("parked", "power"), ("idle", None),
     ]  # fmt: skip
     conn.execute("UPDATE worker_controls SET stop_policy = 'drain' WHERE queue = 'all'")
-    assert [r["reason"] for r in workers.listing()] == ["power", "heat", None]
+    assert [r["reason"] for r in workers.list(absent=False)] == ["power", "heat", None]
 
 
 def test_the_view_and_the_claim_agree_on_which_switch_counts(conn: Any) -> None:
@@ -241,7 +246,7 @@ def test_the_view_and_the_claim_agree_on_which_switch_counts(conn: Any) -> None:
             conn.execute("DELETE FROM worker_controls")
             off(conn, "all", stop_policy=all_policy)
             off(conn, "cpu", stop_policy=policy)
-            assert only()["stop_policy"] == worker_control.policy_in_force("box", "cpu")
+            assert only()["stop_policy"] == workers.policy_in_force("box", "cpu")
 
 
 # --- nobody there
@@ -253,12 +258,12 @@ def test_a_switch_without_a_live_worker_is_shown(
     worker(conn, "dead")
     off(conn, "cpu", reason="broken fan")
     off(conn, "all", requested_by="ops")
-    rows = workers.absent(workers.listing())
+    rows = absent()
     assert [(r["queue"], r["state"], r["worker_id"], r["job_ids"]) for r in rows] == [
         ("all", "absent", None, []), ("cpu", "absent", None, []),
     ]  # fmt: skip
     assert {tuple(row) for row in [*rows, only()]} == {tuple(only())}
-    workers.show(rows)
+    command.show(rows)
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(lines[2].split()) == "box cpu - absent off - hard: broken fan"
 
@@ -267,9 +272,9 @@ def test_a_switch_with_a_live_worker_is_shown_once(conn: Any) -> None:
     worker(conn, "parked")
     off(conn, "cpu")
     off(conn, "all")
-    assert workers.absent(workers.listing()) == []
+    assert absent() == []
 
 
 def test_a_switch_that_is_on_needs_nobody(conn: Any) -> None:
     off(conn, desired_state="on")
-    assert workers.absent([]) == []
+    assert absent() == []

@@ -17,7 +17,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import queue_workflows
-from queue_workflows import declare, errors, node_queue, run_store
+from queue_workflows import declare, errors, node_queue, run_store, runs
 from queue_workflows.declare import node, run_input, workflow
 from tests.support import factories, flow, invariants
 
@@ -161,7 +161,7 @@ def test_a_run_with_wrong_inputs_is_refused_before_any_write(
     assert str(refused.value).startswith("inputs of workflow 'report': ")
     assert words in str(refused.value)
     with pytest.raises(ValueError, match="inputs of workflow 'report'"):
-        asyncio.run(run_store.insert_run_async(workflow_name="report", context=context))
+        asyncio.run(runs.submit_async(workflow_name="report", context=context))
     assert factories.one(conn, "SELECT count(*) FROM workflow_runs") == 0
 
 

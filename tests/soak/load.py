@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from queue_workflows import db, dispatcher, errors, node_queue, run_store
+from queue_workflows import db, errors, jobs, run_store, runs
 from tests.soak import acknowledged, background, orders, rare, tasks, workflows
 
 NEVER_ANSWERED = 0.03
@@ -130,9 +130,7 @@ class Load(background.Beside):
         task, args = "note", {"number": self._number, "kind": self._rng.choice(workflows.POISON)}
         if self._rng.random() < POISON:
             task = "spoiled"
-        job_id = node_queue.enqueue_ingest_job(
-            task_name=task, queue=tasks.NOTES, reason="load", args=args
-        )
+        job_id = jobs.enqueue(task_name=task, queue=tasks.NOTES, reason="load", args=args)
         self.books.jobs[job_id] = task
 
     def _cancel(self, run_id: str, *, by_hand: bool) -> None:
@@ -143,7 +141,7 @@ class Load(background.Beside):
             with db.connection() as conn:
                 done = conn.execute(_CANCEL, (run_id,)).fetchone() is not None
         else:
-            done = dispatcher.cancel_run(run_id) is not None
+            done = runs.cancel(run_id) is not None
         with db.connection() as conn:
             row = conn.execute(
                 "SELECT extract(epoch FROM clock_timestamp())::float8 AS t"
@@ -181,7 +179,7 @@ class Load(background.Beside):
             with db.transaction() as conn:
                 for value in values:
                     try:
-                        dispatcher.submit_input(*where, value, conn=conn)
+                        runs.answer(*where, value, conn=conn)
                         accepted.append(value)
                     except errors.InputRefused:
                         self.books.refused += 1
@@ -194,7 +192,7 @@ class Load(background.Beside):
     def _say_again(self, where: tuple[str, str]) -> None:
         """What was said while the database went away may not have been heard."""
         with db.transaction() as conn, suppress(errors.InputRefused):
-            dispatcher.submit_input(*where, f"again-{self._number}", conn=conn)
+            runs.answer(*where, f"again-{self._number}", conn=conn)
 
     def _write_late(self) -> None:
         """A host that wants to change what is over: the triggers refuse it."""

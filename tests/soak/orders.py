@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import psycopg
 
-from queue_workflows import db, errors, node_queue, queues
+from queue_workflows import db, errors, jobs, queues
 from queue_workflows.types import JobId, NewIngestJob
 from tests.soak import acknowledged, tasks, workflows
 
@@ -29,7 +29,7 @@ _SQL = (
     " ON CONFLICT DO NOTHING RETURNING id"
 )
 Order = dict[str, Any]
-"""Keywords of `enqueue_ingest_job`."""
+"""Keywords of `jobs.enqueue`."""
 
 
 class _Undone(Exception):
@@ -70,7 +70,7 @@ class Orders:
         return {"task_name": task, "queue": queue, "reason": "load", "args": args, **more}
 
     def _send(self, order: Order) -> None:
-        self._enter(order, node_queue.enqueue_ingest_job(**order))
+        self._enter(order, jobs.enqueue(**order))
 
     def _enter(self, order: Order, job_id: JobId) -> None:
         self._books.jobs[job_id] = order["task_name"]
@@ -145,7 +145,7 @@ class Orders:
     def _undone(self) -> None:
         order = self._order("note", tasks.NOTES)
         with suppress(_Undone), db.transaction() as conn:
-            self._books.undone.add(str(node_queue.enqueue_ingest_job(**order, conn=conn)))
+            self._books.undone.add(str(jobs.enqueue(**order, conn=conn)))
             raise _Undone
 
     def _keyed(self) -> None:
@@ -175,7 +175,7 @@ class Orders:
             self._plan(time.monotonic() + 0.5, lambda: self._ask(order))
 
     async def _ask_at_once(self, order: Order, *, own: bool) -> None:
-        ask = self._ask_on_own if own else node_queue.enqueue_ingest_job_async
+        ask = self._ask_on_own if own else jobs.enqueue_async
         answers = await asyncio.gather(ask(**order), ask(**order), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, JobId):
@@ -189,7 +189,7 @@ class Orders:
     @staticmethod
     async def _ask_on_own(**order: Any) -> JobId:
         async with await psycopg.AsyncConnection.connect(db.db_url()) as conn:
-            return await node_queue.enqueue_ingest_job_async(**order, conn=conn)
+            return await jobs.enqueue_async(**order, conn=conn)
 
     def _ask_in_sql(self, order: Order) -> None:
         key = order["idempotency_key"]
@@ -205,7 +205,7 @@ class Orders:
         if order["idempotency_key"] not in self._books.keys:
             return
         try:
-            node_queue.enqueue_ingest_job(**{**order, "args": {"another": self._number}})
+            jobs.enqueue(**{**order, "args": {"another": self._number}})
         except errors.IdempotencyClash:
             self._books.clashes += 1
         else:
@@ -251,7 +251,7 @@ class Orders:
 
 
 def _enqueue_all(sent: list[Order]) -> list[JobId]:
-    return node_queue.enqueue_ingest_jobs(cast("list[NewIngestJob]", sent))
+    return jobs.enqueue_many(cast("list[NewIngestJob]", sent))
 
 
 def _database_now() -> float:

@@ -6,7 +6,7 @@ import random
 import uuid
 from contextlib import suppress
 
-from queue_workflows import config, db, dispatcher, errors, node_queue, run_store
+from queue_workflows import config, db, errors, jobs, run_store, runs
 from tests.soak import acknowledged, tasks, workflows
 
 CROWD_GAP_S, RETRY_GAP_S, LARGE_GAP_S = 60.0, 8.0, 15.0
@@ -42,12 +42,12 @@ class Rare:
         # Counted before it is tried: of an answer that is lost nobody knows what it was.
         self._books.retried[run_id] += 1
         with suppress(errors.InvalidConfig):
-            dispatcher.retry_run(run_id)
+            runs.retry(run_id)
 
     def large(self) -> None:
         """A job whose args are a little below the limit, and a run with such a context."""
         text = "x" * (config.MAX_PAYLOAD_KB.read() * 1024 - 200)
-        job_id = node_queue.enqueue_ingest_job(
+        job_id = jobs.enqueue(
             task_name="note", queue=tasks.NOTES, reason="load", args={"padding": text}
         )
         self._books.jobs[job_id] = "note"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import db, node_queue
+from queue_workflows import db, jobs, node_queue
 from queue_workflows.runtime import identity
 from tests.support import toy_app
 from tests.support.frequent_schedule import Every
@@ -101,7 +101,7 @@ def enqueue(task: str, folder: Path, **args: Any) -> str:
     """Queue one of the bodies above; the job's id."""
     setup()
     args["folder"] = str(folder)
-    return node_queue.enqueue_ingest_job(task_name=task, queue=QUEUE, args=args)
+    return jobs.enqueue(task_name=task, queue=QUEUE, args=args)
 
 
 def job(job_id: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import queue_workflows
-from queue_workflows import dispatcher, errors, node_queue, run_store
-from queue_workflows import worker_control as control
+from queue_workflows import dispatcher, errors, node_queue, run_store, runs, workers
+from queue_workflows import jobs as jobs_api
 from tests.support import factories, fleet_base
 from tests.support import fleet_model as model
 from tests.support.fleet_base import HOST, PICK, PRIORITY, graphs
@@ -49,7 +49,7 @@ class Hosts(fleet_base.Base):
         run = self.run_of(pick, "running")
         over = run.status in model.TERMINAL
         if status == "engine":
-            assert (dispatcher.cancel_run(run.id) is None) is over
+            assert (runs.cancel(run.id) is None) is over
         elif not over:
             self.conn.execute(
                 "UPDATE workflow_runs SET status = %s, finished_at = now() WHERE id = %s",
@@ -58,21 +58,21 @@ class Hosts(fleet_base.Base):
         if not over:
             run.end("failed" if status == "failed" else "cancelled")
             if regret:
-                dispatcher.retry_run(run.id)
+                runs.retry(run.id)
                 run.reopen()
 
     @precondition(lambda self: self.fleet.running)
     @rule(pick=PICK, regret=st.booleans())
     def cancel_job(self, pick: int, regret: bool) -> None:
         job = self.job_of(pick, "running")
-        found = dispatcher.cancel_job(job.id) is not None
+        found = jobs_api.cancel(job.id) is not None
         assert found is (job.status in ("queued", "running", "awaiting_input"))
         if job.status == "running":
             job.asked = True
         elif found:
             job.become("cancelled")
         if found and job.run is not None and job.run.cancel() and regret:
-            dispatcher.retry_run(job.run.id)
+            runs.retry(job.run.id)
             job.run.reopen()
 
     @precondition(lambda self: any(run.status in model.TERMINAL for run in self.fleet.runs))
@@ -96,10 +96,10 @@ class Hosts(fleet_base.Base):
             )
         elif by == "job" and job is not None:
             able = able and job.status in ("failed", "cancelled")
-            self.expect(able, lambda: dispatcher.retry_job(job.id))
+            self.expect(able, lambda: jobs_api.retry(job.id))
         else:
             from_node = node if by == "from" else None
-            self.expect(able, lambda: dispatcher.retry_run(run.id, from_node=from_node))
+            self.expect(able, lambda: runs.retry(run.id, from_node=from_node))
         if able and by == "from":
             run.reopen_from(node)
         elif able:
@@ -118,7 +118,7 @@ class Hosts(fleet_base.Base):
     def retry_ingest(self, pick: int) -> None:
         job = self.fleet.ingest[pick % len(self.fleet.ingest)]
         able = job.status in ("failed", "cancelled")
-        self.expect(able, lambda: dispatcher.retry_job(job.id))
+        self.expect(able, lambda: jobs_api.retry(job.id))
         if able:
             seq = job.seq
             job.reopen(job.generation + 1, job.priority)
@@ -163,11 +163,11 @@ class Hosts(fleet_base.Base):
     )  # fmt: skip
     def switch(self, host: str, queue: str, policy: str | None, until: str | None) -> None:
         if policy is None:
-            control.enable_worker(host, queue)
+            workers.enable(host, queue)
             self.fleet.off.pop((host, queue), None)
             return
         lasts = datetime.timedelta(hours=1) if until else None
-        control.disable_worker(host, queue, stop_policy=policy, until=lasts)
+        workers.disable(host, queue, stop_policy=policy, until=lasts)
         self.fleet.off[host, queue] = model.Off(policy, until == "past")
         if until == "past":
             self.conn.execute(

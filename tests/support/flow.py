@@ -7,6 +7,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import claim_worker, dispatcher, node_pool, node_queue, run_store
+from queue_workflows.dispatch import drain
 
 Spec = dict[str, Any]
 ROUNDS = 200
@@ -134,13 +135,13 @@ def complete(run_id: str, node_id: str, **delta: Any) -> None:
 def finish(run_id: str, node_id: str, **delta: Any) -> int:
     """Complete a node by hand and dispatch it; how many rows are new."""
     complete(run_id, node_id, **delta)
-    return dispatcher.drain_run(run_id)
+    return drain.drain_run(run_id)
 
 
 def fail(run_id: str, node_id: str, error: str = "broke") -> None:
     """Fail a node by hand and dispatch it."""
     assert node_queue.mark_failed(job(run_id, node_id)["id"], error=error) is not None
-    dispatcher.drain_run(run_id)
+    drain.drain_run(run_id)
 
 
 def body(returns: Callable[..., Any] | Mapping[str, Any], name: str = "body") -> None:

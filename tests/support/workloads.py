@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import db as engine
-from queue_workflows import dispatcher, node_queue, run_store
+from queue_workflows import jobs as jobs_api
+from queue_workflows import node_queue, run_store, runs
 from queue_workflows.engine import schedules
 from tests.support import failpoints
 
@@ -104,7 +105,7 @@ class Runs:
                 (self.ids,),
             ).fetchone()
             if asked:
-                dispatcher.submit_input(asked["run_id"], "ask", "yes", conn=conn)
+                runs.answer(asked["run_id"], "ask", "yes", conn=conn)
             live = conn.execute(
                 "SELECT FROM workflow_runs WHERE id = ANY (%s)"
                 " AND status NOT IN ('completed', 'failed', 'cancelled')",
@@ -163,7 +164,7 @@ class Notes:
     def submit(self) -> dict[str, str]:
         with engine.transaction() as conn:
             self.ids = [
-                node_queue.enqueue_ingest_job(
+                jobs_api.enqueue(
                     task_name=task,
                     queue=failpoints.QUEUE,
                     args={"tag": self.tag, "me": me},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,28 +76,28 @@ class Fake:
 
     # What is asked of it through the engine.
 
-    def load_model(self, host: str, model: str) -> dict[str, Any]:
+    def load(self, host: str, model: str) -> dict[str, Any]:
         self.held = [] if self.broken == "request" else [model]
         return {"request_no": 1}
 
-    def unload_model(self, host: str, model: str) -> dict[str, Any]:
+    def unload(self, host: str, model: str) -> dict[str, Any]:
         if self.broken != "unload":
             self.held.clear()
         return {"request_no": 1}
 
-    def holdings(self, host: str) -> list[dict[str, Any]]:
+    def list(self, host: str) -> Sequence[dict[str, Any]]:
         state = "failed" if self.broken == "answer" else "done"
         return [{"request": {"no": 1, "state": state}}]
 
-    def disable_worker(self, host: str, queue: str) -> None:
+    def disable(self, host: str, queue: str) -> None:
         self.end(0 if self.broken == "off code" else 79)
 
-    def enable_worker(self, host: str, queue: str) -> None:
+    def enable(self, host: str, queue: str) -> None:
         return
 
 
 def report(fake: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[str]]:
-    for name in ("model_control", "worker_control"):
+    for name in ("models", "workers"):
         monkeypatch.setattr(checks, name, fake)
     said: list[str] = []
     return checks.run(checks.Checks(fake, slow_s=1.0), said.append), said

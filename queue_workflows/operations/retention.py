@@ -1,4 +1,4 @@
-"""Deletes what is finished and old. Hosts' door; the orchestrator does it by itself."""
+"""Delete finished runs and jobs, events and logs past their retention, in small transactions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ _Kind = tuple[str, Iterator[tuple[str, int]]]
 
 
 def prune() -> dict[str, int]:
-    """Delete all that is past its retention, in batches with a commit each; rows by what they were.
-
-    Keys: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, workers,
-    heartbeats, hw_samples, gpu_models (what was learned on hosts that are gone). The nodes, answers
-    and outbox rows of a run go with it uncounted. What another transaction has locked stays until
-    the next time.
-    """
+    """Delete all that is past its retention; return the number of deleted rows of each kind."""
     gone: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     for kind, count in batches():
         gone[kind] += count
@@ -39,7 +33,7 @@ def prune() -> dict[str, int]:
 
 
 def due(conn: db.Connection | None = None) -> dict[str, int]:
-    """How many runs and ingest jobs `prune` would delete now: `{"runs": n, "jobs": n}`."""
+    """Return how many runs and ingest jobs `prune` would delete now."""
     with db.transaction(conn) as own:
         return retention.due(
             own,
@@ -49,10 +43,10 @@ def due(conn: db.Connection | None = None) -> dict[str, int]:
 
 
 def batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
-    """`prune` in steps: after each transaction what kind it was about and how many rows went.
+    """Prune step by step: after each transaction, yield its kind and how many rows it deleted.
 
     A row that raises when it is deleted is set aside in `rows` (None: for this call). An error of
-    one kind leaves the other kinds their turn, and is raised at the end.
+    one kind is raised at the end, after the other kinds have been pruned.
     """
     kept = rows or row_isolation.Isolation()
     failed: Exception | None = None
@@ -105,7 +99,7 @@ def _by_age(days: int) -> Iterator[_Kind]:
 
 
 def _again(kind: str, delete: _Batch, batch: int) -> Iterator[tuple[str, int]]:
-    """Batch after batch while they are full; once for those without a size."""
+    """Delete batch after batch while they are full; once for a kind without a batch size."""
     while True:
         with db.transaction() as conn:
             count = delete(conn)
@@ -121,7 +115,7 @@ def _walk(
     days: float,
     rows: row_isolation.Isolation,
 ) -> Iterator[tuple[str, int]]:
-    """The table as it lies, page by page; the same pages again while they give full batches."""
+    """Delete page by page of the table; the same pages again while they give full batches."""
     with db.transaction() as conn:
         end = retention.blocks(conn, table)
     for first in range(0, end, retention.BLOCKS):

@@ -1,4 +1,4 @@
-"""Models on request: what each gpu worker holds, and asking it to load or unload one."""
+"""Models: list what each gpu worker holds, and request that it loads or unloads one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from queue_workflows import config, db, errors, types
 from queue_workflows.engine import models
 from queue_workflows.runtime import stored_json
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Rows
 
 
-def load_model(
+def load(
     host: str,
     model: str,
     *,
@@ -19,16 +19,16 @@ def load_model(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Ask the gpu workers of a host, or one of them, to load a model between jobs; the request.
+    """Request that the gpu workers of a host, or one of them, load a model between jobs; the row.
 
-    It replaces an earlier one for the same host or worker. `conn`: join the caller's transaction.
-    Raises before any write `UnknownWorker` for a host or worker that is not live, `UnknownModel`
-    for a model that its host does not say it knows.
+    The request replaces an earlier one for the same host or worker. `conn`: join the caller's
+    transaction. Raises before any write `UnknownWorker` for a host or worker that is not live,
+    `UnknownModel` for a model that its host does not report to know.
     """
-    return _ask("load", host, model, worker_id, requested_by, conn)
+    return _request("load", host, model, worker_id, requested_by, conn)
 
 
-def unload_model(
+def unload(
     host: str,
     model: str | None = None,
     *,
@@ -36,25 +36,25 @@ def unload_model(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Ask for a model (None: whatever is held) to be dropped between jobs; as `load_model`."""
-    return _ask("unload", host, model, worker_id, requested_by, conn)
+    """Request that a model (None: any) is unloaded between jobs; as `load`."""
+    return _request("unload", host, model, worker_id, requested_by, conn)
 
 
-def holdings(host: str | None = None, *, conn: db.Connection | None = None) -> list[Row]:
-    """The gpu workers seen within a day, of one host or of all, and what each holds.
+def list(host: str | None = None, *, conn: db.Connection | None = None) -> Rows:  # noqa: A001
+    """Return the gpu workers seen within a day, of one host or of all, with the model of each.
 
-    `model` None: nothing; `loading`: not yet. `since` and `held_s`: from when and how long;
-    `load_s`: what its load took; `est_vram_gb`: what it says it needs. `known_models` and `gpus`
-    are of its host. `request`: the last one and its `state`: waiting, running, done, failed or
-    refused, with `seconds` and `error`; None: never asked.
+    `model` None: none is loaded; `loading`: its load has not finished. `since`, `held_s`: when it
+    was loaded, and seconds since then; `load_s`: seconds that the load took; `est_vram_gb`: GPU
+    memory that it needs. `known_models` and `gpus` are those of the host. `request`: the last one
+    with its `state` (waiting, running, done, failed or refused), `seconds` and `error`, or None.
     """
     _check_names(host=host)
     with db.transaction(conn) as own:
         rows = models.on_workers(own, config.STALE_WORKER_AFTER_S.read(), host)
-    return [_holding(row) for row in rows]
+    return [_row(row) for row in rows]
 
 
-def _holding(row: Row) -> Row:
+def _row(row: Row) -> Row:
     model = stored_json.mapping(row["model"] if row["state"] != "dead" else None)
     held_s = stored_json.number(model.get("held_s"))
     return {
@@ -84,7 +84,7 @@ def _earlier(instant: datetime, seconds: float) -> datetime | None:
         return None
 
 
-def _ask(
+def _request(
     action: str,
     host: str,
     model: str | None,

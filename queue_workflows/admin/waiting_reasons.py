@@ -1,4 +1,4 @@
-"""Why a job waits: per live worker the first clause of the claim that keeps it from taking it."""
+"""Explain why a job waits: for each live worker the first clause of the claim that excludes it."""
 
 from __future__ import annotations
 
@@ -15,59 +15,38 @@ CANNOT = frozenset({"off", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 _TERMINAL = frozenset(job_tables.TERMINAL)
 _DONE = frozenset({"completed", "skipped"})
-NODES = 100
-"""Nodes of one run that `why_run` explains unless told otherwise: each takes several queries."""
 DEPENDENCIES = 3
 """Unfinished dependencies of a node that are named."""
 
 
-def why(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
-    """Why a job is not running, or None: no such job. One transaction, no lock.
-
-    `id`, `kind`, `name`, `queue`, `model`, `priority`, `status`; `clause` and `detail`: what keeps
-    every worker from it, or None; `workers`: of each live worker of the queue `worker_id`,
-    `host_label`, `pid`, `state`, `running` (a job or None), `clause` and `detail`; clause `next`:
-    it is what the worker takes next. `can_run`: some live worker will take it in its turn.
-    """
-    with db.transaction(conn) as own:
-        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-            row = explain.job(own, table.name, job_id)
-            if row is not None:
-                return _told(own, table.name, row)
+def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
+    """Return what `jobs.explain` returns of a job, or None if there is no such job."""
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
+        row = explain.job(conn, table.name, job_id)
+        if row is not None:
+            return _explained(conn, table.name, row)
     return None
 
 
-def why_run(
-    run_id: str, *, limit: int = NODES, conn: db.Connection | None = None
-) -> JsonDict | None:
-    """Return why each node of a run that does not run yet waits, or None: no such run.
-
-    `id`, `kind`, `name`, `status`, `detail` (why the run itself waits, or None); `nodes`: at most
-    `limit`, each as `why` returns it, its `name` being the node id. The `clause` of a node that
-    waits for an answer is `answer`, of one that waits for other nodes `dependencies` (`id` None);
-    both have no `workers`. `left_out`: how many more wait. One transaction, no lock.
-    """
-    with db.transaction(conn) as own:
-        row = explain.run(own, run_id)
-        if row is None:
-            return None
-        jobs = (
-            {}
-            if row["status"] in _TERMINAL
-            else {j["node_id"]: j for j in explain.run_nodes(own, run_id)}
-        )
-        waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
-        later = _not_queued(row, jobs)
-        told = [_waiting_node(own, job) for job in waiting[:limit]]
-    told += later[: limit - len(told)]
+def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
+    """Return what `runs.explain` returns of a run, or None if there is no such run."""
+    row = explain.run(conn, run_id)
+    if row is None:
+        return None
+    over = row["status"] in _TERMINAL
+    jobs = {} if over else {job["node_id"]: job for job in explain.run_nodes(conn, run_id)}
+    waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
+    later = _not_queued(row, jobs)
+    found = [_waiting_node(conn, job) for job in waiting[:limit]]
+    found += later[: limit - len(found)]
     return {
         "id": row["id"],
         "kind": "run",
         "name": row["workflow_name"],
         "status": row["status"],
         "detail": _of_run(row),
-        "nodes": told,
-        "left_out": len(waiting) + len(later) - len(told),
+        "nodes": found,
+        "left_out": len(waiting) + len(later) - len(found),
     }
 
 
@@ -86,7 +65,7 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
     if job["status"] == "queued" and (
         found := explain.job(conn, job_tables.NODE_JOBS.name, job["id"])
     ):
-        return _told(conn, job_tables.NODE_JOBS.name, found)
+        return _explained(conn, job_tables.NODE_JOBS.name, found)
     prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
     asks = f": {prompt}" if prompt else ""
     return _node(
@@ -111,7 +90,7 @@ def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
 
 
 def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: str) -> JsonDict:
-    """Return a node that no worker can take now, with the keys of `why`."""
+    """Return a node that no worker can take now, with the keys of `jobs.explain`."""
     return {
         "id": job_id, "kind": "node job", "name": node_id, "queue": None, "model": None,
         "priority": None, "status": status, "clause": clause, "detail": detail, "can_run": False,
@@ -119,7 +98,7 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
     }  # fmt: skip
 
 
-def _told(conn: db.Connection, table: str, row: Row) -> JsonDict:
+def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
     found: list[JsonDict] = []
     if clause not in ("status", "run_over"):

@@ -1,0 +1,58 @@
+"""Dispatch after one event of a node: completed, failed, waiting for input, or answered."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from queue_workflows import db, errors
+from queue_workflows.dispatch import advance, drain, inputs
+from queue_workflows.engine import input_answers, nodes, runs
+
+_log = logging.getLogger(__name__)
+
+
+def on_node_completed(run_id: str, node_id: str) -> int:
+    """Queue the nodes that a node made ready, or complete the run; return the new rows' number.
+
+    Returns 0 if the node's row is not completed or skipped, or if the run is not running.
+    """
+    with db.transaction() as conn:
+        if not nodes.done_among(conn, run_id, [node_id]):
+            return 0
+    return advance.advance(db.transaction, run_id, [node_id], expected=advance.is_live) or 0
+
+
+def on_node_failed(run_id: str, node_id: str) -> int:
+    """Fail the run, which cancels its waiting nodes; return 0, as a failure makes no rows."""
+    with db.transaction() as conn:
+        runs.lock(conn, run_id)
+        job = nodes.get_by_node(conn, run_id, node_id)
+        if job is not None and job["status"] == "failed":
+            runs.fail(conn, run_id, advance.node_failure(node_id, job["error"]))
+    return 0
+
+
+def on_node_awaiting_input(run_id: str, node_id: str) -> int:
+    """Store what a parked node asks for as its `input_spec`; return 0, as parking makes no rows."""
+    inputs.ask(db.transaction, run_id, node_id)
+    return 0
+
+
+def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
+    """Complete a waiting input node with `{target: value}` and dispatch; return the new rows.
+
+    Returns 0 if the node no longer waits, and if the outbox has to dispatch later. Raises
+    `UnknownJob` (a KeyError) for no such node, and `InvalidPayload` before any write.
+    """
+    with db.transaction() as conn:
+        job = nodes.get_by_node(conn, run_id, node_id)
+        if job is None:
+            raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
+        if input_answers.complete_node(conn, job["id"], inputs.answer_delta(job, value)) is None:
+            return 0
+    try:
+        return drain.drain_run(run_id)
+    except errors.QueueWorkflowsError as error:
+        _log.warning("run %s is dispatched later, from the outbox: %s", run_id, error)
+        return 0

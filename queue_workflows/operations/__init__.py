@@ -1,0 +1,1 @@
+"""Transactions behind the API: claim and record by hand, requeue, change many jobs, prune."""

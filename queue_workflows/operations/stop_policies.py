@@ -1,0 +1,61 @@
+"""Stop policies: what a worker does when it is turned OFF."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from queue_workflows import db
+from queue_workflows.types import ExitFn
+
+_log = logging.getLogger(__name__)
+EXIT_HARD = 79
+"""The exit code of a worker that was turned OFF by policy `hard` (the contract's figure)."""
+
+
+class StoppableWorker(Protocol):
+    """What a stop policy may ask of a worker."""
+
+    def requeue_in_flight(self, reason: str) -> None:
+        """Return the running job to the front of its queue, counting nothing."""
+        ...
+
+    def clear_model(self) -> None:
+        """Report that this host's model is unloaded."""
+        ...
+
+
+class StopPolicy(Protocol):
+    """Stops a worker that was turned OFF."""
+
+    def __call__(self, worker: Any, *, on_exit: ExitFn) -> None:
+        """Stop `worker` (a `StoppableWorker`); `on_exit` leaves the process."""
+        ...
+
+
+def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
+    """Requeue the job, clear the model and exit; no other stop is sure to free RAM and VRAM."""
+    try:
+        worker.requeue_in_flight("turned off")
+        worker.clear_model()
+    except db.Error as error:
+        _log.warning("stopping without bookkeeping, the lease brings the job back: %s", error)
+    on_exit(EXIT_HARD)
+
+
+def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
+    """Let the running job finish: while the row says OFF, nothing else is claimed."""
+    del worker, on_exit
+
+
+HARD: StopPolicy = _hard
+BY_NAME: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
+"""Policy name → handler(worker, *, on_exit); an app may add its own. `pause` keeps a model warm."""
+
+
+def handler(policy: str) -> StopPolicy:
+    """Return the handler of a policy; `hard`, with an error logged, for one not registered."""
+    found = BY_NAME.get(policy)
+    if found is None:
+        _log.error("stop policy %r is not registered; stopping hard", policy)
+    return found or _hard

@@ -1,0 +1,343 @@
+"""Runs and their nodes: submit, get, list, answer, cancel, retry, update, delete and explain.
+
+Each call is one transaction, or joins that of `conn`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from queue_workflows import config, db, errors, types
+from queue_workflows.admin import waiting_reasons
+from queue_workflows.dag import answers, payload, pipeline
+from queue_workflows.db import app_connections, check_violations
+from queue_workflows.engine import input_answers, retry_runs, runs
+from queue_workflows.engine import nodes as node_jobs
+from queue_workflows.types import JsonDict, NewRun, Row, Rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+EXPLAINED_NODES = 100
+"""Nodes that `explain` takes at most, since each needs several queries."""
+
+
+# --- submit ------------------------------------------------------------------------------------
+
+
+@check_violations.translated()
+def submit(
+    workflow_name: str,
+    *,
+    context: dict[str, Any] | None = None,
+    run_id: str | None = None,
+    priority: int = 100,
+    parcel_id: str | None = None,
+    out_dir: str | None = None,
+    status: str = "queued",
+    mode: str = "node",
+    conn: Any = None,
+) -> Row:
+    """Insert a run and return its row; an orchestrator starts it if it is queued, of mode `node`.
+
+    `context`: its inputs. `run_id` None: a new id. `conn` (psycopg, SQLAlchemy, Django): join the
+    app's transaction. Raises before any write: `InvalidPayload` for a context that cannot be
+    stored, `ArgsRefused` for one that a workflow declared in Python does not take (ValueErrors).
+    """
+    values = {
+        "run_id": run_id or str(uuid.uuid4()),
+        "workflow_name": workflow_name,
+        "parcel_id": parcel_id,
+        "out_dir": None if out_dir is None else str(out_dir),
+        "status": status,
+        "priority": priority,
+        "mode": mode,
+        "context": _encode(context or {}, "context"),
+    }
+    # The inputs of workflows that this process did not declare are unknown here, so unchecked.
+    declared = config.get_config().workflow_map.get(workflow_name) if mode == "node" else None
+    if declared is not None:
+        declared.check_inputs(context or {})
+    with app_connections.statement(conn) as own:
+        return runs.submit(own, values)
+
+
+async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[NewRun]) -> Row:
+    """Do as `submit` does, without blocking the event loop.
+
+    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
+    joined; None: another thread works on a connection of the engine. There, a call that is
+    cancelled may still take effect, and always as a whole.
+    """
+    return await app_connections.call_async(submit, conn, workflow_name, **run)
+
+
+def _encode(value: Any, column: str) -> str:
+    if column == "context" and not isinstance(value, dict):
+        raise errors.InvalidPayload(f"{column}: must be a JSON object")
+    return payload.encode(value, column)
+
+
+# --- read --------------------------------------------------------------------------------------
+
+
+def get(run_id: str, *, conn: Any = None) -> Row | None:
+    """Return a run's row, or None if there is none; `history.get_run` has its nodes and attempts.
+
+    `conn` (psycopg, SQLAlchemy, Django): read in its transaction.
+    """
+    with app_connections.statement(conn) as own:
+        return runs.get(own, run_id)
+
+
+async def get_async(run_id: str, *, conn: Any = None) -> Row | None:
+    """Do as `get` does, without blocking the event loop; `conn` as in `submit_async`."""
+    return await app_connections.call_async(get, conn, run_id)
+
+
+def list(*, limit: int = 50, status: str | None = None) -> Rows:  # noqa: A001  the usual verb
+    """Return the newest runs, each with its node counts by status as `nodes`, and `nodes_total`.
+
+    `nodes_total` is None before a run's first start. `status` None: runs of every status.
+    """
+    with db.statement() as conn:
+        return runs.newest(conn, limit=limit, status=status)
+
+
+def nodes(run_id: str) -> Rows:
+    """Return the jobs of a run's nodes, the oldest first; nodes not queued yet have none."""
+    with db.statement() as conn:
+        return node_jobs.of_run(conn, run_id)
+
+
+def explain(
+    run_id: str, *, limit: int = EXPLAINED_NODES, conn: db.Connection | None = None
+) -> JsonDict | None:
+    """Return why each node of a run that does not run yet waits, or None if there is no such run.
+
+    `id`, `kind`, `name`, `status`, `detail` (why the run itself waits, or None). `nodes`: at most
+    `limit`, each as `jobs.explain` returns it, its `name` being the node id. The `clause` of a node
+    that waits for an answer is `answer`, of one that waits for other nodes `dependencies` (its `id`
+    is None); both have no `workers`. `left_out`: how many more wait. Takes no lock.
+    """
+    with db.transaction(conn) as own:
+        return waiting_reasons.of_run(own, run_id, limit)
+
+
+# --- change ------------------------------------------------------------------------------------
+
+
+@check_violations.translated()
+def update(run_id: str, **columns: Any) -> Row | None:
+    """Set columns of a run and return its row.
+
+    Returns None if there is no such run, or if the status of a run that is over would change; only
+    `failed|cancelled -> queued` reopens one. Raises `UnknownColumn` (a ValueError) and
+    `InvalidPayload`, with nothing written.
+    """
+    unknown = sorted(columns.keys() - runs.WRITABLE)
+    if unknown:
+        raise errors.UnknownColumn(
+            f"update_run: {', '.join(unknown)}: columns are {', '.join(sorted(runs.WRITABLE))}"
+        )
+    if not columns:
+        return get(run_id)
+    values = {
+        name: _encode(value, name) if name in runs.JSON_COLUMNS and value is not None else value
+        for name, value in columns.items()
+    }
+    if isinstance(values.get("error"), str):
+        values["error"] = payload.error_text(values["error"])
+    with db.transaction() as conn:
+        return runs.update(conn, run_id, values)
+
+
+def cancel(run_id: str, *, conn: Any = None) -> Row | None:
+    """Cancel a run with its waiting nodes and return its row; running ones get `cancel_event`.
+
+    Returns None if there is no such run or it is over. `conn` (psycopg, SQLAlchemy, Django): join
+    the app's transaction.
+    """
+    with app_connections.transaction(conn) as own:
+        return runs.cancel(own, run_id)
+
+
+async def cancel_async(run_id: str, *, conn: Any = None) -> Row | None:
+    """Do as `cancel` does, without blocking the event loop; `conn` as in `submit_async`."""
+    return await app_connections.call_async(cancel, conn, run_id)
+
+
+@check_violations.translated()
+def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
+    """Run a finished run again and return its row.
+
+    Completed nodes keep their outputs, except `from_node` and the nodes that depend on it. Raises
+    `UnknownJob` (a KeyError) for no such run or node, `InvalidConfig` (a ValueError) for a run that
+    is not over, for a completed one without `from_node`, and while a node that would run again
+    still runs. `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
+    """
+    with app_connections.transaction(conn) as own:
+        # This statement begins the app's transaction, if need be: the block below would otherwise
+        # begin and commit one. The block is for connections in autocommit, on which the row's lock
+        # would not last from one statement to the next.
+        if runs.head(own, run_id) is None:
+            raise errors.UnknownJob(f"no run {run_id!r}")
+        with own.transaction():
+            return retry_runs.reopen(own, run_id, from_node=from_node)
+
+
+async def retry_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
+    """Do as `retry` does, without blocking the event loop; `conn` as in `submit_async`."""
+    return await app_connections.call_async(retry, conn, run_id, from_node=from_node)
+
+
+def delete(run_id: str) -> bool:
+    """Delete a run with its jobs, files, events and answers; return False if there is none."""
+    with db.transaction() as conn:
+        return runs.delete(conn, run_id)
+
+
+def requeue_running() -> int:
+    """Queue every running run at priority 10, `resume_count` + 1; return how many.
+
+    For operators: no process of the engine does this.
+    """
+    with db.transaction() as conn:
+        return runs.requeue_running(conn)
+
+
+# --- answers -----------------------------------------------------------------------------------
+
+
+@check_violations.translated()
+def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None) -> str:
+    """Answer an input node of a run and return the submission's id.
+
+    The first answer wins: `InputRefused` (a ValueError) is raised for a later one and for a node
+    that does not wait; with `check` also for an answer that the node's `input_spec` does not allow.
+    A node that has not parked yet keeps the answer until it does. Raises `UnknownJob` (a KeyError)
+    and `InvalidPayload` before any write. `conn` (psycopg, SQLAlchemy, Django): join the app's
+    transaction.
+    """
+    text = payload.encode(value, f"answer to {node_id!r}")
+    where = f"node {node_id!r} of run {run_id!r}"
+    with app_connections.transaction(conn) as own:
+        # Outside of the block below, which would begin and commit a transaction of its own if none
+        # was under way.
+        job = _refuse_unless_open(node_jobs.get_by_node(own, run_id, node_id), where)
+        if check:
+            spec = payload.stored_object(job["input_spec"], f"input_spec of {where}")
+            answers.check(spec or None, value, where)
+        with own.transaction():
+            row = input_answers.submit(own, run_id, node_id, text)
+            if row is None:
+                raise errors.InputRefused(
+                    f"{where} has been answered already; the first answer counts"
+                )
+            # The insert may have waited for the transaction that took the first answer. The node is
+            # held because the end of its wait (`timeout_s`) counts only the answers that it sees.
+            _refuse_unless_open(input_answers.hold_node(own, run_id, node_id), where)
+        return row["id"]
+
+
+async def answer_async(
+    run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None
+) -> str:
+    """Do as `answer` does, without blocking the event loop; `conn` as in `submit_async`."""
+    return await app_connections.call_async(answer, conn, run_id, node_id, value, check=check)
+
+
+def _refuse_unless_open(job: Row | None, where: str) -> Row:
+    if job is None:
+        raise errors.UnknownJob(f"there is no {where} yet")
+    if not job["node_module"].startswith(pipeline.INPUT_MODULE):
+        raise errors.InputRefused(f"{where} asks for no input")
+    if job["status"] not in ("queued", "running", "awaiting_input"):
+        raise errors.InputRefused(f"{where} is {job['status']}: it takes no answer now")
+    return job
+
+
+# --- nodes without a graph ---------------------------------------------------------------------
+
+
+@check_violations.translated()
+def add_node(
+    run_id: str,
+    node_id: str,
+    *,
+    node_module: str,
+    queue: str,
+    required_model: str | None = None,
+    inputs: dict[str, Any] | None = None,
+    priority: int = 100,
+    pipeline_name: str | None = None,
+) -> str:
+    """Queue a node of a run without a graph; return its job's id.
+
+    A node that the run has already keeps its row and id. Raises before any write: `UnknownQueue` (a
+    ValueError) unless cpu or gpu, `InvalidConfig` (a ValueError) for a cpu job with a model,
+    `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
+    """
+    values = {
+        "run_id": run_id,
+        "node_id": node_id,
+        "node_module": node_module,
+        "queue": queue,
+        "required_model": _check_model(node_id, queue, required_model),
+        "inputs": payload.encode(inputs or {}, f"inputs of node {node_id!r}"),
+        "priority": priority,
+        "pipeline_name": pipeline_name,
+    }
+    with db.transaction() as conn:
+        return node_jobs.enqueue(conn, values) or _id_of_node(conn, run_id, node_id)
+
+
+@check_violations.translated()
+def add_skipped_node(
+    run_id: str,
+    node_id: str,
+    *,
+    node_module: str | None = None,
+    queue: str = "cpu",
+    required_model: str | None = None,
+    pipeline_name: str | None = None,
+) -> str:
+    """Put a `skipped` row in a node's place, which satisfies its dependents; return its job's id.
+
+    `node_module` None: the node's id, since nothing imports it. A node that the run has already
+    keeps its row and id. Raises as `add_node` does.
+    """
+    row: dict[str, Any] = {
+        "node_id": node_id,
+        "node_module": node_id if node_module is None else node_module,
+        "queue": queue,
+        "required_model": _check_model(node_id, queue, required_model),
+        "status": "skipped",
+        "pipeline_name": pipeline_name,
+        "inputs": {},
+    }
+    with db.transaction() as conn:
+        node_jobs.insert_planned(conn, run_id, payload.encode([row], "row"))
+        return _id_of_node(conn, run_id, node_id)
+
+
+def _id_of_node(conn: db.Connection, run_id: str, node_id: str) -> str:
+    job = node_jobs.get_by_node(conn, run_id, node_id)
+    if job is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    return job["id"]
+
+
+def _check_model(node_id: str, queue: str, model: str | None) -> str | None:
+    """Return the model, None for an empty one, for which no worker could be asked."""
+    config.check_queue(queue, config.DAG_QUEUES)
+    if not model:
+        return None
+    if queue == "cpu":
+        raise errors.InvalidConfig(f"node {node_id!r}: a cpu job cannot require a model")
+    if not types.is_name(model):
+        raise errors.InvalidConfig(
+            f"node {node_id!r}: model {model[:40]!r}: an id has 1 to 400 bytes of UTF-8"
+        )
+    return model

@@ -1,0 +1,286 @@
+"""Workers: list them, turn them on or off, drain them, and write or judge their heartbeats."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from queue_workflows import config, db, errors
+from queue_workflows.admin import overview
+from queue_workflows.db import check_violations
+from queue_workflows.engine import controls, queues, workers
+from queue_workflows.operations import stop_policies
+from queue_workflows.runtime import durations, stored_json
+from queue_workflows.types import Row, Rows
+
+_log = logging.getLogger(__name__)
+STATES = ("on", "off")
+ABSENT = "absent"
+"""The state of a queue that is switched off and has no live worker."""
+_KEYS = (
+    "worker_id", "host_label", "queue", "pid", "state", "desired_state", "current_model", "job_ids",
+    "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
+    "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle",
+)  # fmt: skip
+_OBEYING = frozenset({"parked", "paused", "draining"})
+
+
+# --- list --------------------------------------------------------------------------------------
+
+
+def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users look for
+    """Return the worker processes seen within a day.
+
+    `absent`: also a row for each host and queue that is switched off and has no live worker.
+
+    `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining, paused,
+    parked, stopped, dead, or absent for a switch without a worker), `desired_state`, `job_ids`,
+    `current_model`, `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`,
+    `until_at`, `until_s`, `switched_at`; `death`: how a dead worker ended.
+    """
+    with db.transaction() as conn:
+        rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
+        # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
+        running = overview.claims_in_flight(conn)
+        limited = queues.held_back(conn)
+        switches = workers.switched_off(conn)
+    for row in rows:
+        row["job_ids"] = running.get(row["worker_id"], [])
+        row["state"] = _state(row)
+        row["throttle"] = None
+        if row["state"] == "idle" and row["desired_state"] == "on" and row["queue"] in limited:
+            row["state"], row["throttle"] = "throttled", limited[row["queue"]]
+        row["death"] = _death(row["detail"]) if row["state"] == "dead" else None
+    found = [{key: row[key] for key in _KEYS} for row in rows]
+    return found + _absent(rows, switches) if absent else found
+
+
+def _absent(rows: Rows, switches: Rows) -> Rows:
+    """Return a row, with the same keys, for each OFF switch for which no live worker is listed."""
+    live = {
+        (row["host_label"], queue)
+        for row in rows
+        if row["state"] != "dead"
+        for queue in (row["queue"], controls.ALL)
+    }
+    return [
+        dict.fromkeys(_KEYS) | {"state": ABSENT, "desired_state": "off", "job_ids": []} | switch
+        for switch in switches
+        if (switch["host_label"], switch["queue"]) not in live
+    ]
+
+
+def _state(row: Row) -> str:
+    """Return the state now: a switch takes effect before the worker's next report shows it.
+
+    A later report than the switch decides: a worker that does not obey reports idle or busy.
+    """
+    state: str = row["state"]
+    if state not in _OBEYING | {"idle", "busy"}:
+        return state
+    obeys = state in _OBEYING or row["switched_at"] is None or row["last_seen"] < row["switched_at"]
+    if row["desired_state"] == "on" or not obeys:
+        return "busy" if row["job_ids"] else "idle"
+    if row["job_ids"]:
+        return "draining"
+    return "paused" if row["stop_policy"] == "pause" else "parked"
+
+
+def _death(detail: Any) -> str:
+    """Return how a dead worker ended, as far as its parent saw it."""
+    seen = stored_json.mapping(detail)
+    number, code = seen.get("signal"), seen.get("exit_code")
+    if number is not None:
+        name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
+        return f"killed by {name}"
+    return "no heartbeat" if code is None else f"ended with exit code {code}"
+
+
+# --- turn on and off ---------------------------------------------------------------------------
+
+
+@check_violations.translated()
+def set_control(
+    host: str,
+    queue: str,
+    *,
+    desired_state: str,
+    stop_policy: str = "hard",
+    requested_by: str | None = None,
+    reason: str | None = None,
+    until: datetime | timedelta | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Write the control row of a host and queue, which wakes its workers; return the row.
+
+    Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
+    or a span from now by the database's clock. `conn`: join the caller's transaction. Raises before
+    any write `UnknownPolicy` (a ValueError) for a bad state, policy or name, `InvalidConfig` (a
+    ValueError) for a bad `until`.
+    """
+    if desired_state not in STATES:
+        raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
+    if stop_policy not in stop_policies.BY_NAME:
+        known = ", ".join(sorted(stop_policies.BY_NAME))
+        raise errors.UnknownPolicy(f"stop policy {stop_policy!r}: registered are {known}")
+    if until is not None and desired_state == "on":
+        raise errors.InvalidConfig("until: it says when OFF ends, and has no meaning for ON")
+    at, lasts = durations.check_until(until)
+    for what, name, most in (("host", host, 400), ("queue", queue, 200)):
+        if not 1 <= len(name.encode()) <= most or "\x00" in name:
+            raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
+    values = {
+        "host": host,
+        "queue": queue,
+        "desired_state": desired_state,
+        "stop_policy": stop_policy,
+        "requested_by": requested_by,
+        "reason": None if reason is None else reason.replace("\x00", " "),
+        "until": at,
+        "lasts": lasts,
+    }
+    with db.transaction(conn) as own:
+        if at is not None and controls.is_over(own, at):
+            raise errors.InvalidConfig(
+                f"until {at}: that is over by the database's clock; name a time to come, or a time "
+                "span from now"
+            )
+        return controls.put(own, values)
+
+
+def get_control(host: str, queue: str) -> Row | None:
+    """Return the control row of a host and queue; None without one, or without its table."""
+    with db.transaction() as conn:
+        return controls.get(conn, host, queue)
+
+
+def desired_state(host: str, queue: str) -> str:
+    """Return `"on"` or `"off"`, as it is in force now; `"on"` without a control row."""
+    return "on" if policy_in_force(host, queue) is None else "off"
+
+
+def policy_in_force(host: str, queue: str) -> str | None:
+    """Return the policy by which workers of a host and queue must stop now; None: they are ON."""
+    with db.transaction() as conn:
+        return controls.off_policy(conn, host, queue)
+
+
+def enable(
+    host: str,
+    queue: str,
+    *,
+    requested_by: str | None = None,
+    reason: str | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Turn the workers of a host and queue ON; return the control row. Parked ones resume in place.
+
+    ON for queue `all` lifts only that row: a queue with an OFF row of its own stays OFF.
+    """
+    return set_control(
+        host, queue, desired_state="on", requested_by=requested_by, reason=reason, conn=conn
+    )
+
+
+def disable(
+    host: str,
+    queue: str,
+    *,
+    stop_policy: str = "hard",
+    requested_by: str | None = None,
+    reason: str | None = None,
+    until: datetime | timedelta | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Turn the workers of a host and queue OFF until they are enabled, or `until`; the row.
+
+    `stop_policy`: `hard` returns the job to its queue and ends the process; `drain` and `pause` let
+    the job finish. Raises as `set_control` does.
+    """
+    return set_control(
+        host,
+        queue,
+        desired_state="off",
+        stop_policy=stop_policy,
+        requested_by=requested_by,
+        reason=reason,
+        until=until,
+        conn=conn,
+    )
+
+
+def drain(
+    host: str,
+    queue: str,
+    *,
+    requested_by: str | None = None,
+    reason: str | None = None,
+    until: datetime | timedelta | None = None,
+    conn: db.Connection | None = None,
+) -> Row:
+    """Turn the workers of a host and queue OFF once their running jobs have finished; the row."""
+    return disable(
+        host, queue, stop_policy="drain", requested_by=requested_by, reason=reason, until=until,
+        conn=conn,
+    )  # fmt: skip
+
+
+# --- heartbeats --------------------------------------------------------------------------------
+
+
+def heartbeat(
+    host_label: str,
+    queue: str,
+    *,
+    concurrency: int,
+    current_model: str | None = None,
+    known_models: Iterable[str] | None = None,
+    update_current_model: bool = True,
+) -> None:
+    """Record that a host serves a queue now, which clears its dead flag.
+
+    `known_models` None: leave them as they are.
+    """
+    values = {
+        "host_label": host_label,
+        "queue": queue,
+        "concurrency": concurrency,
+        "current_model": current_model,
+        "known_models": None if known_models is None else sorted(known_models),
+        "update_current_model": update_current_model,
+    }
+    with db.transaction() as conn:
+        workers.beat(conn, values)
+
+
+def clear_model(host_label: str, queue: str, *, mark_stale: bool = True) -> Row | None:
+    """Clear the loaded model of a host's heartbeat; return the changed row, None if there is none.
+
+    `mark_stale` also sets its `last_seen` back by an hour, so that it counts as no capacity.
+    """
+    with db.transaction() as conn:
+        return workers.clear_model(conn, host_label, queue, mark_stale=mark_stale)
+
+
+def flag_stale(*, stale_after_s: float | None = None, conn: db.Connection | None = None) -> Rows:
+    """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs.
+
+    Returns their heartbeat rows, each with the number of its `running_jobs`. `stale_after_s` None:
+    STALE_WORKER_AFTER_S seconds.
+    """
+    limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
+    with db.transaction(conn) as own:
+        flagged = workers.flag_stale(own, limit)
+    for row in flagged:
+        _log.error(
+            "DEAD WORKER: host %s queue %s was last seen at %s and owns %d running jobs; restart "
+            "it, its leases bring the jobs back",
+            row["host_label"],
+            row["queue"],
+            row["last_seen"],
+            row["running_jobs"],
+        )
+    return flagged
