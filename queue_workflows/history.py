@@ -11,7 +11,7 @@ from queue_workflows import db
 from queue_workflows.engine import job_tables, run_history, samples
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import stored_json
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 PRUNE_BATCH = 1000
 LOGS_MAX = 60
@@ -24,7 +24,6 @@ _ENDS = frozenset(
 _DIED = _TRIPS | {"death", "reclaimed"}
 BOXES = 20
 """Attempts that died which are shown with what their box did."""
-_OVER = frozenset({"completed", "failed", "cancelled"})
 
 
 def get_run(
@@ -219,7 +218,9 @@ def attempts(
         elif number in made:
             _add(made[number], event)
         if event["event_type"] in _ENDS:
-            queued_at = None if event["event_type"] in _OVER else event["created_at"]
+            queued_at = (
+                None if event["event_type"] in TERMINAL_RUN_STATUSES else event["created_at"]
+            )
     if job["claim_no"] and job["claim_no"] not in made:
         made[job["claim_no"]] = _from_row(job)
     for number, attempt in made.items():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import get_args
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import ingest_jobs, job_tables
 from queue_workflows.runtime import durations
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import JobStatus, JsonDict, Row
 
-STATUSES = ("queued", "running", "completed", "failed", "cancelled")
+STATUSES: tuple[str, ...] = get_args(JobStatus)
 BATCH = 500
 """Jobs that a transaction acts on, which keeps it far below the engine's 5 s."""
 

@@ -15,7 +15,7 @@ import typer
 from queue_workflows import db, errors, jobs
 from queue_workflows.cli import command, ids, options, output, show, views
 from queue_workflows.runtime import display, process
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 app = typer.Typer(
     name="jobs",
@@ -164,8 +164,9 @@ def delete(
     debug: options.Debug = False,
 ) -> None:
     """Delete jobs that do not run. A filter means those that are over; their history stays."""
-    over = ("completed", "failed", "cancelled")
-    wanted = _Wanted(job, queue, task, status, since, key, default=over)
+    wanted = _Wanted(
+        job, queue, task, status, since, key, default=tuple(sorted(TERMINAL_RUN_STATUSES))
+    )
     _run("delete", wanted, lambda some, who: jobs.delete_jobs(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 

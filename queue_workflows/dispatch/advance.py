@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from queue_workflows import config, db, errors, run_store
 from queue_workflows.dag import confinement, definition, outputs, payload, plan, readiness
 from queue_workflows.dispatch import hooks, run_cache
-from queue_workflows.engine import job_tables, nodes, runs
-from queue_workflows.types import Row, Unreadable
+from queue_workflows.engine import nodes, runs
+from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
@@ -34,7 +34,7 @@ def is_queued(run: Row) -> bool:
 
 def is_live(run: Row) -> bool:
     """A run of ours that was started and is not over; a host's own status counts as live."""
-    return run["mode"] == "node" and run["status"] not in (*job_tables.TERMINAL, "queued")
+    return run["mode"] == "node" and run["status"] not in TERMINAL_RUN_STATUSES | {"queued"}
 
 
 def make_plan(

@@ -8,7 +8,7 @@ from queue_workflows import db, errors
 from queue_workflows.dag import frozen_definition
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import cancellation, job_tables, nodes, retry, runs
-from queue_workflows.types import Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 
 def cancel_run(run_id: str, *, conn: Any = None) -> Row | None:
@@ -81,7 +81,7 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
     run = runs.lock(conn, run_id)
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
-    if run["status"] not in job_tables.TERMINAL:
+    if run["status"] not in TERMINAL_RUN_STATUSES:
         raise errors.InvalidConfig(
             f"run {run_id!r} is {run['status']}: only a finished one is retried"
         )

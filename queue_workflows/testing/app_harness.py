@@ -30,7 +30,7 @@ from queue_workflows.dispatch import hooks
 from queue_workflows.engine import job_tables, schedules
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.testing import apps, clock, faults, result, servers
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 HOST = "test-host"
 ROUNDS = 100_000
@@ -95,7 +95,7 @@ class Harness:
             began = self._database_now()
             self.work()
             found = result.of_run(run_id)
-            if found.status in job_tables.TERMINAL:
+            if found.status in TERMINAL_RUN_STATUSES:
                 return found
             asked = [node_id for node_id in found.waiting if node_id in given]
             for node_id in asked:

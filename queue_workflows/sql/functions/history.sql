@@ -15,7 +15,7 @@ BEGIN
     INSERT INTO ingest_job_events
            (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor)
     VALUES (p_job.id, p_job.attempts, p_event, p_job.claim_no, p_job.worker_id, p_job.claimed_by, p_job.queue,
-            CASE WHEN p_job.status IN ('completed', 'failed', 'cancelled') THEN p_job.seconds END,
+            CASE WHEN queue_workflows_is_terminal_job(p_job.status) THEN p_job.seconds END,
             p_job.error, queue_workflows_actor());
 END $$;
 

@@ -86,7 +86,7 @@ BEGIN
         END IF;
         RETURN NEW;
     END IF;
-    IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')
+    IF queue_workflows_is_terminal_job(OLD.status)
        AND NEW.generation <= OLD.generation THEN
         RAISE EXCEPTION 'job % is % and stays so; retry_job() or retry_run() reopens it', OLD.id, OLD.status
             USING ERRCODE = 'QW002';
@@ -96,7 +96,7 @@ BEGIN
             IF OLD.blocked_reason IN ('locked', 'limited', 'unserved') OR EXISTS (
                 SELECT FROM queue_settings s
                  WHERE s.queue = OLD.queue
-                   AND (s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now())
+                   AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
                         OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL)) THEN
                 RETURN NULL;  -- a statement of 0.3.0, which knows no lock keys and limits, finds no job
             END IF;
@@ -169,5 +169,5 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_must_end(job workflow_node_jobs) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (
-        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND r.status IN ('completed', 'failed', 'cancelled'));
+        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));
 END $$;
