@@ -366,36 +366,6 @@ BEGIN
             p_job.error, queue_workflows_actor());
 END $$;
 
-CREATE FUNCTION public.queue_workflows_audit_cancel() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'public', 'pg_temp'
-    AS $$
-BEGIN
-    IF NEW.status = 'running' AND OLD.status = 'running'
-       AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL THEN
-        PERFORM queue_workflows_audit(NEW, 'cancel_requested');
-    END IF;
-    RETURN NEW;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_audit_gone() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'public', 'pg_temp'
-    AS $$
-BEGIN
-    IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
-        INSERT INTO ingest_job_events
-               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
-        SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
-               jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
-                   'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
-                   'partition_key', partition_key)),
-               queue_workflows_actor()
-          FROM gone;
-    END IF;
-    RETURN NULL;
-END $$;
-
 CREATE FUNCTION public.queue_workflows_block_unserved(p_jobs text, p_served text[], p_limit integer) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -779,16 +749,6 @@ BEGIN
         NULL;
     END;
     RETURN QUERY SELECT * FROM unnest(v_places, v_ids, v_same);
-END $$;
-
-CREATE FUNCTION public.queue_workflows_forget_logs() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'public', 'pg_temp'
-    AS $$
-BEGIN
-    DELETE FROM job_attempt_logs l USING gone
-     WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
-    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_forget_runs() RETURNS trigger
@@ -1793,6 +1753,9 @@ BEGIN
             END IF;
         ELSIF NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL
               AND OLD.cancel_requested_at IS NULL THEN
+            IF TG_TABLE_NAME = 'ingest_jobs' THEN
+                PERFORM queue_workflows_audit(NEW, 'cancel_requested');
+            END IF;
             PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
         END IF;
         IF NOT v_admits AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
@@ -1831,6 +1794,7 @@ BEGIN
     IF NEW.status = 'queued' THEN
         NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
     END IF;
+    -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text
                                                 WHEN OLD.status = 'running' THEN 'requeued' ELSE 'retried' END);
@@ -1888,7 +1852,18 @@ BEGIN
            FROM (SELECT DISTINCT queue::text, partition_key FROM gone
                   WHERE partition_key IS NOT NULL
                     AND (status = 'running' OR status = 'queued' AND admitted_at IS NOT NULL)) k;
+        IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
+            SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
+                   jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
+                       'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
+                       'partition_key', partition_key)),
+                   queue_workflows_actor()
+              FROM gone;
+        END IF;
     END IF;
+    DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
     RETURN NULL;
 END $$;
 
@@ -3682,15 +3657,9 @@ CREATE TRIGGER ingest_job_events_keep BEFORE DELETE OR UPDATE ON public.ingest_j
 
 CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON public.ingest_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_ingest_jobs_inserted();
 
-CREATE TRIGGER ingest_jobs_audit_gone AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_audit_gone();
-
 CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
-CREATE TRIGGER ingest_jobs_cancel_asked BEFORE UPDATE OF cancel_requested_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_audit_cancel();
-
 CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready');
-
-CREATE TRIGGER ingest_jobs_forget AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_logs();
 
 CREATE TRIGGER ingest_jobs_gone AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_gone();
 
@@ -3721,8 +3690,6 @@ CREATE TRIGGER workflow_input_submissions_bound BEFORE INSERT OR UPDATE OF id, r
 CREATE TRIGGER workflow_node_jobs_bound BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, created_at, lock_key, partition_key, policy ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
 CREATE TRIGGER workflow_node_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('node_job_ready');
-
-CREATE TRIGGER workflow_node_jobs_forget AFTER DELETE ON public.workflow_node_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_logs();
 
 CREATE TRIGGER workflow_node_jobs_gone AFTER DELETE ON public.workflow_node_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_gone();
 
@@ -3780,10 +3747,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_ask_turn(p_jobs name, p_key text) 
 
 REVOKE ALL ON FUNCTION public.queue_workflows_audit(p_job public.ingest_jobs, p_event text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_audit_cancel() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_audit_gone() FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_block_unserved(p_jobs text, p_served text[], p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_born(p_at timestamp with time zone) FROM PUBLIC;
@@ -3805,8 +3768,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_demand(p_right text, p_table text,
 REVOKE ALL ON FUNCTION public.queue_workflows_drop_end() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs jsonb) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_forget_logs() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_runs() FROM PUBLIC;
 

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import overview
@@ -31,7 +31,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity
 from queue_workflows.tasks import job_validation
-from queue_workflows.types import JobId, JobOptions, NewIngestJob, Row
+from queue_workflows.types import IngestJob, JobId, JobOptions, NewIngestJob, NodeJob, Row
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -143,16 +143,16 @@ def insert_skipped_job(
     return found["id"]
 
 
-def get_node_job(job_id: str) -> Row | None:
+def get_node_job(job_id: str) -> NodeJob | None:
     """The job, or None."""
     with db.statement() as conn:
-        return nodes.get(conn, job_id)
+        return cast("NodeJob | None", nodes.get(conn, job_id))
 
 
-def list_jobs_for_run(run_id: str) -> list[Row]:
+def list_jobs_for_run(run_id: str) -> list[NodeJob]:
     """The run's jobs, oldest first."""
     with db.statement() as conn:
-        return nodes.of_run(conn, run_id)
+        return cast("list[NodeJob]", nodes.of_run(conn, run_id))
 
 
 def claim_next_cpu_job(
@@ -211,44 +211,55 @@ def mark_completed(
     context_delta: dict[str, Any] | None,
     seconds: float | None = None,
     vm_rss_mb_peak: int | None = None,
-) -> Row | None:
+) -> NodeJob | None:
     """Complete a job by hand, with its outbox event; the row, or None when it was over already."""
     text = payload.encode(context_delta or {}, "context_delta")
     with db.transaction() as conn:
-        return manual_changes.complete(
-            conn, job_tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=vm_rss_mb_peak
+        return cast(
+            "NodeJob | None",
+            manual_changes.complete(
+                conn,
+                job_tables.NODE_JOBS,
+                job_id,
+                result=text,
+                seconds=seconds,
+                rss_mb=vm_rss_mb_peak,
+            ),
         )
 
 
-def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
+def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> NodeJob | None:
     """Fail a job by hand, with its outbox event; the row, or None when it was over already."""
     text = payload.error_text(error)
     with db.transaction() as conn:
-        return manual_changes.fail(conn, job_tables.NODE_JOBS, job_id, error=text, seconds=seconds)
+        return cast(
+            "NodeJob | None",
+            manual_changes.fail(conn, job_tables.NODE_JOBS, job_id, error=text, seconds=seconds),
+        )
 
 
-def mark_awaiting_input(job_id: str) -> Row | None:
+def mark_awaiting_input(job_id: str) -> NodeJob | None:
     """Park a job by hand, with its outbox event; the row, or None when it is over."""
     with db.transaction() as conn:
-        row = manual_changes.park(conn, job_id)
+        row = cast("NodeJob | None", manual_changes.park(conn, job_id))
     if row is None and (job := get_node_job(job_id)) and job["status"] == "awaiting_input":
         return job
     return row
 
 
-def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> Row | None:
+def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
     """Store what the node received; the row, or None."""
     text = payload.encode(inputs, "resolved_inputs")
     with db.transaction() as conn:
-        return nodes.set_resolved_inputs(conn, job_id, text)
+        return cast("NodeJob | None", nodes.set_resolved_inputs(conn, job_id, text))
 
 
-def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | None:
+def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
     """Store what an input node asks for; the row, or None."""
     text = payload.encode(spec, "input_spec")
     with db.transaction() as conn:
         job = nodes.get_by_node(conn, run_id, node_id)
-        return nodes.set_input_spec(conn, job["id"], text) if job else None
+        return cast("NodeJob | None", nodes.set_input_spec(conn, job["id"], text) if job else None)
 
 
 def reclaim_expired_leases(
@@ -272,10 +283,10 @@ def _brief(rows: list[Row]) -> list[Row]:
     return [{key: row[key] for key in ("id", "run_id", "node_id", "status")} for row in rows]
 
 
-def requeue_job_for_retry(job_id: str) -> Row | None:
+def requeue_job_for_retry(job_id: str) -> NodeJob | None:
     """A running job → queued at the front, `watchdog_retries` + 1; its row; None: not running."""
     with db.transaction() as conn:
-        return manual_changes.requeue_node(conn, job_id)
+        return cast("NodeJob | None", manual_changes.requeue_node(conn, job_id))
 
 
 def reclaim_all_running_for_resume() -> list[Row]:
@@ -566,10 +577,10 @@ async def _in_thread(door: Callable[..., R], *args: Any, **keywords: Any) -> R:
     return await asyncio.to_thread(door, *args, **keywords)
 
 
-def get_ingest_job(job_id: str) -> Row | None:
+def get_ingest_job(job_id: str) -> IngestJob | None:
     """The job, or None."""
     with db.statement() as conn:
-        return ingest_jobs.get(conn, job_id)
+        return cast("IngestJob | None", ingest_jobs.get(conn, job_id))
 
 
 def claim_next_ingest_job(
@@ -591,21 +602,27 @@ def claim_next_ingest_job(
 
 def mark_ingest_completed(
     job_id: str, *, result: Any = None, seconds: float | None = None
-) -> Row | None:
+) -> IngestJob | None:
     """Complete a job by hand; the row, or None when it was over already."""
     text = payload.encode(result, "result")
     with db.transaction() as conn:
-        return manual_changes.complete(
-            conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+        return cast(
+            "IngestJob | None",
+            manual_changes.complete(
+                conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+            ),
         )
 
 
-def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
+def mark_ingest_failed(
+    job_id: str, *, error: str, seconds: float | None = None
+) -> IngestJob | None:
     """Fail a job by hand; the row, or None when it was over already."""
     text = payload.error_text(error)
     with db.transaction() as conn:
-        return manual_changes.fail(
-            conn, job_tables.INGEST_JOBS, job_id, error=text, seconds=seconds
+        return cast(
+            "IngestJob | None",
+            manual_changes.fail(conn, job_tables.INGEST_JOBS, job_id, error=text, seconds=seconds),
         )
 
 

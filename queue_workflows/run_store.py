@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import runs
-from queue_workflows.types import NewRun, Row
+from queue_workflows.types import NewRun, Row, Run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,7 +27,7 @@ def insert_run(
     mode: str = "node",
     context: dict[str, Any] | None = None,
     conn: Any = None,
-) -> Row:
+) -> Run:
     """Insert a run and return its row; a queued one of mode `node` is started by an orchestrator.
 
     `run_id` None: a new id. `conn` (psycopg, SQLAlchemy, Django): join the caller's transaction.
@@ -48,12 +48,12 @@ def insert_run(
         check_inputs(workflow_name, context or {})
     if conn is None:
         with db.statement() as own:
-            return runs.submit(own, values)
+            return cast("Run", runs.submit(own, values))
     with app_connections.transaction(conn) as own:
-        return runs.submit(own, values)
+        return cast("Run", runs.submit(own, values))
 
 
-async def insert_run_async(*, conn: Any = None, **run: Unpack[NewRun]) -> Row:
+async def insert_run_async(*, conn: Any = None, **run: Unpack[NewRun]) -> Run:
     """`insert_run` for an event loop, which it does not block.
 
     `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession; None: a connection of
@@ -80,14 +80,14 @@ def _object(value: Any, what: str) -> str:
     return payload.encode(value, what)
 
 
-def get_run(run_id: str) -> Row | None:
+def get_run(run_id: str) -> Run | None:
     """The run, or None."""
     with db.statement() as conn:
-        return runs.get(conn, run_id)
+        return cast("Run | None", runs.get(conn, run_id))
 
 
 @check_violations.translated()
-def update_run(run_id: str, **columns: Any) -> Row | None:
+def update_run(run_id: str, **columns: Any) -> Run | None:
     """Set columns; the row, or None: no such run, or one that is over and would change status.
 
     A cancelled run stays cancelled; only `failed|cancelled -> queued` reopens one. Raises
@@ -107,7 +107,7 @@ def update_run(run_id: str, **columns: Any) -> Row | None:
     if isinstance(values.get("error"), str):
         values["error"] = payload.error_text(values["error"])
     with db.transaction() as conn:
-        return runs.update(conn, run_id, values)
+        return cast("Run | None", runs.update(conn, run_id, values))
 
 
 def delete_run(run_id: str) -> bool:

@@ -7,13 +7,13 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from queue_workflows import config, db, errors, queues
 from queue_workflows.db import check_violations
 from queue_workflows.engine import controls
 from queue_workflows.runtime import display, process, service
-from queue_workflows.types import ExitFn, Row
+from queue_workflows.types import ExitFn, WorkerControl
 
 _log = logging.getLogger(__name__)
 EXIT_CONTROL_HARD_STOP = 79
@@ -83,7 +83,7 @@ def set_worker_control(
     reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
-) -> Row:
+) -> WorkerControl:
     """Write the row of a (host, queue), which wakes its worker; the row.
 
     Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
@@ -118,13 +118,13 @@ def set_worker_control(
                 f"until {at}: that is over by the database's clock; name a time to come, or a time "
                 "span from now"
             )
-        return controls.put(own, values)
+        return cast("WorkerControl", controls.put(own, values))
 
 
-def get_worker_control(host: str, queue: str) -> Row | None:
+def get_worker_control(host: str, queue: str) -> WorkerControl | None:
     """The row, or None; None too in a database without the table."""
     with db.transaction() as conn:
-        return controls.get(conn, host, queue)
+        return cast("WorkerControl | None", controls.get(conn, host, queue))
 
 
 def desired_state_for(host: str, queue: str) -> str:
@@ -145,7 +145,7 @@ def stop_policy_for(conn: db.Connection, host: str, queue: str) -> str | None:
 
 def enable_worker(
     host: str, queue: str, *, requested_by: str | None = None, reason: str | None = None
-) -> Row:
+) -> WorkerControl:
     """Turn the worker of a (host, queue) ON: a parked one resumes in place.
 
     ON for queue `all` lifts that row alone; a queue with an OFF row of its own stays OFF.
@@ -163,7 +163,7 @@ def disable_worker(
     requested_by: str | None = None,
     reason: str | None = None,
     until: datetime | timedelta | None = None,
-) -> Row:
+) -> WorkerControl:
     """Turn the worker of a (host, queue) OFF by a policy, until it is enabled or `until`."""
     return set_worker_control(
         host,

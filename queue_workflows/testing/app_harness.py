@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import (
     config,
@@ -129,7 +129,7 @@ class Harness:
         for _ in range(ROUNDS):
             began = self._database_now()
             self.work()
-            row = node_queue.get_ingest_job(job_id)
+            row = cast("Row | None", node_queue.get_ingest_job(job_id))
             if row is None or row["status"] not in ("queued", "running"):
                 return row or {}
             if not self._skip_ahead(began):

@@ -3,10 +3,9 @@
 -- Check and complete an UPDATE of a job. The trigger's argument names the channel to notify. A terminal job
 -- keeps its status within its generation (SQLSTATE QW002). A claim by a plain UPDATE gets a claim number, a
 -- worker and a lease. A job that leaves `running` loses its claim. Limits and lock keys decide whether a queued
--- job is claimable. Jobs that become claimable and jobs to cancel are notified. The statements of a claim
--- (claim, complete, fail, hand back, reclaim) write their own history; this function writes it for plain
--- UPDATEs, and for jobs that are not running. It runs as its owner, because who may change a job may not write
--- its history.
+-- job is claimable. Jobs that become claimable and jobs to cancel are notified. Of ingest jobs, it records every change
+-- of state but those of the statements that end a claim or make one, which record themselves (decision 0025). It
+-- runs as its owner, because who may change a job may not write its history.
 CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -76,6 +75,9 @@ BEGIN
             END IF;
         ELSIF NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL
               AND OLD.cancel_requested_at IS NULL THEN
+            IF TG_TABLE_NAME = 'ingest_jobs' THEN
+                PERFORM queue_workflows_audit(NEW, 'cancel_requested');
+            END IF;
             PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
         END IF;
         IF NOT v_admits AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
@@ -114,6 +116,7 @@ BEGIN
     IF NEW.status = 'queued' THEN
         NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
     END IF;
+    -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text
                                                 WHEN OLD.status = 'running' THEN 'requeued' ELSE 'retried' END);
