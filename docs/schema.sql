@@ -165,7 +165,7 @@ DECLARE
     v_count   integer;
     v_id      text;
 BEGIN
-    SELECT p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), p.paused_until,
+    SELECT queue_workflows_is_paused(p.paused_at, p.paused_until), p.paused_until,
            coalesce(p.max_running, s.partition_max_running),
            coalesce(p.rate_limit, s.partition_rate_limit),
            CASE WHEN p.rate_limit IS NULL THEN s.partition_rate_period_s ELSE p.rate_period_s END
@@ -362,38 +362,8 @@ BEGIN
     INSERT INTO ingest_job_events
            (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor)
     VALUES (p_job.id, p_job.attempts, p_event, p_job.claim_no, p_job.worker_id, p_job.claimed_by, p_job.queue,
-            CASE WHEN p_job.status IN ('completed', 'failed', 'cancelled') THEN p_job.seconds END,
+            CASE WHEN queue_workflows_is_terminal_job(p_job.status) THEN p_job.seconds END,
             p_job.error, queue_workflows_actor());
-END $$;
-
-CREATE FUNCTION public.queue_workflows_audit_cancel() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'public', 'pg_temp'
-    AS $$
-BEGIN
-    IF NEW.status = 'running' AND OLD.status = 'running'
-       AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL THEN
-        PERFORM queue_workflows_audit(NEW, 'cancel_requested');
-    END IF;
-    RETURN NEW;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_audit_gone() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'public', 'pg_temp'
-    AS $$
-BEGIN
-    IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
-        INSERT INTO ingest_job_events
-               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
-        SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
-               jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
-                   'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
-                   'partition_key', partition_key)),
-               queue_workflows_actor()
-          FROM gone;
-    END IF;
-    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_block_unserved(p_jobs text, p_served text[], p_limit integer) RETURNS bigint
@@ -603,9 +573,9 @@ BEGIN
     aside := '[]';
     IF (p_obey AND EXISTS (
             SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-               AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now())))
-       OR EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue AND s.paused_at IS NOT NULL
-                     AND (s.paused_until IS NULL OR s.paused_until > now())) THEN
+               AND queue_workflows_is_off(c.desired_state, c.until_at)))
+       OR EXISTS (SELECT FROM queue_settings s
+                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
         RETURN;
     END IF;
     IF p_promote THEN
@@ -779,16 +749,6 @@ BEGIN
         NULL;
     END;
     RETURN QUERY SELECT * FROM unnest(v_places, v_ids, v_same);
-END $$;
-
-CREATE FUNCTION public.queue_workflows_forget_logs() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'public', 'pg_temp'
-    AS $$
-BEGIN
-    DELETE FROM job_attempt_logs l USING gone
-     WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
-    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_forget_runs() RETURNS trigger
@@ -1005,29 +965,29 @@ DECLARE
 BEGIN
     IF p_model = '' THEN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
     ELSE
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
     END IF;
     IF v_seq IS NOT NULL THEN
@@ -1115,33 +1075,31 @@ BEGIN
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE (k.required_model, k.priority) >= (m.model, j.priority)
                                AND (k.required_model, k.priority) <= (m.model, j.priority)
-                               AND k.queue = 'gpu' AND k.status = 'queued'
-                               AND k.blocked_reason IS NULL
+                               AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
                         ELSE -(
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
-                               AND k.queue = 'gpu' AND k.status = 'queued'
-                               AND k.blocked_reason IS NULL
+                               AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
               FROM unnest(p_models) AS m(model)
              CROSS JOIN LATERAL (
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
-                       AND k.queue = 'gpu' AND k.status = 'queued' AND k.blocked_reason IS NULL
+                       AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
-                       AND k.status = 'queued' AND k.blocked_reason IS NULL
+                       AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;
@@ -1161,12 +1119,12 @@ CREATE FUNCTION public.queue_workflows_gpu_queued() RETURNS SETOF text
 BEGIN
     RETURN QUERY WITH RECURSIVE line (model) AS (
         (SELECT j.required_model FROM workflow_node_jobs j
-          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
             AND j.required_model IS NOT NULL
           ORDER BY j.required_model LIMIT 1)
         UNION ALL
         SELECT (SELECT j.required_model FROM workflow_node_jobs j
-                 WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+                 WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                    AND j.required_model > line.model
                  ORDER BY j.required_model LIMIT 1)
           FROM line WHERE line.model IS NOT NULL)
@@ -1196,46 +1154,46 @@ DECLARE
 BEGIN
     IF p_how = 'oldest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.seq <= p_seq
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'oldest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.required_model, j.priority) >= (p_model, p_band)
            AND (j.required_model, j.priority) <= (p_model, p_band)
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSE
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     END IF;
     RETURN v_id;
@@ -1300,10 +1258,10 @@ BEGIN
     SELECT count(*), coalesce(sum(queue_workflows_age_s(w.created_at)), 0)
       INTO v_jobs, v_waited
       FROM (SELECT j.created_at FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model BETWEEN p_model AND p_model
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
     jobs := v_jobs;
     waited_s := v_waited;
@@ -1355,7 +1313,7 @@ BEGIN
     WITH ahead AS MATERIALIZED (
         SELECT a.id FROM (
             SELECT j.id, j.partition_key, j.admitted_at FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
              ORDER BY j.priority, j.seq LIMIT p_look) a
          WHERE a.partition_key IS NOT NULL AND a.admitted_at IS NULL AND (v_all OR EXISTS (
                SELECT FROM queue_partitions p WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
@@ -1363,7 +1321,7 @@ BEGIN
     stale AS MATERIALIZED (
         SELECT j.id FROM ingest_jobs j
          WHERE j.id = ANY (ARRAY(SELECT a.id FROM ahead a))
-           AND (j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL) IS TRUE
+           AND (queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.admitted_at IS NULL) IS TRUE
            FOR UPDATE OF j SKIP LOCKED)
     UPDATE ingest_jobs j SET blocked_reason = 'limited' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s));
     GET DIAGNOSTICS v_moved = ROW_COUNT;
@@ -1548,7 +1506,7 @@ BEGIN
     END IF;
     IF p_claim < 1 OR (p_obey AND EXISTS (
         SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
+           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
         RETURN;
     END IF;
     IF p_promote THEN
@@ -1573,14 +1531,14 @@ BEGIN
     v_count := 0;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
     IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         UPDATE ingest_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
                started_at = now(), available_at = NULL, error = NULL, progress = NULL
          WHERE j.id = coalesce(v_past, (SELECT q.id FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED))
         RETURNING * INTO v_row;
         IF v_row.status = 'running' THEN
@@ -1599,7 +1557,7 @@ BEGIN
         RETURN QUERY
         WITH picked AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.crash_count = 0
              ORDER BY j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED),
         changed AS (
@@ -1680,6 +1638,12 @@ CREATE FUNCTION public.queue_workflows_is_about_data(p_state text) RETURNS boole
     SELECT left(p_state, 2) IN ('0A', '21', '22', '23', '54')
 $$;
 
+CREATE FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    SELECT p_status = 'queued' AND p_blocked_reason IS NULL
+$$;
+
 CREATE FUNCTION public.queue_workflows_is_off(p_desired_state text, p_until_at timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
@@ -1689,7 +1653,7 @@ $$;
 CREATE FUNCTION public.queue_workflows_is_past_retention(p_status text, p_ended_at timestamp with time zone, p_days double precision) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-    SELECT p_status IN ('completed', 'failed', 'cancelled') AND p_days > 0
+    SELECT queue_workflows_is_terminal_run(p_status) AND p_days > 0
        AND p_ended_at < now() - least(greatest(p_days, 0), 36500) * interval '1 day'
 $$;
 
@@ -1704,6 +1668,18 @@ CREATE FUNCTION public.queue_workflows_is_systemic(p_state text) RETURNS boolean
     AS $$
     SELECT left(p_state, 2) IN ('08', '25', '28', '2D', '3B', '3D', '3F', '40', '42', '53', '55', '57', '58', '72',
                                 'F0', 'HV', 'XX')
+$$;
+
+CREATE FUNCTION public.queue_workflows_is_terminal_job(p_status text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    SELECT p_status IN ('completed', 'failed', 'cancelled', 'skipped')
+$$;
+
+CREATE FUNCTION public.queue_workflows_is_terminal_run(p_status text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    SELECT p_status IN ('completed', 'failed', 'cancelled')
 $$;
 
 CREATE FUNCTION public.queue_workflows_job_changed() RETURNS trigger
@@ -1777,6 +1753,9 @@ BEGIN
             END IF;
         ELSIF NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL
               AND OLD.cancel_requested_at IS NULL THEN
+            IF TG_TABLE_NAME = 'ingest_jobs' THEN
+                PERFORM queue_workflows_audit(NEW, 'cancel_requested');
+            END IF;
             PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
         END IF;
         IF NOT v_admits AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
@@ -1787,7 +1766,7 @@ BEGIN
         END IF;
         RETURN NEW;
     END IF;
-    IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')
+    IF queue_workflows_is_terminal_job(OLD.status)
        AND NEW.generation <= OLD.generation THEN
         RAISE EXCEPTION 'job % is % and stays so; retry_job() or retry_run() reopens it', OLD.id, OLD.status
             USING ERRCODE = 'QW002';
@@ -1797,7 +1776,7 @@ BEGIN
             IF OLD.blocked_reason IN ('locked', 'limited', 'unserved') OR EXISTS (
                 SELECT FROM queue_settings s
                  WHERE s.queue = OLD.queue
-                   AND (s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now())
+                   AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
                         OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL)) THEN
                 RETURN NULL;  -- a statement of 0.3.0, which knows no lock keys and limits, finds no job
             END IF;
@@ -1815,6 +1794,7 @@ BEGIN
     IF NEW.status = 'queued' THEN
         NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
     END IF;
+    -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text
                                                 WHEN OLD.status = 'running' THEN 'requeued' ELSE 'retried' END);
@@ -1872,7 +1852,18 @@ BEGIN
            FROM (SELECT DISTINCT queue::text, partition_key FROM gone
                   WHERE partition_key IS NOT NULL
                     AND (status = 'running' OR status = 'queued' AND admitted_at IS NOT NULL)) k;
+        IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
+            SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
+                   jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
+                       'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
+                       'partition_key', partition_key)),
+                   queue_workflows_actor()
+              FROM gone;
+        END IF;
     END IF;
+    DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
     RETURN NULL;
 END $$;
 
@@ -1951,7 +1942,7 @@ BEGIN
         RETURN p_new;
     END IF;
     SELECT p.queue IS NOT NULL OR s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL,
-           coalesce(p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), false),
+           coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false),
            coalesce(p.rate_limit, s.partition_rate_limit) IS NOT NULL
       INTO v_waits, v_paused, v_rated
       FROM (SELECT) AS one
@@ -2134,7 +2125,7 @@ CREATE FUNCTION public.queue_workflows_must_end(job public.workflow_node_jobs) R
     AS $$
 BEGIN
     RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (
-        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND r.status IN ('completed', 'failed', 'cancelled'));
+        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));
 END $$;
 
 CREATE FUNCTION public.queue_workflows_no_empty_model() RETURNS trigger
@@ -2184,7 +2175,7 @@ BEGIN
         IF p_generation IS NOT NULL THEN
             PERFORM FROM workflow_runs
               WHERE id = v_old.run_id AND generation = p_generation AND mode = 'node'
-                AND status NOT IN ('queued', 'completed', 'failed', 'cancelled')
+                AND status <> 'queued' AND NOT queue_workflows_is_terminal_run(status)
                 FOR NO KEY UPDATE SKIP LOCKED;
             v_ahead := FOUND;
         END IF;
@@ -2217,12 +2208,12 @@ BEGIN
                                              p_policy, p_grace_s, p_bound_s);
         ELSIF p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
-                                  WHERE k.queue = p_queue AND k.status = 'queued' AND k.blocked_reason IS NULL
+                                  WHERE k.queue = p_queue AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                   ORDER BY k.priority, k.seq LIMIT 1)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         -- An overflow host finds no job of its priority if all are locked or belong to ended runs.
@@ -2236,13 +2227,12 @@ BEGIN
                SELECT CASE WHEN p_obey AND EXISTS (
                                 SELECT FROM worker_controls c
                                  WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-                                   AND c.desired_state = 'off'
-                                   AND (c.until_at IS NULL OR c.until_at > now())) THEN NULL
+                                   AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN NULL
                            WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
-                                  WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                                  WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                                     AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                                                AND o.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                                AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
                                   ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE OF q SKIP LOCKED) END)
         RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
                   j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
@@ -2321,8 +2311,7 @@ CREATE FUNCTION public.queue_workflows_off_policy(p_host text, p_queue text) RET
     LANGUAGE sql STABLE
     AS $$
     SELECT stop_policy FROM worker_controls
-     WHERE host_label = p_host AND queue IN (p_queue, 'all') AND desired_state = 'off'
-       AND (until_at IS NULL OR until_at > now())
+     WHERE host_label = p_host AND queue IN (p_queue, 'all') AND queue_workflows_is_off(desired_state, until_at)
      ORDER BY stop_policy <> 'hard', queue = 'all' LIMIT 1
 $$;
 
@@ -2389,7 +2378,7 @@ BEGIN
                SELECT FROM queue_partitions p WHERE p.queue = p_queue AND p.partition_key = j.partition_key))
       INTO held
       FROM ingest_jobs j
-     WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+     WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
      ORDER BY j.priority, j.seq LIMIT 1;
     IF held IS NOT TRUE THEN
         RETURN;
@@ -2402,13 +2391,13 @@ BEGIN
      WHERE j.id = ANY (ARRAY(
             SELECT a.id FROM (
                 SELECT q.id, q.partition_key, q.admitted_at FROM ingest_jobs q
-                 WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                 WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                  ORDER BY q.priority, q.seq LIMIT 20000) a
              WHERE a.partition_key IS NULL OR a.admitted_at IS NOT NULL OR NOT (v_all OR EXISTS (
                    SELECT FROM queue_partitions p
                     WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
              LIMIT 64))
-       AND (j.status = 'queued' AND j.blocked_reason IS NULL) IS TRUE
+       AND queue_workflows_is_claimable(j.status, j.blocked_reason) IS TRUE
      ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
 END $$;
 
@@ -2439,57 +2428,57 @@ BEGIN
        AND NOT (v_told AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.priority, j.seq LIMIT 1;
         IF v_band IS NULL THEN
             RETURN NULL;
         END IF;
         IF p_model IS NOT NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSIF p_model IS NOT NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSIF p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.priority = v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         RETURN v_id;
@@ -2623,7 +2612,7 @@ BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
     SELECT * INTO v_set FROM queue_settings WHERE queue = p_queue;
     room := p_wanted;
-    IF v_set.paused_at IS NOT NULL AND (v_set.paused_until IS NULL OR v_set.paused_until > now()) THEN
+    IF queue_workflows_is_paused(v_set.paused_at, v_set.paused_until) THEN
         room := 0;
         wait_s := extract(epoch FROM least(v_set.paused_until, now() + interval '366 days') - now());
         RETURN;
@@ -2799,7 +2788,7 @@ CREATE FUNCTION public.queue_workflows_release_key(p_key text) RETURNS void
 BEGIN
     UPDATE ingest_jobs j SET idempotency_released = true
      WHERE j.idempotency_key = p_key AND NOT j.idempotency_released
-       AND j.status IN ('completed', 'failed', 'cancelled')
+       AND queue_workflows_is_terminal_job(j.status)
        -- At most 366 days, whatever a plain UPDATE stored.
        AND j.created_at <= now() - least(greatest(coalesce(j.idempotency_window_s, 86400), 0), 31622400)
            * interval '1 second';
@@ -2831,8 +2820,8 @@ CREATE FUNCTION public.queue_workflows_served_queues(p_stale_s double precision)
          WHERE b.last_seen > now() - p_stale_s * interval '1 second'
            AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) q
      WHERE NOT EXISTS (
-           SELECT FROM queue_settings s WHERE s.queue = q.queue AND s.paused_at IS NOT NULL
-              AND (s.paused_until IS NULL OR s.paused_until > now()))
+           SELECT FROM queue_settings s
+            WHERE s.queue = q.queue AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 $$;
 
 CREATE FUNCTION public.queue_workflows_set_aside(p_jobs text, p_id text, p_error text, p_worker text DEFAULT NULL::text, p_claim_no bigint DEFAULT NULL::bigint) RETURNS text
@@ -3668,15 +3657,9 @@ CREATE TRIGGER ingest_job_events_keep BEFORE DELETE OR UPDATE ON public.ingest_j
 
 CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON public.ingest_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_ingest_jobs_inserted();
 
-CREATE TRIGGER ingest_jobs_audit_gone AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_audit_gone();
-
 CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
-CREATE TRIGGER ingest_jobs_cancel_asked BEFORE UPDATE OF cancel_requested_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_audit_cancel();
-
 CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready');
-
-CREATE TRIGGER ingest_jobs_forget AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_logs();
 
 CREATE TRIGGER ingest_jobs_gone AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_gone();
 
@@ -3707,8 +3690,6 @@ CREATE TRIGGER workflow_input_submissions_bound BEFORE INSERT OR UPDATE OF id, r
 CREATE TRIGGER workflow_node_jobs_bound BEFORE UPDATE OF id, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, created_at, lock_key, partition_key, policy ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
 CREATE TRIGGER workflow_node_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON public.workflow_node_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('node_job_ready');
-
-CREATE TRIGGER workflow_node_jobs_forget AFTER DELETE ON public.workflow_node_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_logs();
 
 CREATE TRIGGER workflow_node_jobs_gone AFTER DELETE ON public.workflow_node_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_gone();
 
@@ -3766,10 +3747,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_ask_turn(p_jobs name, p_key text) 
 
 REVOKE ALL ON FUNCTION public.queue_workflows_audit(p_job public.ingest_jobs, p_event text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_audit_cancel() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_audit_gone() FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_block_unserved(p_jobs text, p_served text[], p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_born(p_at timestamp with time zone) FROM PUBLIC;
@@ -3791,8 +3768,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_demand(p_right text, p_table text,
 REVOKE ALL ON FUNCTION public.queue_workflows_drop_end() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs jsonb) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_forget_logs() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_runs() FROM PUBLIC;
 
@@ -3846,6 +3821,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows js
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_about_data(p_state text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_is_off(p_desired_state text, p_until_at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_past_retention(p_status text, p_ended_at timestamp with time zone, p_days double precision) FROM PUBLIC;
@@ -3853,6 +3830,10 @@ REVOKE ALL ON FUNCTION public.queue_workflows_is_past_retention(p_status text, p
 REVOKE ALL ON FUNCTION public.queue_workflows_is_paused(p_paused_at timestamp with time zone, p_paused_until timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_systemic(p_state text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_is_terminal_job(p_status text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_is_terminal_run(p_status text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_job_changed() FROM PUBLIC;
 

@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from queue_workflows import db, errors
 from queue_workflows.admin import waiting_reasons
@@ -21,14 +21,25 @@ from queue_workflows.engine import retry as ingest_retry
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import job_validation
-from queue_workflows.types import JobId, JobKeywords, JobOptions, JsonDict, NewIngestJob, Row, Rows
+from queue_workflows.types import (
+    IngestJob,
+    JobId,
+    JobKeywords,
+    JobOptions,
+    JobStatus,
+    JsonDict,
+    NewIngestJob,
+    NodeJob,
+    Row,
+    Rows,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = Literal["node", "ingest"]
 """A job is that of a run's node, or an ingest job, which stands alone."""
-STATUSES = ("queued", "running", "completed", "failed", "cancelled")
+STATUSES: tuple[str, ...] = get_args(JobStatus)
 """The statuses of an ingest job."""
 
 
@@ -163,7 +174,13 @@ async def _insert_async(batch: job_validation.Batch, conn: Any) -> builtins.list
 # --- read --------------------------------------------------------------------------------------
 
 
-def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Row | None:
+@overload
+def get(job_id: str, *, kind: Literal["node"], conn: Any = None) -> NodeJob | None: ...
+@overload
+def get(job_id: str, *, kind: Literal["ingest"], conn: Any = None) -> IngestJob | None: ...
+@overload
+def get(job_id: str, *, kind: None = None, conn: Any = None) -> Row | None: ...
+def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     """Return a job's row, or None if there is none; `history.get_job` has its attempts and log.
 
     `kind`: `node` or `ingest` looks for that kind alone. `conn` (psycopg, SQLAlchemy, Django): read

@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import history, jobs, queues, runs, workers
 from queue_workflows.operations import claims, outcomes, requeue
-from queue_workflows.types import JobId, Row
+from queue_workflows.types import IngestJob, JobId, NodeJob, Row
 
 # --- node jobs ---------------------------------------------------------------------------------
 
@@ -56,12 +56,12 @@ def insert_skipped_job(
     )
 
 
-def get_node_job(job_id: str) -> Row | None:
+def get_node_job(job_id: str) -> NodeJob | None:
     """Call `jobs.get` for a node's job."""
     return jobs.get(job_id, kind="node")
 
 
-def list_jobs_for_run(run_id: str) -> list[Row]:
+def list_jobs_for_run(run_id: str) -> list[NodeJob]:
     """Call `runs.nodes`."""
     return runs.nodes(run_id)
 
@@ -105,29 +105,29 @@ def mark_completed(
     context_delta: dict[str, Any] | None,
     seconds: float | None = None,
     vm_rss_mb_peak: int | None = None,
-) -> Row | None:
+) -> NodeJob | None:
     """Complete a job, with its outbox event; return its row, or None if it was over."""
     return outcomes.complete_node(
         job_id, context_delta=context_delta, seconds=seconds, rss_mb=vm_rss_mb_peak
     )
 
 
-def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
+def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> NodeJob | None:
     """Fail a job, with its outbox event; return its row, or None if it was over."""
     return outcomes.fail_node(job_id, error=error, seconds=seconds)
 
 
-def mark_awaiting_input(job_id: str) -> Row | None:
+def mark_awaiting_input(job_id: str) -> NodeJob | None:
     """Park a job until its answer, with its outbox event; return its row, or None if it is over."""
     return outcomes.park_node(job_id)
 
 
-def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> Row | None:
+def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
     """Store what the node received; return its row, or None if there is no such job."""
     return outcomes.set_resolved_inputs(job_id, inputs)
 
 
-def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | None:
+def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
     """Store what an input node asks for; return its row, or None if there is no such node."""
     return outcomes.set_input_spec(run_id, node_id, spec)
 
@@ -137,7 +137,7 @@ def reclaim_expired_leases() -> list[Row]:
     return requeue.reclaim_nodes()
 
 
-def requeue_job_for_retry(job_id: str) -> Row | None:
+def requeue_job_for_retry(job_id: str) -> NodeJob | None:
     """Queue a running job at the front, `watchdog_retries` + 1; its row, None: not running."""
     return requeue.requeue_node(job_id)
 
@@ -260,7 +260,7 @@ def enqueue_ingest_job(
     )
 
 
-def get_ingest_job(job_id: str) -> Row | None:
+def get_ingest_job(job_id: str) -> IngestJob | None:
     """Call `jobs.get` for an ingest job."""
     return jobs.get(job_id, kind="ingest")
 
@@ -274,12 +274,14 @@ def claim_next_ingest_job(
 
 def mark_ingest_completed(
     job_id: str, *, result: Any = None, seconds: float | None = None
-) -> Row | None:
+) -> IngestJob | None:
     """Complete a job; return its row, or None if it was over."""
     return outcomes.complete_ingest_job(job_id, result=result, seconds=seconds)
 
 
-def mark_ingest_failed(job_id: str, *, error: str, seconds: float | None = None) -> Row | None:
+def mark_ingest_failed(
+    job_id: str, *, error: str, seconds: float | None = None
+) -> IngestJob | None:
     """Fail a job; return its row, or None if it was over."""
     return outcomes.fail_ingest_job(job_id, error=error, seconds=seconds)
 

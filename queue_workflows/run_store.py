@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import runs
-from queue_workflows.types import Row
+from queue_workflows.types import Run
 
 
 def insert_run(
@@ -19,7 +19,7 @@ def insert_run(
     mode: str = "node",
     context: dict[str, Any] | None = None,
     conn: Any = None,
-) -> Row:
+) -> Run:
     """Call `runs.submit`."""
     return runs.submit(
         workflow_name,
@@ -34,12 +34,12 @@ def insert_run(
     )
 
 
-def get_run(run_id: str) -> Row | None:
+def get_run(run_id: str) -> Run | None:
     """Call `runs.get`."""
     return runs.get(run_id)
 
 
-def update_run(run_id: str, **columns: Any) -> Row | None:
+def update_run(run_id: str, **columns: Any) -> Run | None:
     """Call `runs.update`."""
     return runs.update(run_id, **columns)
 

@@ -5,8 +5,9 @@ Each call is one transaction, or joins that of `conn`.
 
 from __future__ import annotations
 
+import builtins
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
@@ -14,7 +15,7 @@ from queue_workflows.dag import answers, payload, pipeline
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import input_answers, retry_runs, runs
 from queue_workflows.engine import nodes as node_jobs
-from queue_workflows.types import JsonDict, NewRun, Row, Rows
+from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +39,7 @@ def submit(
     status: str = "queued",
     mode: str = "node",
     conn: Any = None,
-) -> Row:
+) -> Run:
     """Insert a run and return its row; an orchestrator starts it if it is queued, of mode `node`.
 
     `context`: its inputs. `run_id` None: a new id. `conn` (psycopg, SQLAlchemy, Django): join the
@@ -60,10 +61,10 @@ def submit(
     if declared is not None:
         declared.check_inputs(context or {})
     with app_connections.statement(conn) as own:
-        return runs.submit(own, values)
+        return cast("Run", runs.submit(own, values))
 
 
-async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[NewRun]) -> Row:
+async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[NewRun]) -> Run:
     """Do as `submit` does, without blocking the event loop.
 
     `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
@@ -82,16 +83,16 @@ def _encode(value: Any, column: str) -> str:
 # --- read --------------------------------------------------------------------------------------
 
 
-def get(run_id: str, *, conn: Any = None) -> Row | None:
+def get(run_id: str, *, conn: Any = None) -> Run | None:
     """Return a run's row, or None if there is none; `history.get_run` has its nodes and attempts.
 
     `conn` (psycopg, SQLAlchemy, Django): read in its transaction.
     """
     with app_connections.statement(conn) as own:
-        return runs.get(own, run_id)
+        return cast("Run | None", runs.get(own, run_id))
 
 
-async def get_async(run_id: str, *, conn: Any = None) -> Row | None:
+async def get_async(run_id: str, *, conn: Any = None) -> Run | None:
     """Do as `get` does, without blocking the event loop; `conn` as in `submit_async`."""
     return await app_connections.call_async(get, conn, run_id)
 
@@ -105,10 +106,10 @@ def list(*, limit: int = 50, status: str | None = None) -> Rows:  # noqa: A001  
         return runs.newest(conn, limit=limit, status=status)
 
 
-def nodes(run_id: str) -> Rows:
+def nodes(run_id: str) -> builtins.list[NodeJob]:
     """Return the jobs of a run's nodes, the oldest first; nodes not queued yet have none."""
     with db.statement() as conn:
-        return node_jobs.of_run(conn, run_id)
+        return cast("builtins.list[NodeJob]", node_jobs.of_run(conn, run_id))
 
 
 def explain(
@@ -129,7 +130,7 @@ def explain(
 
 
 @check_violations.translated()
-def update(run_id: str, **columns: Any) -> Row | None:
+def update(run_id: str, **columns: Any) -> Run | None:
     """Set columns of a run and return its row.
 
     Returns None if there is no such run, or if the status of a run that is over would change; only
@@ -150,7 +151,7 @@ def update(run_id: str, **columns: Any) -> Row | None:
     if isinstance(values.get("error"), str):
         values["error"] = payload.error_text(values["error"])
     with db.transaction() as conn:
-        return runs.update(conn, run_id, values)
+        return cast("Run | None", runs.update(conn, run_id, values))
 
 
 def cancel(run_id: str, *, conn: Any = None) -> Row | None:

@@ -1,10 +1,13 @@
-"""Shapes that every floor shares."""
+"""Types that every layer shares: states, rows, keywords of public functions, callables.
+
+The rows make the file long: a column is a line. A test compares them with the database.
+"""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, get_args
 
 Row: TypeAlias = dict[str, Any]
 """One table row by column name: jsonb decoded (or `Unreadable`), timestamps as aware datetimes."""
@@ -40,6 +43,260 @@ class Unreadable:
 
     def __repr__(self) -> str:
         return f"<unreadable JSON: {self.reason}>"
+
+
+TerminalRunStatus: TypeAlias = Literal["completed", "failed", "cancelled"]
+RunStatus: TypeAlias = Literal["queued", "running", TerminalRunStatus]
+"""The states that the engine gives a run. An app may store any other text."""
+TerminalJobStatus: TypeAlias = Literal[TerminalRunStatus, "skipped"]
+JobStatus: TypeAlias = Literal["queued", "running", "completed", "failed", "cancelled"]
+"""The states of an ingest job."""
+NodeStatus: TypeAlias = Literal["queued", "running", "awaiting_input", TerminalJobStatus]
+"""The states of a node job."""
+SubmissionStatus: TypeAlias = Literal["pending", "processing", "processed", "failed"]
+"""The states of an answer to an input node."""
+WorkerState: TypeAlias = Literal[
+    "idle", "busy", "parked", "draining", "paused", "throttled", "stopped", "dead"
+]
+DesiredState: TypeAlias = Literal["on", "off"]
+StopPolicy: TypeAlias = Literal["hard", "drain", "pause"]
+"""How a worker that is switched off stops. An app may register others."""
+RunMode: TypeAlias = Literal["step", "node"]
+DagQueue: TypeAlias = Literal["cpu", "gpu"]
+"""The queues of node jobs."""
+OutboxKind: TypeAlias = Literal["completed", "failed", "awaiting_input"]
+NodeEventType: TypeAlias = Literal[
+    "claimed", "model_load_start", "model_load_done", "progress_beat", "stall_suspected",
+    "stall_trip", "gpu_health_trip", "budget_trip", "requeued", "reassigned", "lease_renew",
+    "completed", "failed", "cancelled", "error", "parked", "reclaimed", "retried", "skipped",
+    "death", "unassignable", "assignable",
+]  # fmt: skip
+"""The types of events in the history of node jobs."""
+
+TERMINAL_RUN_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalRunStatus))
+TERMINAL_JOB_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalJobStatus))
+"""Those of both families of jobs; only nodes are `skipped`."""
+
+
+class Run(TypedDict):
+    """A row of `workflow_runs`."""
+
+    id: str
+    parcel_id: str | None
+    workflow_name: str
+    status: str
+    priority: int
+    current_step_id: str | None
+    progress_pct: float
+    steps_done: Any
+    context: Any
+    input_spec: Any
+    error: str | None
+    out_dir: str | None
+    mode: RunMode
+    resume_count: int
+    created_at: datetime.datetime
+    updated_at: datetime.datetime
+    queued_at: datetime.datetime | None
+    started_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+    definition: Any
+    definition_hash: str | None
+    generation: int
+    start_attempts: int
+    available_at: datetime.datetime | None
+
+
+class NodeJob(TypedDict):
+    """A row of `workflow_node_jobs`."""
+
+    id: str
+    run_id: str
+    node_id: str
+    node_module: str
+    pipeline_name: str | None
+    queue: DagQueue
+    required_model: str | None
+    status: NodeStatus
+    priority: int
+    worker_lane: int | None
+    inputs: Any
+    resolved_inputs: Any
+    input_spec: Any
+    context_delta: Any
+    host_label: str | None
+    celery_task_id: str | None
+    error: str | None
+    vm_rss_mb_peak: int | None
+    seconds: float | None
+    created_at: datetime.datetime
+    started_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+    claimed_by: str | None
+    lease_expires_at: datetime.datetime | None
+    watchdog_retries: int
+    seq: int
+    claim_no: int
+    worker_id: str | None
+    generation: int
+    attempts: int
+    max_attempts: int
+    crash_count: int
+    available_at: datetime.datetime | None
+    blocked_reason: str | None
+    cancel_requested_at: datetime.datetime | None
+    heartbeat_at: datetime.datetime | None
+    progress: Any
+    timeout_s: float | None
+    policy: Any
+    lock_key: str | None
+    partition_key: str | None
+    input_template: Any
+    ref_heads: list[str] | None
+
+
+class IngestJob(TypedDict):
+    """A row of `ingest_jobs`."""
+
+    id: str
+    task_name: str
+    queue: str
+    reason: str
+    status: JobStatus
+    priority: int
+    result: Any
+    error: str | None
+    seconds: float | None
+    claimed_by: str | None
+    lease_expires_at: datetime.datetime | None
+    created_at: datetime.datetime
+    started_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+    args: Any
+    seq: int
+    claim_no: int
+    worker_id: str | None
+    generation: int
+    attempts: int
+    max_attempts: int
+    crash_count: int
+    watchdog_retries: int
+    available_at: datetime.datetime | None
+    blocked_reason: str | None
+    cancel_requested_at: datetime.datetime | None
+    heartbeat_at: datetime.datetime | None
+    progress: Any
+    timeout_s: float | None
+    policy: Any
+    lock_key: str | None
+    partition_key: str | None
+    idempotency_key: str | None
+    headers: Any
+    idempotency_window_s: float | None
+    idempotency_released: bool
+    admitted_at: datetime.datetime | None
+
+
+class NodeEvent(TypedDict):
+    """A row of `workflow_node_events`."""
+
+    id: int
+    run_id: str
+    node_id: str
+    job_id: str | None
+    attempt: int
+    event_type: NodeEventType
+    host_label: str | None
+    queue: str | None
+    model: str | None
+    elapsed_s: float | None
+    error: str | None
+    detail: Any
+    created_at: datetime.datetime
+    worker_id: str | None
+    claim_no: int | None
+
+
+class IngestEvent(TypedDict):
+    """A row of `ingest_job_events`."""
+
+    id: int
+    job_id: str
+    attempt: int
+    event_type: str
+    claim_no: int | None
+    worker_id: str | None
+    host_label: str | None
+    queue: str | None
+    elapsed_s: float | None
+    error: str | None
+    detail: Any
+    created_at: datetime.datetime
+    actor: str | None
+
+
+class OutboxEvent(TypedDict):
+    """A row of `workflow_dispatch_events`."""
+
+    id: int
+    run_id: str
+    node_id: str
+    kind: OutboxKind
+    processed_at: datetime.datetime | None
+    error: str | None
+    attempts: int
+    created_at: datetime.datetime
+    job_id: str | None
+    claim_no: int | None
+    generation: int
+    available_at: datetime.datetime | None
+
+
+class Submission(TypedDict):
+    """A row of `workflow_input_submissions`."""
+
+    id: str
+    run_id: str
+    node_id: str
+    value: Any
+    status: SubmissionStatus
+    error: str | None
+    claimed_at: datetime.datetime | None
+    created_at: datetime.datetime
+    processed_at: datetime.datetime | None
+    attempts: int
+    available_at: datetime.datetime | None
+
+
+class Worker(TypedDict):
+    """A row of `workers`."""
+
+    worker_id: str
+    host_label: str
+    queue: str
+    pid: int
+    state: WorkerState
+    job_ids: list[str]
+    detail: Any
+    started_at: datetime.datetime
+    last_seen: datetime.datetime
+    current_model: str | None
+    model_since: datetime.datetime | None
+    known_models: list[str] | None
+    vram_total_mb: int | None
+
+
+class WorkerControl(TypedDict):
+    """A row of `worker_controls`."""
+
+    host_label: str
+    queue: str
+    desired_state: DesiredState
+    stop_policy: str
+    requested_by: str | None
+    updated_at: datetime.datetime
+    reason: str | None
+    until_at: datetime.datetime | None
 
 
 class JobId(str):

@@ -11,7 +11,7 @@ from queue_workflows import config, db, errors, workers
 from queue_workflows.engine import controls
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import display, durations, process, service
-from queue_workflows.types import ExitFn, Row
+from queue_workflows.types import ExitFn, WorkerControl
 
 EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
 STOP_POLICIES = stop_policies.BY_NAME
@@ -30,7 +30,7 @@ def set_worker_control(
     stop_policy: str = "hard",
     requested_by: str | None = None,
     conn: db.Connection | None = None,
-) -> Row:
+) -> WorkerControl:
     """Call `workers.set_control`."""
     return workers.set_control(
         host,
@@ -42,7 +42,7 @@ def set_worker_control(
     )
 
 
-def get_worker_control(host: str, queue: str) -> Row | None:
+def get_worker_control(host: str, queue: str) -> WorkerControl | None:
     """Call `workers.get_control`."""
     return workers.get_control(host, queue)
 
@@ -52,14 +52,14 @@ def desired_state_for(host: str, queue: str) -> str:
     return workers.desired_state(host, queue)
 
 
-def enable_worker(host: str, queue: str, *, requested_by: str | None = None) -> Row:
+def enable_worker(host: str, queue: str, *, requested_by: str | None = None) -> WorkerControl:
     """Call `workers.enable`."""
     return workers.enable(host, queue, requested_by=requested_by)
 
 
 def disable_worker(
     host: str, queue: str, *, stop_policy: str = "hard", requested_by: str | None = None
-) -> Row:
+) -> WorkerControl:
     """Call `workers.disable`."""
     return workers.disable(host, queue, stop_policy=stop_policy, requested_by=requested_by)
 

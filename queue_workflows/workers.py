@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import config, db, errors
 from queue_workflows.admin import overview
@@ -14,7 +14,7 @@ from queue_workflows.db import check_violations
 from queue_workflows.engine import controls, queues, workers
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import durations, stored_json
-from queue_workflows.types import Row, Rows
+from queue_workflows.types import Row, Rows, WorkerControl
 
 _log = logging.getLogger(__name__)
 STATES = ("on", "off")
@@ -113,7 +113,7 @@ def set_control(
     reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
-) -> Row:
+) -> WorkerControl:
     """Write the control row of a host and queue, which wakes its workers; return the row.
 
     Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
@@ -148,13 +148,13 @@ def set_control(
                 f"until {at}: that is over by the database's clock; name a time to come, or a time "
                 "span from now"
             )
-        return controls.put(own, values)
+        return cast("WorkerControl", controls.put(own, values))
 
 
-def get_control(host: str, queue: str) -> Row | None:
+def get_control(host: str, queue: str) -> WorkerControl | None:
     """Return the control row of a host and queue; None without one, or without its table."""
     with db.transaction() as conn:
-        return controls.get(conn, host, queue)
+        return cast("WorkerControl | None", controls.get(conn, host, queue))
 
 
 def desired_state(host: str, queue: str) -> str:
@@ -175,7 +175,7 @@ def enable(
     requested_by: str | None = None,
     reason: str | None = None,
     conn: db.Connection | None = None,
-) -> Row:
+) -> WorkerControl:
     """Turn the workers of a host and queue ON; return the control row. Parked ones resume in place.
 
     ON for queue `all` lifts only that row: a queue with an OFF row of its own stays OFF.
@@ -194,7 +194,7 @@ def disable(
     reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
-) -> Row:
+) -> WorkerControl:
     """Turn the workers of a host and queue OFF until they are enabled, or `until`; the row.
 
     `stop_policy`: `hard` returns the job to its queue and ends the process; `drain` and `pause` let
@@ -220,7 +220,7 @@ def drain(
     reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
-) -> Row:
+) -> WorkerControl:
     """Turn the workers of a host and queue OFF once their running jobs have finished; the row."""
     return disable(
         host, queue, stop_policy="drain", requested_by=requested_by, reason=reason, until=until,

@@ -111,7 +111,7 @@ def statements(conn: Any, function: str) -> list[Statement]:
     found: list[Statement] = []
     for part in source.split(";"):
         match = STATEMENT.search(part)
-        if match is None or "blocked_reason IS" not in match[1]:
+        if match is None or not re.search(r"blocked_reason IS|is_claimable", match[1]):
             continue
         text = re.sub(r"\bINTO v_\w+(?:, v_\w+)*", "", match[1])
         names = list(dict.fromkeys(VARIABLE.findall(text)))

@@ -452,7 +452,7 @@ def test_no_session_gets_its_own_code_run_as_the_owner_of_the_schema(db: ModuleT
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     conn.execute(f"SELECT public.queue_workflows_ask_turn('{jobs}', 'k')".encode())
             said = factories.column(conn, "SELECT as_role FROM pg_temp.said")
-            for function in ("take_turns", "forget_logs"):
+            for function in ("take_turns", "jobs_gone"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     conn.execute(
                         "CREATE TRIGGER mine BEFORE INSERT ON pg_temp.theirs FOR EACH STATEMENT"

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows.runtime import stored_json
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
 _ENDS = frozenset(
@@ -16,7 +16,6 @@ _ENDS = frozenset(
 """Events with which an attempt ends; each has its claim's number."""
 DEATHS = _TRIPS | {"death", "reclaimed"}
 """Events of attempts whose worker died or was ended."""
-_OVER = frozenset({"completed", "failed", "cancelled"})
 
 
 def build(
@@ -38,7 +37,9 @@ def build(
         elif number in made:
             _add(made[number], event)
         if event["event_type"] in _ENDS:
-            queued_at = None if event["event_type"] in _OVER else event["created_at"]
+            queued_at = (
+                None if event["event_type"] in TERMINAL_RUN_STATUSES else event["created_at"]
+            )
     if job["claim_no"] and job["claim_no"] not in made:
         made[job["claim_no"]] = _from_row(job)
     for number, attempt in made.items():

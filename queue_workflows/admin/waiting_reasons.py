@@ -8,12 +8,11 @@ from queue_workflows import config, db
 from queue_workflows.admin import explain
 from queue_workflows.engine import job_tables, lock_queues
 from queue_workflows.runtime import display, durations, stored_json
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 NEXT = "next"
 CANNOT = frozenset({"off", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
-_TERMINAL = frozenset(job_tables.TERMINAL)
 _DONE = frozenset({"completed", "skipped"})
 DEPENDENCIES = 3
 """Unfinished dependencies of a node that are named."""
@@ -33,7 +32,7 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     row = explain.run(conn, run_id)
     if row is None:
         return None
-    over = row["status"] in _TERMINAL
+    over = row["status"] in TERMINAL_RUN_STATUSES
     jobs = {} if over else {job["node_id"]: job for job in explain.run_nodes(conn, run_id)}
     waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
     later = _not_queued(row, jobs)
@@ -52,7 +51,7 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
 
 def _of_run(row: Row) -> str | None:
     """Return why the run itself waits or does no more, or None."""
-    if row["status"] in _TERMINAL:
+    if row["status"] in TERMINAL_RUN_STATUSES:
         return f"it is {row['status']}"
     if row["status"] != "queued":
         return None
@@ -75,7 +74,7 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
 
 def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
     """Return the nodes of the graph that are not queued yet, with what each waits for."""
-    if row["status"] in _TERMINAL:
+    if row["status"] in TERMINAL_RUN_STATUSES:
         return []
     found: list[JsonDict] = []
     for node_id, entry in stored_json.graph_nodes(row["definition"]).items():
@@ -131,7 +130,7 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
     if row["status"] != "queued":
         by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
         return "status", f"it is {row['status'].replace('_', ' ')}{by}"
-    if row.get("run_status") in _TERMINAL:
+    if row.get("run_status") in TERMINAL_RUN_STATUSES:
         return "run_over", f"its run is {row['run_status']}"
     reason = row["blocked_reason"]
     if reason == "not_due":

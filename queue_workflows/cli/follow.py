@@ -14,7 +14,7 @@ from queue_workflows.cli import output, report, run_snapshot, views
 from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.runtime import display, process, signals
-from queue_workflows.types import Row
+from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.5
@@ -22,7 +22,6 @@ LAST_S = 0.5
 """Seconds after a job's end by which its worker has stored the log."""
 _MARGIN = timedelta(seconds=10)
 """A transaction may commit this long after the time that it wrote."""
-OVER = ("completed", "failed", "cancelled", "skipped")
 
 
 class Tail:
@@ -155,7 +154,7 @@ class _Progress:
             raise errors.UnknownJob(f"{kind} {job_id!r} is gone")
         if shown["status"] != self._status:
             self._status = shown["status"]
-            if self._status not in OVER:
+            if self._status not in TERMINAL_JOB_STATUSES:
                 again = views.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
                 self._say(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
@@ -192,7 +191,7 @@ def job(
         while not stop.requested.is_set():
             try:
                 shown = progress.tell(kind, job_id)
-                if shown["status"] in OVER:
+                if shown["status"] in TERMINAL_JOB_STATUSES:
                     stop.requested.wait(LAST_S)
                     return progress.tell(kind, job_id, last=True)
                 away = False

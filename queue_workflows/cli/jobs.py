@@ -16,7 +16,7 @@ from queue_workflows import db, errors
 from queue_workflows import jobs as api
 from queue_workflows.cli import command, ids, options, output, show, views
 from queue_workflows.runtime import display, process
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 app = typer.Typer(
     name="jobs",
@@ -165,8 +165,9 @@ def delete(
     debug: options.Debug = False,
 ) -> None:
     """Delete jobs that do not run. A filter means those that are over; their history stays."""
-    over = ("completed", "failed", "cancelled")
-    wanted = _Wanted(job, queue, task, status, since, key, default=over)
+    wanted = _Wanted(
+        job, queue, task, status, since, key, default=tuple(sorted(TERMINAL_RUN_STATUSES))
+    )
     _run("delete", wanted, lambda some, who: api.delete_many(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
 

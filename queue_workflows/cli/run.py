@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,7 +29,7 @@ from queue_workflows.cli import (
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import queues
 from queue_workflows.runtime import signals
-from queue_workflows.types import JsonDict
+from queue_workflows.types import JsonDict, Run
 
 DEFAULT_OUT = Path("queue-workflows-out")
 """Parent of the folders of runs without one; created when a node asks for its folder."""
@@ -154,7 +154,7 @@ class Request:
         self.priority = priority
         self.queues = queues
 
-    def insert(self) -> dict[str, Any]:
+    def insert(self) -> Run:
         """Insert the run and return its row. Raises `InvalidPayload` before any write."""
         run_id = str(uuid.uuid4())
         return runs.submit(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
-from queue_workflows.engine import job_tables, runs
+from queue_workflows.engine import runs
 from queue_workflows.runtime import process, stored_json
-from queue_workflows.types import Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 _log = logging.getLogger(__name__)
 SMALL = 60
@@ -53,7 +53,7 @@ class Picture(NamedTuple):
 
     @property
     def over(self) -> bool:
-        return self.run["status"] in job_tables.TERMINAL
+        return self.run["status"] in TERMINAL_RUN_STATUSES
 
     @property
     def total(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -13,9 +13,9 @@ from queue_workflows import runs as api
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import display
-from queue_workflows.types import Row
+from queue_workflows.types import Row, RunStatus
 
-STATUSES = frozenset({"queued", "running", "completed", "failed", "cancelled"})
+STATUSES = frozenset(get_args(RunStatus))
 _HEAD = ("run", "workflow", "status", "created (UTC)", "nodes", "error")
 
 _KEYS = (

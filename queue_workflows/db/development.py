@@ -33,9 +33,16 @@ ALTER TABLE lock_turns ADD COLUMN IF NOT EXISTS admits boolean NOT NULL DEFAULT 
 ALTER TABLE partition_turns
     ADD COLUMN IF NOT EXISTS admits boolean NOT NULL DEFAULT false,
     DROP CONSTRAINT partition_turns_pkey,
-    ADD PRIMARY KEY (xid, queue, partition_key, admits)
+    ADD PRIMARY KEY (xid, queue, partition_key, admits);
+DROP TRIGGER IF EXISTS ingest_jobs_cancel_asked ON ingest_jobs;
+DROP TRIGGER IF EXISTS ingest_jobs_audit_gone ON ingest_jobs;
+DROP TRIGGER IF EXISTS ingest_jobs_forget ON ingest_jobs;
+DROP TRIGGER IF EXISTS workflow_node_jobs_forget ON workflow_node_jobs;
+DROP FUNCTION IF EXISTS queue_workflows_audit_cancel();
+DROP FUNCTION IF EXISTS queue_workflows_audit_gone();
+DROP FUNCTION IF EXISTS queue_workflows_forget_logs()
 """
-"""What 0013 makes and that chain did not."""
+"""What makes that chain's database the one that 0013 and today's set of functions make."""
 
 
 def version(conn: pool.Connection, ledger: str) -> int | None:
@@ -50,7 +57,7 @@ def version(conn: pool.Connection, ledger: str) -> int | None:
 def convert(conn: pool.Connection, ledger: str, checksum: str) -> None:
     """Replace what the ledger has above 12 by 0013 with its checksum; joins the transaction.
 
-    The tables of that chain are those of 0013, but for what `_OBJECTS` makes. Does nothing to any
+    That chain's tables are those of 0013, but for what `_OBJECTS` changes. Does nothing to any
     other database. Raises `MigrationFailed` where the chain is not complete.
     """
     rows = _rows(conn, ledger)

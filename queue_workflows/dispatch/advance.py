@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from queue_workflows import config, db, errors
 from queue_workflows.dag import confinement, definition, outputs, payload, plan, readiness
 from queue_workflows.dispatch import hooks, run_cache
-from queue_workflows.engine import job_tables, nodes, runs
-from queue_workflows.types import Row, Unreadable
+from queue_workflows.engine import nodes, runs
+from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
@@ -38,7 +38,7 @@ def is_live(run: Row) -> bool:
 
     An app's own status counts as live.
     """
-    return run["mode"] == "node" and run["status"] not in (*job_tables.TERMINAL, "queued")
+    return run["mode"] == "node" and run["status"] not in TERMINAL_RUN_STATUSES | {"queued"}
 
 
 def make_plan(

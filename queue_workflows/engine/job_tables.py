@@ -32,8 +32,6 @@ def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
     return Lease(table, job["id"], job["worker_id"], job["claim_no"])
 
 
-TERMINAL = ("completed", "failed", "cancelled")
-"""Terminal states of runs; those of jobs include `skipped` too."""
 LAST_GENERATION = 1_000_000
 """The last generation that the database allows; a retry adds one, or two in a run. Statements have
 it as a number."""

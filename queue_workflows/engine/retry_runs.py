@@ -5,7 +5,7 @@ from __future__ import annotations
 from queue_workflows import db, errors
 from queue_workflows.dag import frozen_definition
 from queue_workflows.engine import job_tables, nodes, runs
-from queue_workflows.types import Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 
 def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
@@ -18,7 +18,7 @@ def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
     run = runs.lock(conn, run_id)
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
-    if run["status"] not in job_tables.TERMINAL:
+    if run["status"] not in TERMINAL_RUN_STATUSES:
         raise errors.InvalidConfig(
             f"run {run_id!r} is {run['status']}: only a finished one is retried"
         )

@@ -5,12 +5,12 @@ Each function is one transaction. A node's change writes its outbox event in it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.engine import cancellation, job_tables, manual_changes, nodes, outbox
-from queue_workflows.types import Row
+from queue_workflows.types import IngestJob, NodeJob, Row
 
 
 def complete_node(
@@ -19,32 +19,38 @@ def complete_node(
     context_delta: dict[str, Any] | None,
     seconds: float | None,
     rss_mb: int | None,
-) -> Row | None:
+) -> NodeJob | None:
     """Complete a node job; return its row, or None if it was over. Raises `InvalidPayload`."""
     text = payload.encode(context_delta or {}, "context_delta")
     with db.transaction() as conn:
-        return manual_changes.complete(
-            conn, job_tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=rss_mb
+        return cast(
+            "NodeJob | None",
+            manual_changes.complete(
+                conn, job_tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=rss_mb
+            ),
         )
 
 
-def complete_ingest_job(job_id: str, *, result: Any, seconds: float | None) -> Row | None:
+def complete_ingest_job(job_id: str, *, result: Any, seconds: float | None) -> IngestJob | None:
     """Complete an ingest job; return its row, or None if it was over. Raises `InvalidPayload`."""
     text = payload.encode(result, "result")
     with db.transaction() as conn:
-        return manual_changes.complete(
-            conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+        return cast(
+            "IngestJob | None",
+            manual_changes.complete(
+                conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+            ),
         )
 
 
-def fail_node(job_id: str, *, error: str, seconds: float | None) -> Row | None:
+def fail_node(job_id: str, *, error: str, seconds: float | None) -> NodeJob | None:
     """Fail a node job; return its row, or None if it was over."""
-    return _fail(job_tables.NODE_JOBS, job_id, error, seconds)
+    return cast("NodeJob | None", _fail(job_tables.NODE_JOBS, job_id, error, seconds))
 
 
-def fail_ingest_job(job_id: str, *, error: str, seconds: float | None) -> Row | None:
+def fail_ingest_job(job_id: str, *, error: str, seconds: float | None) -> IngestJob | None:
     """Fail an ingest job; return its row, or None if it was over."""
-    return _fail(job_tables.INGEST_JOBS, job_id, error, seconds)
+    return cast("IngestJob | None", _fail(job_tables.INGEST_JOBS, job_id, error, seconds))
 
 
 def _fail(table: job_tables.JobTable, job_id: str, error: str, seconds: float | None) -> Row | None:
@@ -53,28 +59,28 @@ def _fail(table: job_tables.JobTable, job_id: str, error: str, seconds: float | 
         return manual_changes.fail(conn, table, job_id, error=text, seconds=seconds)
 
 
-def park_node(job_id: str) -> Row | None:
+def park_node(job_id: str) -> NodeJob | None:
     """Let a node job wait for an answer; return its row, or None if it is over."""
     with db.transaction() as conn:
         row = manual_changes.park(conn, job_id)
         if row is None and (job := nodes.get(conn, job_id)) and job["status"] == "awaiting_input":
-            return job
-        return row
+            return cast("NodeJob", job)
+        return cast("NodeJob | None", row)
 
 
-def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> Row | None:
+def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
     """Store what a node received; return its row, or None. Raises `InvalidPayload`."""
     text = payload.encode(inputs, "resolved_inputs")
     with db.transaction() as conn:
-        return nodes.set_resolved_inputs(conn, job_id, text)
+        return cast("NodeJob | None", nodes.set_resolved_inputs(conn, job_id, text))
 
 
-def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> Row | None:
+def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
     """Store what an input node asks for; return its row, or None. Raises `InvalidPayload`."""
     text = payload.encode(spec, "input_spec")
     with db.transaction() as conn:
         job = nodes.get_by_node(conn, run_id, node_id)
-        return nodes.set_input_spec(conn, job["id"], text) if job else None
+        return cast("NodeJob | None", nodes.set_input_spec(conn, job["id"], text) if job else None)
 
 
 def cancel_queued_nodes(run_id: str) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from queue_workflows import config, db
 from queue_workflows.engine import job_tables, manual_changes, recovery, row_isolation
-from queue_workflows.types import Row
+from queue_workflows.types import NodeJob, Row
 
 _IN_BRIEF = ("id", "run_id", "node_id", "status")
 
@@ -31,10 +33,10 @@ def _brief(rows: list[Row]) -> list[Row]:
     return [{name: row[name] for name in _IN_BRIEF} for row in rows]
 
 
-def requeue_node(job_id: str) -> Row | None:
+def requeue_node(job_id: str) -> NodeJob | None:
     """Queue a running node job at the front, `watchdog_retries` + 1; its row, None: not running."""
     with db.transaction() as conn:
-        return manual_changes.requeue_node(conn, job_id)
+        return cast("NodeJob | None", manual_changes.requeue_node(conn, job_id))
 
 
 def requeue_all_nodes() -> list[Row]:

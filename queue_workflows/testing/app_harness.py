@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import (
     config,
@@ -30,7 +30,7 @@ from queue_workflows.maintenance import input_timeouts, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import claims
 from queue_workflows.testing import apps, clock, faults, result, servers
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 HOST = "test-host"
 LEASE_S = 600.0
@@ -94,7 +94,7 @@ class Harness:
             began = self._database_now()
             self.work()
             found = result.of_run(run_id)
-            if found.status in job_tables.TERMINAL:
+            if found.status in TERMINAL_RUN_STATUSES:
                 return found
             asked = [node_id for node_id in found.waiting if node_id in given]
             for node_id in asked:
@@ -128,7 +128,7 @@ class Harness:
         for _ in range(ROUNDS):
             began = self._database_now()
             self.work()
-            row = jobs.get(job_id, kind="ingest")
+            row = cast("Row | None", jobs.get(job_id, kind="ingest"))
             if row is None or row["status"] not in ("queued", "running"):
                 return row or {}
             if not self._skip_ahead(began):

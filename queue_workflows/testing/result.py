@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from queue_workflows import db, errors, runs
 from queue_workflows.admin import overview
-from queue_workflows.types import JsonDict
+from queue_workflows.types import JsonDict, NodeJob
 
 _FAILURES = 1000
 
@@ -80,7 +80,7 @@ def of_run(run_id: str) -> Result:
     return Result(run_id, run["status"], run["error"], nodes, Path(run["out_dir"] or "."))
 
 
-def _node(row: dict[str, Any], traceback: str | None) -> Node:
+def _node(row: NodeJob, traceback: str | None) -> Node:
     return Node(
         id=row["node_id"],
         status=row["status"],

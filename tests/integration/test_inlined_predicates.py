@@ -15,7 +15,31 @@ _CALL = b"queue_workflows_is_"
 _GIVEN: dict[str, Any] = {
     "days": 1.0, "first": "(0,0)", "end": "(1,0)", "ids": ["x"], "aside": ["x"], "limit": 1,
     "queue": "q", "partition": "p", "at": None, "lasts": None, "by": None, "stale_s": 1.0,
+    "job": "j", "result": "1", "seconds": 1.0, "rss": 1, "error": "e", "run_id": "r", "host": "h",
+    "worker": "w", "models": ["m"], "required_model": "m", "given": ["error"], "status": "queued",
+    "priority": 1, "seq": 1, "newest": True, "most": 10,
 }  # fmt: skip
+_SIGNS = {
+    "is_off": "now()",
+    "is_paused": "now()",
+    "is_past_retention": "now()",
+    "is_terminal_job": "'{completed,failed,cancelled,skipped}'",
+    "is_terminal_run": "'{completed,failed,cancelled}'",
+}
+"""What the plan shows of a rule. An index on claimable jobs leaves nothing of `is_claimable`."""
+_SELECTS = {
+    "is_claimable": "workflow_node_jobs j WHERE {}(j.status, j.blocked_reason)",
+    "is_off": "worker_controls c WHERE {}(c.desired_state, c.until_at)",
+    "is_past_retention": "ingest_jobs j WHERE {}(j.status, j.finished_at, 1.0)",
+    "is_paused": "queue_settings s WHERE {}(s.paused_at, s.paused_until)",
+    "is_terminal_job": "workflow_node_jobs j WHERE {}(j.status)",
+    "is_terminal_run": "workflow_runs r WHERE {}(r.status)",
+}
+
+
+class _Given(dict[str, Any]):
+    def __missing__(self, name: str) -> None:
+        return None
 
 
 def _texts() -> dict[str, bytes]:
@@ -28,11 +52,33 @@ def _texts() -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("name", _texts())
-def test_no_plan_calls_it(db: ModuleType, name: str) -> None:
+def _plan(db: ModuleType, text: bytes) -> str:
     with db.connect() as conn:
-        rows = conn.execute(b"EXPLAIN VERBOSE " + _texts()[name], _GIVEN).fetchall()
-    plan = "\n".join(row["QUERY PLAN"] for row in rows)
+        rows = conn.execute(b"EXPLAIN VERBOSE " + text, _Given(_GIVEN)).fetchall()
+    return "\n".join(row["QUERY PLAN"] for row in rows)
+
+
+@pytest.mark.parametrize("name", _texts())
+def test_no_plan_of_a_statement_calls_one(db: ModuleType, name: str) -> None:
+    text = _texts()[name]
+    plan = _plan(db, text)
     assert _CALL.decode() not in plan
-    if not name.startswith("queues.pause_"):  # EXPLAIN does not show what ON CONFLICT sets.
-        assert "now()" in plan
+    if name.startswith("queues.pause_"):  # EXPLAIN does not show what ON CONFLICT sets.
+        return
+    signs = [sign for rule, sign in _SIGNS.items() if f"queue_workflows_{rule}(".encode() in text]
+    assert [sign for sign in signs if sign not in plan] == []
+
+
+def test_each_is_inlined_where_it_selects_rows(db: ModuleType) -> None:
+    with db.connect() as conn:
+        rules = conn.execute(
+            "SELECT substr(proname, 17) AS rule FROM pg_proc"
+            " WHERE pronamespace = current_schema()::regnamespace"
+            " AND starts_with(proname, 'queue_workflows_is_')"
+        ).fetchall()
+    named = {row["rule"] for row in rules} - {"is_systemic", "is_about_data"}
+    assert named == set(_SELECTS)
+    for rule, rest in _SELECTS.items():
+        plan = _plan(db, f"SELECT FROM {rest.format('queue_workflows_' + rule)}".encode())
+        assert _CALL.decode() not in plan, rule
+        assert _SIGNS.get(rule, "Index") in plan, (rule, plan)

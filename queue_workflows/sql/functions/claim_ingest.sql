@@ -58,7 +58,7 @@ BEGIN
     END IF;
     IF p_claim < 1 OR (p_obey AND EXISTS (
         SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now()))) THEN
+           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
         RETURN;
     END IF;
     IF p_promote THEN
@@ -83,14 +83,14 @@ BEGIN
     v_count := 0;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
     IF v_room = 1 OR (v_room > 1 AND (SELECT q.crash_count > 0 FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1)) THEN
         UPDATE ingest_jobs j
            SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
                lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
                started_at = now(), available_at = NULL, error = NULL, progress = NULL
          WHERE j.id = coalesce(v_past, (SELECT q.id FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                         ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED))
         RETURNING * INTO v_row;
         IF v_row.status = 'running' THEN
@@ -109,7 +109,7 @@ BEGIN
         RETURN QUERY
         WITH picked AS MATERIALIZED (
             SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.crash_count = 0
              ORDER BY j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED),
         changed AS (

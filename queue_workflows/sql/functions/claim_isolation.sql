@@ -110,9 +110,9 @@ BEGIN
     aside := '[]';
     IF (p_obey AND EXISTS (
             SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-               AND c.desired_state = 'off' AND (c.until_at IS NULL OR c.until_at > now())))
-       OR EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue AND s.paused_at IS NOT NULL
-                     AND (s.paused_until IS NULL OR s.paused_until > now())) THEN
+               AND queue_workflows_is_off(c.desired_state, c.until_at)))
+       OR EXISTS (SELECT FROM queue_settings s
+                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
         RETURN;
     END IF;
     IF p_promote THEN

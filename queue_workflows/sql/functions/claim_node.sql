@@ -48,7 +48,7 @@ BEGIN
         IF p_generation IS NOT NULL THEN
             PERFORM FROM workflow_runs
               WHERE id = v_old.run_id AND generation = p_generation AND mode = 'node'
-                AND status NOT IN ('queued', 'completed', 'failed', 'cancelled')
+                AND status <> 'queued' AND NOT queue_workflows_is_terminal_run(status)
                 FOR NO KEY UPDATE SKIP LOCKED;
             v_ahead := FOUND;
         END IF;
@@ -81,12 +81,12 @@ BEGIN
                                              p_policy, p_grace_s, p_bound_s);
         ELSIF p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
-                                  WHERE k.queue = p_queue AND k.status = 'queued' AND k.blocked_reason IS NULL
+                                  WHERE k.queue = p_queue AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                   ORDER BY k.priority, k.seq LIMIT 1)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         -- An overflow host finds no job of its priority if all are locked or belong to ended runs.
@@ -100,13 +100,12 @@ BEGIN
                SELECT CASE WHEN p_obey AND EXISTS (
                                 SELECT FROM worker_controls c
                                  WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-                                   AND c.desired_state = 'off'
-                                   AND (c.until_at IS NULL OR c.until_at > now())) THEN NULL
+                                   AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN NULL
                            WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
-                                  WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                                  WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                                     AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                                                AND o.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                                AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
                                   ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE OF q SKIP LOCKED) END)
         RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
                   j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,

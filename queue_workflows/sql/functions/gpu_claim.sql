@@ -12,46 +12,46 @@ DECLARE
 BEGIN
     IF p_how = 'oldest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.seq <= p_seq
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'oldest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.required_model, j.priority) >= (p_model, p_band)
            AND (j.required_model, j.priority) <= (p_model, p_band)
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSE
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     END IF;
     RETURN v_id;
@@ -83,57 +83,57 @@ BEGIN
        AND NOT (v_told AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.priority, j.seq LIMIT 1;
         IF v_band IS NULL THEN
             RETURN NULL;
         END IF;
         IF p_model IS NOT NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSIF p_model IS NOT NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND (j.required_model, j.priority) >= (p_model, v_band)
                AND (j.required_model, j.priority) <= (p_model, v_band)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSIF p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.priority = v_band
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         RETURN v_id;

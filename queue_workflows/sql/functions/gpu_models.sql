@@ -107,12 +107,12 @@ SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 BEGIN
     RETURN QUERY WITH RECURSIVE line (model) AS (
         (SELECT j.required_model FROM workflow_node_jobs j
-          WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
             AND j.required_model IS NOT NULL
           ORDER BY j.required_model LIMIT 1)
         UNION ALL
         SELECT (SELECT j.required_model FROM workflow_node_jobs j
-                 WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+                 WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                    AND j.required_model > line.model
                  ORDER BY j.required_model LIMIT 1)
           FROM line WHERE line.model IS NOT NULL)

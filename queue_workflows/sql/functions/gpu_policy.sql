@@ -46,29 +46,29 @@ DECLARE
 BEGIN
     IF p_model = '' THEN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model IS NULL
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
     ELSE
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND j.required_model BETWEEN p_model AND p_model
            AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.required_model, j.seq LIMIT 1;
     END IF;
     IF v_seq IS NOT NULL THEN
@@ -96,10 +96,10 @@ BEGIN
     SELECT count(*), coalesce(sum(queue_workflows_age_s(w.created_at)), 0)
       INTO v_jobs, v_waited
       FROM (SELECT j.created_at FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND j.required_model BETWEEN p_model AND p_model
                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
     jobs := v_jobs;
     waited_s := v_waited;
@@ -225,33 +225,31 @@ BEGIN
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE (k.required_model, k.priority) >= (m.model, j.priority)
                                AND (k.required_model, k.priority) <= (m.model, j.priority)
-                               AND k.queue = 'gpu' AND k.status = 'queued'
-                               AND k.blocked_reason IS NULL
+                               AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
                         ELSE -(
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
-                               AND k.queue = 'gpu' AND k.status = 'queued'
-                               AND k.blocked_reason IS NULL
+                               AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
               FROM unnest(p_models) AS m(model)
              CROSS JOIN LATERAL (
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
-                       AND k.queue = 'gpu' AND k.status = 'queued' AND k.blocked_reason IS NULL
+                       AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
-                       AND k.status = 'queued' AND k.blocked_reason IS NULL
+                       AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                        AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND r.status NOT IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;

@@ -15,37 +15,8 @@ BEGIN
     INSERT INTO ingest_job_events
            (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor)
     VALUES (p_job.id, p_job.attempts, p_event, p_job.claim_no, p_job.worker_id, p_job.claimed_by, p_job.queue,
-            CASE WHEN p_job.status IN ('completed', 'failed', 'cancelled') THEN p_job.seconds END,
+            CASE WHEN queue_workflows_is_terminal_job(p_job.status) THEN p_job.seconds END,
             p_job.error, queue_workflows_actor());
-END $$;
-
--- Record that the cancellation of a running ingest job was requested.
-CREATE OR REPLACE FUNCTION queue_workflows_audit_cancel() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    IF NEW.status = 'running' AND OLD.status = 'running'
-       AND NEW.cancel_requested_at IS NOT NULL AND OLD.cancel_requested_at IS NULL THEN
-        PERFORM queue_workflows_audit(NEW, 'cancel_requested');
-    END IF;
-    RETURN NEW;
-END $$;
-
--- Record what a deleted ingest job was. Retention sets queue_workflows.retention, and its deletions are not
--- recorded.
-CREATE OR REPLACE FUNCTION queue_workflows_audit_gone() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
-        INSERT INTO ingest_job_events
-               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
-        SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
-               jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
-                   'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
-                   'partition_key', partition_key)),
-               queue_workflows_actor()
-          FROM gone;
-    END IF;
-    RETURN NULL;
 END $$;
 
 -- Refuse UPDATE and DELETE of the history (SQLSTATE QW004), except that retention deletes old rows.

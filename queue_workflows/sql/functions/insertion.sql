@@ -133,7 +133,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     UPDATE ingest_jobs j SET idempotency_released = true
      WHERE j.idempotency_key = p_key AND NOT j.idempotency_released
-       AND j.status IN ('completed', 'failed', 'cancelled')
+       AND queue_workflows_is_terminal_job(j.status)
        -- At most 366 days, whatever a plain UPDATE stored.
        AND j.created_at <= now() - least(greatest(coalesce(j.idempotency_window_s, 86400), 0), 31622400)
            * interval '1 second';

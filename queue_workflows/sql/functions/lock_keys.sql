@@ -168,7 +168,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Note the lock keys and partitions of deleted jobs, whose places are free now.
+-- Do what follows from deleted jobs. Their lock keys and partitions are noted, as their places are free now. Their
+-- logs are deleted. Of ingest jobs the history records what they were, except for those that retention deletes: it
+-- sets queue_workflows.retention. It runs as its owner: who may delete a job needs no right to its logs and history.
 CREATE OR REPLACE FUNCTION queue_workflows_jobs_gone() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -179,7 +181,18 @@ BEGIN
            FROM (SELECT DISTINCT queue::text, partition_key FROM gone
                   WHERE partition_key IS NOT NULL
                     AND (status = 'running' OR status = 'queued' AND admitted_at IS NOT NULL)) k;
+        IF coalesce(current_setting('queue_workflows.retention', true), '') <> 'on' THEN
+            INSERT INTO ingest_job_events
+                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail, actor)
+            SELECT id, attempts, 'deleted', claim_no, worker_id, claimed_by, queue, error,
+                   jsonb_strip_nulls(jsonb_build_object('task_name', task_name, 'status', status, 'reason', reason,
+                       'created_at', created_at, 'idempotency_key', idempotency_key, 'lock_key', lock_key,
+                       'partition_key', partition_key)),
+                   queue_workflows_actor()
+              FROM gone;
+        END IF;
     END IF;
+    DELETE FROM job_attempt_logs l USING gone WHERE l.job_id = gone.id AND l.job_table = TG_TABLE_NAME;
     RETURN NULL;
 END $$;
 

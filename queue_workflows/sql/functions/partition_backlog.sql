@@ -60,7 +60,7 @@ BEGIN
     WITH ahead AS MATERIALIZED (
         SELECT a.id FROM (
             SELECT j.id, j.partition_key, j.admitted_at FROM ingest_jobs j
-             WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
              ORDER BY j.priority, j.seq LIMIT p_look) a
          WHERE a.partition_key IS NOT NULL AND a.admitted_at IS NULL AND (v_all OR EXISTS (
                SELECT FROM queue_partitions p WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
@@ -68,7 +68,7 @@ BEGIN
     stale AS MATERIALIZED (
         SELECT j.id FROM ingest_jobs j
          WHERE j.id = ANY (ARRAY(SELECT a.id FROM ahead a))
-           AND (j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL) IS TRUE
+           AND (queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.admitted_at IS NULL) IS TRUE
            FOR UPDATE OF j SKIP LOCKED)
     UPDATE ingest_jobs j SET blocked_reason = 'limited' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s));
     GET DIAGNOSTICS v_moved = ROW_COUNT;
@@ -95,7 +95,7 @@ BEGIN
                SELECT FROM queue_partitions p WHERE p.queue = p_queue AND p.partition_key = j.partition_key))
       INTO held
       FROM ingest_jobs j
-     WHERE j.queue = p_queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+     WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
      ORDER BY j.priority, j.seq LIMIT 1;
     IF held IS NOT TRUE THEN
         RETURN;
@@ -108,13 +108,13 @@ BEGIN
      WHERE j.id = ANY (ARRAY(
             SELECT a.id FROM (
                 SELECT q.id, q.partition_key, q.admitted_at FROM ingest_jobs q
-                 WHERE q.queue = p_queue AND q.status = 'queued' AND q.blocked_reason IS NULL
+                 WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
                  ORDER BY q.priority, q.seq LIMIT 20000) a
              WHERE a.partition_key IS NULL OR a.admitted_at IS NOT NULL OR NOT (v_all OR EXISTS (
                    SELECT FROM queue_partitions p
                     WHERE p.queue = p_queue AND p.partition_key = a.partition_key))
              LIMIT 64))
-       AND (j.status = 'queued' AND j.blocked_reason IS NULL) IS TRUE
+       AND queue_workflows_is_claimable(j.status, j.blocked_reason) IS TRUE
      ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
 END $$;
 

@@ -55,7 +55,7 @@ BEGIN
         RETURN p_new;
     END IF;
     SELECT p.queue IS NOT NULL OR s.partition_max_running IS NOT NULL OR s.partition_rate_limit IS NOT NULL,
-           coalesce(p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), false),
+           coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false),
            coalesce(p.rate_limit, s.partition_rate_limit) IS NOT NULL
       INTO v_waits, v_paused, v_rated
       FROM (SELECT) AS one
@@ -142,7 +142,7 @@ DECLARE
     v_count   integer;
     v_id      text;
 BEGIN
-    SELECT p.paused_at IS NOT NULL AND (p.paused_until IS NULL OR p.paused_until > now()), p.paused_until,
+    SELECT queue_workflows_is_paused(p.paused_at, p.paused_until), p.paused_until,
            coalesce(p.max_running, s.partition_max_running),
            coalesce(p.rate_limit, s.partition_rate_limit),
            CASE WHEN p.rate_limit IS NULL THEN s.partition_rate_period_s ELSE p.rate_period_s END

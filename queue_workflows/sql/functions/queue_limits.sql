@@ -19,7 +19,7 @@ BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
     SELECT * INTO v_set FROM queue_settings WHERE queue = p_queue;
     room := p_wanted;
-    IF v_set.paused_at IS NOT NULL AND (v_set.paused_until IS NULL OR v_set.paused_until > now()) THEN
+    IF queue_workflows_is_paused(v_set.paused_at, v_set.paused_until) THEN
         room := 0;
         wait_s := extract(epoch FROM least(v_set.paused_until, now() + interval '366 days') - now());
         RETURN;

@@ -6,6 +6,6 @@
 CREATE OR REPLACE FUNCTION queue_workflows_is_past_retention(
     p_status text, p_ended_at timestamptz, p_days double precision)
 RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT p_status IN ('completed', 'failed', 'cancelled') AND p_days > 0
+    SELECT queue_workflows_is_terminal_run(p_status) AND p_days > 0
        AND p_ended_at < now() - least(greatest(p_days, 0), 36500) * interval '1 day'
 $$;

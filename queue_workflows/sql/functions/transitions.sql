@@ -3,10 +3,9 @@
 -- Check and complete an UPDATE of a job. The trigger's argument names the channel to notify. A terminal job
 -- keeps its status within its generation (SQLSTATE QW002). A claim by a plain UPDATE gets a claim number, a
 -- worker and a lease. A job that leaves `running` loses its claim. Limits and lock keys decide whether a queued
--- job is claimable. Jobs that become claimable and jobs to cancel are notified. The statements of a claim
--- (claim, complete, fail, hand back, reclaim) write their own history; this function writes it for plain
--- UPDATEs, and for jobs that are not running. It runs as its owner, because who may change a job may not write
--- its history.
+-- job is claimable. Jobs that become claimable and jobs to cancel are notified. Of ingest jobs, it records every change
+-- of state but those of the statements that end a claim or make one, which record themselves (decision 0025). It
+-- runs as its owner, because who may change a job may not write its history.
 CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -76,6 +75,9 @@ BEGIN
             END IF;
         ELSIF NEW.status = 'running' AND NEW.cancel_requested_at IS NOT NULL
               AND OLD.cancel_requested_at IS NULL THEN
+            IF TG_TABLE_NAME = 'ingest_jobs' THEN
+                PERFORM queue_workflows_audit(NEW, 'cancel_requested');
+            END IF;
             PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
         END IF;
         IF NOT v_admits AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
@@ -86,7 +88,7 @@ BEGIN
         END IF;
         RETURN NEW;
     END IF;
-    IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')
+    IF queue_workflows_is_terminal_job(OLD.status)
        AND NEW.generation <= OLD.generation THEN
         RAISE EXCEPTION 'job % is % and stays so; retry_job() or retry_run() reopens it', OLD.id, OLD.status
             USING ERRCODE = 'QW002';
@@ -96,7 +98,7 @@ BEGIN
             IF OLD.blocked_reason IN ('locked', 'limited', 'unserved') OR EXISTS (
                 SELECT FROM queue_settings s
                  WHERE s.queue = OLD.queue
-                   AND (s.paused_at IS NOT NULL AND (s.paused_until IS NULL OR s.paused_until > now())
+                   AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
                         OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL)) THEN
                 RETURN NULL;  -- a statement of 0.3.0, which knows no lock keys and limits, finds no job
             END IF;
@@ -114,6 +116,7 @@ BEGIN
     IF NEW.status = 'queued' THEN
         NEW.claimed_by := OLD.claimed_by;  -- for the history; cleared below
     END IF;
+    -- A statement that ends a claim clears worker_id and records the end itself; a plain UPDATE leaves it.
     IF TG_TABLE_NAME = 'ingest_jobs' AND (OLD.status <> 'running' OR NEW.worker_id IS NOT NULL) THEN
         PERFORM queue_workflows_audit(NEW, CASE WHEN NEW.status <> 'queued' THEN NEW.status::text
                                                 WHEN OLD.status = 'running' THEN 'requeued' ELSE 'retried' END);
@@ -169,5 +172,5 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_must_end(job workflow_node_jobs) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (
-        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND r.status IN ('completed', 'failed', 'cancelled'));
+        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));
 END $$;

@@ -16,8 +16,8 @@ SET search_path FROM CURRENT AS $$
          WHERE b.last_seen > now() - p_stale_s * interval '1 second'
            AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) q
      WHERE NOT EXISTS (
-           SELECT FROM queue_settings s WHERE s.queue = q.queue AND s.paused_at IS NOT NULL
-              AND (s.paused_until IS NULL OR s.paused_until > now()))
+           SELECT FROM queue_settings s
+            WHERE s.queue = q.queue AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 $$;
 
 -- Set the blocked_reason of these jobs; if one of them raises, set each by itself. Return how many were written.

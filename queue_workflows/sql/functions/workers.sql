@@ -5,8 +5,7 @@
 CREATE OR REPLACE FUNCTION queue_workflows_off_policy(p_host text, p_queue text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT stop_policy FROM worker_controls
-     WHERE host_label = p_host AND queue IN (p_queue, 'all') AND desired_state = 'off'
-       AND (until_at IS NULL OR until_at > now())
+     WHERE host_label = p_host AND queue IN (p_queue, 'all') AND queue_workflows_is_off(desired_state, until_at)
      ORDER BY stop_policy <> 'hard', queue = 'all' LIMIT 1
 $$;
 

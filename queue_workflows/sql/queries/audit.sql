@@ -152,14 +152,15 @@ WITH touched_nodes (id) AS (
     UNION SELECT job_id FROM workflow_node_events
      WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
     UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM workflow_node_jobs
+     WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 touched_ingest_jobs (id) AS (
     SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
     UNION SELECT job_id FROM ingest_job_events
      WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
     UNION SELECT id FROM ingest_jobs WHERE status = 'running'
-    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 found (id, text) AS MATERIALIZED (
     SELECT j.id, j.status || ', worker ' || coalesce(j.worker_id, '-') || ', claim ' || j.claim_no
@@ -186,7 +187,8 @@ WITH touched_runs (id) AS NOT MATERIALIZED (
     UNION SELECT run_id FROM workflow_node_events
      WHERE NOT %(whole)s::boolean AND created_at >= %(since)s::timestamptz
     UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT run_id FROM workflow_node_jobs
+     WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT run_id FROM workflow_node_jobs
      WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 found (id, text) AS MATERIALIZED (
@@ -229,7 +231,8 @@ WITH touched (id) AS (
     UNION SELECT job_id FROM workflow_node_events
      WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
     UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM workflow_node_jobs
+     WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 sent AS NOT MATERIALIZED (
     SELECT * FROM workflow_dispatch_events
@@ -265,7 +268,8 @@ WITH touched_runs (id) AS NOT MATERIALIZED (
     UNION SELECT run_id FROM workflow_node_events
      WHERE NOT %(whole)s::boolean AND created_at >= %(since)s::timestamptz
     UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT run_id FROM workflow_node_jobs
+     WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT run_id FROM workflow_node_jobs
      WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 found (id, text) AS MATERIALIZED (
@@ -307,7 +311,7 @@ WITH touched (id) AS (
     UNION SELECT job_id FROM ingest_job_events
      WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
     UNION SELECT id FROM ingest_jobs WHERE status = 'running'
-    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 found (id, text) AS MATERIALIZED (
     SELECT max(j.id), count(*) || ' jobs have the key ' || j.idempotency_key
@@ -338,14 +342,15 @@ WITH touched_nodes (id) AS (
     UNION SELECT job_id FROM workflow_node_events
      WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
     UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM workflow_node_jobs
+     WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 touched_ingest_jobs (id) AS (
     SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
     UNION SELECT job_id FROM ingest_job_events
      WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
     UNION SELECT id FROM ingest_jobs WHERE status = 'running'
-    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL
+    UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
     UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
 found (id, text) AS MATERIALIZED (
     SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts

@@ -121,7 +121,7 @@ SELECT b.id, b.text
                 LIMIT 1)) AS text
           FROM (SELECT *
                   FROM workflow_runs
-                 WHERE mode = 'node' AND status NOT IN ('completed', 'failed', 'cancelled')
+                 WHERE mode = 'node' AND NOT queue_workflows_is_terminal_run(status)
                  LIMIT %(examined)s) t) b
  WHERE b.text IS NOT NULL
  LIMIT %(limit)s;

@@ -48,7 +48,7 @@ WITH chosen AS MATERIALIZED (
      WHERE q.status IN ('queued', 'awaiting_input')
        AND EXISTS (SELECT FROM workflow_runs r
                     WHERE r.id = q.run_id AND r.mode = 'node'
-                      AND r.status IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                      AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
      LIMIT 500 FOR UPDATE OF q SKIP LOCKED),
 done AS (
     UPDATE workflow_node_jobs j
@@ -65,7 +65,7 @@ SELECT q.id FROM workflow_node_jobs q
  WHERE q.status IN ('queued', 'awaiting_input')
    AND EXISTS (SELECT FROM workflow_runs r
                 WHERE r.id = q.run_id AND r.mode = 'node'
-                  AND r.status IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                  AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
    AND q.id <> ALL (%(aside)s::text[])
  LIMIT 500;
 
@@ -76,7 +76,7 @@ WITH chosen AS MATERIALIZED (
      WHERE q.id = ANY (%(ids)s::text[]) AND q.status IN ('queued', 'awaiting_input')
        AND EXISTS (SELECT FROM workflow_runs r
                     WHERE r.id = q.run_id AND r.mode = 'node'
-                      AND r.status IN ('completed', 'failed', 'cancelled') OFFSET 0)
+                      AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
        FOR UPDATE OF q SKIP LOCKED),
 done AS (
     UPDATE workflow_node_jobs j

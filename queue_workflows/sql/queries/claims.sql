@@ -6,8 +6,8 @@ SELECT queue_workflows_node_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            %(claim)s::boolean AND NOT EXISTS (
                SELECT FROM queue_settings s
-                WHERE s.queue = %(queue)s::text AND s.paused_at IS NOT NULL
-                  AND (s.paused_until IS NULL OR s.paused_until > now())),
+                WHERE s.queue = %(queue)s::text
+                  AND queue_workflows_is_paused(s.paused_at, s.paused_until)),
            %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(model)s::text,
            %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
            %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
@@ -47,7 +47,7 @@ UPDATE workflow_node_jobs j
  WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker_id
    AND j.status = 'running'
 RETURNING j.id, j.claim_no, j.cancel_requested_at IS NOT NULL OR coalesce((
-              SELECT r.status IN ('completed', 'failed', 'cancelled')
+              SELECT queue_workflows_is_terminal_run(r.status)
                 FROM workflow_runs r WHERE r.id = j.run_id), false) AS cancel;
 
 -- name: is_held
@@ -99,7 +99,7 @@ SELECT extract(epoch FROM now() - j.cancel_requested_at)::float8 AS since_s
 -- Return the same for node jobs, for which the end of the run counts as well.
 SELECT extract(epoch FROM now() - coalesce(j.cancel_requested_at, (
            SELECT coalesce(r.finished_at, r.updated_at) FROM workflow_runs r
-            WHERE r.id = j.run_id AND r.status IN ('completed', 'failed', 'cancelled'))))::float8
+            WHERE r.id = j.run_id AND queue_workflows_is_terminal_run(r.status))))::float8
            AS since_s
   FROM workflow_node_jobs j
  WHERE j.status = 'running' AND starts_with(j.worker_id, %(prefix)s::text)

@@ -126,13 +126,13 @@ WITH RECURSIVE
 node_queues (queue) AS (
     (SELECT queue::text
        FROM workflow_node_jobs
-      WHERE status = 'queued' AND blocked_reason IS NULL
+      WHERE queue_workflows_is_claimable(status, blocked_reason)
       ORDER BY workflow_node_jobs.queue
       LIMIT 1)
     UNION ALL
     SELECT (SELECT j.queue::text
               FROM workflow_node_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > q.queue
+             WHERE queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.queue > q.queue
              ORDER BY j.queue
              LIMIT 1)
       FROM node_queues q
@@ -140,13 +140,13 @@ node_queues (queue) AS (
 ingest_queues (queue) AS (
     (SELECT queue
        FROM ingest_jobs
-      WHERE status = 'queued' AND blocked_reason IS NULL
+      WHERE queue_workflows_is_claimable(status, blocked_reason)
       ORDER BY queue
       LIMIT 1)
     UNION ALL
     SELECT (SELECT j.queue
               FROM ingest_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > q.queue
+             WHERE queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.queue > q.queue
              ORDER BY j.queue
              LIMIT 1)
       FROM ingest_queues q
@@ -155,11 +155,12 @@ heads (queue, n, created_at) AS (
     SELECT q.queue,
            (SELECT count(*)
               FROM (SELECT FROM workflow_node_jobs j
-                     WHERE j.queue = q.queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+                     WHERE j.queue = q.queue
+                       AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                      LIMIT %(counted)s) c),
            (SELECT j.created_at
               FROM workflow_node_jobs j
-             WHERE j.queue = q.queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
              ORDER BY j.priority, j.seq
              LIMIT 1)
       FROM node_queues q
@@ -168,11 +169,12 @@ heads (queue, n, created_at) AS (
     SELECT q.queue,
            (SELECT count(*)
               FROM (SELECT FROM ingest_jobs j
-                     WHERE j.queue = q.queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+                     WHERE j.queue = q.queue
+                       AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                      LIMIT %(counted)s) c),
            (SELECT j.created_at
               FROM ingest_jobs j
-             WHERE j.queue = q.queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
              ORDER BY j.priority, j.seq
              LIMIT 1)
       FROM ingest_queues q

@@ -55,7 +55,7 @@ SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
 SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, count(*) AS every
   FROM (SELECT j.priority
           FROM ingest_jobs j
-         WHERE j.queue = %(queue)s AND j.status = 'queued' AND j.blocked_reason IS NULL
+         WHERE j.queue = %(queue)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.priority < %(priority)s::smallint
                 OR j.priority = %(priority)s::smallint
                AND CASE WHEN %(newest)s::boolean THEN j.seq > %(seq)s::bigint
@@ -70,8 +70,8 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
   FROM (SELECT j.priority
           FROM workflow_node_jobs j
           JOIN workflow_runs r
-            ON r.id = j.run_id AND r.status NOT IN ('completed', 'failed', 'cancelled')
-         WHERE j.queue = %(queue)s AND j.status = 'queued' AND j.blocked_reason IS NULL
+            ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+         WHERE j.queue = %(queue)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.priority < %(priority)s::smallint
                 OR j.priority = %(priority)s::smallint
                AND CASE WHEN %(newest)s::boolean THEN j.seq > %(seq)s::bigint
@@ -85,8 +85,8 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
 SELECT
   FROM workflow_node_jobs j
   JOIN workflow_runs r
-    ON r.id = j.run_id AND r.status NOT IN ('completed', 'failed', 'cancelled')
- WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+    ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
    AND j.required_model IS NOT DISTINCT FROM %(required_model)s::text
    AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint
  LIMIT 1;
@@ -97,7 +97,7 @@ SELECT
 SELECT j.id, j.status::text
   FROM ingest_jobs j
  WHERE j.lock_key = %(lock_key)s
-   AND (j.status = 'running' OR j.status = 'queued' AND j.blocked_reason IS NULL)
+   AND (j.status = 'running' OR queue_workflows_is_claimable(j.status, j.blocked_reason))
  LIMIT 1;
 
 -- name: misfit

@@ -11,7 +11,7 @@ WITH done AS (
            blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL,
            progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
                            ELSE '1' END
-     WHERE j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled', 'skipped')
+     WHERE j.id = %(job)s AND NOT queue_workflows_is_terminal_job(j.status)
  RETURNING queue_workflows_record(
                j, 'completed',
                host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),
@@ -28,7 +28,7 @@ WITH done AS (
            worker_id = NULL, lease_expires_at = NULL,
            progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
                            ELSE '1' END
-     WHERE j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled')
+     WHERE j.id = %(job)s AND NOT queue_workflows_is_terminal_job(j.status)
  RETURNING CASE (SELECT o.status FROM ingest_jobs o WHERE o.id = j.id)
            WHEN 'running' THEN queue_workflows_record(
                j, 'completed', host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
@@ -42,7 +42,7 @@ WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'failed', error = %(error)s, seconds = %(seconds)s::float8,
            finished_at = now(), blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled', 'skipped')
+     WHERE j.id = %(job)s AND NOT queue_workflows_is_terminal_job(j.status)
  RETURNING queue_workflows_record(
                j, 'failed',
                host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),
@@ -56,7 +56,7 @@ WITH done AS (
     UPDATE ingest_jobs j
        SET status = 'failed', error = %(error)s, seconds = %(seconds)s::float8,
            finished_at = now(), blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = %(job)s AND j.status NOT IN ('completed', 'failed', 'cancelled')
+     WHERE j.id = %(job)s AND NOT queue_workflows_is_terminal_job(j.status)
  RETURNING CASE (SELECT o.status FROM ingest_jobs o WHERE o.id = j.id)
            WHEN 'running' THEN queue_workflows_record(
                j, 'failed', host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
@@ -72,7 +72,7 @@ WITH done AS (
        SET status = 'awaiting_input', blocked_reason = NULL, worker_id = NULL,
            lease_expires_at = NULL
      WHERE j.id = %(job)s
-       AND j.status NOT IN ('awaiting_input', 'completed', 'failed', 'cancelled', 'skipped')
+       AND j.status <> 'awaiting_input' AND NOT queue_workflows_is_terminal_job(j.status)
  RETURNING queue_workflows_record(
                j, 'parked',
                host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),

@@ -49,7 +49,7 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
        j.required_model, %(detail)s,
        jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))
   FROM workflow_node_jobs j
- WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
    AND j.required_model BETWEEN %(model)s AND %(model)s
  ORDER BY j.required_model, j.seq LIMIT 100;
 
@@ -61,7 +61,7 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
        j.required_model, %(detail)s,
        jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))
   FROM workflow_node_jobs j
- WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
    AND j.required_model IS NULL
  ORDER BY j.required_model, j.seq LIMIT 100;
 
@@ -71,7 +71,7 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
 SELECT nullif(f.model, '') AS model, f.reason, f.detail, f.since,
        (SELECT count(*) FROM (
             SELECT FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                AND coalesce(j.required_model, '') = f.model LIMIT 10000) c) AS jobs
   FROM gpu_unassignable f
  ORDER BY f.model;

@@ -112,7 +112,8 @@ SELECT coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false) A
 -- Return whether a queue has settings, or an ingest job that could be claimed.
 SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
     OR EXISTS (SELECT FROM ingest_jobs
-                WHERE queue = %(queue)s AND status = 'queued' AND blocked_reason IS NULL) AS found;
+                WHERE queue = %(queue)s
+                  AND queue_workflows_is_claimable(status, blocked_reason)) AS found;
 
 -- name: count_jobs
 -- tables: ingest_jobs workflow_node_jobs
@@ -120,7 +121,7 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
 -- the age of the oldest that is due, `fresh` counts those queued within the last `window`
 -- seconds. Reads every such job.
 SELECT j.queue::text, count(*) FILTER (WHERE j.status = 'running') AS running,
-       count(*) FILTER (WHERE j.status = 'queued' AND j.blocked_reason IS NULL) AS ready,
+       count(*) FILTER (WHERE queue_workflows_is_claimable(j.status, j.blocked_reason)) AS ready,
        count(*) FILTER (WHERE j.blocked_reason = 'limited') AS limited,
        count(*) FILTER (WHERE j.blocked_reason IN ('locked', 'unserved')) AS locked,
        count(*) FILTER (WHERE j.blocked_reason = 'not_due') AS not_due,
@@ -165,9 +166,11 @@ SELECT (SELECT count(*) FROM ingest_jobs j
 -- queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
 SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
        EXISTS (SELECT FROM ingest_jobs j
-                WHERE j.queue = s.queue AND j.status = 'queued' AND j.blocked_reason IS NULL)
+                WHERE j.queue = s.queue
+                  AND queue_workflows_is_claimable(j.status, j.blocked_reason))
        OR EXISTS (SELECT FROM workflow_node_jobs j
-                   WHERE j.queue = s.queue AND j.status = 'queued' AND j.blocked_reason IS NULL)
+                   WHERE j.queue = s.queue
+                     AND queue_workflows_is_claimable(j.status, j.blocked_reason))
            AS ready,
        EXISTS (SELECT FROM ingest_jobs j
                 WHERE j.queue = s.queue AND j.partition_key IS NOT NULL

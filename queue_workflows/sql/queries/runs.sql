@@ -61,7 +61,7 @@ UPDATE workflow_runs SET
        updated_at = now()
  WHERE id = %(run_id)s
    AND (%(status)s::text IS NULL OR mode <> 'node' OR status = %(status)s::text
-        OR status NOT IN ('completed', 'failed', 'cancelled')
+        OR NOT queue_workflows_is_terminal_run(status)
         OR (%(status)s::text = 'queued' AND status IN ('failed', 'cancelled')))
 RETURNING *;
 
@@ -150,19 +150,20 @@ RETURNING out_dir;
 UPDATE workflow_runs
    SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
        updated_at = now()
- WHERE id = %(run_id)s AND status NOT IN ('queued', 'completed', 'failed', 'cancelled');
+ WHERE id = %(run_id)s AND status <> 'queued'
+   AND NOT queue_workflows_is_terminal_run(status);
 
 -- name: fail
 -- Change a run that is not over to failed; a trigger cancels its waiting nodes.
 UPDATE workflow_runs
    SET status = 'failed', finished_at = now(), error = %(error)s, updated_at = now()
- WHERE id = %(run_id)s AND status NOT IN ('completed', 'failed', 'cancelled');
+ WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status);
 
 -- name: cancel
 -- Change a run that is not over to cancelled and return its row; a trigger cancels its waiting
 -- nodes and asks the running ones to end.
 UPDATE workflow_runs SET status = 'cancelled', finished_at = now(), updated_at = now()
- WHERE id = %(run_id)s AND status NOT IN ('completed', 'failed', 'cancelled')
+ WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status)
 RETURNING *;
 
 -- name: delay_start
@@ -186,7 +187,7 @@ RETURNING *;
 UPDATE workflow_runs
    SET status = 'queued', generation = generation + 2, finished_at = NULL, error = NULL,
        start_attempts = 0, available_at = NULL, queued_at = now(), updated_at = now()
- WHERE id = %(run_id)s AND status IN ('completed', 'failed', 'cancelled')
+ WHERE id = %(run_id)s AND queue_workflows_is_terminal_run(status)
 RETURNING *;
 
 -- name: cancel_nodes_again

@@ -15,9 +15,6 @@ CREATE OR REPLACE TRIGGER ingest_jobs_changed
         claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready');
 
-CREATE OR REPLACE TRIGGER ingest_jobs_cancel_asked BEFORE UPDATE OF cancel_requested_at ON ingest_jobs
-    FOR EACH ROW EXECUTE FUNCTION queue_workflows_audit_cancel();
-
 CREATE OR REPLACE TRIGGER ingest_jobs_reopened BEFORE UPDATE OF generation ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_reopen_ingest();
 
@@ -26,12 +23,6 @@ CREATE OR REPLACE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON ingest_
 
 CREATE OR REPLACE TRIGGER ingest_jobs_gone AFTER DELETE ON ingest_jobs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_jobs_gone();
-
-CREATE OR REPLACE TRIGGER ingest_jobs_forget AFTER DELETE ON ingest_jobs
-    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_forget_logs();
-
-CREATE OR REPLACE TRIGGER ingest_jobs_audit_gone AFTER DELETE ON ingest_jobs
-    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_audit_gone();
 
 CREATE OR REPLACE TRIGGER ingest_job_events_keep BEFORE UPDATE OR DELETE ON ingest_job_events
     FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_keep_events();

@@ -22,6 +22,3 @@ CREATE OR REPLACE TRIGGER node_job_ready_notify_insert AFTER INSERT ON workflow_
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_gone AFTER DELETE ON workflow_node_jobs
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_jobs_gone();
-
-CREATE OR REPLACE TRIGGER workflow_node_jobs_forget AFTER DELETE ON workflow_node_jobs
-    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_forget_logs();
