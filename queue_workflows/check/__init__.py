@@ -1,4 +1,4 @@
-"""Checking a workflow before it runs: its graph against the code, models and names it needs."""
+"""Check a workflow before it runs: its graph against the code, models and names it needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from queue_workflows.dag import graph
 __all__ = ["Finding", "Report", "definition", "document", "workflow"]
 
 _NOT_FOUND = (LookupError, FileNotFoundError)
-"""What a provider raises for a name that it does not know (the contract)."""
+"""Errors of a provider for a name that it does not know (the contract)."""
 
 
 class Report(NamedTuple):
-    """What was found; `definition` is the expanded graph, None when there is none.
+    """What was found; `definition` is the expanded graph, None if there is none.
 
     `needs`: the keys that a run's context must have.
     """
@@ -30,7 +30,7 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing but warnings was found."""
+        """Return whether nothing but warnings was found."""
         return all(finding.level != "error" for finding in self.findings)
 
 
@@ -124,7 +124,7 @@ def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
 
 
 def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
-    """What names the step that asks for the pipeline, beside the reason."""
+    """Return which step asks for the pipeline, with the reason."""
     steps = cast("list[Mapping[str, Any]]", found["steps"])
     asking = next(step.get("id") for step in steps if step.get("pipeline") == name)
     return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")

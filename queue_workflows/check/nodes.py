@@ -1,4 +1,4 @@
-"""A graph's nodes against the functions, models and queues that this process knows."""
+"""Check a graph's nodes against the functions, models and queues of this process."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
 
 
 class _Trouble(NamedTuple):
-    """Why a module cannot be had."""
+    """Why a module cannot be resolved."""
 
     message: str
     remedy: str
 
 
 class Bodies:
-    """The modules of a graph's nodes, each resolved once; `outputs` is what is known of them."""
+    """Resolve the module of each node once; `outputs` are the known keys of its result."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
         self._outputs: dict[str, frozenset[str] | None] = {}
 
     def look(self, node: graph.Node) -> Iterator[Finding]:
-        """Whether the node's module resolves, and takes what the node gives."""
+        """Return whether the node's module resolves, and takes the node's inputs."""
         at = f"node {node.id!r}"
         if node.step is not None:
             return
@@ -43,7 +43,7 @@ class Bodies:
             yield from _arguments(node, found, at)
 
     def outputs(self, node: graph.Node) -> frozenset[str] | None:
-        """The keys that a node's result can have; None when that is not known."""
+        """Return the keys of a node's result; None if unknown."""
         if node.step is not None:
             target = node.step.get("target")
             return frozenset({target} if isinstance(target, str) else ())
@@ -56,7 +56,7 @@ class Bodies:
 
 
 def _resolved(name: str) -> Any:
-    """The module of a node, or the trouble with it."""
+    """Return the function of a node, or why it has none."""
     cfg = config.get_config()
     try:
         module = cfg.resolve_node_module(name)
@@ -73,7 +73,7 @@ def _resolved(name: str) -> Any:
 
 
 def _told(error: BaseException) -> str:
-    """An error's type, text and innermost place."""
+    """Return an error's type, text and innermost place."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -124,7 +124,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
 
 
 def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:
-    """Whether queue and model exist; a text in place of the models says why they are not known."""
+    """Check whether queue and model exist; a text instead of models says why they are unknown."""
     at = f"node {node.id!r}"
     if node.queue not in config.DAG_QUEUES:
         yield findings.error(at, f"unknown queue {node.queue!r}", "a node runs on cpu or gpu")
@@ -143,7 +143,7 @@ def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Fin
 
 
 def known_models() -> frozenset[str] | str:
-    """The registered models, the host's registrar asked first; why not, if that raises."""
+    """Return the registered models, after calling the app's registrar, or why that raised."""
     try:
         config.get_config().builtin_model_registrar()
     except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code

@@ -1,4 +1,4 @@
-"""A body's parameters, and how a node's inputs and what the engine offers are bound to them."""
+"""Bind a node's inputs and the values that the engine offers to a handler's parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
 
 
 class Signature:
-    """What a callable takes. Raises ValueError or TypeError for one that does not tell."""
+    """The parameters of a callable. Raises ValueError or TypeError if it has no signature."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         parameters = inspect.signature(body).parameters.values()
@@ -38,11 +38,11 @@ class Signature:
         *,
         where: str | None = None,
     ) -> dict[str, Any]:
-        """Return keyword arguments: the inputs by name, then the offers that are asked for.
+        """Return keyword arguments: the inputs by name, then the offers that it has parameters for.
 
-        None leaves a parameter to its default. A missing argument is the call's own TypeError.
-        With `where`, each input becomes what its annotation names (`annotated.taken`), or raises
-        `ArgsRefused` that starts with it; without, only a text for a `Path` is converted.
+        None leaves a parameter to its default. A missing argument is the call's own TypeError. With
+        `where`, each input is converted by its annotation (`annotated.taken`), or raises
+        `ArgsRefused` that starts with it. Without it, only a text for a `Path` is converted.
         """
         if where is not None:
             inputs = self._converted(inputs, where)
@@ -76,7 +76,7 @@ def _cached(body: Callable[..., Any]) -> Signature:
 
 
 def signature(body: Callable[..., Any]) -> Signature:
-    """The signature of a callable, remembered where the callable can be hashed."""
+    """Return the signature of a callable, cached if the callable is hashable."""
     try:
         hash(body)
     except TypeError:
@@ -85,7 +85,7 @@ def signature(body: Callable[..., Any]) -> Signature:
 
 
 def scope_of(body: Any) -> dict[str, Any]:
-    """Where the annotations of a function, method, partial, wrapper or callable object are read."""
+    """Return where the annotations of a function, method, partial or callable object are read."""
     while True:
         if isinstance(body, functools.partial):
             body = cast("functools.partial[Any]", body).func
@@ -101,7 +101,7 @@ def scope_of(body: Any) -> dict[str, Any]:
 
 
 def _takes_path(annotation: Any, scope: dict[str, Any]) -> bool:
-    """Whether an annotation is `Path`, alone or in a union; by its text if that is all there is."""
+    """Return whether an annotation is `Path`, alone or in a union, or such a text."""
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):

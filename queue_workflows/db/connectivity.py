@@ -1,4 +1,4 @@
-"""Follow a DSN to its server by plain sockets, and tell what a refusal to connect means."""
+"""Test the connection to a DSN's server by plain sockets, and explain a refusal to connect."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """What a DSN names; no targets where only libpq knows (a service, its default socket)."""
+    """The targets of a DSN; none if only libpq knows them (a service, its default socket)."""
 
     targets: list[Target]
     user: str
@@ -68,11 +68,11 @@ class Reply(NamedTuple):
 
 
 class NoReply(Exception):
-    """The server took the connection and sent nothing within the timeout."""
+    """The server accepted the connection and sent nothing within the timeout."""
 
 
 def destination(url: str) -> Destination:
-    """Return what a DSN names, with what PGHOST and the like add.
+    """Return the servers of a DSN, with what PGHOST and the like add.
 
     Raises `InvalidConfig` for a DSN that cannot be read.
     """
@@ -141,7 +141,7 @@ def resolve(target: Target) -> Reply:
 
 
 def probe_port(target: Target, timeout_s: float) -> Reply:
-    """Return whether anything takes a connection at a target, or why nothing does."""
+    """Return whether anything accepts a connection at a target, or why nothing does."""
     try:
         _connected(target, timeout_s).close()
     except OSError as error:
@@ -150,9 +150,9 @@ def probe_port(target: Target, timeout_s: float) -> Reply:
 
 
 def offers_tls(target: Target, timeout_s: float) -> bool | None:
-    """Return whether a server offers TLS; None if what answers is no PostgreSQL.
+    """Return whether a server offers TLS; None if what replies is not PostgreSQL.
 
-    Raises `NoReply` if nothing answers in time.
+    Raises `NoReply` if nothing replies in time.
     """
     try:
         with _connected(target, timeout_s) as sock:

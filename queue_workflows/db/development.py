@@ -16,9 +16,9 @@ _COMPLETE = frozenset(
         "47c6aa167514f530b81c1a07da5980bd8fb135ee6aa5bba67a7c46d990888d79",
     }
 )
-"""SHA-256 of the lines `version checksum` of a ledger above 12 that has all of that chain.
+"""SHA-256 of the lines `version checksum` of a ledger above 12 with the whole old chain.
 
-Its last two builds differed in one function, which is installed anew.
+Its last two builds differed in one function, which is installed again.
 """
 _OBJECTS = b"""
 CREATE TABLE queue_schema_objects (
@@ -30,7 +30,7 @@ CREATE TABLE queue_schema_objects (
 );
 GRANT SELECT ON queue_schema_objects TO PUBLIC
 """
-"""What 0013 makes and that chain did not."""
+"""What 0013 creates and the old chain did not."""
 
 
 def version(conn: pool.Connection, ledger: str) -> int | None:

@@ -1,4 +1,4 @@
-"""A node's function: what it takes, what it returns, and the body that a worker runs."""
+"""A node's function: its parameters, its result, and the handler that a worker runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OFFERS = frozenset(
         "status_callback",
     }
 )  # fmt: skip
-"""What `node_executor` hands a body that asks for it by name."""
+"""What `node_executor` passes to a function that has a parameter of that name."""
 
 RESULT = "result"
-"""The key under which a result that is no dict is stored (as ingest tasks have it)."""
+"""The key under which a result that is not a dict is stored (as for ingest tasks)."""
 
 
 class Offered:
@@ -40,7 +40,7 @@ class Offered:
 
 
 class Result:
-    """What a body returns by its annotation: `nothing`, one `value`, or a dict with `keys`."""
+    """What a function returns by its annotation: `nothing`, one `value`, or a dict with `keys`."""
 
     __slots__ = ("keys", "kind")
 
@@ -50,7 +50,7 @@ class Result:
 
 
 class Body:
-    """A function with its signature; `name` says in messages whose it is."""
+    """A function with its signature; `name` identifies it in messages."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         if not inspect.isfunction(function):
@@ -70,12 +70,12 @@ class Body:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Module and qualified name of the function."""
+        """Return module and qualified name of the function."""
         return self.function.__module__, self.function.__qualname__
 
     @functools.cached_property
     def result(self) -> Result:
-        """Raises `InvalidWorkflow` for an annotation that cannot be read."""
+        """Return the result's kind. Raises `InvalidWorkflow` for an unreadable annotation."""
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
             return Result("dict")
@@ -92,7 +92,7 @@ class Body:
 
     @functools.cached_property
     def run(self) -> Callable[..., Any]:
-        """What a worker calls: the function, its result as the dict that is stored."""
+        """Call the function for a worker; return its result as the dict that is stored."""
         function = self.function
 
         @functools.wraps(function)
@@ -103,7 +103,7 @@ class Body:
         return run
 
     def bind(self, where: str, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name; `InvalidWorkflow` for unknown and for missing ones."""
+        """Return the arguments of a call by name; `InvalidWorkflow` for unknown or missing ones."""
         try:
             bound = self.signature.bind_partial(*args, **given).arguments
         except TypeError as error:
@@ -147,9 +147,9 @@ def _result(annotation: Any) -> Result:
 
 
 def outputs(module: Any) -> frozenset[str] | None:
-    """The keys of a node's result by its annotation, as `resolve_node_module` gave it; None: any.
+    """Return the keys of a node's result by the annotation of its function; None: any.
 
-    A function that was not declared by `@node` stores dicts alone: any other result is dropped.
+    A function that was not declared by `@node` stores dicts only: any other result is dropped.
     """
     declared = isinstance(module, Body)
     function = module.function if declared else inspect.unwrap(module.run)
@@ -167,7 +167,7 @@ def outputs(module: Any) -> frozenset[str] | None:
 
 
 def _stored(value: Any, kind: str) -> Any:
-    """A result as the engine stores it; paths on its first level become text."""
+    """Return a result as the engine stores it; paths on its first level become text."""
     if kind == "value":
         return {RESULT: _text(value)}
     if not isinstance(value, dict):

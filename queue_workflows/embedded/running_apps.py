@@ -20,7 +20,7 @@ from queue_workflows.embedded import cluster, process
 
 
 class Up(NamedTuple):
-    """A running `up`: its process, its app as `--app` names it, and when it began (UTC)."""
+    """A running `up`: its process, its app as `--app` names it, and its start (UTC)."""
 
     database: str
     pid: int

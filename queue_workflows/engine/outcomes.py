@@ -1,4 +1,4 @@
-"""The outcome of a handler: what it returned, what it raised, and the traceback to show for it."""
+"""The outcome of a handler: its result or error, and the traceback to show."""
 
 from __future__ import annotations
 

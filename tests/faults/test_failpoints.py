@@ -110,7 +110,7 @@ WORKING = (
     "worker.claimer._record",
     "attempts.fail",
     "workers.stop",
-    "watch._beat",
+    "lease_keeper._beat",
 )
 DISPATCHING = ("starts._start", "drain._batch", "inputs.ask", "input_listener.process_once")
 MAIN = "MainThread"
