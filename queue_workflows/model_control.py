@@ -36,7 +36,7 @@ def unload_model(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Ask for a model (None: whatever is held) to be dropped between jobs; as `load_model`."""
+    """Ask for a model (None: the loaded model) to be dropped between jobs; as `load_model`."""
     return _ask("unload", host, model, worker_id, requested_by, conn)
 
 

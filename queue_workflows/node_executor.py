@@ -190,7 +190,7 @@ def _invoke(
         # apps may carry annotations that their inputs never matched.
         where = (
             f"inputs of node {job['node_id']!r}"
-            if isinstance(module, node_functions.Body)
+            if isinstance(module, node_functions.NodeFunction)
             else None
         )
         bound = arguments.signature(run).bind(inputs, offers, where=where)

@@ -106,7 +106,7 @@ def schema_version(conn: db.Connection) -> tuple[int, int]:
     return row["version"], row["needs"]
 
 
-# --- work left undone --------------------------------------------------------------------------
+# --- work that waits ---------------------------------------------------------------------------
 
 
 def machines(conn: db.Connection) -> int:

@@ -54,9 +54,9 @@ def workflow(name: str) -> Report:
         raise errors.UnknownWorkflow(
             f"the provider knows no workflow {name!r} ({error})"
         ) from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
         message = f"loading it raised {type(error).__name__}: {error}"
-        return Report(name, None, (findings.error(f"workflow {name!r}", message, "mend it"),))
+        return Report(name, None, (findings.error(f"workflow {name!r}", message, "fix it"),))
     return document(found, name=name)
 
 
@@ -76,7 +76,7 @@ def document(
     except errors.InvalidWorkflow as error:
         return _refused(shown, error)
     report = definition(expanded)
-    return report._replace(findings=(*documents.look(found, used), *report.findings))
+    return report._replace(findings=(*documents.check(found, used), *report.findings))
 
 
 def definition(expanded: Any) -> Report:
@@ -90,18 +90,18 @@ def definition(expanded: Any) -> Report:
     except errors.InvalidWorkflow as error:
         return _refused(name, error)
     except (KeyError, TypeError, AttributeError, ValueError):
-        return _refused(name, errors.InvalidWorkflow("this is no expanded definition"))
-    bodies = nodes.Bodies()
+        return _refused(name, errors.InvalidWorkflow("this is not an expanded definition"))
+    functions = nodes.NodeFunctions()
     all_nodes = list(made.nodes.values())
     models = nodes.known_models() if any(node.model for node in all_nodes) else frozenset[str]()
     found: list[Finding] = []
     for node in all_nodes:
         found += nodes.places(node, models)
-        found += bodies.look(node)
-    seen = references.References(made, bodies.outputs)
+        found += functions.check(node)
+    seen = references.References(made, functions.outputs)
     if config.get_config().resolve_ref is None:
         for node in all_nodes:
-            found += seen.look(node)
+            found += seen.check(node)
     return Report(name, expanded, tuple(found), tuple(seen.needs))
 
 

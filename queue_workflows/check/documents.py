@@ -27,7 +27,7 @@ _OFFERS = ("source", "turnout_options", "options", "library", "accept")
 """The keys that list the allowed answers."""
 
 
-def look(
+def check(
     document: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
     """Yield what expanding ignores; the documents must be accepted by it."""
@@ -120,7 +120,7 @@ def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator
         meant = policy.right_name(key, known)
         where = ""
         if meant is None and "widget" not in known:
-            # A step and a pipeline have no policy: their author means the pipeline's nodes.
+            # Steps and pipelines have no policy; the author meant the pipeline's nodes.
             meant = policy.right_name(key)
             where = " in a node, or in 'defaults'"
         if meant is not None:

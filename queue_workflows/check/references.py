@@ -32,7 +32,7 @@ class References:
         self._questions = [node_id for node_id in of.nodes if "/" not in node_id]
         self._before = _Before(of)
 
-    def look(self, node: graph.Node) -> Iterator[Finding]:
+    def check(self, node: graph.Node) -> Iterator[Finding]:
         """Check the refs of a node's inputs, of its `skip_if`, and of an input step's options."""
         at = f"node {node.id!r}"
         for name, value in _templates(node):
@@ -90,10 +90,10 @@ class References:
             meant = findings.meant(rest[0], keys)
             yield findings.error(
                 at,
-                f"{target.id!r} gives no {rest[0]!r}",
+                f"{target.id!r} has no output {rest[0]!r}",
                 f"did you mean {meant!r}?"
                 if meant
-                else f"it gives {findings.listed(sorted(keys))}",
+                else f"its outputs are {findings.listed(sorted(keys))}",
             )
         if at_start and target.skip_if is not None and node.skip_if != target.skip_if:
             yield findings.warning(

@@ -47,7 +47,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
     listed = [f"  {number}  {label}\n" for number, (label, _) in enumerate(choices, 1)]
     sys.stderr.write(f"{prompt}\n{''.join(listed)}")
     while True:
-        sys.stderr.write(f"[Enter: {output.line(_said(default(spec)), 60)}] > ")
+        sys.stderr.write(f"[Enter: {output.line(_as_typed(default(spec)), 60)}] > ")
         sys.stderr.flush()
         text = _line(stop)
         if text is None:
@@ -58,7 +58,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
             output.complain(output.line(error, 500))
 
 
-def _said(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 

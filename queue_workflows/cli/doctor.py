@@ -75,7 +75,7 @@ def doctor(
 ) -> None:
     """Look for what is wrong here and on the server. Exit code 1 for an error."""
 
-    def body() -> int:
+    def run_command() -> int:
         process.setup_logging("error")
         config.load_app(app)
         found: list[Finding] = []
@@ -95,7 +95,7 @@ def doctor(
             output.echo(f"{errors_}, {warnings}")
         return int(counts[ERROR] > 0)
 
-    command.execute("doctor", body, debug=debug)
+    command.execute("doctor", run_command, debug=debug)
 
 
 def show(finding: Finding) -> None:

@@ -28,7 +28,7 @@ def status(
 ) -> None:
     """Show queues, workers, runs, the orchestrator's lag, the schema."""
 
-    def body() -> int:
+    def run_command() -> int:
         chosen = config.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
@@ -40,7 +40,7 @@ def status(
             _show(found, psql)
         return 0
 
-    command.execute("status", body, debug=debug)
+    command.execute("status", run_command, debug=debug)
 
 
 def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def workers(
 ) -> None:
     """List worker processes: state, jobs, who switched them off."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             rows = listing()
             rows += absent(rows)
@@ -40,7 +40,7 @@ def workers(
             show(rows)
         return 0
 
-    command.execute("workers", body, debug=debug)
+    command.execute("workers", run_command, debug=debug)
 
 
 def listing() -> list[Row]:
@@ -97,8 +97,8 @@ def _state(row: Row) -> str:
 
 def _death(detail: Any) -> str:
     """Return how a dead worker died, as far as its parent knows."""
-    told = stored_json.mapping(detail)
-    number, code = told.get("signal"), told.get("exit_code")
+    death = stored_json.mapping(detail)
+    number, code = death.get("signal"), death.get("exit_code")
     if number is not None:
         name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
         return f"killed by {name}"

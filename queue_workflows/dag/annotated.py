@@ -42,7 +42,7 @@ def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
     if not isinstance(annotation, str):
         return annotation
     try:
-        # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+        # The text is the app's own source, evaluated as `typing.get_type_hints` does.
         return eval(annotation, dict(scope))  # noqa: S307
     except Exception:  # noqa: BLE001  a name that only a type checker knows
         return Any
@@ -177,7 +177,7 @@ def taken(value: Any, kind: Any, where: str) -> Any:
 
 
 def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
-    # A text for `Path | str` stays one, and 1 for `float | int` as well.
+    # A text for `Path | str` stays a text, and 1 for `float | int` stays 1.
     for one in sorted(kinds, key=lambda each: each not in _PLAIN):
         try:
             return taken(value, one, where)
@@ -252,22 +252,22 @@ def _record(value: Any, kind: Any, where: str) -> Any:
         try:
             return kind.model_validate(value)
         except (ValueError, TypeError) as error:
-            raise errors.ArgsRefused(f"{where}: {_said(error)}") from error
+            raise errors.ArgsRefused(f"{where}: {_model_error(error)}") from error
     scope = getattr(inspect.getmodule(kind), "__dict__", {})
     fields = Keywords(list(inspect.signature(kind).parameters.values()), scope)
     return kind(**fields.bound(value, where))
 
 
-def _said(error: Exception) -> str:
+def _model_error(error: Exception) -> str:
     """Return a model's complaint; if it lists errors as pydantic does, without values: secrets."""
     listed = getattr(error, "errors", None)
     if not callable(listed):
         return str(error)
-    told: list[str] = []
+    complaints: list[str] = []
     for each in cast("list[dict[str, Any]]", listed()):
         place = ".".join(map(str, each.get("loc", ())))
-        told.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
-    return "; ".join(told)
+        complaints.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
+    return "; ".join(complaints)
 
 
 def _refused(value: Any, kind: Any, where: str) -> errors.ArgsRefused:

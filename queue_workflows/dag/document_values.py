@@ -45,12 +45,12 @@ def _copy(raw: Any, where: str, levels: int) -> Any:
         return {_key(key, where): _copy(member, where, levels - 1) for key, member in members}
     if isinstance(raw, (list, tuple)):
         return [_copy(member, where, levels - 1) for member in cast("list[Any]", raw)]
-    raise errors.InvalidWorkflow(f"{where}: a {type(raw).__name__} is no JSON value")
+    raise errors.InvalidWorkflow(f"{where}: a {type(raw).__name__} is not a JSON value")
 
 
 def _key(raw: Any, where: str) -> str:
     if not isinstance(raw, str):
-        raise errors.InvalidWorkflow(f"{where}: the key {raw!r:.40} is no text")
+        raise errors.InvalidWorkflow(f"{where}: the key {raw!r:.40} is not a string")
     return _stored(raw, where)
 
 
@@ -108,7 +108,7 @@ def identifier(owner: Mapping[str, Any], where: str) -> str:
     raw = owner.get("id")
     if not isinstance(raw, str) or not _IDENTIFIER.fullmatch(raw):
         raise errors.InvalidWorkflow(
-            f"{where}: {raw!r:.120} is no id: 1 to 100 letters, digits, '_' or '-'"
+            f"{where}: {raw!r:.120} is not an id: 1 to 100 letters, digits, '_' or '-'"
         )
     return raw
 

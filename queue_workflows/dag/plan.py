@@ -69,9 +69,9 @@ def plan(
     same progress do not.
     """
     finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
-    look = readiness.Round(progress, reader)
-    (progress.known if committed else look.skipped).update(finished)
-    planner = _Planner(progress, reader, look, custom_resolver)
+    round_ = readiness.Round(progress, reader)
+    (progress.known if committed else round_.skipped).update(finished)
+    planner = _Planner(progress, reader, round_, custom_resolver)
     return planner.run(_followers(progress.graph, finished), resolver, out_dir)
 
 
@@ -147,13 +147,13 @@ class _Planner:
         self,
         progress: readiness.Progress,
         reader: Reader,
-        look: readiness.Round,
+        round_: readiness.Round,
         custom_resolver: bool,
     ) -> None:
         self.progress = progress
         self.reader = reader
-        self.look = look
-        self.context = _Context(reader, look, whole=custom_resolver)
+        self.round_ = round_
+        self.context = _Context(reader, round_, whole=custom_resolver)
         self.queued: list[NewNode] = []
         self.skipped: list[NewNode] = []
 
@@ -162,15 +162,15 @@ class _Planner:
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == readiness.END
-            ready = self.look.ready(filter(self._is_open, candidates))
+            ready = self.round_.ready(filter(self._is_open, candidates))
             skipped, failure = self._round(
                 [_Candidate(nodes[node_id], out_dir) for node_id in ready], resolver, may_exist
             )
             if failure is not None:
                 return Plan([], failure=failure)
             candidates = _followers(self.progress.graph, skipped)
-            may_exist = False  # what waited for a row of this very plan has none yet
-        complete = may_end and bool(self.look.ready([readiness.END]))
+            may_exist = False  # a node that waited for a row of this plan has no row yet
+        complete = may_end and bool(self.round_.ready([readiness.END]))
         return Plan([*self._by_model(), *self.skipped], complete)
 
     def _is_open(self, node_id: str) -> bool:
@@ -199,7 +199,7 @@ class _Planner:
                 return [], (each.node.id, each.reason)
         new = [each.node for each in skipped if each.node.id not in present]
         self.skipped += [NewNode(node, "skipped", None, None) for node in new]
-        self.look.skipped.update(node.id for node in new)
+        self.round_.skipped.update(node.id for node in new)
         return [node.id for node in new], None
 
     def _by_model(self) -> list[NewNode]:
@@ -215,9 +215,9 @@ class _Planner:
 class _Context:
     """The context of refs as far as the plan has read it; a missing head may still appear."""
 
-    def __init__(self, reader: Reader, look: readiness.Round, *, whole: bool) -> None:
+    def __init__(self, reader: Reader, round_: readiness.Round, *, whole: bool) -> None:
         self.reader = reader
-        self.look = look
+        self.round_ = round_
         self.whole = whole
         self.values: dict[str, Any] = {}
         self.asked: set[str] | None = set()
@@ -225,9 +225,9 @@ class _Context:
     def covering(self, candidates: Iterable[_Candidate]) -> dict[str, Any]:
         """Return the values, after reading every head of these templates at most once."""
         templates = [template for each in candidates for template in each.templates()]
-        if self.look.learned:
+        if self.round_.learned:
             self.asked = set(self.values) if not self.whole else set()
-            self.look.learned = False
+            self.round_.learned = False
         if self.whole:
             if templates and self.asked is not None:
                 self.values, self.asked = self.reader.context(None), None

@@ -169,10 +169,10 @@ def most_attempts(
 
     1 is the column's default, so it counts only beside `retries` in `own`.
     """
-    said = own or {}
-    if max_attempts <= 1 and "retries" not in said:
-        said = task or {}
-    return max(max_attempts, 1 + (said.get("retries") or 0))
+    source = own or {}
+    if max_attempts <= 1 and "retries" not in source:
+        source = task or {}
+    return max(max_attempts, 1 + (source.get("retries") or 0))
 
 
 def decide(
@@ -270,7 +270,7 @@ def _backoff(raw: Any, key: str, where: str) -> Any:
 def _number(raw: Any, key: str, where: str, least: float, most: float) -> float:
     if isinstance(raw, bool) or not isinstance(raw, (int, float)) or raw != raw:
         raise errors.InvalidWorkflow(f"{where}: {key!r} must be a number, not {raw!r:.120}")
-    if not least <= raw <= most:  # what is no finite number, and an int that no float can hold, too
+    if not least <= raw <= most:  # also refuses NaN, infinity, and an int that no float can hold
         raise errors.InvalidWorkflow(
             f"{where}: {key!r} must be {least:g} to {most:g}, not {raw!r:.40}"
         )

@@ -89,7 +89,7 @@ def destination(url: str) -> Destination:
     }
     hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
     if any("@" in host[1:] for host in hosts):
-        # Such a host is the rest of a password: it must not be shown.
+        # Such a host is part of a password and must not be printed.
         raise errors.InvalidConfig(
             "the DSN cannot be read: a password with an @ in it is written %40 there, a / as %2F"
         )
@@ -126,7 +126,7 @@ def resolve(target: Target) -> Reply:
         if target.host.startswith("@") or os.path.isdir(target.host):  # noqa: PTH112
             return Reply(f"{target.host} is a folder of sockets")
         return Reply(
-            f"{target.host} is no folder", "is the server on this machine, and its socket there?"
+            f"{target.host} is not a folder", "is the server on this machine, and its socket there?"
         )
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -197,5 +197,5 @@ def _no_connection(target: Target, error: OSError, timeout_s: float) -> tuple[st
         return f"{target} refuses: nothing listens there", remedy
     if error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
         remedy = "put both machines in one network, or route between theirs"
-        return f"there is no way to {target} ({error.strerror})", remedy
+        return f"no route to {target} ({error.strerror})", remedy
     return f"{target} does not answer ({error.strerror})", "see the network between here and there"

@@ -140,7 +140,7 @@ def _make(server: embedded.Server, wanted: project.Project) -> bool:
     name = sql.Identifier(wanted.name)
     with _connected(server, "postgres") as conn:
         try:
-            # Nobody can be connected to template0, which would keep a database from being made.
+            # A connection to the template would prevent CREATE DATABASE; template0 allows none.
             conn.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name))
         except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
             return False
@@ -152,7 +152,7 @@ def _note_folder(server: embedded.Server, wanted: project.Project, noted: str | 
     """Store the project's folder with the database, for people and for lookups from below it."""
     if wanted.folder is None:
         return
-    # A folder's name may hold bytes that are no UTF-8, which a text in PostgreSQL cannot.
+    # A folder's name may have bytes that are not UTF-8, which PostgreSQL does not store.
     folder = os.fsencode(wanted.folder).decode(errors="backslashreplace")
     if noted == folder:
         return

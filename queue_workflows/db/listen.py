@@ -72,7 +72,7 @@ class Listener:
         try:
             rope.send(b"w")
         except OSError:
-            return  # full: it will wake; closed: nobody iterates
+            return  # full: it wakes anyway; closed: nothing iterates
 
     def close(self) -> None:
         """End the iteration soon, and every later one at once; safe to repeat."""
@@ -135,7 +135,7 @@ class Listener:
             self._conn = pool.connect(url=self._url, limited=False, connect_s=CONNECT_S)
             names = [sql.Identifier(channel) for channel in self._channels]
             todo = [sql.SQL("LISTEN {}").format(name) for name in names]
-            # Shared: a session of ours that the server has not missed yet may hold them still.
+            # Shared: the server may still have an earlier session of this worker with them.
             hold = sql.SQL("SELECT pg_advisory_lock_shared(hashtextextended({}, 0))")
             todo += [hold.format(sql.Literal(name)) for name in self._locks]
             self._ask(self._conn, sql.SQL("; ").join(todo).as_bytes(self._conn))

@@ -57,7 +57,7 @@ def _forget_parent() -> None:
     """Drop the pools in a forked child: sockets and locks belong to the parent."""
     global _lock
     _lock = threading.Lock()
-    # Kept, not dropped: a pool that is collected would wait for threads that did not come along.
+    # Keep a reference: a collected pool would wait for threads that a fork does not copy.
     _of_parent.extend(_pools.values())
     _pools.clear()
 
@@ -96,12 +96,12 @@ def _parsed(url: str) -> dict[str, Any]:
     try:
         parts = dict(conninfo.conninfo_to_dict(url))
     except psycopg.ProgrammingError as error:
-        # The parser's own message would repeat the DSN, password and all.
+        # The parser's own message would contain the DSN with its password.
         raise _unreadable(url, _unknown_option(url, str(error))) from None
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isdecimal() and 0 < int(port) < 65536):
-            # The start of a password that holds a slash stands where a port does.
-            named = "" if "@" in url else f": {port[:20]!r} is no port"
+            # If a password contains a slash, its start is in the place of the port.
+            named = "" if "@" in url else f": {port[:20]!r} is not a port"
             raise _unreadable(url, named)
     return parts
 
@@ -112,7 +112,7 @@ def _unknown_option(url: str, message: str) -> str:
     before, name, after = url.rpartition(found[1] if found else url)
     if found is None or not name or "@" in after or _SECRET_BEFORE.search(before):
         return ""
-    return f": {found[1]!r} is no option of PostgreSQL's"
+    return f": {found[1]!r} is not an option of PostgreSQL"
 
 
 def _unreadable(url: str, why: str) -> errors.InvalidConfig:
@@ -303,7 +303,7 @@ def statement(conn: Connection | None = None) -> Generator[Connection]:
         with transaction(conn):
             yield conn
         return
-    # `pool.connection()` would commit as well, of which there is nothing in autocommit.
+    # `pool.connection()` would also commit, which autocommit does not need.
     pool = _pool("engine")
     own = pool.getconn()
     try:
@@ -327,7 +327,7 @@ def wait_until_reachable(
     """
     url = db_url()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    delay, say_at, said = 0.2, -math.inf, False
+    delay, log_at, logged = 0.2, -math.inf, False
     while not stopped():
         try:
             connect(url=url, limited=False).close()
@@ -337,13 +337,13 @@ def wait_until_reachable(
             if deadline is not None and (refused or time.monotonic() >= deadline):
                 does = "refuses the connection" if refused else "does not answer"
                 raise errors.DatabaseUnavailable(f"{describe(url)} {does}: {reason}") from None
-            if time.monotonic() >= say_at:
+            if time.monotonic() >= log_at:
                 _log.warning("%s does not answer, waiting for it: %s", describe(url), reason)
-                say_at, said = time.monotonic() + AWAY_AGAIN_S, True
+                log_at, logged = time.monotonic() + AWAY_AGAIN_S, True
             pause(delay * random.uniform(0.7, 1.3))  # noqa: S311  jitter
             delay = min(5.0, delay * 1.7)
         else:
-            if said:
+            if logged:
                 _log.warning("%s answers", describe(url))
             return True
     return False

@@ -84,12 +84,12 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
     """
     if not pool.wait_until_reachable(stopped=stopped, pause=pause):
         return False
-    said = False
+    logged = False
 
     def wait(seconds: float) -> None:
-        nonlocal said
-        if not said:
-            said = True
+        nonlocal logged
+        if not logged:
+            logged = True
             _log.warning(
                 "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
                 "orchestrator)",

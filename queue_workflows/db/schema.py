@@ -120,7 +120,7 @@ def _exclusive(
 
 
 def _try_lock(conn: pool.Connection, version_table: str) -> bool:
-    # A waiting pg_advisory_lock() would hear no signal: any role that may log in can hold it.
+    # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
     row = conn.execute(
         "SELECT pg_try_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0)) AS ours",
         (version_table,),
@@ -142,7 +142,7 @@ def _holders(conn: pool.Connection, version_table: str) -> str:
 
 def _ledger(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
     table = sql.Identifier(name)
-    # IF NOT EXISTS would ask for rights that a role which has nothing to apply may lack.
+    # IF NOT EXISTS needs rights that a role with nothing to apply may lack.
     if not _is_whole(conn, name):
         conn.execute(
             sql.SQL(
@@ -199,8 +199,7 @@ def bootstrap(
     """
     steps = chain(migrations_dir)
     ours = _is_ours(steps, version_table)
-    # Without the lock: any role that can log in may hold it, and would keep every process from
-    # starting.
+    # Without the lock: any role that can log in may hold it, and so block every start.
     with pool.connect(limited=False) as conn:
         is_current = _is_whole(conn, version_table) and not (ours and functions.stale(conn))
         if is_current and not _missing(conn, version_table, steps):

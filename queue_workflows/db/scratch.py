@@ -40,7 +40,7 @@ def database(dsn: str) -> Generator[str]:
     stem = re.sub(r"\W", "_", given[: -len(SUFFIX)], flags=re.ASCII)[:_STEM_MAX]
     name = f"{stem}_{secrets.token_hex(4)}{SUFFIX}"
     with contextlib.closing(pool.connect(url=_url(parts, "postgres"), limited=False)) as admin:
-        # Held as long as the database is used: a sweep leaves alone what somebody holds.
+        # Held while the database is in use, so that a sweep skips the database.
         admin.execute(_LOCK, (name,))
         _sweep(admin, stem)
         try:

@@ -41,7 +41,7 @@ def ask(
 
 def await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
     """Wait until one of them is readable, or the time is over."""
-    # Not select(): a host process may have more than its 1,024 descriptors open.
+    # Not select(): an app's process may have more than 1,024 descriptors open.
     poller = select.poll()
     for item in watched:
         poller.register(item.fileno(), select.POLLIN)

@@ -82,32 +82,32 @@ _POLICY = frozenset(Policy.__annotations__)
 class Node(Generic[P, R]):
     """A function as a node. A call in a workflow adds a node; elsewhere it runs the function."""
 
-    def __init__(self, body: node_functions.Body, entry: Mapping[str, Any]) -> None:
-        self._body = body
+    def __init__(self, function: node_functions.NodeFunction, entry: Mapping[str, Any]) -> None:
+        self._function = function
         self._entry = entry
         self._options = building.Options()
-        self.__doc__ = body.function.__doc__
-        self.__name__ = body.function.__name__
-        self.__module__ = body.function.__module__
-        self.__wrapped__ = body.function
+        self.__doc__ = function.function.__doc__
+        self.__name__ = function.function.__name__
+        self.__module__ = function.function.__module__
+        self.__wrapped__ = function.function
 
     @property
     def name(self) -> str:
         """Return the node's name in rows and definitions."""
-        return self._body.name
+        return self._function.name
 
     @property
     def function(self) -> Callable[P, R]:
         """Return the function as it was written."""
-        return self._body.function
+        return self._function.function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph = building.current()
         if graph is None:
-            return self._body.function(*args, **kwargs)
+            return self._function.function(*args, **kwargs)
         where = f"{graph.where}: {self._options.id or self.__name__!r}"
-        given = self._body.bind(where, args, dict(kwargs))
-        return cast("R", graph.add_node(self._body, self._entry, given, self._options))
+        given = self._function.bind(where, args, dict(kwargs))
+        return cast("R", graph.add_node(self._function, self._entry, given, self._options))
 
     def options(
         self,
@@ -122,16 +122,16 @@ class Node(Generic[P, R]):
         `skip_if`: an output, or `output == x`, or `output != x`. The policy overrides the node's
         own.
         """
-        made = Node[P, R](self._body, self._entry)
+        made = Node[P, R](self._function, self._entry)
         made._options = _options(self.name, id, after, skip_if, policy)
         return made
 
     def install(self) -> None:
         """Register it by its name here; raise `InvalidConfig` if another node has that name."""
         owner = config.get_config().node_map.get(self.name)
-        if isinstance(owner, node_functions.Body):
-            _refuse_second("node", self.name, owner.place, self._body.place)
-        config.register_node(self.name, self._body)
+        if isinstance(owner, node_functions.NodeFunction):
+            _refuse_second("node", self.name, owner.place, self._function.place)
+        config.register_node(self.name, self._function)
 
     def __repr__(self) -> str:
         return f"<node {self.name!r}>"
@@ -309,8 +309,10 @@ def node(
     the node's outputs; anything else is its one output; None is no output.
     """
 
-    def declare(body: Callable[..., Any]) -> Node[..., Any]:
-        made = node_functions.Body(body, name or getattr(body, "__name__", repr(body)))
+    def declare(function: Callable[..., Any]) -> Node[..., Any]:
+        made = node_functions.NodeFunction(
+            function, name or getattr(function, "__name__", repr(function))
+        )
         if queue not in (None, "cpu", "gpu"):
             raise errors.UnknownQueue(
                 f"node {made.name!r}: unknown queue {queue!r}: a node runs on cpu or gpu"
@@ -333,8 +335,8 @@ def pipeline(*, name: str) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
 def pipeline(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
     """Declare a function that calls nodes as a step; its return value is the call's value."""
 
-    def declare(body: Callable[..., Any]) -> Pipeline[..., Any]:
-        return Pipeline(body, name or body.__name__)
+    def declare(function: Callable[..., Any]) -> Pipeline[..., Any]:
+        return Pipeline(function, name or function.__name__)
 
     return declare if function is None else declare(function)
 
@@ -350,8 +352,8 @@ def workflow(function: Callable[..., Any] | None = None, /, *, name: str | None 
     outputs. Other nodes take it as an input, and then wait for the node.
     """
 
-    def declare(body: Callable[..., Any]) -> Workflow[...]:
-        made = Workflow(body, name or body.__name__)
+    def declare(function: Callable[..., Any]) -> Workflow[...]:
+        made = Workflow(function, name or function.__name__)
         return _add(made, "workflow", made.place)
 
     return declare if function is None else declare(function)
@@ -375,11 +377,11 @@ def ask(
     """
     del answer
     graph = building.needed("ask()")
-    said: dict[str, Any] = {"widget": widget}
+    question: dict[str, Any] = {"widget": widget}
     if prompt is not None:
-        said["prompt"] = prompt
+        question["prompt"] = prompt
     options = building.Options(id, _options(id, id, after, skip_if, {}).after, skip_if)
-    return cast("T", graph.add_question({**said, **keys}, target, options))
+    return cast("T", graph.add_question({**question, **keys}, target, options))
 
 
 def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:

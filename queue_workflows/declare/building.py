@@ -62,13 +62,13 @@ class Graph:
 
     def add_node(
         self,
-        body: node_functions.Body,
+        function: node_functions.NodeFunction,
         entry: Mapping[str, Any],
         given: dict[str, Any],
         options: Options,
     ) -> handles.Handle:
         """Add a call of a node: in a pipeline a node of it, else a step of its own."""
-        name = body.function.__name__
+        name = function.function.__name__
         if self.group is None:
             step = self._open(options.id, name, "pipeline")
             node_id, prefix, where = name, "", f"{self.where}: step {step.entry['id']!r}"
@@ -78,8 +78,8 @@ class Graph:
             prefix = f"{node_id}."
             where = f"{self.where}: step {step.entry['id']!r}: node {node_id!r}"
         node: dict[str, Any] = {"id": node_id}
-        if body.name != node_id:
-            node["node"] = body.name
+        if function.name != node_id:
+            node["node"] = function.name
         node |= {**self.defaults, **entry, **options.extra}
         self._wire(step, node, options, given, where)
         listed: list[dict[str, str]] = []
@@ -89,7 +89,7 @@ class Graph:
         if listed:
             node["inputs"] = listed
         step.nodes[node_id] = node
-        return self._made(step, node_id, body.result)
+        return self._made(step, node_id, function.result)
 
     def _wire(
         self,
@@ -179,7 +179,7 @@ class Graph:
     def of_run(self, key: str) -> handles.Handle:
         """Return a handle on a key of the run's context."""
         if not key or "." in key:
-            raise errors.InvalidWorkflow(f"{self.where}: {key!r} is no key: a ref splits at '.'")
+            raise errors.InvalidWorkflow(f"{self.where}: {key!r} is not a key: a ref splits at '.'")
         origin = handles.Origin(self, what=f"{self.where}: the run's {key!r}")
         return handles.Handle(origin, {"$from": key})
 
@@ -254,7 +254,7 @@ def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> st
         return wanted
     if name not in taken:
         return name
-    # Ids are given one after the other, so that the numbers of one name are looked through once.
+    # Numbers of one name are assigned in order, so each search continues after the last one.
     low, high = 1, 2
     while f"{name}-{high}" in taken:
         low, high = high, high * 2
@@ -313,13 +313,13 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
     except errors.QueueWorkflowsError:
         raise
     except Exception as error:
-        raise errors.InvalidWorkflow(f"{graph.where}: {_told(error)}") from error
+        raise errors.InvalidWorkflow(f"{graph.where}: {_describe(error)}") from error
     finally:
         _current.reset(token)
     return graph.compiled(needs)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -98,7 +98,7 @@ class Handle:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
-            # What protocols look for (copy, pickle, typing) is simply not there.
+            # Protocols (copy, pickle, typing) must find no special method here.
             raise AttributeError(name)
         self._no_value()
 
@@ -181,7 +181,7 @@ def constant(value: Any, where: str) -> Any:
     """
     if isinstance(value, Handle):
         raise errors.InvalidWorkflow(
-            f"{where}: an output of a node stands where only a constant can"
+            f"{where}: an output of a node is used where only a constant is allowed"
         )
     if isinstance(value, dict):
         members = cast("dict[Any, Any]", value)

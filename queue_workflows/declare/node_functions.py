@@ -35,7 +35,7 @@ class Offered:
             raise AttributeError(name)
         raise errors.InvalidConfig(
             "a parameter with the default OFFERED is filled by the worker: pass a value of your "
-            "own when you call the body yourself"
+            "own when you call the function yourself"
         )
 
 
@@ -49,16 +49,20 @@ class Result:
         self.keys = keys
 
 
-class Body:
+class NodeFunction:
     """A function with its signature; `name` identifies it in messages."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         if not inspect.isfunction(function):
             raise errors.InvalidConfig(f"node {name!r}: @node takes a function")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise errors.InvalidConfig(f"node {name!r}: a body is a plain function, not async")
+            raise errors.InvalidConfig(
+                f"node {name!r}: a node function is a plain function, not async"
+            )
         if inspect.isgeneratorfunction(function):
-            raise errors.InvalidConfig(f"node {name!r}: a body returns its result, it cannot yield")
+            raise errors.InvalidConfig(
+                f"node {name!r}: a node function returns its result, it cannot yield"
+            )
         self.function = function
         self.name = name
         self.signature = inspect.signature(function)
@@ -81,7 +85,7 @@ class Body:
             return Result("dict")
         if isinstance(annotation, str):
             try:
-                # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+                # The text is the app's own source, evaluated as `typing.get_type_hints` does.
                 annotation = eval(annotation, self.function.__globals__)  # noqa: S307
             except Exception as error:
                 raise errors.InvalidWorkflow(
@@ -151,12 +155,12 @@ def outputs(module: Any) -> frozenset[str] | None:
 
     A function that was not declared by `@node` stores dicts only: any other result is dropped.
     """
-    declared = isinstance(module, Body)
+    declared = isinstance(module, NodeFunction)
     function = module.function if declared else inspect.unwrap(module.run)
     if not inspect.isfunction(function):
         return None
     try:
-        result = Body(function, function.__name__).result
+        result = NodeFunction(function, function.__name__).result
     except errors.QueueWorkflowsError:
         return None
     if result.kind == "value" and declared:

@@ -62,7 +62,7 @@ def check(folder: Path, *, create: bool) -> None:
         )
     if version is None and not create:
         raise errors.EmbeddedUnavailable(
-            f"there is no embedded server in {folder}, and this command makes none: "
+            f"there is no embedded server in {folder}, and this command creates none: "
             "start one by `queue-workflows up --app MODULE[:CALLABLE]`, or name a database by "
             "QUEUE_WORKFLOWS_DB_URL"
         )
@@ -82,7 +82,7 @@ def _version(cluster: Path) -> str | None:
 
 def make_folder(folder: Path) -> None:
     """Create the folder and its missing parents."""
-    # The account that runs the server for root has to get through.
+    # The account that runs the server for root must be able to enter.
     mode = 0o755 if os.geteuid() == 0 else 0o700
     for path in reversed([folder, *folder.parents]):
         if not path.exists():
@@ -165,7 +165,7 @@ def socket_dir(folder: Path, owner: process.Account | None) -> Path:
         bases.insert(0, runtime)
     candidates = [folder / "socket", *(Path(base) / name for base in bases)]
     for path in candidates:
-        # libpq takes a comma in the host for the end of one host's name.
+        # libpq treats a comma in the host as the end of a host name.
         too_long = len(os.fsencode(path / f".s.PGSQL.{PORT}")) > _SOCKET_PATH_MAX
         if not too_long and "," not in str(path) and path.parent.is_dir() and _own(path, user):
             return path
@@ -229,7 +229,7 @@ def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[s
 
 
 def _write_access_rules(folder: Path, owner: process.Account | None) -> None:
-    # For root the server's account is a stranger: only root may connect, whoever runs as it.
+    # For root the server runs under another account: still only root may connect.
     rule = "local all all peer map=owner" if owner else "local all all trust"
     rules = {"pg_hba.conf": rule, "pg_ident.conf": f"owner {pwd.getpwuid(0).pw_name} postgres"}
     for name, line in rules.items():

@@ -99,7 +99,7 @@ def _start(folder: Path, server_fd: int, settings: Mapping[str, str]) -> int:
     argv = [str(bin_dir / "postgres"), "-D", str(folder / "data")]
     argv += [f"--{name}={value}" for name, value in options.items()]
     with _log(folder) as log_fd:
-        # An orphan in a session of its own: no signal to us or our group reaches it.
+        # A session of its own: signals to this process or its group do not reach it.
         printed = process.run(
             ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *argv],
             owner, folder, log_fd=log_fd, inherit=(server_fd,), env=_ignored_pid(folder),

@@ -73,14 +73,16 @@ def run(
     `account` None: this user. A failure is `EmbeddedUnavailable` with the last lines. An account
     that cannot be used, or a file that it cannot run, is an OSError.
     """
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+    }
     done = subprocess.run(
         argv,
         input=text.encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if log_fd is None else log_fd,
         cwd=cwd,
-        env={**kept, "LC_ALL": "C", "TZ": "UTC", **(env or {})},
+        env={**environment, "LC_ALL": "C", "TZ": "UTC", **(env or {})},
         pass_fds=inherit,
         start_new_session=True,
         user=account.uid if account else None,

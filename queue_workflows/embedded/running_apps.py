@@ -80,8 +80,8 @@ def _live(folder: Path, database: str | None) -> list[Up]:
             if process.try_lock(fd):
                 path.unlink()
                 continue
-            told = json.loads(os.pread(fd, 1 << 16, 0))
-            found.append(Up(name, told["pid"], told["app"], told["since"]))
+            content = json.loads(os.pread(fd, 1 << 16, 0))
+            found.append(Up(name, content["pid"], content["app"], content["since"]))
         finally:
             process.close_lock(fd)
     return found

@@ -88,10 +88,10 @@ class Sampler:
             self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
         )
         if box.text is not None:
-            return _known(nvidia_use(box.text), "nvidia-smi tells no use of the GPU")
+            return _known(nvidia_use(box.text), "nvidia-smi reports no use of the GPU")
         other = self._ask(self._rocm, deadline, "--showuse", "--json")
         if other.text is not None:
-            return _known(rocm_use(other.text), "rocm-smi tells no use of the GPU")
+            return _known(rocm_use(other.text), "rocm-smi reports no use of the GPU")
         raise _Unknown(f"{box.problem}, {other.problem}")
 
     def _confirm(self, silent: set[str], deadline: float) -> None:
@@ -106,7 +106,7 @@ class Sampler:
         )
         use_by_gpu = nvidia_use_by_card(asked.text or "")
         if any(use_by_gpu.get(gpu) is None for gpu in silent):
-            raise _Unknown("nvidia-smi tells no use of the GPU")
+            raise _Unknown("nvidia-smi reports no use of the GPU")
 
     def _own_rows(self, text: str) -> list[Process]:
         rows = pmon_processes(text)

@@ -108,7 +108,7 @@ class Harness:
             if found.status == "queued":
                 raise AssertionError(f"run {run_id} stays queued: {self._why_queued(found)}")
             return found
-        raise AssertionError(f"run {run_id} goes on for ever")
+        raise AssertionError(f"run {run_id} does not end")
 
     def retry(self, run_id: str, *, from_node: str | None = None) -> result.Result:
         """Run a finished run again (`dispatcher.retry_run`) and work until it ends."""
@@ -134,7 +134,7 @@ class Harness:
                 return row or {}
             if not self._skip_ahead(began):
                 return row
-        raise AssertionError(f"ingest job {job_id} goes on for ever")
+        raise AssertionError(f"ingest job {job_id} does not end")
 
     # --- work
 
@@ -151,10 +151,10 @@ class Harness:
             ran += done
             if not (dispatcher.drain_outbox() or self._listener.process_all() or done):
                 return ran
-        raise AssertionError("the work goes on for ever")
+        raise AssertionError("the work does not end")
 
     def _run_one(self, queue: str) -> int:
-        # What comes due and waits for its turn with a lock key is let in by the first one's commit.
+        # The commit of the first job with a lock key admits the next due job with that key.
         job = self._claim(queue) or self._claim(queue)
         if job is None:
             return 0
@@ -241,7 +241,7 @@ class Harness:
             )
         return run.error or "its row is locked by another transaction, or its mode is not 'node'"
 
-    # --- trouble
+    # --- faults
 
     def fail(
         self,

@@ -101,11 +101,11 @@ _STOPPED = outcomes.Outcome("cancelled", 0.0)
 def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[None]:
     """Replace the job's handler by the fault while it runs."""
     known: dict[str, Any]
-    body, cfg = _body(job, fault), config.get_config()
+    handler, cfg = _handler(job, fault), config.get_config()
     if table.in_run:
-        known, name, own = cfg.node_map, job["node_module"], config.RegisteredNode(body)
+        known, name, own = cfg.node_map, job["node_module"], config.RegisteredNode(handler)
     else:
-        known, name, own = cfg.ingest_task_map, job["task_name"], body
+        known, name, own = cfg.ingest_task_map, job["task_name"], handler
     before = known.get(name)
     known[name] = own
     try:
@@ -116,12 +116,12 @@ def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[N
             known[name] = before
 
 
-def _body(job: Row, fault: Fault) -> Callable[..., Any]:
+def _handler(job: Row, fault: Fault) -> Callable[..., Any]:
     def raises() -> None:
         raise fault.error
 
     def hangs(cancel_event: threading.Event) -> None:
-        # Nobody else is here to do it: the cancel that the body waits for is made by itself.
+        # No other process can do it, so the job's own thread makes the cancel that it waits for.
         dispatcher.cancel_run(job["run_id"])
         cancel_event.set()
 

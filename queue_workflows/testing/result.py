@@ -59,12 +59,12 @@ class Result(NamedTuple):
         """Return itself; raise `AssertionError` with what failed or waits if it is not done."""
         if self.status == "completed":
             return self
-        told = [f"run {self.run_id} is {self.status}" + (f": {self.error}" if self.error else "")]
-        told += [f"node {name} waits for an answer" for name in self.waiting]
+        lines = [f"run {self.run_id} is {self.status}" + (f": {self.error}" if self.error else "")]
+        lines += [f"node {name} waits for an answer" for name in self.waiting]
         for name in self.failures:
-            told.append(f"node {name} failed: {self.nodes[name].error}")
-            told += [self.nodes[name].traceback or ""]
-        raise AssertionError("\n".join(told))
+            lines.append(f"node {name} failed: {self.nodes[name].error}")
+            lines += [self.nodes[name].traceback or ""]
+        raise AssertionError("\n".join(lines))
 
 
 def of_run(run_id: str) -> Result:

@@ -188,7 +188,7 @@ def test_what_is_not_available_is_unknown(tool: Write) -> None:
     tool("nvidia-smi", nvidia(shows(f"{HEADER} 0 - - - - -"), shows("[N/A]")))
     sampler = gpu_health.Sampler()
     assert sampler.sample().gpu_pct is None
-    assert sampler.problem == "nvidia-smi tells no use of the GPU"
+    assert sampler.problem == "nvidia-smi reports no use of the GPU"
 
 
 @pytest.mark.parametrize("driver", [None, "exit 1"])
