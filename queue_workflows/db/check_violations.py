@@ -1,15 +1,17 @@
-"""Convert a refusal by a CHECK or a bounding trigger of the engine's tables to a library error."""
+"""Convert a refusal of a value, by a type, CHECK or trigger of our tables, to a library error."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from queue_workflows import errors
 
 _CHECK_VIOLATION = "23514"
+_BAD_VALUES = frozenset({"22003", "22007", "22008", "22P02", "42846"})
+"""Out of the type's range, a wrong or impossible time, no number, and no cast to the type."""
 _PAYLOAD = re.compile(r"\w+\.\w+ (?:is nested deeper|holds a number beyond|has \d+ bytes of JSON)")
 _COLUMN = re.compile(r"(\w+)\.\w+ must be ")
 _CONSTRAINT = re.compile(r"queue_workflows_\w+|\w+_bound")
@@ -32,6 +34,27 @@ def translated() -> Generator[None]:
         raise found from error
 
 
+@contextmanager
+def of_columns(table: str, values: Mapping[str, Any]) -> Generator[None]:
+    """Raise `InvalidConfig` if one of these values is none of its column's type.
+
+    The server does not name the column, so the message shows every number among the values. An
+    error that was raised inside a function, for example in a trigger of the app, passes through.
+    """
+    try:
+        yield
+    except Exception as error:
+        refusal = _with_state(error, _BAD_VALUES)
+        diag: Any = getattr(refusal, "diag", None)
+        # The context is empty, names a parameter ($1), or names a function with its arguments.
+        if refusal is None or "(" in (getattr(diag, "context", None) or ""):
+            raise
+        text = str(getattr(diag, "message_primary", None) or refusal).strip().partition("\n")[0]
+        numbers = [f"{n}={v!r:.40}" for n, v in values.items() if isinstance(v, (int, float))]
+        given = f" ({', '.join(numbers)})" if numbers else ""
+        raise errors.InvalidConfig(f"{table}: {text}{given}") from error
+
+
 def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
     refusal = _refusal(error)
     if refusal is None:
@@ -50,14 +73,21 @@ def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
 
 def _refusal(error: BaseException) -> BaseException | None:
     """Return the driver's own check violation, which a framework may have wrapped."""
+    return _with_state(error, {_CHECK_VIOLATION})
+
+
+def _with_state(error: BaseException, states: Container[str]) -> BaseException | None:
+    """Return the driver's own error with one of these SQLSTATEs below what a framework raised."""
     seen: BaseException | None = error
     for _ in range(4):
         if seen is None:
             break
         # psycopg and asyncpg, then psycopg2.
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-        if state == _CHECK_VIOLATION and (
-            hasattr(seen, "diag") or hasattr(seen, "constraint_name")
+        if (
+            isinstance(state, str)
+            and state in states
+            and (hasattr(seen, "diag") or hasattr(seen, "constraint_name"))
         ):
             return seen
         seen = getattr(seen, "orig", None) or seen.__cause__

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.db import statements
+from queue_workflows.db import check_violations, statements
 from queue_workflows.types import Row
 
 WRITABLE = frozenset(
@@ -26,11 +26,13 @@ JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 def submit(conn: db.Connection, values: dict[str, Any]) -> Row:
     """Insert a run and return its row; `context` is JSON text.
 
-    A status or mode other than the default needs the right to insert these columns.
+    A status or mode other than the default needs the right to insert these columns. Raises
+    `InvalidConfig` for a value that is none of its column's type.
     """
     by_default = (values["status"], values["mode"]) == ("queued", "node")
     statement = statements.runs.submit if by_default else statements.runs.insert
-    row = conn.execute(statement, values).fetchone()
+    with check_violations.of_columns("workflow_runs", values):
+        row = conn.execute(statement, values).fetchone()
     assert row is not None
     return row
 
@@ -39,10 +41,12 @@ def update(conn: db.Connection, run_id: str, values: dict[str, Any]) -> Row | No
     """Set columns of WRITABLE (JSON ones as text) and return the row.
 
     Returns None if there is no such run, and if the status of a run that is over would change,
-    but for `failed` or `cancelled` to `queued`, which reopens the run.
+    but for `failed` or `cancelled` to `queued`, which reopens the run. Raises `InvalidConfig` for
+    a value that is none of its column's type.
     """
-    given = {"run_id": run_id, "given": list(values)}
-    return conn.execute(statements.runs.update, dict.fromkeys(WRITABLE) | values | given).fetchone()
+    given = dict.fromkeys(WRITABLE) | values | {"run_id": run_id, "given": list(values)}
+    with check_violations.of_columns("workflow_runs", values):
+        return conn.execute(statements.runs.update, given).fetchone()
 
 
 def delete(conn: db.Connection, run_id: str) -> bool:

@@ -107,6 +107,36 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         errors.InvalidConfig,
         "workflow_runs.finished_at must be",
     ),
+    "priority of a run": (
+        lambda: run_store.insert_run(workflow_name="w", priority=10**9),
+        errors.InvalidConfig,
+        r"workflow_runs: smallint out of range \(priority=1000000000\)",
+    ),
+    "update of a priority": (
+        lambda: run_store.update_run("r", priority=10**9),
+        errors.InvalidConfig,
+        r"workflow_runs: smallint out of range \(priority=1000000000\)",
+    ),
+    "update of a number by a word": (
+        lambda: run_store.update_run("r", resume_count="many"),
+        errors.InvalidConfig,
+        'workflow_runs: invalid input syntax for type smallint: "many"',
+    ),
+    "update of a number by a boolean": (
+        lambda: run_store.update_run("r", priority=True),
+        errors.InvalidConfig,
+        r"workflow_runs: cannot cast type boolean to smallint \(priority=True\)",
+    ),
+    "update of a time": (
+        lambda: run_store.update_run("r", finished_at="some day"),
+        errors.InvalidConfig,
+        'workflow_runs: invalid input syntax for type timestamp with time zone: "some day"',
+    ),
+    "update of a share": (
+        lambda: run_store.update_run("r", progress_pct=1e39),
+        errors.InvalidConfig,
+        "workflow_runs: value out of range: overflow",
+    ),
     "schedule": (
         lambda: scheduler.enqueue_due(
             [scheduler.ScheduleEntry("e", 5, "t", "fetch")], reason="x" * 9000
@@ -129,6 +159,24 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+def test_an_error_of_a_trigger_of_the_app_passes_through(conn: engine.Connection) -> None:
+    """Its text is about the app's own rule, not about a value of the caller."""
+    conn.execute(
+        "CREATE FUNCTION of_the_app() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'the app says no' USING ERRCODE = '22003'; END $$"
+    )
+    conn.execute(
+        "CREATE TRIGGER of_the_app BEFORE UPDATE ON workflow_runs"
+        " FOR EACH ROW EXECUTE FUNCTION of_the_app()"
+    )
+    try:
+        factories.run(conn, id="r")
+        with pytest.raises(psycopg.errors.NumericValueOutOfRange, match="the app says no"):
+            run_store.update_run("r", priority=1)
+    finally:
+        conn.execute("DROP FUNCTION of_the_app() CASCADE")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_of_the_database_is_an_error_of_the_library(
     conn: engine.Connection, name: str
@@ -138,7 +186,8 @@ def test_a_refusal_of_the_database_is_an_error_of_the_library(
     with pytest.raises(kind, match=words) as refused:
         call()
     assert "\n" not in str(refused.value)
-    assert isinstance(refused.value.__cause__, psycopg.errors.CheckViolation)
+    kinds = (psycopg.errors.CheckViolation, psycopg.errors.DataError, psycopg.errors.CannotCoerce)
+    assert isinstance(refused.value.__cause__, kinds)
 
 
 def test_a_deep_answer_is_refused_by_the_database_too(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import db
 
@@ -36,11 +37,57 @@ class Mutant(NamedTuple):
     """What the hostile submitter is granted besides."""
 
 
+class Replaced(NamedTuple):
+    """One name of the package that `replace` has bound to something else."""
+
+    owner: object
+    name: str
+    old: Any
+
+
+replaced: list[Replaced] = []
+"""What `replace` and `rewrite` have changed in this process, in order."""
+
+
+def replace(owner: object, name: str, new: Any) -> None:
+    """Replace a function of a module or class, under every name that a module gave it.
+
+    A module may have bound the function when it was imported, as `line = display.line` does. Such
+    a name is replaced too, else the engine would go on calling the old function. AssertionError if
+    `owner` does not define the name any more.
+    """
+    assert name in vars(owner), f"{owner!r} does not define {name} any more"
+    old = vars(owner)[name]
+    _set(owner, name, new)
+    if isinstance(owner, type):
+        return
+    ours = [each for key, each in sys.modules.items() if key.startswith("queue_workflows")]
+    for module in ours:
+        for alias in [key for key, value in vars(module).items() if value is old]:
+            _set(module, alias, new)
+
+
+def _set(owner: object, name: str, new: Any) -> None:
+    replaced.append(Replaced(owner, name, vars(owner)[name]))
+    setattr(owner, name, new)
+
+
+def undo() -> None:
+    """Put back what `replace` and `rewrite` have changed in this process."""
+    while replaced:
+        owner, name, old = replaced.pop()
+        if isinstance(owner, dict):
+            owner[name] = old
+        else:
+            setattr(owner, name, old)
+
+
 def rewrite(statement: Mapping[str, bytes], old: bytes, new: bytes) -> None:
     """Replace `old` in a statement of this process, for both job families; it has to be there."""
     texts = cast("dict[str, bytes]", statement)
     for table, text in texts.items():
         assert old in text, f"the statement for {table} does not say {old!r} any more"
+        replaced.append(Replaced(texts, table, text))
         texts[table] = text.replace(old, new)
 
 

@@ -12,7 +12,7 @@ from queue_workflows.engine import claims, recovery, schedules
 from queue_workflows.runtime import kill_timer
 from queue_workflows.worker import guards
 from tests.soak import mutants_hostile, mutants_jobs
-from tests.soak.mutant import Conn, Mutant, edit, rewrite
+from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
 _RUN_IS_LIVE = r"AND \w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
 
@@ -57,8 +57,8 @@ def alter(conn: Conn, text: str) -> None:
 
 def _no_self_fence() -> None:
     """A worker that lost its lease carries on."""
-    guards.LeaseEnd.check = lambda *_: None  # type: ignore[method-assign]
-    kill_timer.KillTimer.arm = lambda *_: None  # type: ignore[method-assign]
+    replace(guards.LeaseEnd, "check", lambda *_: None)
+    replace(kill_timer.KillTimer, "arm", lambda *_: None)
     renew = claims.renew
 
     def believe(conn: Conn, leases: Any, **more: Any) -> list[claims.Renewal]:
@@ -66,12 +66,13 @@ def _no_self_fence() -> None:
         lost = {lease.job_id for lease in leases} - {each.job_id for each in found}
         return found + [claims.Renewal(job_id, 0, cancel=False) for job_id in lost]
 
-    claims.renew = believe
+    replace(claims, "renew", believe)
 
 
 def _no_fence(conn: Conn) -> None:
-    held = "AND worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no"
-    edit(conn, "queue_workflows_node_step", (re.escape(held), ""))
+    """The finish of a node asks only that the node is running."""
+    held = r"worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no\s+AND status ="
+    edit(conn, "queue_workflows_node_step", (held, "status ="))
 
 
 def _drop_events(conn: Conn, condition: str) -> None:
@@ -111,7 +112,7 @@ def _send_later() -> None:
             )
         return following
 
-    claims.node_step = swapped
+    replace(claims, "node_step", swapped)
 
 
 def _no_guards(conn: Conn) -> None:
@@ -124,7 +125,7 @@ def _no_renewal() -> None:
     def pretend(conn: Conn, leases: Any, **_: Any) -> list[claims.Renewal]:
         return [claims.Renewal(lease.job_id, lease.claim_no, cancel=False) for lease in leases]
 
-    claims.renew = pretend
+    replace(claims, "renew", pretend)
 
 
 def _bury_everybody() -> None:
@@ -133,11 +134,11 @@ def _bury_everybody() -> None:
     def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
         return dead(conn, table, prefix="", evidence=evidence)
 
-    recovery.reclaim_dead = everybody
+    replace(recovery, "reclaim_dead", everybody)
 
 
 def _bury_nobody() -> None:
-    recovery.reclaim_dead = lambda *_, **__: []
+    replace(recovery, "reclaim_dead", lambda *_, **__: [])
 
 
 def _see_nobody_gone() -> None:
@@ -158,7 +159,7 @@ def _ready_at_once() -> None:
         at_end = ready(self, [node for node in listed if node == readiness.END])
         return [node for node in listed if node != readiness.END or at_end]
 
-    readiness.Round.ready = eager  # type: ignore[method-assign]
+    replace(readiness.Round, "ready", eager)
 
 
 def _two_answers(conn: Conn) -> None:
@@ -181,7 +182,7 @@ def _accept_all() -> None:
             (run_id, node_id, value_json),
         ).fetchone()
 
-    input_answers.submit = submit
+    replace(input_answers, "submit", submit)
 
 
 def _claim_cancelled(conn: Conn) -> None:
@@ -199,7 +200,7 @@ def _fire_unclaimed() -> None:
         assert row is not None
         return row["id"]
 
-    schedules.fire = fire
+    replace(schedules, "fire", fire)
 
 
 def _disobey() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.soak.mutant import Conn, Mutant, edit
+from tests.soak.mutant import Conn, Mutant, edit, replace
 
 HOLE = "{x}"
 """A row that says so cannot be written again: it stands for a defect that nobody knows of."""
@@ -20,8 +20,7 @@ def _load_anything() -> None:
     def load(data: str | bytes) -> object:
         return json.loads(data)
 
-    assert loading.load_json is not None
-    loading.load_json = load
+    replace(loading, "load_json", load)
 
 
 def _open_functions(conn: Conn) -> None:
@@ -44,10 +43,8 @@ def _isolate_nothing() -> None:
     """Every error counts as the server's: nobody looks for the row that raised."""
     from queue_workflows.engine import quarantine, row_isolation
 
-    assert quarantine.is_about_rows is not None
-    assert row_isolation.is_outage is not None
-    quarantine.is_about_rows = lambda _: False
-    row_isolation.is_outage = lambda _: True
+    replace(quarantine, "is_about_rows", lambda _: False)
+    replace(row_isolation, "is_outage", lambda _: True)
 
 
 def _print_raw() -> None:
@@ -56,25 +53,21 @@ def _print_raw() -> None:
     def raw(value: object, limit: int | None = None) -> str:
         return str(value)
 
-    assert display.line is not None
-    assert display.block is not None
-    display.line = raw
-    display.block = raw
+    replace(display, "line", raw)
+    replace(display, "block", raw)
 
 
 def _follow_anywhere() -> None:
     from queue_workflows.dag import confinement
 
-    assert confinement.roots is not None
-    confinement.roots = list
+    replace(confinement, "roots", list)
 
 
 def _blame_nobody_else() -> None:
     """A worker that the database kept from renewing leaves as if it had died of its handler."""
     from queue_workflows.worker import fencing
 
-    assert fencing.Renewals.blame_database is not None
-    fencing.Renewals.blame_database = lambda _: False  # type: ignore[method-assign]
+    replace(fencing.Renewals, "blame_database", lambda _: False)
 
 
 MUTANTS = {

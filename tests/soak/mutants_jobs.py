@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows.db import statements
 from queue_workflows.worker import crash_recovery
-from tests.soak.mutant import Conn, Mutant, edit, rewrite
+from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
 
 def _two_of_a_key(conn: Conn) -> None:
@@ -56,7 +56,7 @@ def _charge_everybody() -> None:
     def charged(conn: Conn, ended: Any, **more: Any) -> Any:
         return recover_claims(conn, ended, **{**more, "ran": None})
 
-    crash_recovery.recover_claims = charged
+    replace(crash_recovery, "recover_claims", charged)
 
 
 MUTANTS = {

@@ -19,6 +19,7 @@ from queue_workflows.engine import (
     outcomes,
     recovery,
 )
+from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import clock, identity, supervisor
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import Row
@@ -166,7 +167,7 @@ class Orchestrator:
     def __init__(self) -> None:
         self.now = self.since = self.whole = self.seen = 1000.0
         self.pool = node_pool.NodePool()
-        self.sweeps = node_pool.Sweeps(lambda: self.now)
+        self.sweeps = periodic.PeriodicTasks(lambda: self.now)
         self.mind: Any = run_cache._Cache(8)
 
     def trusts(self, seconds: float) -> bool:
