@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, tasks
-from queue_workflows.dag import arguments, confinement, outputs, payload
+from queue_workflows.dag import arguments, confinement, payload, run_folder
 from queue_workflows.declare import node_functions
 from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
@@ -309,7 +309,7 @@ class _Folders:
         return _patiently(self._give, self._cancel) if found is None else found
 
     def _give(self) -> str:
-        default = outputs.of_run(self._job["run_id"])
+        default = run_folder.of_run(self._job["run_id"])
         with db.statement() as conn:
             return runs.set_out_dir(conn, self._job["run_id"], default) or default
 

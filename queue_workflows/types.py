@@ -1,4 +1,4 @@
-"""Shapes that every floor shares."""
+"""Types that every layer shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to input nodes: the default that `--yes` gives, and the prompt on a terminal."""
+"""Ask a person for an input node's answer on a terminal, or take the default for `--yes`."""
 
 from __future__ import annotations
 

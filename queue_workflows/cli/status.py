@@ -10,7 +10,7 @@ from queue_workflows import config, db
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
-from queue_workflows.dag import outputs
+from queue_workflows.dag import run_folder
 from queue_workflows.engine import lock_queues, queues
 from queue_workflows.engine import models as fleet_rows
 from queue_workflows.engine import workers as workers_rows
@@ -48,7 +48,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "database": words,
         "embedded": config.database_url() is None,
-        "outputs": str(outputs.folder()),
+        "outputs": str(run_folder.folder()),
         "schema_version": version,
         "required_version": db.REQUIRED_VERSION,
         "queues": [],

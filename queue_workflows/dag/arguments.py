@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, cast
 
-from queue_workflows.dag import annotated
+from queue_workflows.dag import typed_values
 
 _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
 
@@ -27,9 +27,9 @@ class Signature:
         self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
         scope = scope_of(function)
         self.paths = frozenset(p.name for p in named if _takes_path(p.annotation, scope))
-        self._kinds = {p.name: annotated.read(p.annotation, scope) for p in named}
+        self._kinds = {p.name: typed_values.read(p.annotation, scope) for p in named}
         rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
-        self._rest = annotated.read(rest[0].annotation, scope) if rest else Any
+        self._rest = typed_values.read(rest[0].annotation, scope) if rest else Any
 
     def bind(
         self,
@@ -41,7 +41,7 @@ class Signature:
         """Return keyword arguments: the inputs by name, then the offers that it has parameters for.
 
         None leaves a parameter to its default. A missing argument is the call's own TypeError. With
-        `where`, each input is converted by its annotation (`annotated.taken`), or raises
+        `where`, each input is converted by its annotation (`typed_values.taken`), or raises
         `ArgsRefused` that starts with it. Without it, only a text for a `Path` is converted.
         """
         if where is not None:
@@ -65,7 +65,7 @@ class Signature:
         return {
             name: value
             if value is None and name in self.defaulted
-            else annotated.taken(value, self._kinds.get(name, self._rest), f"{where}: {name!r}")
+            else typed_values.taken(value, self._kinds.get(name, self._rest), f"{where}: {name!r}")
             for name, value in inputs.items()
         }
 

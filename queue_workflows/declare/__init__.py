@@ -19,8 +19,8 @@ from typing import (
 )
 
 from queue_workflows import config, errors
-from queue_workflows.dag import annotated
 from queue_workflows.dag import policy as policies
+from queue_workflows.dag import typed_values
 from queue_workflows.declare import building, handles, node_functions
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Workflow(Generic[P]):
         Values may be Python values or what JSON makes of them.
         """
         where = f"inputs of workflow {self.name!r}"
-        annotated.check_as_stored(self._check_stored, given, where)
+        typed_values.check_as_stored(self._check_stored, given, where)
 
     def _check_stored(self, given: Any, where: str) -> None:
         optional: Mapping[str, Any] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import annotated, arguments
+from queue_workflows.dag import arguments, typed_values
 from queue_workflows.declare import handles, node_functions
 
 _current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
@@ -294,10 +294,10 @@ def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     return tuple(each.name for each in parameters)
 
 
-def inputs_of(function: Callable[..., Any]) -> annotated.Keywords:
+def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
     """Return what a run's context is checked against: the parameters of a workflow's function."""
     parameters = list(inspect.signature(function).parameters.values())
-    return annotated.Keywords(parameters, arguments.scope_of(function))
+    return typed_values.Keywords(parameters, arguments.scope_of(function))
 
 
 def build(function: Callable[..., Any], name: str) -> Compiled:

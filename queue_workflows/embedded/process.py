@@ -1,4 +1,4 @@
-"""Lock files, and the commands of the server with what they may inherit."""
+"""Lock files of the embedded server, and running its commands without inherited state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two tables of jobs, and `Lease`: what identifies one claim."""
+"""The two job tables, and `Lease`, the identity of one claim."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows.runtime import command
+from queue_workflows.runtime import external_tool
 
 TIMEOUT_S = 3.0
 """Seconds for all tools of one sample."""
@@ -60,8 +60,8 @@ class Sampler:
         self._timeout_s = timeout_s
         self._proc = proc
         self._cgroups = cgroups
-        self._nvidia = command.Tool("nvidia-smi")
-        self._rocm = command.Tool("rocm-smi")
+        self._nvidia = external_tool.Tool("nvidia-smi")
+        self._rocm = external_tool.Tool("rocm-smi")
         self.shown = shown
         """Whether pmon has shown a number yet."""
         self.problem: str | None = None
@@ -114,7 +114,9 @@ class Sampler:
             self.shown = True
         return [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
 
-    def _ask(self, tool: command.Tool, deadline: float, *arguments: str) -> command.Answer:
+    def _ask(
+        self, tool: external_tool.Tool, deadline: float, *arguments: str
+    ) -> external_tool.Answer:
         """Run one tool; if it hangs, end the sample: others would wait for the same driver."""
         answer = tool.ask(*arguments, timeout_s=max(0.0, deadline - time.monotonic()))
         if answer.hung:

@@ -26,7 +26,7 @@ from queue_workflows import (
     run_store,
 )
 from queue_workflows import db as engine
-from queue_workflows.dag import outputs
+from queue_workflows.dag import run_folder
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
 from tests.support import factories, flow, invariants
@@ -336,8 +336,8 @@ def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder() -> None:
         return {"out": str(out), "scratch": str(scratch)}
 
     found = arguments(body, {})
-    assert Path(found["out"]).is_relative_to(outputs.folder().resolve())
-    assert Path(found["scratch"]).is_relative_to(outputs.folder().resolve())
+    assert Path(found["out"]).is_relative_to(run_folder.folder().resolve())
+    assert Path(found["scratch"]).is_relative_to(run_folder.folder().resolve())
     assert Path(found["out"]).is_dir()
     assert not Path(found["scratch"]).exists()
 
