@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import queue_workflows
 from queue_workflows import config, db, errors, history, tasks
-from queue_workflows.dag import arguments, confinement, outputs, payload
+from queue_workflows.dag import arguments, confinement, payload, run_folder
 from queue_workflows.declare import node_functions
 from queue_workflows.dispatch import inputs as node_inputs
 from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
@@ -191,7 +191,7 @@ def _invoke(
         # apps may carry annotations that their inputs never matched.
         where = (
             f"inputs of node {job['node_id']!r}"
-            if isinstance(module, node_functions.Body)
+            if isinstance(module, node_functions.NodeFunction)
             else None
         )
         bound = arguments.signature(run).bind(inputs, offers, where=where)
@@ -310,7 +310,7 @@ class _Folders:
         return _patiently(self._give, self._cancel) if found is None else found
 
     def _give(self) -> str:
-        default = outputs.of_run(self._job["run_id"])
+        default = run_folder.of_run(self._job["run_id"])
         with db.statement() as conn:
             return runs.set_out_dir(conn, self._job["run_id"], default) or default
 

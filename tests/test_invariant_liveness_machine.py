@@ -113,7 +113,7 @@ class Machine(fleet_hosts.Hosts, fleet_workers.Workers, fleet_faults.Faults):
             if not worked:
                 self.orchestrate(0, "look")
                 return
-        raise AssertionError("it goes on for ever")
+        raise AssertionError("it does not end")
 
 
 @pytest.fixture

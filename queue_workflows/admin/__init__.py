@@ -1,1 +1,1 @@
-"""Read-only diagnostics: what the commands for operators find out; nothing here changes a row."""
+"""Read-only diagnostics for operators' commands; nothing here changes a row."""

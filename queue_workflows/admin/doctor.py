@@ -1,4 +1,4 @@
-"""Collect the facts that `doctor` and `connect` judge: the server, the schema, work left undone."""
+"""Collect the facts that `doctor` and `connect` check: the server, the schema, waiting work."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def schema_version(conn: db.Connection) -> tuple[int, int]:
     return row["version"], row["needs"]
 
 
-# --- work left undone --------------------------------------------------------------------------
+# --- work that waits ---------------------------------------------------------------------------
 
 
 def machines(conn: db.Connection) -> int:

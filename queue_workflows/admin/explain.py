@@ -1,4 +1,4 @@
-"""Find why a queued job waits: what keeps it back, and what live workers would claim before it."""
+"""Find why a queued job waits: what blocks it, and what live workers would claim before it."""
 
 from __future__ import annotations
 

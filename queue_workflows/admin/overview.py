@@ -1,4 +1,4 @@
-"""Read what people look at: one run as it goes, where its nodes ran, and the system in counts."""
+"""Read what commands display: one run and its nodes, and the system in counts."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Excess(NamedTuple):
     grantee: str
 
 
-# --- what a role lacks -------------------------------------------------------------------------
+# --- missing rights of a role ------------------------------------------------------------------
 
 
 def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
@@ -143,7 +143,7 @@ def _closed_sequences(conn: db.Connection, tables: list[str]) -> list[str]:
     return [row["name"] for row in rows]
 
 
-# --- what a role has too much ------------------------------------------------------------------
+# --- excess rights of a role -------------------------------------------------------------------
 
 
 def excessive(conn: db.Connection, purpose: str) -> list[Excess]:

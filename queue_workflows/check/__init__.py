@@ -1,4 +1,4 @@
-"""Checking a workflow before it runs: its graph against the code, models and names it needs."""
+"""Check a workflow before it runs: its graph against the code, models and names it needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from queue_workflows.dag import graph
 __all__ = ["Finding", "Report", "definition", "document", "workflow"]
 
 _NOT_FOUND = (LookupError, FileNotFoundError)
-"""What a provider raises for a name that it does not know (the contract)."""
+"""Errors of a provider for a name that it does not know (the contract)."""
 
 
 class Report(NamedTuple):
-    """What was found; `definition` is the expanded graph, None when there is none.
+    """What was found; `definition` is the expanded graph, None if there is none.
 
     `needs`: the keys that a run's context must have.
     """
@@ -30,7 +30,7 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing but warnings was found."""
+        """Return whether nothing but warnings was found."""
         return all(finding.level != "error" for finding in self.findings)
 
 
@@ -54,9 +54,9 @@ def workflow(name: str) -> Report:
         raise errors.UnknownWorkflow(
             f"the provider knows no workflow {name!r} ({error})"
         ) from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
         message = f"loading it raised {type(error).__name__}: {error}"
-        return Report(name, None, (findings.error(f"workflow {name!r}", message, "mend it"),))
+        return Report(name, None, (findings.error(f"workflow {name!r}", message, "fix it"),))
     return document(found, name=name)
 
 
@@ -76,7 +76,7 @@ def document(
     except errors.InvalidWorkflow as error:
         return _refused(shown, error)
     report = definition(expanded)
-    return report._replace(findings=(*documents.look(found, used), *report.findings))
+    return report._replace(findings=(*documents.check(found, used), *report.findings))
 
 
 def definition(expanded: Any) -> Report:
@@ -90,18 +90,18 @@ def definition(expanded: Any) -> Report:
     except errors.InvalidWorkflow as error:
         return _refused(name, error)
     except (KeyError, TypeError, AttributeError, ValueError):
-        return _refused(name, errors.InvalidWorkflow("this is no expanded definition"))
-    bodies = nodes.Bodies()
+        return _refused(name, errors.InvalidWorkflow("this is not an expanded definition"))
+    functions = nodes.NodeFunctions()
     all_nodes = list(made.nodes.values())
     models = nodes.known_models() if any(node.model for node in all_nodes) else frozenset[str]()
     found: list[Finding] = []
     for node in all_nodes:
         found += nodes.places(node, models)
-        found += bodies.look(node)
-    seen = references.References(made, bodies.outputs)
+        found += functions.check(node)
+    seen = references.References(made, functions.outputs)
     if config.get_config().resolve_ref is None:
         for node in all_nodes:
-            found += seen.look(node)
+            found += seen.check(node)
     return Report(name, expanded, tuple(found), tuple(seen.needs))
 
 
@@ -124,7 +124,7 @@ def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
 
 
 def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
-    """What names the step that asks for the pipeline, beside the reason."""
+    """Return which step asks for the pipeline, with the reason."""
     steps = cast("list[Mapping[str, Any]]", found["steps"])
     asking = next(step.get("id") for step in steps if step.get("pipeline") == name)
     return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")

@@ -1,4 +1,4 @@
-"""A workflow's documents as their author wrote them: keys and inputs that nobody reads."""
+"""Check a workflow's documents: misspelt keys, and inputs that nobody reads."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _INPUT = {
     "source", "multiple", "accept", "library", "options", "turnout_options",
 }  # fmt: skip
 _WIDGETS = ("choose_one", "file_upload", "pick_or_upload", "turnout")
-"""Those that the engine knows; an app may register more."""
+"""The built-in widgets; an app may register more."""
 _ANSWERED = {"choose_one": ("source",), "turnout": ("turnout_options", "options")}
-"""The keys without any of which a widget has nothing to choose from."""
+"""The keys of which a widget needs one, or it has nothing to choose from."""
 _ATTEMPTS = {"attempts", "max_attempts", "max_tries", "maximum_attempts", "tries"}
-"""Keys of other systems that count the first attempt, which `retries` does not."""
+"""Keys of other systems that count the first attempt, unlike `retries`."""
 _OFFERS = ("source", "turnout_options", "options", "library", "accept")
-"""The keys that say what an answer may be."""
+"""The keys that list the allowed answers."""
 
 
-def look(
+def check(
     document: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """What expanding passes over; the documents are such as it accepts."""
+    """Yield what expanding ignores; the documents must be accepted by it."""
     seen: set[str] = set()
     for step in cast("list[Mapping[str, Any]]", document["steps"]):
         at = f"step {step['id']!r}"
@@ -56,7 +56,7 @@ def look(
 
 
 def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
-    """Report a widget that nobody knows, and misspelt keys of one that the engine knows."""
+    """Report unknown widgets, and misspelt keys of a built-in one."""
     widget = step["widget"]
     if widget in _WIDGETS:
         yield from _unread_keys(step, _INPUT, at)
@@ -73,7 +73,10 @@ def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
 
 
 def _default(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
-    """An answer that a time-out gives and nobody may; what only a run knows is let be."""
+    """Report a timeout's answer that no person may give.
+
+    Values that depend on a run are skipped.
+    """
     asked = policy.read_input(step, at) or {}
     own = step["widget"] in config.get_config().input_widgets
     if "default" not in asked or own or refs.heads([step.get(key) for key in _OFFERS]):
@@ -101,7 +104,7 @@ def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
 
 
 def _unread_policy(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
-    """A step and a pipeline have no policy: their author means all of the pipeline's nodes."""
+    """Report a policy of a step or a pipeline, which was meant for the pipeline's nodes."""
     for key in entry:
         if key in policy.KEYS:
             yield findings.warning(
@@ -110,14 +113,14 @@ def _unread_policy(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
 
 
 def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator[Finding]:
-    """Report keys that stand for another one; what resembles none may be the app's own."""
+    """Report keys that are close to a known one; others may belong to the app."""
     for key in entry:
         if key in known or key in policy.KEYS:
             continue
         meant = policy.right_name(key, known)
         where = ""
         if meant is None and "widget" not in known:
-            # A step and a pipeline have no policy: their author means the pipeline's nodes.
+            # Steps and pipelines have no policy; the author meant the pipeline's nodes.
             meant = policy.right_name(key)
             where = " in a node, or in 'defaults'"
         if meant is not None:

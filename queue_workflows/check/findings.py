@@ -1,4 +1,4 @@
-"""What a check finds, and what it says about it."""
+"""The findings of a check, and their texts."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Finding(NamedTuple):
 
 
 def error(at: str, message: str, remedy: str) -> Finding:
-    """What fails a run, or gives its node something else than its author meant."""
+    """Return a finding that fails a run, or passes a node something else than was meant."""
     return Finding("error", at, message, remedy)
 
 
 def warning(at: str, message: str, remedy: str) -> Finding:
-    """What may be meant, and fails some runs or does nothing."""
+    """Return a finding that may be intended, and fails some runs or has no effect."""
     return Finding("warning", at, message, remedy)
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """The known name that this one is closest to, if it is close."""
+    """Return the closest known name, if one is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return found[0] if found else None
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """The names in order, as many as a line holds; `nothing` for none."""
+    """Return the names in order, as many as a line takes; `nothing` for none."""
     ordered = list(names)
     shown = ", ".join(ordered[:most])
     return f"{shown} and {len(ordered) - most} more" if len(ordered) > most else shown or "nothing"

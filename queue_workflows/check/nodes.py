@@ -1,4 +1,4 @@
-"""A graph's nodes against the functions, models and queues that this process knows."""
+"""Check a graph's nodes against the functions, models and queues of this process."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from queue_workflows.declare import node_functions
 IN_NO_CODE = "register_node() it, declare it by @node, or check with --app"
 
 
-class _Trouble(NamedTuple):
-    """Why a module cannot be had."""
+class _Unresolvable(NamedTuple):
+    """Why a module cannot be resolved."""
 
     message: str
     remedy: str
 
 
-class Bodies:
-    """The modules of a graph's nodes, each resolved once; `outputs` is what is known of them."""
+class NodeFunctions:
+    """Resolve the module of each node once; `outputs` are the known keys of its result."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
         self._outputs: dict[str, frozenset[str] | None] = {}
 
-    def look(self, node: graph.Node) -> Iterator[Finding]:
-        """Whether the node's module resolves, and takes what the node gives."""
+    def check(self, node: graph.Node) -> Iterator[Finding]:
+        """Return whether the node's module resolves, and takes the node's inputs."""
         at = f"node {node.id!r}"
         if node.step is not None:
             return
         if node.module not in self._found:
             self._found[node.module] = _resolved(node.module)
         found = self._found[node.module]
-        if isinstance(found, _Trouble):
+        if isinstance(found, _Unresolvable):
             yield findings.error(at, found.message, found.remedy)
         else:
             yield from _arguments(node, found, at)
 
     def outputs(self, node: graph.Node) -> frozenset[str] | None:
-        """The keys that a node's result can have; None when that is not known."""
+        """Return the keys of a node's result; None if unknown."""
         if node.step is not None:
             target = node.step.get("target")
             return frozenset({target} if isinstance(target, str) else ())
         found = self._found.get(node.module)
-        if found is None or isinstance(found, _Trouble):
+        if found is None or isinstance(found, _Unresolvable):
             return None
         if node.module not in self._outputs:
             self._outputs[node.module] = node_functions.outputs(found)
@@ -56,24 +56,24 @@ class Bodies:
 
 
 def _resolved(name: str) -> Any:
-    """The module of a node, or the trouble with it."""
+    """Return the function of a node, or why it has none."""
     cfg = config.get_config()
     try:
         module = cfg.resolve_node_module(name)
     except errors.NodeNotFound as error:
         elsewhere = cfg.node_resolver is not None or cfg.node_module_package is not None
-        return _Trouble(
+        return _Unresolvable(
             str(error) if elsewhere else f"node module {name!r} is not registered", IN_NO_CODE
         )
-    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
-        return _Trouble(f"module {name!r} does not load: {_told(error)}", "mend the module")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
+        return _Unresolvable(f"module {name!r} does not load: {_describe(error)}", "fix the module")
     if not callable(getattr(module, "run", None)):
-        return _Trouble(f"module {name!r} has no run()", "define run(...) in it")
+        return _Unresolvable(f"module {name!r} has no run()", "define run(...) in it")
     return module
 
 
-def _told(error: BaseException) -> str:
-    """An error's type, text and innermost place."""
+def _describe(error: BaseException) -> str:
+    """Return an error's type, text and innermost place."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -124,7 +124,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
 
 
 def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:
-    """Whether queue and model exist; a text in place of the models says why they are not known."""
+    """Check whether queue and model exist; a text instead of models says why they are unknown."""
     at = f"node {node.id!r}"
     if node.queue not in config.DAG_QUEUES:
         yield findings.error(at, f"unknown queue {node.queue!r}", "a node runs on cpu or gpu")
@@ -133,7 +133,7 @@ def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Fin
     if node.queue == "cpu":
         yield findings.error(at, f"model {node.model!r} on queue cpu", "put it on gpu")
     if isinstance(known_models, str):
-        yield findings.error(at, f"model {node.model!r}: {known_models}", "mend the registrar")
+        yield findings.error(at, f"model {node.model!r}: {known_models}", "fix the registrar")
     elif node.model not in known_models:
         yield findings.error(
             at,
@@ -143,9 +143,9 @@ def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Fin
 
 
 def known_models() -> frozenset[str] | str:
-    """The registered models, the host's registrar asked first; why not, if that raises."""
+    """Return the registered models, after calling the app's registrar, or why that raised."""
     try:
         config.get_config().builtin_model_registrar()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around host code
-        return f"the registrar of models raised {_told(error)}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
+        return f"the registrar of models raised {_describe(error)}"
     return frozenset(model_registry.known_ids())

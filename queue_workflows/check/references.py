@@ -1,4 +1,4 @@
-"""A graph's refs: whether what they name is there when they are resolved."""
+"""Check a graph's refs: whether their targets exist when they are resolved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Outputs = Callable[[graph.Node], "frozenset[str] | None"]
 
 
 class References:
-    """Looks at every ref of a graph; `needs` collects the keys of the run's context."""
+    """Check every ref of a graph; `needs` collects the keys of the run's context."""
 
     def __init__(self, of: graph.Graph, outputs: Outputs) -> None:
         self.graph = of
@@ -32,8 +32,8 @@ class References:
         self._questions = [node_id for node_id in of.nodes if "/" not in node_id]
         self._before = _Before(of)
 
-    def look(self, node: graph.Node) -> Iterator[Finding]:
-        """The refs of a node's inputs, of its `skip_if`, and of what an input step shows."""
+    def check(self, node: graph.Node) -> Iterator[Finding]:
+        """Check the refs of a node's inputs, of its `skip_if`, and of an input step's options."""
         at = f"node {node.id!r}"
         for name, value in _templates(node):
             what = f"input {name!r}" if node.step is None else repr(name)
@@ -90,10 +90,10 @@ class References:
             meant = findings.meant(rest[0], keys)
             yield findings.error(
                 at,
-                f"{target.id!r} gives no {rest[0]!r}",
+                f"{target.id!r} has no output {rest[0]!r}",
                 f"did you mean {meant!r}?"
                 if meant
-                else f"it gives {findings.listed(sorted(keys))}",
+                else f"its outputs are {findings.listed(sorted(keys))}",
             )
         if at_start and target.skip_if is not None and node.skip_if != target.skip_if:
             yield findings.warning(
@@ -131,7 +131,7 @@ class References:
 
 
 class _Before:
-    """What is done before a node starts; remembered for the node that was asked about last."""
+    """What is done before a node starts; cached for the last node."""
 
     def __init__(self, of: graph.Graph) -> None:
         self._graph = of
@@ -140,7 +140,7 @@ class _Before:
         self._all: set[str] | None = None
 
     def has(self, node: graph.Node, target: str) -> bool:
-        """Whether the target is done before the node starts."""
+        """Return whether the target is done before the node starts."""
         if node is not self._node:
             self._node, self._direct, self._all = node, frozenset(node.deps), None
         if target in self._direct:

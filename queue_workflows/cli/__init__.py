@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2 for refused input."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A node id or an error in a script that this terminal cannot show ends no command.
+            # Characters that this terminal cannot show must not end the command.
             stream.reconfigure(errors="backslashreplace")
     return process.run_main(command.PROG, lambda: _run(argv))
 

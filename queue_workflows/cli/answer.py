@@ -1,4 +1,4 @@
-"""`queue-workflows answer` and `inputs`: answer the questions of runs, and list them."""
+"""`queue-workflows answer` and `inputs`: answer the questions of runs, and list open ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answer(
 ) -> None:
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
 
-    def body() -> int:
+    def run_command() -> int:
         given = value_given(value)
         with command.reading(app):
             done = answered(run, node, given, check=not unchecked)
@@ -50,13 +50,13 @@ def answer(
         _say(done, quiet=as_json)
         return 0 if done["outcome"] == "answered" else 1
 
-    command.execute("answer", body, debug=debug)
+    command.execute("answer", run_command, debug=debug)
 
 
 def value_given(text: str) -> Any:
     """Return the value of an argument. Raises `InvalidConfig` for a file that cannot be read."""
     if text != text.encode(errors="replace").decode():
-        raise errors.InvalidConfig("VALUE: it is no UTF-8")
+        raise errors.InvalidConfig("VALUE: it is not UTF-8")
     if not text.startswith("@"):
         return inputs.value_of(text, "VALUE")
     try:
@@ -64,7 +64,7 @@ def value_given(text: str) -> Any:
     except OSError as error:
         raise errors.InvalidConfig(f"VALUE {text}: {error.strerror}") from None
     except ValueError:
-        raise errors.InvalidConfig(f"VALUE {text}: it is no UTF-8") from None
+        raise errors.InvalidConfig(f"VALUE {text}: it is not UTF-8") from None
     return inputs.value_of(found.removesuffix("\n"), f"VALUE {text}")
 
 
@@ -159,7 +159,7 @@ def waiting(
 ) -> None:
     """List what runs ask people, the longest wait first."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             meant, known = (None, True) if run is None else _named(run)
             if not known:
@@ -172,7 +172,7 @@ def waiting(
             _show(rows, run)
         return 0
 
-    command.execute("inputs", body, debug=debug)
+    command.execute("inputs", run_command, debug=debug)
 
 
 def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, Any]]:

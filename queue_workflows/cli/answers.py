@@ -1,4 +1,4 @@
-"""Answers to input nodes: the default that `--yes` gives, and the prompt on a terminal."""
+"""Ask a person for an input node's answer on a terminal, or take the default for `--yes`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
     listed = [f"  {number}  {label}\n" for number, (label, _) in enumerate(choices, 1)]
     sys.stderr.write(f"{prompt}\n{''.join(listed)}")
     while True:
-        sys.stderr.write(f"[Enter: {output.line(_said(default(spec)), 60)}] > ")
+        sys.stderr.write(f"[Enter: {output.line(_as_typed(default(spec)), 60)}] > ")
         sys.stderr.flush()
         text = _line(stop)
         if text is None:
@@ -59,7 +59,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
             output.complain(output.line(error, 500))
 
 
-def _said(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 

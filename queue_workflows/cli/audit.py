@@ -34,7 +34,7 @@ def audit(
     It only reads, and is safe on a live system.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         since_s = window(since)
         with command.reading(app) as words, db.connect() as conn:
             found = collect(conn, since_s)
@@ -48,7 +48,7 @@ def audit(
             show_bad(bad)
         return int(any(each["state"] in ("broken", "unfinished") for each in found))
 
-    command.execute("audit", body, debug=debug)
+    command.execute("audit", run_command, debug=debug)
 
 
 def window(text: str) -> float | None:

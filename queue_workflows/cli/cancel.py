@@ -22,7 +22,7 @@ def cancel(
 ) -> None:
     """Cancel a run or a job. What waits ends at once, what runs is asked to stop."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             done = cancelled(what)
         if as_json:
@@ -30,7 +30,7 @@ def cancel(
         _say(done, quiet=as_json)
         return 0 if done["outcome"] in ("cancelled", "asked to stop") else 1
 
-    command.execute("cancel", body, debug=debug)
+    command.execute("cancel", run_command, debug=debug)
 
 
 def cancelled(any_id: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def cancelled(any_id: str) -> dict[str, Any]:
     `stopping`: the jobs that still run, each with its worker. `nodes`: a run's nodes by status.
     Raises `AmbiguousId` for a prefix of several ids.
     """
-    # In one transaction: a worker obeys within milliseconds of its commit, and would not be named.
+    # In one transaction: a worker stops within milliseconds of the commit, and would not be listed.
     with db.transaction() as conn:
         any_id, found = ids.resolve(conn, any_id)
         if found is None:

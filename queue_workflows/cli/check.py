@@ -38,7 +38,7 @@ def check(
     Exit code 0: it can run, 1: it cannot, 2: wrong usage.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         if form not in _SHOW:
             raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
         chosen = config.load_app(app)
@@ -48,7 +48,7 @@ def check(
         bad = [finding for finding in found if strict or finding.level == "error"]
         return 1 if bad else 0
 
-    command.execute("check", body, debug=debug)
+    command.execute("check", run_command, debug=debug)
 
 
 def _asked(workflow: str | None, app: str | None) -> list[str]:
@@ -74,7 +74,7 @@ def _checked(workflow: str, app: str | None) -> checks.Report:
     looks_like_file = workflow.endswith(".json") or os.sep in workflow
     if looks_like_file and workflow not in wired.workflow_map:
         path = Path(workflow)
-        # Without a provider nobody could know the name: say what is wrong with the file.
+        # Without a provider the name is unknown anyway: report what is wrong with the file.
         if path.is_file() or wired.workflow_loader is None:
             return _of_file(path)
     try:
@@ -91,7 +91,7 @@ def _of_file(path: Path) -> checks.Report:
     except OSError as error:
         raise errors.InvalidConfig(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise errors.InvalidConfig(f"{path}: this is no JSON: {error}") from None
+        raise errors.InvalidConfig(f"{path}: this is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise errors.InvalidConfig(f"{path}: it holds no object")
     record = cast("dict[str, Any]", found)
@@ -122,7 +122,7 @@ def _as_tree(reports: Iterable[checks.Report]) -> None:
         warns = len(report.findings) - errs
         words = [output.counted(errs, "error")] if errs else []
         words += [output.counted(warns, "warning")] if warns else []
-        output.echo(f"{output.line(report.name)}: {', '.join(words) or 'nothing to mend'}")
+        output.echo(f"{output.line(report.name)}: {', '.join(words) or 'no problems found'}")
 
 
 def _as_json(reports: list[checks.Report]) -> None:

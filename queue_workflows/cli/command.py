@@ -23,19 +23,19 @@ PATIENCE_S = 10.0
 """Seconds for which a single action waits for a database that does not reply."""
 
 
-def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
+def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoReturn:
     """Run a command and exit with its code; an error of ours is one line on stderr."""
 
     def guarded() -> int:
         try:
-            return body()
+            return run_command()
         except db.OperationalError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
         except db.Error as error:
             if error.sqlstate == PERMISSION_DENIED:
-                raise  # its remedy is another: `process.run_main` names the GRANT
-            # Such as a counter at the end of its type, which no command can raise further.
+                raise  # it has another remedy: `process.run_main` names the GRANT
+            # For example a counter at the maximum of its type, which no command can raise.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
 
@@ -88,7 +88,7 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(joined.server)
         config.configure(embedded=True)
-        # The processes that this command starts have the same database, wherever they look.
+        # The processes that this command starts must use the same database.
         stack.enter_context(_variable(config.EMBEDDED_DB.variables[0], joined.project.name))
         if joined.made and not asked and databases.has_earlier(server):
             say(

@@ -58,7 +58,7 @@ def connect(
 ) -> None:
     """Say whether the database can be used from here, or what to do."""
 
-    def body() -> int:
+    def run_command() -> int:
         if purpose not in permissions.PURPOSES:
             known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
@@ -68,14 +68,14 @@ def connect(
             where = connectivity.destination(url := db.db_url())
             return _report(words, examine(url, purpose, timeout, where), as_json=as_json)
 
-    command.execute("connect", body, debug=debug)
+    command.execute("connect", run_command, debug=debug)
 
 
 @contextlib.contextmanager
 def _named(dsn: str | None) -> Generator[str]:
     """Yield the name of the database; use the given DSN from now on."""
     if dsn is not None:
-        # Read before it is in force, so that an error names the argument and not a variable.
+        # Parse it before using it, so that an error names the argument and not a variable.
         db.describe(dsn)
         os.environ[config.db_url_variables()[0]] = dsn
     with command.database(create=False) as words:
@@ -162,9 +162,9 @@ def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding
         offered = connectivity.offers_tls(target, timeout_s)
     except connectivity.NoReply:
         text = f"{target} takes connections and says nothing for {timeout_s:g} s"
-        return Finding("tls", ERROR, text, "the server hangs, or it is no PostgreSQL")
+        return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
     if offered is None:
-        text = f"what answers at {target} is no PostgreSQL"
+        text = f"the server at {target} is not PostgreSQL"
         return Finding("tls", ERROR, text, "name the port of the server or of its pooler")
     if offered:
         return Finding("tls", OK, f"offered, sslmode={sslmode}")
@@ -287,7 +287,7 @@ def _rights(purpose: str) -> Callable[[db.Connection], Steps]:
             if found
         ]
         text = f"to {purpose}, {role} {' and '.join(parts)}"
-        # A REVOKE on a table takes the rights to its columns too, so that the GRANTs come after it.
+        # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.
         remedy = "; ".join([*permissions.revokes(excess), *permissions.grants(lacks, role)])
         yield Finding("rights", ERROR, text, remedy)
 
@@ -311,7 +311,7 @@ def _listen(conn: db.Connection) -> Steps:
                 "name the server itself in the DSN, or a pooler in session mode; else set "
                 f"{config.POLL_ONLY.variables[0]}=1 everywhere"
             )
-            text = f"a pooler in transaction mode stands between: {step.text}"
+            text = f"a pooler in transaction mode is in between: {step.text}"
             yield step._replace(text=text, remedy=remedy)
 
 

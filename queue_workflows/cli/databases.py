@@ -15,7 +15,7 @@ PATH_MAX = 60
 def databases(as_json: options.AsJson = False, debug: options.Debug = False) -> None:
     """List the embedded server's databases, one per project."""
 
-    def body() -> int:
+    def run_command() -> int:
         with embedded.ensure(create=False) as server:
             found = _collect(server)
             words = f"embedded PostgreSQL in {server.data_dir}"
@@ -25,7 +25,7 @@ def databases(as_json: options.AsJson = False, debug: options.Debug = False) -> 
             _show(words, found)
         return 0
 
-    command.execute("databases", body, debug=debug)
+    command.execute("databases", run_command, debug=debug)
 
 
 def _collect(server: embedded.Server) -> list[dict[str, Any]]:

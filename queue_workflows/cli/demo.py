@@ -40,7 +40,7 @@ def demo(
 ) -> None:
     """Make a picture book of a folder of texts. It starts and stops all that it needs."""
 
-    def body() -> int:
+    def run_command() -> int:
         if not yes and not sys.stdin.isatty():
             raise errors.InvalidConfig(
                 "demo asks one question on the way: use a terminal, or --yes"
@@ -62,7 +62,7 @@ def demo(
             )
             return _run(request, wanted, stop, yes=yes, as_json=as_json)
 
-    command.execute("demo", body, debug=debug)
+    command.execute("demo", run_command, debug=debug)
 
 
 def _run(

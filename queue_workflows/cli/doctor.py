@@ -14,7 +14,7 @@ from queue_workflows import __version__, config, db, errors
 from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, fleet, options, output
-from queue_workflows.dag import confinement, outputs
+from queue_workflows.dag import confinement, run_folder
 from queue_workflows.db import functions
 from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import process
@@ -75,7 +75,7 @@ def doctor(
 ) -> None:
     """Look for what is wrong here and on the server. Exit code 1 for an error."""
 
-    def body() -> int:
+    def run_command() -> int:
         process.setup_logging("error")
         config.load_app(app)
         found: list[Finding] = []
@@ -95,7 +95,7 @@ def doctor(
             output.echo(f"{errors_}, {warnings}")
         return int(counts[ERROR] > 0)
 
-    command.execute("doctor", body, debug=debug)
+    command.execute("doctor", run_command, debug=debug)
 
 
 def show(finding: Finding) -> None:
@@ -320,7 +320,7 @@ def _files(conn: db.Connection) -> Iterator[Finding]:
 
 
 def _outputs(machines: int) -> Finding:
-    text = f"runs without an out_dir keep their files in {outputs.folder()}"
+    text = f"runs without an out_dir keep their files in {run_folder.folder()}"
     if machines < 2 or config.OUTPUTS_DIR.read():
         return Finding("outputs", OK, text)
     remedy = f"set {config.OUTPUTS_DIR.variables[0]} to a folder that all of them share, on each"

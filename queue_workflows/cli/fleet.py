@@ -66,7 +66,7 @@ def roles(
     if not (nodes or tasks or cfg.workflow_loader):
         raise errors.InvalidConfig(
             "nothing to start: no node, ingest task or workflow provider is registered; name the "
-            "host app by --app or QUEUE_WORKFLOWS_APP"
+            "app by --app or QUEUE_WORKFLOWS_APP"
         )
     if not nodes and (cpu or gpu):
         raise errors.InvalidConfig(

@@ -40,7 +40,7 @@ class Tail:
             fresh += attempts.gap(lost).encode()
         fresh += tail[max(0, self._given - after_cut) :]
         whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
-        # A line that is not whole yet follows the cut, if there is one, which ends a line itself.
+        # The incomplete line follows the marker of omitted text, which ends with a line end.
         self._given = after_cut + len(tail) - (len(fresh) - whole)
         text = fresh[:whole].decode(errors="replace")
         return display.lines(text.rstrip("\r\n")) if text else []
@@ -141,7 +141,7 @@ class _Progress:
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._tails = Tails(say)
-        self._said: set[tuple[int, int]] = set()
+        self._printed: set[tuple[int, int]] = set()
         self._status = ""
 
     def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
@@ -166,16 +166,16 @@ class _Progress:
     def _attempt(self, attempt: dict[str, Any], log: Row | None, *, last: bool) -> None:
         number = attempt["claim_no"]
         name = f"attempt {number}"
-        events = [e for e in enumerate(attempt["events"]) if (number, e[0]) not in self._said]
+        events = [e for e in enumerate(attempt["events"]) if (number, e[0]) not in self._printed]
         begun = [event for event in events if event[1]["event_type"] == "claimed"]
         for index, _ in begun:
-            self._said.add((number, index))
+            self._printed.add((number, index))
             self._say(f"{name}: {report.place_text(attempt)}")
         if log is not None:
             self._tails.show(name, log, last=last)
         for index, event in events:
-            if (number, index) not in self._said:
-                self._said.add((number, index))
+            if (number, index) not in self._printed:
+                self._printed.add((number, index))
                 self._say(f"{name}: {process.mask(report.event_text(event))}")
 
 

@@ -88,8 +88,8 @@ def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
     if node["skip_if"] is not None:
         yield output.line(f"skipped if {_value(node['skip_if'], ids)}", 120)
     if policy := node.get("policy"):
-        said = ", ".join(f"{key} {output.compact(value)}" for key, value in policy.items())
-        yield output.line(f"policy: {said}", 120)
+        rules = ", ".join(f"{key} {output.compact(value)}" for key, value in policy.items())
+        yield output.line(f"policy: {rules}", 120)
 
 
 def _value(value: Any, ids: frozenset[str]) -> str:

@@ -36,7 +36,7 @@ def health(
     about a worker: 0, and it is said.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         label, why = "", ""
         found: dict[str, str] = {}
         try:
@@ -53,7 +53,7 @@ def health(
             output.echo(f"{state}: {output.line(why, 500) or said or f'no worker of {label}'}")
         return int(state == SILENT or (strict and state == UNKNOWN))
 
-    command.execute("health", body, debug=debug)
+    command.execute("health", run_command, debug=debug)
 
 
 def judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> dict[str, str]:

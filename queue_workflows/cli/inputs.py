@@ -1,4 +1,4 @@
-"""`--input k=v` and `--input @file.json`: build the context of a run."""
+"""Parse the options `--input k=v` and `--input @file.json` into the context of a run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Follower(NamedTuple):
     stop: signals.StopRequest
     tick: Callable[[run_snapshot.Picture], object] | None
     yes: bool = False
-    heard: Callable[[], Collection[str]] | None = None
+    printing_queues: Callable[[], Collection[str]] | None = None
     """Queues whose handlers print to our terminal themselves; None: no print is shown."""
 
     def follow(self, run_id: str) -> run_snapshot.Picture | None:
@@ -45,11 +45,13 @@ class Follower(NamedTuple):
                 pause_s = TICK_LARGE_S
                 if seen is not None:
                     self.view.show(seen)
-                    if self.heard is not None and seen.over:
-                        self._show_last(logs, self.heard())
-                    elif self.heard is not None and time.monotonic() - logged_at >= LOGS_S:
+                    if self.printing_queues is not None and seen.over:
+                        self._show_last(logs, self.printing_queues())
+                    elif (
+                        self.printing_queues is not None and time.monotonic() - logged_at >= LOGS_S
+                    ):
                         logged_at = time.monotonic()
-                        logs.show(without=self.heard())
+                        logs.show(without=self.printing_queues())
                     if seen.over:
                         return seen
                     if self.tick is not None:
@@ -59,18 +61,18 @@ class Follower(NamedTuple):
                     pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(pause_s)
         except BrokenPipeError as error:
-            # Nobody reads on: the same as being asked to stop, which is then told on stderr.
+            # The reader of stdout is gone: stop as on Ctrl-C; stderr says so.
             process.lost_output(error)
             return seen if seen is not None and seen.over else None
         finally:
             reader.close()
         return None
 
-    def _show_last(self, logs: follow.RunLogs, heard: Collection[str]) -> None:
+    def _show_last(self, logs: follow.RunLogs, printing_queues: Collection[str]) -> None:
         """Print the rest of the logs, once the workers have had time to store them."""
-        if not heard:
+        if not printing_queues:
             self.stop.requested.wait(follow.LAST_S)
-        logs.show(last=True, without=heard)
+        logs.show(last=True, without=printing_queues)
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
         """Answer a question once; try again while the database is away."""
@@ -88,11 +90,11 @@ class Follower(NamedTuple):
         where = output.line(node["node_id"])
         if self.yes:
             value = answers.default(node["input_spec"])
-            said = (
+            text = (
                 answers.submit(run_id, node["node_id"], value)
                 or f"answered {where}: {output.compact(value)}"
             )
-            self.view.say(output.line(said, 300))
+            self.view.say(output.line(text, 300))
             return
         if not sys.stdin.isatty():
             self._say_command(run_id, node)

@@ -72,7 +72,7 @@ def list_(
 ) -> None:
     """List jobs, the newest first."""
 
-    def body() -> int:
+    def run_command() -> int:
         moment = when(since)
         with command.reading(app):
             rows = api.list(
@@ -81,7 +81,7 @@ def list_(
         output.dump(rows) if as_json else _table(rows)
         return 0
 
-    command.execute("jobs list", body, debug=debug)
+    command.execute("jobs list", run_command, debug=debug)
 
 
 @app.command("show")
@@ -96,7 +96,7 @@ def show_(
 ) -> None:
     """Show a job: its attempts with their logs, and who did what to it."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             kind, job_id = show.found(job, "jobs show")
             if kind is None:
@@ -106,7 +106,7 @@ def show_(
             show.print_out(show.collect(kind, job_id), as_json=as_json, full=full)
         return 0
 
-    command.execute("jobs show", body, debug=debug)
+    command.execute("jobs show", run_command, debug=debug)
 
 
 @app.command("retry")
@@ -242,7 +242,7 @@ def _run(
     as_json: bool,
     debug: bool,
 ) -> None:
-    def body() -> int:
+    def run_command() -> int:
         wanted.check()
         with command.reading(app):
             chosen = wanted.found()
@@ -258,7 +258,7 @@ def _run(
         _refuse(name, refused)
         return 1 if refused else 0
 
-    command.execute(f"jobs {name}", body, debug=debug)
+    command.execute(f"jobs {name}", run_command, debug=debug)
 
 
 def _me() -> str:

@@ -37,7 +37,7 @@ def migrate(
 ) -> None:
     """Bring the schema and its functions up to date, or to version N."""
 
-    def body() -> int:
+    def run_command() -> int:
         chain = schema.chain(folder)
         config.load_app(app)
         with command.database(create=False) as words:
@@ -53,7 +53,7 @@ def migrate(
             _report(words, plan, dry_run=dry_run, as_json=as_json)
         return 0
 
-    command.execute("migrate", body, debug=debug)
+    command.execute("migrate", run_command, debug=debug)
 
 
 class _Plan(NamedTuple):

@@ -21,7 +21,9 @@ def models(
     action: Annotated[str, typer.Argument(metavar="ACTION", help="list, load or unload.")] = "list",
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Its id; `unload` without one: whatever is held."),
+        typer.Argument(
+            metavar="MODEL", help="The model's id; `unload` without one: the loaded model."
+        ),
     ] = None,
     host: Annotated[
         str | None,
@@ -47,7 +49,7 @@ def models(
     failed, refused or died, 130: left.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         _check(action, model, worker)
         with command.reading(app):
             if action == "list":
@@ -61,12 +63,12 @@ def models(
                 with command.until_stopped() as stop:
                     rows = _answers(request, stop)
                     if stop.requested.is_set():
-                        command.say("left; the request stands")
+                        command.say("stopped waiting; the request remains")
                         return process.INTERRUPTED
         _list(rows, as_json=as_json) if as_json or no_wait else _tell(rows)
         return 0 if no_wait or all(_state(row) == "done" for row in rows) else 1
 
-    command.execute("models", body, debug=debug)
+    command.execute("models", run_command, debug=debug)
 
 
 def _check(action: str, model: str | None, worker: str | None) -> None:
@@ -105,14 +107,18 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
     """Wait until each worker has answered, died or got another request; return the workers."""
     number = request["request_no"]
     rows = {row["worker_id"]: row for row in _meant(request)}
-    told: set[str] = set()
+    reported: set[str] = set()
     while True:
         now = {row["worker_id"]: row for row in api.list(request["host_label"])}
         for worker_id, row in rows.items():
             seen = now.get(worker_id, row | {"state": "dead"})
             rows[worker_id] = seen | {"answer": _answer(seen, number)}
-            if seen["job_ids"] and not told & {worker_id} and _state(rows[worker_id]) == "waiting":
-                told.add(worker_id)
+            if (
+                seen["job_ids"]
+                and not reported & {worker_id}
+                and _state(rows[worker_id]) == "waiting"
+            ):
+                reported.add(worker_id)
                 command.say(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
         over = all(_state(row) in _OVER for row in rows.values())
         if over or stop.requested.wait(POLL_S):
@@ -184,8 +190,10 @@ def _cards(gpus: Any) -> str:
 def _request(request: Any) -> str:
     if request is None:
         return ""
-    said = {key: output.line(value) for key, value in stored_json.mapping(request).items() if value}
-    by = f" by {said['requested_by']}" if "requested_by" in said else ""
-    error = f": {said['error']}" if "error" in said else ""
-    text = f"{said.get('action', '-')} {said.get('model', 'whatever is held')}{by}"
-    return f"{text} {said.get('state', '-')}{error}"
+    answer = {
+        key: output.line(value) for key, value in stored_json.mapping(request).items() if value
+    }
+    by = f" by {answer['requested_by']}" if "requested_by" in answer else ""
+    error = f": {answer['error']}" if "error" in answer else ""
+    text = f"{answer.get('action', '-')} {answer.get('model', 'the loaded model')}{by}"
+    return f"{text} {answer.get('state', '-')}{error}"

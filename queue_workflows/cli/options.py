@@ -11,7 +11,7 @@ from queue_workflows.runtime import process
 
 App = Annotated[
     str | None,
-    typer.Option(metavar="MODULE[:CALLABLE]", help="The host app (or env QUEUE_WORKFLOWS_APP)."),
+    typer.Option(metavar="MODULE[:CALLABLE]", help="The app (or env QUEUE_WORKFLOWS_APP)."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, ISO times.")]

@@ -44,7 +44,7 @@ class RunProcesses:
         self._own: fleet.Fleet | None = None
         self._served: frozenset[str] = frozenset()
         self._looked = self._queued_since = now_fn()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __enter__(self) -> RunProcesses:
         return self
@@ -81,11 +81,11 @@ class RunProcesses:
         """Check the processes; raise `InvalidConfig` if they refuse to start."""
         if self._own is not None:
             self._own.check()
-        # While the database is away nobody can be seen to serve it: the next look decides.
+        # While the database is away no worker is visible: the next check decides.
         with contextlib.suppress(db.OperationalError):
-            self._look(seen.run["status"])
+            self._check(seen.run["status"])
 
-    def _look(self, status: str) -> None:
+    def _check(self, status: str) -> None:
         now = self._now()
         waiting = status == "queued"
         if not waiting:
@@ -102,8 +102,8 @@ class RunProcesses:
         """Return the queues that nobody serves; report once a switch that may be the reason."""
         missing = fleet.unserved(set(self._queues))
         for row in fleet.switched_off(missing) if missing else ():
-            if row["queue"] not in self._told:
-                self._told.add(row["queue"])
+            if row["queue"] not in self._reported:
+                self._reported.add(row["queue"])
                 command.say(fleet.switch_text(row))
         return missing
 
@@ -126,9 +126,7 @@ class RunProcesses:
             what = (
                 f"no worker serves {', '.join(sorted(missing))}" if missing else "nobody starts it"
             )
-            raise errors.InvalidConfig(
-                f"{what}: name the host app by --app, so that it can be run here"
-            )
+            raise errors.InvalidConfig(f"{what}: name the app by --app, so that it can run here")
         roles = self._wanted._replace(
             cpu=min(self._wanted.cpu, self._queues["cpu"]) if "cpu" in missing else 0,
             gpu=max(1, self._wanted.gpu) if "gpu" in missing else 0,
@@ -141,7 +139,7 @@ class RunProcesses:
         self._own = self._stack.enter_context(fleet.Fleet(children, self._stop))
 
 
-class Ours:
+class StartedProcesses:
     """The processes that a `run` started, if any, and so what its Ctrl-C stops."""
 
     def __init__(self) -> None:

@@ -24,16 +24,16 @@ def prune(
     NODE_EVENT_PRUNE_INTERVAL_S.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app) as words:
             gone = history.prunable() if dry_run else history.prune()
         if as_json:
             output.dump({"database": words, "dry_run": dry_run, "deleted": gone})
         else:
-            said = ", ".join(
+            counts = ", ".join(
                 f"{kind.replace('_', ' ')} {count:,}" for kind, count in gone.items() if count
             )
-            output.echo(f"{'would delete' if dry_run else 'deleted'}: {said or 'nothing'}")
+            output.echo(f"{'would delete' if dry_run else 'deleted'}: {counts or 'nothing'}")
         return 0
 
-    command.execute("prune", body, debug=debug)
+    command.execute("prune", run_command, debug=debug)

@@ -59,10 +59,10 @@ def queues(
     on. `none` takes a limit off.
     """
     given = (max_running, rate, partition_max_running, partition_rate)
-    said = {name: value for name, value in zip(_LIMITS, given, strict=True) if value is not None}
+    limits = {name: value for name, value in zip(_LIMITS, given, strict=True) if value is not None}
 
-    def body() -> int:
-        _check(action, queue, partition, until, requested_by, said)
+    def run_command() -> int:
+        _check(action, queue, partition, until, requested_by, limits)
         with command.reading(app):
             if action == "pause":
                 api.pause(
@@ -74,7 +74,7 @@ def queues(
             elif action == "resume":
                 api.resume(queue or "", partition=partition)
             elif action == "limit":
-                api.limit(queue or "", partition=partition, **_values(said))
+                api.limit(queue or "", partition=partition, **_values(limits))
             rows = _rows(queue)
         if as_json:
             output.dump(rows)
@@ -82,7 +82,7 @@ def queues(
             _list(rows)
         return 0
 
-    command.execute("queues", body, debug=debug)
+    command.execute("queues", run_command, debug=debug)
 
 
 def _rows(queue: str | None) -> list[Row]:
@@ -97,7 +97,7 @@ def _check(
     partition: str | None,
     until: str | None,
     requested_by: str | None,
-    said: dict[str, str],
+    limits: dict[str, str],
 ) -> None:
     if action not in ACTIONS:
         raise errors.InvalidConfig(f"{action!r} is none of {', '.join(ACTIONS)}")
@@ -107,14 +107,14 @@ def _check(
         raise errors.InvalidConfig("list takes a queue at most; --json shows its partitions")
     if action != "pause" and (until is not None or requested_by is not None):
         raise errors.InvalidConfig("--until and --requested-by belong to pause")
-    if action != "limit" and said:
-        names = ", ".join("--" + name.replace("_", "-") for name in said)
+    if action != "limit" and limits:
+        names = ", ".join("--" + name.replace("_", "-") for name in limits)
         raise errors.InvalidConfig(f"{names}: belongs to limit")
 
 
-def _values(said: dict[str, str]) -> dict[str, Any]:
+def _values(limits: dict[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, text in said.items():
+    for name, text in limits.items():
         if text == _NONE:
             values[name] = None
         elif name.endswith("max_running"):

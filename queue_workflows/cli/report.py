@@ -70,10 +70,10 @@ class Page:
                 node for node in some if chosen or self._full or node["status"] in _DETAILED
             ]
             read_logs(detailed)
-            told = {id(node) for node in detailed}
+            with_error = {id(node) for node in detailed}
             for node in some:
                 output.echo()
-                self._node(node, detailed=id(node) in told)
+                self._node(node, detailed=id(node) in with_error)
                 for attempt in node["attempts"]:
                     attempt["log"] = None
         if left := len(shown["nodes"]) - len(nodes):
@@ -91,7 +91,7 @@ class Page:
         self._line(f"queue {shown['queue']}{model}, created {display.moment(shown['created_at'])}")
         if keys := keys_text(shown):
             self._line(keys)
-        self._body(shown, detailed=True)
+        self._detail(shown, detailed=True)
 
     def end(self, shown: dict[str, Any]) -> None:
         """Print how a followed job ended, without what was printed before."""
@@ -102,19 +102,19 @@ class Page:
         self._value("output", shown["output"])
 
     def _node(self, node: dict[str, Any], *, detailed: bool) -> None:
-        told = any(attempt["error"] == node["error"] for attempt in node["attempts"])
-        state = _state(node | {"error": None} if told else node)
+        with_error = any(attempt["error"] == node["error"] for attempt in node["attempts"])
+        state = _state(node | {"error": None} if with_error else node)
         self._line(f"{node['node_id']}{_after(node)}: {state}")
-        self._body(node, detailed=detailed)
+        self._detail(node, detailed=detailed)
 
-    def _body(self, job: dict[str, Any], *, detailed: bool) -> None:
+    def _detail(self, job: dict[str, Any], *, detailed: bool) -> None:
         if detailed and job["id"] and job["kind"] == "node job":
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
         for attempt in job["attempts"]:
             last = attempt is job["attempts"][-1]
             self._attempt(attempt, views.again_text(job, job["attempts_failed"]) if last else "")
         for act in job.get("acts", ()):
-            # Of a sweep the attempts tell.
+            # A sweep's acts are shown by the attempts.
             if act["event_type"] != "reclaimed":
                 self._line(act_text(act), "  ")
         if not detailed:
@@ -151,12 +151,12 @@ class Page:
 
     def _trace(self, job: dict[str, Any]) -> None:
         """Print the traceback, or each attempt's if several left one; the same one once."""
-        told = [attempt for attempt in job["attempts"] if attempt["traceback"]]
-        if len(told) < 2:
+        with_error = [attempt for attempt in job["attempts"] if attempt["traceback"]]
+        if len(with_error) < 2:
             self._traceback("traceback", job["traceback"])
             return
         seen: dict[str, int] = {}
-        for attempt in told:
+        for attempt in with_error:
             number = attempt["claim_no"]
             same = seen.setdefault(attempt["traceback"], number)
             name = f"traceback of attempt {number}"

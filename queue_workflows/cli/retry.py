@@ -18,7 +18,9 @@ def retry(
     from_node: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="NODE", help="Of a run: this node and all that depends on it."
+            "--from",
+            metavar="NODE",
+            help="For a run: run this node and all that depends on it again.",
         ),
     ] = None,
     app: options.App = None,
@@ -27,7 +29,7 @@ def retry(
 ) -> None:
     """Run again what failed or was cancelled. What is completed stays, and keeps its outputs."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             done = retried(what, from_node=from_node)
         if as_json:
@@ -35,7 +37,7 @@ def retry(
         _say(done, quiet=as_json)
         return 0 if done["outcome"] == "queued" else 1
 
-    command.execute("retry", body, debug=debug)
+    command.execute("retry", run_command, debug=debug)
 
 
 def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def run(
     Exit code 0: completed, 1: failed or cancelled, 130: left by Ctrl-C.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         chosen = config.load_app(app)
         alone = no_up or no_wait
         request = Request(
@@ -81,7 +81,7 @@ def run(
             queues=used_queues(workflow, app=chosen),
         )
         joined = command.database(create=not alone, app=None if alone else chosen)
-        ours = processes.Ours()
+        ours = processes.StartedProcesses()
         with command.until_stopped(ours.stops) as stop, joined as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
@@ -95,13 +95,13 @@ def run(
                 return stopped_early()
             return finish(*ended, as_json=as_json, debug=debug, ours=ours.started)
 
-    command.execute("run", body, debug=debug)
+    command.execute("run", run_command, debug=debug)
 
 
 def _see_through(
     request: Request,
     stop: signals.StopRequest,
-    ours: processes.Ours,
+    ours: processes.StartedProcesses,
     *,
     app: str | None,
     alone: bool,
@@ -126,12 +126,12 @@ def _see_through(
             view.say(older)
         for text in _paused(request.queues):
             view.say(text)
-        # What our own workers print reaches stderr, or the file that a live picture sends it to.
+        # Our own workers' output goes to stderr, or to the file beside a live picture.
         follower = interactive_run.Follower(
             view,
             stop,
             None if alone else helper.tick,
-            heard=lambda: () if log is not None else helper.served,
+            printing_queues=lambda: () if log is not None else helper.served,
         )
         return row["id"], follower.follow(row["id"])
 

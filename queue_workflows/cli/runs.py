@@ -37,7 +37,7 @@ def runs(
 ) -> None:
     """List the newest runs with their nodes by state."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             if status is not None:
                 _check(status)
@@ -48,7 +48,7 @@ def runs(
             show(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
         return 0
 
-    command.execute("runs", body, debug=debug)
+    command.execute("runs", run_command, debug=debug)
 
 
 def _check(status: str) -> None:

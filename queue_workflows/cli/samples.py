@@ -47,7 +47,7 @@ def samples(
     are drawn together to 30 lines: the mean of percentages, the most in use.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         if now:
             return _now(as_json=as_json)
         past_s = _seconds(past)
@@ -61,7 +61,7 @@ def samples(
             table(rows if full else drawn_together(rows))
         return 0
 
-    command.execute("samples", body, debug=debug)
+    command.execute("samples", run_command, debug=debug)
 
 
 def _seconds(text: str) -> float:
@@ -99,7 +99,7 @@ def _of_job(start: str) -> list[JsonDict] | None:
     with contextlib.suppress(OverflowError):
         begin -= timedelta(seconds=BEFORE_S)
     if not last["host_label"]:
-        raise errors.InvalidConfig(f"--job {start[:80]}: nobody knows where it ran")
+        raise errors.InvalidConfig(f"--job {start[:80]}: its machine is unknown")
     return hw_metrics.look_back(last["host_label"], since=begin, until=end)
 
 

@@ -53,7 +53,7 @@ def show(
     With --follow the exit code is that of `run`: 0: completed, 1: failed or cancelled, 130: left.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             kind, any_id = found(what, "show")
             if kind is None:
@@ -64,12 +64,12 @@ def show(
                 text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
                 with command.until_stopped(lambda: text) as stop:
                     return _follow(kind, any_id, stop, node, as_json=as_json, full=full or debug)
-            # Of the nodes that are printed the page reads the logs itself.
+            # The page reads the logs of the nodes that it prints.
             logs = (True if full else None) if as_json else False
             print_out(collect(kind, any_id, node, logs=logs), as_json=as_json, full=full)
         return 0
 
-    command.execute("show", body, debug=debug)
+    command.execute("show", run_command, debug=debug)
 
 
 def found(start: str, name: str) -> tuple[str | None, str]:

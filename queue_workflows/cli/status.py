@@ -11,7 +11,7 @@ from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
 from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.cli import workers as workers_command
-from queue_workflows.dag import outputs
+from queue_workflows.dag import run_folder
 from queue_workflows.engine import lock_queues, queues
 from queue_workflows.engine import models as fleet_rows
 from queue_workflows.engine import workers as workers_rows
@@ -29,7 +29,7 @@ def status(
 ) -> None:
     """Show queues, workers, runs, the orchestrator's lag, the schema."""
 
-    def body() -> int:
+    def run_command() -> int:
         chosen = config.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
@@ -41,7 +41,7 @@ def status(
             _show(found, psql)
         return 0
 
-    command.execute("status", body, debug=debug)
+    command.execute("status", run_command, debug=debug)
 
 
 def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "database": words,
         "embedded": config.database_url() is None,
-        "outputs": str(outputs.folder()),
+        "outputs": str(run_folder.folder()),
         "schema_version": version,
         "required_version": db.REQUIRED_VERSION,
         "queues": [],

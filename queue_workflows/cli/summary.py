@@ -132,7 +132,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def _is_folder(name: str) -> bool:
-    # A name that is too long, or one that this user may not look at, raises.
+    # A name that is too long, or that this user may not access, raises.
     with contextlib.suppress(OSError, ValueError):
         return Path(name).is_dir()
     return False

@@ -61,7 +61,7 @@ def supervise(
 ) -> None:
     """Restart this host's workers that are flagged dead. Goes on until Ctrl-C."""
 
-    def body() -> int:
+    def run_command() -> int:
         commands = commands_of(bounce or [], unit or [])
         process.setup_logging(log_level)
         config.load_app(app)
@@ -72,16 +72,16 @@ def supervise(
             _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
         return 0
 
-    command.execute("supervise", body, debug=debug)
+    command.execute("supervise", run_command, debug=debug)
 
 
-def _serve(bouncer: Restarter, every_s: float, stop: signals.StopRequest) -> None:
-    task = service.Task("bounce", every_s, lambda: bouncer.look(stop.requested.is_set))
+def _serve(restarter: Restarter, every_s: float, stop: signals.StopRequest) -> None:
+    task = service.Task("bounce", every_s, lambda: restarter.restart_due(stop.requested.is_set))
     loop = service.Loop("supervise", [task])
     loop.start()
     stop.requested.wait()
     if loop.stop(STOP_S):
-        bouncer.close()
+        restarter.close()
 
 
 def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
@@ -172,7 +172,7 @@ def _log_output(queue: str, printed: int) -> None:
         _log.info("%s: | %s", queue, line)
 
 
-class _Seat:
+class _QueueState:
     """The state of one queue: the flag that was handled, and when to act next."""
 
     def __init__(self) -> None:
@@ -201,35 +201,35 @@ class Restarter:
         self._commands = commands
         self._run = run
         self._now = now_fn
-        self._seats = {queue: _Seat() for queue in commands}
+        self._states = {queue: _QueueState() for queue in commands}
         self._unmapped: set[str] = set()
-        self._kept = db.DedicatedConnection()
-        self._said = ""
+        self._dedicated = db.DedicatedConnection()
+        self._logged = ""
 
-    def look(self, stopped: Callable[[], bool] = lambda: False) -> None:
+    def restart_due(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Handle every due flag; each is read again right before."""
         try:
             while not stopped() and (row := self._next()) is not None:
                 self._bounce(row)
-            self._said = ""
+            self._logged = ""
         except db.Error as error:
-            if self._said != (said := str(error).strip()):
-                self._said = said
-                _log.warning("waiting for the database: %s", said)
+            if self._logged != (text := str(error).strip()):
+                self._logged = text
+                _log.warning("waiting for the database: %s", text)
 
     def close(self) -> None:
         """Close the connection."""
-        self._kept.close()
+        self._dedicated.close()
 
     def _next(self) -> Row | None:
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             rows = workers.flagged(conn, self._host)
         now = self._now()
         for row in rows:
-            seat = self._seats.get(row["queue"])
-            if seat is None:
+            state = self._states.get(row["queue"])
+            if state is None:
                 self._complain(row["queue"])
-            elif row["flagged_at"] != seat.handled and now >= seat.due:
+            elif row["flagged_at"] != state.handled and now >= state.due:
                 return row
         return None
 
@@ -242,19 +242,19 @@ class Restarter:
             )  # fmt: skip
 
     def _bounce(self, row: Row) -> None:
-        queue, seat = row["queue"], self._seats[row["queue"]]
+        queue, state = row["queue"], self._states[row["queue"]]
         _log.warning(
             "the %s worker of %s is flagged dead, last seen %.0f s ago; running %s",
             queue, self._host, row["age_s"], shlex.join(self._commands[queue]),
         )  # fmt: skip
         done = self._run(queue, self._commands[queue])
         now = self._now()
-        if now - seat.last > 2 * MAX_DELAY_S:
-            seat.bounces = 0
-        seat.last, seat.due = now, now + min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**seat.bounces)
-        seat.bounces = min(seat.bounces + 1, 30)
+        if now - state.last > 2 * MAX_DELAY_S:
+            state.bounces = 0
+        state.last, state.due = now, now + min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**state.bounces)
+        state.bounces = min(state.bounces + 1, 30)
         if done:
-            seat.handled = row["flagged_at"]
+            state.handled = row["flagged_at"]
             _log.info("%s: restarted", queue)
         else:
-            _log.warning("%s: trying again in %.0f s at the earliest", queue, seat.due - now)
+            _log.warning("%s: trying again in %.0f s at the earliest", queue, state.due - now)

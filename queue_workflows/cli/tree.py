@@ -65,7 +65,7 @@ class Tree:
     def __enter__(self) -> Tree:
         self._stderr = sys.stderr
         self._live.start()
-        # The picture replaces sys.stderr; handlers made before it hold the stream underneath.
+        # The picture replaces sys.stderr; earlier handlers have the original stream.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler):
                 ours = cast("logging.StreamHandler[TextIO]", handler)
@@ -115,7 +115,7 @@ class Tree:
         names = [(step.name, 0) for step in picture.steps]
         names += [(_own_name(node), 2) for nodes in shown.values() for node in nodes]
         longest = max((indent + cell_len(output.line(name)) for name, indent in names), default=0)
-        # What a node does matters more than the end of its name, and both more than a bar.
+        # A node's state matters more than the end of its name, and both more than a bar.
         column = min(longest, _NAME_MOST, max(_NAME_LEAST, width // 3))
         bars = width >= _BAR_FROM
         for step in picture.steps:

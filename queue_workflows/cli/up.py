@@ -45,7 +45,7 @@ def up(
 ) -> None:
     """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
 
-    def body() -> int:
+    def run_command() -> int:
         process.setup_logging(log_level)
         chosen = config.load_app(app)
         if no_ingest and (workers is not None or ingest):
@@ -70,7 +70,7 @@ def up(
             with parent.SupervisedWorkers() as guardian:
                 return guardian.supervisor(children).run(stop)
 
-    command.execute("up", body, debug=debug)
+    command.execute("up", run_command, debug=debug)
 
 
 def _pool(workers: str | None) -> list[pool_config.Entry]:

@@ -59,7 +59,7 @@ class Lines(Quiet):
         super().__init__(echo)
         self._now = now_fn
         self._status = ""
-        self._said: dict[str, tuple[str, int, float]] = {}
+        self._printed: dict[str, tuple[str, int, float]] = {}
         self._nodes: dict[str, str] = {}
 
     def show(self, picture: Picture) -> None:
@@ -72,12 +72,12 @@ class Lines(Quiet):
             self._show_node(node)
 
     def _show_step(self, step: Step) -> None:
-        state, done, said_at = self._said.get(step.name, ("waiting", 0, 0.0))
+        state, done, printed_at = self._printed.get(step.name, ("waiting", 0, 0.0))
         now = self._now()
         going_on = step.state == state
-        if going_on and (step.done == done or now - said_at < AGAIN_S):
+        if going_on and (step.done == done or now - printed_at < AGAIN_S):
             return
-        self._said[step.name] = (step.state, step.done, now)
+        self._printed[step.name] = (step.state, step.done, now)
         self.say(f"  {output.line(step.name)}: {step_text(step)}")
 
     def _show_node(self, node: Row) -> None:

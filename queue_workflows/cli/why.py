@@ -30,63 +30,63 @@ def why(
     can take a job that is queued, or there is no such run or job.
     """
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             kind, any_id = show.found(what, "why")
             if kind is None:
                 return 1
-            told = runs.explain(any_id) if kind == "run" else job_api.explain(any_id)
-        if told is None:
+            reasons = runs.explain(any_id) if kind == "run" else job_api.explain(any_id)
+        if reasons is None:
             raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
         if as_json:
-            output.dump(told)
+            output.dump(reasons)
         elif kind == "run":
-            _print_run(told)
+            _print_run(reasons)
         else:
-            _print(told)
-        jobs = told["nodes"] if kind == "run" else [told]
+            _print(reasons)
+        jobs = reasons["nodes"] if kind == "run" else [reasons]
         return 0 if all(map(_may_run, jobs)) else 1
 
-    command.execute("why", body, debug=debug)
+    command.execute("why", run_command, debug=debug)
 
 
-def _may_run(told: dict[str, Any]) -> bool:
+def _may_run(reasons: dict[str, Any]) -> bool:
     """Return whether a worker will take the job, or none has to."""
-    return told["can_run"] or told["clause"] in ("status", "answer", "dependencies")
+    return reasons["can_run"] or reasons["clause"] in ("status", "answer", "dependencies")
 
 
-def _print_run(told: dict[str, Any]) -> None:
-    status = _because(told)
-    _line(f"run {told['id']} ({told['name']}): {status}")
-    for node in told["nodes"]:
+def _print_run(reasons: dict[str, Any]) -> None:
+    status = _because(reasons)
+    _line(f"run {reasons['id']} ({reasons['name']}): {status}")
+    for node in reasons["nodes"]:
         if node["status"] == "queued":
             _print(node)
             continue
         job = f"{node['kind']} {node['id']} ({node['name']})" if node["id"] else node["name"]
         _line(f"{job}: {node['detail']}")
         if node["clause"] == "answer":
-            _line(f"  `{display.answer_command(told['id'], node['name'])}` answers it")
-    if told["left_out"]:
-        _line(f"and {output.counted(told['left_out'], 'node')} more that wait")
-    if not told["nodes"] and not told["detail"]:
+            _line(f"  `{display.answer_command(reasons['id'], node['name'])}` answers it")
+    if reasons["left_out"]:
+        _line(f"and {output.counted(reasons['left_out'], 'node')} more that wait")
+    if not reasons["nodes"] and not reasons["detail"]:
         _line("no node of it waits")
 
 
-def _because(told: dict[str, Any]) -> str:
+def _because(reasons: dict[str, Any]) -> str:
     """Return the status of a run, and what keeps the run itself waiting."""
-    over = told["detail"] == f"it is {told['status']}"
-    return told["status"] + (f", {told['detail']}" if told["detail"] and not over else "")
+    over = reasons["detail"] == f"it is {reasons['status']}"
+    return reasons["status"] + (f", {reasons['detail']}" if reasons["detail"] and not over else "")
 
 
-def _print(told: dict[str, Any]) -> None:
-    of = f", model {told['model']}" if told["model"] else ""
+def _print(reasons: dict[str, Any]) -> None:
+    of = f", model {reasons['model']}" if reasons["model"] else ""
     _line(
-        f"{told['kind']} {told['id']} ({told['name']}): {told['status']} on {told['queue']}"
-        f"{of}, priority {told['priority']}"
+        f"{reasons['kind']} {reasons['id']} ({reasons['name']}): {reasons['status']} on "
+        f"{reasons['queue']}{of}, priority {reasons['priority']}"
     )
-    if told["detail"]:
-        _line(told["detail"])
-    for row in told["workers"]:
+    if reasons["detail"]:
+        _line(reasons["detail"])
+    for row in reasons["workers"]:
         runs = f", runs {row['running']}" if row["running"] else ""
         where = f"{row['host_label']} pid {row['pid']} ({row['state']}{runs})"
         _line(f"{where}: {row['detail'] or 'it can take the job then'}")

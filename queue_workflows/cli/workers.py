@@ -14,7 +14,7 @@ def workers(
 ) -> None:
     """List worker processes: state, jobs, who switched them off."""
 
-    def body() -> int:
+    def run_command() -> int:
         with command.reading(app):
             rows = api.list()
         if as_json:
@@ -23,7 +23,7 @@ def workers(
             show(rows)
         return 0
 
-    command.execute("workers", body, debug=debug)
+    command.execute("workers", run_command, debug=debug)
 
 
 def show(rows: list[Row]) -> None:

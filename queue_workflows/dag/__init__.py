@@ -1,1 +1,1 @@
-"""Pure graph logic: expand a workflow, walk it, decide which rows come next."""
+"""Pure graph logic: expand a workflow, walk it, and plan the next rows."""

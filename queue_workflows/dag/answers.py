@@ -1,4 +1,4 @@
-"""Whether an answer fits what an input node asks for; pure."""
+"""Check whether an answer fits the question of an input node; pure functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(spec: Any, value: Any, where: str) -> None:
     """Raise `InputRefused` for a value that the widget's spec does not allow.
 
     `turnout`, `choose_one`: one of the options (`multiple`: a list of them). `file_upload`,
-    `pick_or_upload`: one of the library, null, or files whose names the spec accepts. A host's own
+    `pick_or_upload`: one of the library, null, or files whose names the spec accepts. An app's own
     widget and a question without options take any value. None: nothing has been asked yet.
     """
     if spec is None:
@@ -94,7 +94,10 @@ def _check_files(spec: dict[str, Any], value: Any, where: str) -> None:
 
 
 def _patterns(accept: Any) -> list[str]:
-    """`accept` as a list: `[".csv"]`, `".csv, image/*"`; a suffix may come without its dot."""
+    """Return `accept` as a list: `[".csv"]`, `".csv, image/*"`.
+
+    A suffix may come without its dot.
+    """
     listed: Any = accept.split(",") if isinstance(accept, str) else accept
     if not isinstance(listed, list):
         return []
@@ -112,7 +115,7 @@ def _accepts(pattern: str, name: str) -> bool:
 
 
 def _files(value: Any) -> list[str]:
-    """The file names in a value: a text, a record with one, or a list of either."""
+    """Return the file names in a value: a text, a record with one, or a list of either."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
@@ -124,7 +127,7 @@ def _files(value: Any) -> list[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON is: true is not 1, and 1 is 1.0."""
+    """Return whether two values are equal in JSON: true is not 1, and 1 is 1.0."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -137,10 +140,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def meant(spec: Any, value: Any) -> Any:
-    """The value that somebody who typed `value` means: an option named by its label is the option.
+    """Return the value that a typed `value` stands for: the option, if its label was typed.
 
     An option's own value comes first. With `multiple` a single one becomes a list of one, and each
-    member is looked at. Anything else is itself.
+    member is converted. Anything else is returned as it is.
     """
     if not (choices := options(spec)):
         return value

@@ -1,4 +1,4 @@
-"""A body's parameters, and how a node's inputs and what the engine offers are bound to them."""
+"""Bind a node's inputs and the values that the engine offers to a handler's parameters."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, cast
 
-from queue_workflows.dag import annotated
+from queue_workflows.dag import typed_values
 
 _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
 
 
 class Signature:
-    """What a callable takes. Raises ValueError or TypeError for one that does not tell."""
+    """The parameters of a callable. Raises ValueError or TypeError if it has no signature."""
 
-    def __init__(self, body: Callable[..., Any]) -> None:
-        parameters = inspect.signature(body).parameters.values()
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = inspect.signature(function).parameters.values()
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.names = tuple(p.name for p in named)
         self.defaulted = frozenset(p.name for p in named if p.default is not p.empty)
         self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        scope = scope_of(body)
+        scope = scope_of(function)
         self.paths = frozenset(p.name for p in named if _takes_path(p.annotation, scope))
-        self._kinds = {p.name: annotated.read(p.annotation, scope) for p in named}
+        self._kinds = {p.name: typed_values.read(p.annotation, scope) for p in named}
         rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
-        self._rest = annotated.read(rest[0].annotation, scope) if rest else Any
+        self._rest = typed_values.read(rest[0].annotation, scope) if rest else Any
 
     def bind(
         self,
@@ -38,11 +38,11 @@ class Signature:
         *,
         where: str | None = None,
     ) -> dict[str, Any]:
-        """Return keyword arguments: the inputs by name, then the offers that are asked for.
+        """Return keyword arguments: the inputs by name, then the offers that it has parameters for.
 
-        None leaves a parameter to its default. A missing argument is the call's own TypeError.
-        With `where`, each input becomes what its annotation names (`annotated.taken`), or raises
-        `ArgsRefused` that starts with it; without, only a text for a `Path` is converted.
+        None leaves a parameter to its default. A missing argument is the call's own TypeError. With
+        `where`, each input is converted by its annotation (`typed_values.taken`), or raises
+        `ArgsRefused` that starts with it. Without it, only a text for a `Path` is converted.
         """
         if where is not None:
             inputs = self._converted(inputs, where)
@@ -65,48 +65,48 @@ class Signature:
         return {
             name: value
             if value is None and name in self.defaulted
-            else annotated.taken(value, self._kinds.get(name, self._rest), f"{where}: {name!r}")
+            else typed_values.taken(value, self._kinds.get(name, self._rest), f"{where}: {name!r}")
             for name, value in inputs.items()
         }
 
 
 @functools.lru_cache(maxsize=512)
-def _cached(body: Callable[..., Any]) -> Signature:
-    return Signature(body)
+def _cached(function: Callable[..., Any]) -> Signature:
+    return Signature(function)
 
 
-def signature(body: Callable[..., Any]) -> Signature:
-    """The signature of a callable, remembered where the callable can be hashed."""
+def signature(function: Callable[..., Any]) -> Signature:
+    """Return the signature of a callable, cached if the callable is hashable."""
     try:
-        hash(body)
+        hash(function)
     except TypeError:
-        return Signature(body)
-    return _cached(body)
+        return Signature(function)
+    return _cached(function)
 
 
-def scope_of(body: Any) -> dict[str, Any]:
-    """Where the annotations of a function, method, partial, wrapper or callable object are read."""
+def scope_of(function: Any) -> dict[str, Any]:
+    """Return where the annotations of a function, method, partial or callable object are read."""
     while True:
-        if isinstance(body, functools.partial):
-            body = cast("functools.partial[Any]", body).func
-        elif hasattr(body, "__wrapped__"):
-            body = body.__wrapped__
-        elif hasattr(body, "__globals__") or not hasattr(body, "__call__"):  # noqa: B004
-            return getattr(body, "__globals__", {})
-        elif inspect.isclass(body):
-            return getattr(body.__init__, "__globals__", {})
+        if isinstance(function, functools.partial):
+            function = cast("functools.partial[Any]", function).func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif hasattr(function, "__globals__") or not hasattr(function, "__call__"):  # noqa: B004
+            return getattr(function, "__globals__", {})
+        elif inspect.isclass(function):
+            return getattr(function.__init__, "__globals__", {})
         else:
-            call = type(body).__call__
-            return getattr(getattr(body, "__func__", call), "__globals__", {})
+            call = type(function).__call__
+            return getattr(getattr(function, "__func__", call), "__globals__", {})
 
 
 def _takes_path(annotation: Any, scope: dict[str, Any]) -> bool:
-    """Whether an annotation is `Path`, alone or in a union; by its text if that is all there is."""
+    """Return whether an annotation is `Path`, alone or in a union, or such a text."""
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
         try:
-            # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+            # The text is the app's own source, evaluated as `typing.get_type_hints` does.
             annotation = eval(annotation, scope)  # noqa: S307
         except Exception:  # noqa: BLE001  a name that only a type checker knows
             return _says_path(annotation)

@@ -1,7 +1,7 @@
 """Node inputs: the `from` forms of a pipeline, and paths that wait for the run's `out_dir`.
 
-In a definition the marker `$out` is known by its place alone: as the only key of a whole input. A
-host's own value with that key stands there as `{"$out": {"$value": value}}`.
+In a definition the marker `$out` counts only as the single key of a whole input. An app's own value
+with that key is stored as `{"$out": {"$value": value}}`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OUT = "$out"
 
 
 class FromStep(NamedTuple):
-    """`pipeline.<key>`: the step's input of that name."""
+    """The step's input of that name, `pipeline.<key>`."""
 
     key: str
 
 
 class FromPaths(NamedTuple):
-    """Paths of siblings, relative to the step's folder; `many` when a list was asked for."""
+    """Paths of siblings, relative to the step's folder; `many` if a list was given."""
 
     paths: tuple[str, ...]
     many: bool
@@ -40,7 +40,7 @@ Source = FromStep | FromPaths | Literal
 
 
 def parse(text: str, siblings: Collection[str], where: str) -> Source:
-    """What a node input's `from` asks for; `InvalidWorkflow` for an unknown form or sibling."""
+    """Return a parsed `from`; raise `InvalidWorkflow` for an unknown form or sibling."""
     text = text.strip()
     if text.startswith("pipeline._implicit(") and text.endswith(")"):
         return Literal(_literal(text[len("pipeline._implicit(") : -1].strip(), where))
@@ -76,7 +76,7 @@ def _inside(rest: str, text: str, where: str) -> str:
 
 
 def _literal(text: str, where: str) -> Any:
-    """The literal as JSON, else as Python, else the text; guarded where it looks like a ref."""
+    """Return the literal as JSON, else as Python, else the text; quoted if it looks like a ref."""
     try:
         found = _parsed(text)
     except (RecursionError, MemoryError) as error:
@@ -101,21 +101,21 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def as_input(template: Any) -> Any:
-    """A host's value as a whole input of a definition, never mistaken for the marker."""
+    """Return an app's value as a whole input of a definition, never mistaken for the marker."""
     marked = isinstance(template, dict) and OUT in template
     return {OUT: {"$value": cast("Any", template)}} if marked else cast("Any", template)
 
 
 def path_input(step_id: str, source: FromPaths) -> dict[str, Any]:
-    """The marker that stands for a step's paths in a definition."""
+    """Return the marker for a step's paths in a definition."""
     paths = [f"{step_id}/{path}" for path in source.paths]
     return {OUT: paths if source.many else paths[0]}
 
 
 def bind_paths(template: Mapping[str, Any], out_dir: str | None, *, node_id: str) -> dict[str, Any]:
-    """A node's inputs with every marker turned into path strings under `out_dir`.
+    """Return a node's inputs with every marker replaced by paths under `out_dir`.
 
-    Raises `InvalidWorkflow` that names the node when a path is needed and the run has no folder.
+    Raises `InvalidWorkflow` that names the node if it needs a path and the run has no folder.
     """
     return {name: _bound(value, out_dir, node_id, name) for name, value in template.items()}
 

@@ -185,7 +185,7 @@ def _plain(path: str, what: str) -> None:
     Otherwise a system call would raise ValueError or OSError for it.
     """
     if "\0" in path:
-        raise errors.InvalidPayload(f"{what} has a NUL character: it is no path")
+        raise errors.InvalidPayload(f"{what} has a NUL character: it is not a path")
     if len(path) > MAX_PATH_CHARS or any(
         len(os.fsencode(name)) > NAME_BYTES for name in path.split("/")
     ):

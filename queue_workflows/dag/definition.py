@@ -1,4 +1,4 @@
-"""Expanding a workflow into the frozen definition that its run carries."""
+"""Expand a workflow into the frozen definition of a run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _Step(NamedTuple):
 
     @property
     def leaves(self) -> list[str]:
-        """The node ids that end this step."""
+        """Return the node ids that end this step."""
         return [f"{self.id}/{leaf}" for leaf in self.flow.leaves] if self.flow else [self.id]
 
 
 def expand(
     workflow: Any, load_pipeline: PipelineLoader, *, max_nodes: int | None = None
 ) -> JsonDict:
-    """The definition: a plain JSON document, detached from the host's, nodes in declaration order.
+    """Return the definition: a plain JSON document, a copy, nodes in declaration order.
 
     `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
     "skip_if", "pipeline", "step"}]}`, and `policy` in nodes that have one. Raises
@@ -62,7 +62,7 @@ def expand(
 
 
 def digest(definition: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON of a definition, in hex."""
+    """Return the hex SHA-256 of a definition's canonical JSON."""
     return hashlib.sha256(_canonical(definition).encode()).hexdigest()
 
 
@@ -137,7 +137,7 @@ def _flow_nodes(step: _Step, flow: pipeline.Pipeline, before: list[str]) -> list
 
 
 def _templates(step: _Step, node: pipeline.PipelineNode) -> dict[str, Any]:
-    """Input templates by name; one whose step gives no such key is left to its default."""
+    """Return input templates by name; an input that the step lacks has its default."""
     templates: dict[str, Any] = {}
     for name, source in node.inputs:
         if isinstance(source, bindings.Literal):
@@ -170,7 +170,7 @@ def _own_policy(found: dict[str, Any] | None) -> JsonDict:
 
 
 class _Budget:
-    """What the definition has taken so far; each `take_` refuses what goes over a limit."""
+    """Limits of a definition: each `take_` counts, and refuses what exceeds a limit."""
 
     def __init__(self, max_nodes: int, where: str) -> None:
         self.max_nodes = max_nodes
@@ -196,7 +196,7 @@ class _Budget:
             )
 
     def take_text(self, node: JsonDict) -> None:
-        """Count what a node carries of its host."""
+        """Count the text of a node."""
         chars = len(_canonical([node["inputs"], node["skip_if"], node["step"]]))
         limit_kb = config.MAX_PAYLOAD_KB.read()
         if chars > limit_kb * 1024:

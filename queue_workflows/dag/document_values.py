@@ -1,4 +1,4 @@
-"""Reading what people wrote: plain JSON values out of a workflow document, or a clear refusal."""
+"""Read plain JSON values out of a workflow document, with clear errors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
-    """A copy of a value as JSON carries it (tuples become lists).
+    """Return a copy of a value as JSON represents it (tuples become lists).
 
-    Raises `InvalidWorkflow` that starts with `where`: another type, a NaN or an endless number, a
-    key that is no text, text that Postgres cannot store, more than `MAX_PAYLOAD_DEPTH` levels.
-    `wrapped`: levels that the engine itself put around the value.
+    Raises `InvalidWorkflow` that starts with `where` for another type, NaN or infinity, a key that
+    is not a string, a text that PostgreSQL cannot store, or more than `MAX_PAYLOAD_DEPTH` levels.
+    `wrapped`: levels that the engine itself has added.
     """
     if not isinstance(raw, (dict, list, tuple, Mapping)):
         return _copy(raw, where, MAX_DEPTH)  # most values: no need to look up the limit
@@ -45,12 +45,12 @@ def _copy(raw: Any, where: str, levels: int) -> Any:
         return {_key(key, where): _copy(member, where, levels - 1) for key, member in members}
     if isinstance(raw, (list, tuple)):
         return [_copy(member, where, levels - 1) for member in cast("list[Any]", raw)]
-    raise errors.InvalidWorkflow(f"{where}: a {type(raw).__name__} is no JSON value")
+    raise errors.InvalidWorkflow(f"{where}: a {type(raw).__name__} is not a JSON value")
 
 
 def _key(raw: Any, where: str) -> str:
     if not isinstance(raw, str):
-        raise errors.InvalidWorkflow(f"{where}: the key {raw!r:.40} is no text")
+        raise errors.InvalidWorkflow(f"{where}: the key {raw!r:.40} is not a string")
     return _stored(raw, where)
 
 
@@ -61,14 +61,14 @@ def _stored(text: str, where: str) -> str:
 
 
 def record(raw: Any, where: str) -> Mapping[str, Any]:
-    """An object, unchecked inside."""
+    """Return an object whose members are not checked."""
     if not isinstance(raw, Mapping):
         raise errors.InvalidWorkflow(f"{where}: an object is needed, not {_kind(raw)}")
     return cast("Mapping[str, Any]", raw)
 
 
 def items(owner: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """The list under a key; [] when the key is missing or null."""
+    """Return the list under a key; [] if the key is missing or null."""
     raw = owner.get(key)
     if raw is None:
         return []
@@ -80,7 +80,7 @@ def items(owner: Mapping[str, Any], key: str, where: str) -> list[Any]:
 def text(
     owner: Mapping[str, Any], key: str, where: str, *, limit: int = MAX_TEXT_CHARS
 ) -> str | None:
-    """The text under a key; None when the key is missing or null. Empty text is refused."""
+    """Return the text under a key; None if it is missing or null. Empty text is refused."""
     raw = owner.get(key)
     if raw is None:
         return None
@@ -96,7 +96,7 @@ def text(
 def needed_text(
     owner: Mapping[str, Any], key: str, where: str, *, limit: int = MAX_TEXT_CHARS
 ) -> str:
-    """The text under a key, which must be there."""
+    """Return the text under a required key."""
     found = text(owner, key, where, limit=limit)
     if found is None:
         raise errors.InvalidWorkflow(f"{where}: {key!r} is missing")
@@ -104,17 +104,17 @@ def needed_text(
 
 
 def identifier(owner: Mapping[str, Any], where: str) -> str:
-    """The `id`, checked: it becomes a part of paths, refs and channel payloads."""
+    """Return the checked `id`, which becomes part of paths, refs and channel payloads."""
     raw = owner.get("id")
     if not isinstance(raw, str) or not _IDENTIFIER.fullmatch(raw):
         raise errors.InvalidWorkflow(
-            f"{where}: {raw!r:.120} is no id: 1 to 100 letters, digits, '_' or '-'"
+            f"{where}: {raw!r:.120} is not an id: 1 to 100 letters, digits, '_' or '-'"
         )
     return raw
 
 
 def names(owner: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    """The texts in the list under a key, each once, in order."""
+    """Return the texts in the list under a key, without duplicates, in order."""
     found = items(owner, key, where)
     for raw in found:
         if not isinstance(raw, str):

@@ -1,4 +1,4 @@
-"""The files that a run's steps have left under its `out_dir`."""
+"""List the files of a run's steps under its `out_dir`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queue_workflows.types import JsonDict
 MAX_FILES = 10_000
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 100
-"""Folders below each other that a listing enters: each costs a descriptor while it is read."""
+"""Levels of folders that a listing enters: each costs a descriptor while it is read."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 _KINDS = {
@@ -31,17 +31,17 @@ _KIND_BY_SUFFIX = {suffix: kind for kind, suffixes in _KINDS.items() for suffix 
 
 
 def kind_of(name: str) -> str:
-    """image, json, csv, text, pointcloud or mesh by the suffix of a file name, else file."""
+    """Return image, json, csv, text, pointcloud or mesh by a file name's suffix, else file."""
     return _KIND_BY_SUFFIX.get(Path(name).suffix.lower(), "file")
 
 
 def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, list[JsonDict]]:
-    """Return the files of each folder right under `out_dir` by its name; None: of every folder.
+    """Return the files of each named folder directly under `out_dir`; None: of every folder.
 
     A file is `{"rel_path", "kind", "abs_path", "size_bytes"}`, `rel_path` from `out_dir`; at most
-    `MAX_FILES` in all, in path order. A link to a file counts where it stays inside `out_dir`;
-    folders behind links are not entered. What cannot be read, what is deeper than `MAX_DEPTH`,
-    names that are no UTF-8, and an `out_dir` outside of OUT_ROOTS are left out.
+    `MAX_FILES` in all, in path order. A link to a file counts if it stays inside `out_dir`; folders
+    behind links are not entered. Unreadable files, levels beyond `MAX_DEPTH`, names that are not
+    UTF-8, and an `out_dir` outside of OUT_ROOTS are left out.
     """
     if out_dir is None:
         return {}
@@ -60,7 +60,7 @@ def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, lis
 
 
 class _Listing:
-    """One listing of an `out_dir` that is open, with what it may still take."""
+    """A listing of an open `out_dir`, with the number of files it may still add."""
 
     def __init__(self, out_dir: str, fd: int) -> None:
         self._out_dir = out_dir
@@ -122,7 +122,7 @@ class _Listing:
         }
 
     def _size_behind(self, rel_path: str) -> int | None:
-        """Return the size of the file behind a link; None: it is none, or outside of `out_dir`."""
+        """Return the size of the file behind a link; None if it is none or outside."""
         target = (self._inside / rel_path).resolve(strict=True)
         if self._inside not in target.parents:
             return None

@@ -1,4 +1,4 @@
-"""The graph of a frozen definition."""
+"""The graph of a frozen definition: nodes, edges, paths and cycles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
 
 class Graph:
-    """Nodes by id in declaration order, their edges both ways, and each one's position.
+    """Nodes by id in declaration order, their edges both ways, and each node's position.
 
     Raises `InvalidWorkflow` for a definition of another version or with an unknown dependency.
     """
@@ -63,11 +63,14 @@ class Graph:
         self.leaves = tuple(node_id for node_id in self.nodes if not self.downstream(node_id))
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
-        """The nodes that wait for this one, in declaration order; () for an unknown id."""
+        """Return the nodes that depend on this one, in declaration order; () if it is unknown."""
         return self._downstream.get(node_id, ())
 
     def longest_chain(self) -> list[str]:
-        """The ids of a longest path, first node first; `InvalidWorkflow` when there is a cycle."""
+        """Return the ids of a longest path, first node first.
+
+        Raises `InvalidWorkflow` for a cycle.
+        """
         length: dict[str, int] = {}
         before: dict[str, str] = {}
         open_deps = {node.id: len(node.deps) for node in self.nodes.values()}
@@ -103,7 +106,7 @@ def _downstream(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
 
 
 def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:
-    """One cycle, its first id repeated at the end, or None; every dependency must be a key."""
+    """Return a cycle, its first id repeated at the end, or None; dependencies must be keys."""
     finished: set[str] = set()
     for start in deps:
         path: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""One pipeline as its schema describes it, checked."""
+"""Read and check one pipeline of a schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_FROM_CHARS = 100_000
 
 
 class PipelineNode(NamedTuple):
-    """A node before a step gives it its full id; `own_skip` tells whether it has a `skip_if`."""
+    """A node without the step's prefix; `own_skip` tells whether it has a `skip_if`."""
 
     id: str
     module: str
@@ -27,7 +27,7 @@ class PipelineNode(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """The nodes in declaration order, and the ids of those that nothing follows."""
+    """The nodes in declaration order, and the ids of those that no node depends on."""
 
     name: str
     nodes: tuple[PipelineNode, ...]
@@ -35,7 +35,7 @@ class Pipeline(NamedTuple):
 
 
 def read(name: str, schema: Any, where: str) -> Pipeline:
-    """A pipeline out of its schema; `InvalidWorkflow` that names the node and the reason."""
+    """Return the pipeline of a schema; raise `InvalidWorkflow` with the node and the reason."""
     where = f"{where}: pipeline {name!r}"
     document = document_values.record(schema, where)
     listed = document_values.items(document, "nodes", where)

@@ -1,4 +1,4 @@
-"""What to do next in a run: the rows to create, whether it is complete, or why it fails."""
+"""Plan the next step of a run: rows to create, completion, or the reason of a failure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class Reader(readiness.Truth, Protocol):
-    """The database's truth about one run, read under the lock on its row."""
+    """Read one run's nodes under the lock on its row."""
 
     def done_all(self) -> set[str]:
-        """Every node id of the run that is completed or skipped."""
+        """Return every node id of the run that is completed or skipped."""
         ...
 
     def present(self, ids: Collection[str]) -> set[str]:
-        """Those of these nodes that have a row which is neither failed nor cancelled."""
+        """Return those of these nodes that have a row which is neither failed nor cancelled."""
         ...
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
-        """`run.context` and, under each completed node's id, its `context_delta`.
+        """Return `run.context` and, under each completed node's id, its `context_delta`.
 
-        Only these keys of it, those that exist; None: all of it.
+        Only the existing ones of these keys; None: all of it.
         """
         ...
 
@@ -41,10 +41,10 @@ class NewNode(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Rows in the order in which they are to be queued; no rows when there is a failure.
+    """Rows in the order of their queueing; no rows if there is a failure.
 
-    Rows may exist already: another process, or an earlier event, can have come to the same answer.
-    `complete`: every node is done or skipped here. `failure`: the node that cannot go on, and why.
+    Rows may exist already: another process, or an earlier event, may have planned the same.
+    `complete`: every node is done or skipped here. `failure`: the node that cannot run, and why.
     """
 
     rows: list[NewNode]
@@ -62,16 +62,16 @@ def plan(
     custom_resolver: bool = False,
     committed: bool = True,
 ) -> Plan:
-    """What follows from nodes that are completed or skipped; unknown ids are ignored.
+    """Return what follows from nodes that are completed or skipped; unknown ids are ignored.
 
-    Runs under the lock on the run's row: whichever event of a join comes last finds it ready,
-    whoever dispatched the others. Not `committed`: only this plan counts on them, and others that
-    look at the same progress meanwhile do not.
+    Runs under the lock on the run's row. So the last event of a join finds it ready, whoever
+    dispatched the others. Not `committed`: only this plan may rely on them; other plans with the
+    same progress do not.
     """
     finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
-    look = readiness.Round(progress, reader)
-    (progress.known if committed else look.skipped).update(finished)
-    planner = _Planner(progress, reader, look, custom_resolver)
+    round_ = readiness.Round(progress, reader)
+    (progress.known if committed else round_.skipped).update(finished)
+    planner = _Planner(progress, reader, round_, custom_resolver)
     return planner.run(_followers(progress.graph, finished), resolver, out_dir)
 
 
@@ -83,14 +83,14 @@ def plan_start(
     out_dir: str | None,
     custom_resolver: bool = False,
 ) -> Plan:
-    """Every node not done whose dependencies are all done: a run's start, or its resume."""
+    """Return every unfinished node whose dependencies are done: a run's start or resume."""
     progress.known |= reader.done_all()
     planner = _Planner(progress, reader, readiness.Round(progress, None), custom_resolver)
     return planner.run([*progress.graph.nodes, readiness.END], resolver, out_dir)
 
 
 def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
-    """The nodes to look at after these in declaration order; `END` last, if one is a leaf."""
+    """Return the nodes after these in declaration order; `END` last, if one is a leaf."""
     found: set[str] = set()
     for node_id in finished:
         found.update(graph_.downstream(node_id) or (readiness.END,))
@@ -99,7 +99,7 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
 
 
 class _Candidate:
-    """A ready node with its inputs bound to the run's folder, or the reason why it cannot go on."""
+    """A ready node with its inputs bound to the run's folder, or why it cannot run."""
 
     __slots__ = ("inputs", "node", "reason", "template")
 
@@ -114,12 +114,12 @@ class _Candidate:
             self.reason = str(error)
 
     def templates(self) -> list[Any]:
-        """All that the resolver will be asked about."""
+        """Return all templates that the resolver gets."""
         given = [] if self.node.step is not None else list(self.template.values())
         return given if self.node.skip_if is None else [self.node.skip_if, *given]
 
     def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
-        """Whether `skip_if` holds; not when it cannot be resolved."""
+        """Return whether `skip_if` holds; False if it cannot be resolved."""
         if self.node.skip_if is None:
             return False
 
@@ -129,7 +129,7 @@ class _Candidate:
         return refs.attempt(self.node.skip_if, context, holds)[0] is True
 
     def resolve(self, context: JsonDict, resolver: RefResolver) -> None:
-        """Fill `inputs`, or `reason` with the first input that does not resolve."""
+        """Set `inputs`, or `reason` for the first input that does not resolve."""
         if self.node.step is not None:
             self.inputs = self.template
             return
@@ -141,19 +141,19 @@ class _Candidate:
 
 
 class _Planner:
-    """One plan in the making: rounds of ready nodes, each fed by what the one before skipped."""
+    """Compute one plan in rounds of ready nodes; each round follows from the skips of the last."""
 
     def __init__(
         self,
         progress: readiness.Progress,
         reader: Reader,
-        look: readiness.Round,
+        round_: readiness.Round,
         custom_resolver: bool,
     ) -> None:
         self.progress = progress
         self.reader = reader
-        self.look = look
-        self.context = _Context(reader, look, whole=custom_resolver)
+        self.round_ = round_
+        self.context = _Context(reader, round_, whole=custom_resolver)
         self.queued: list[NewNode] = []
         self.skipped: list[NewNode] = []
 
@@ -162,15 +162,15 @@ class _Planner:
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == readiness.END
-            ready = self.look.ready(filter(self._is_open, candidates))
+            ready = self.round_.ready(filter(self._is_open, candidates))
             skipped, failure = self._round(
                 [_Candidate(nodes[node_id], out_dir) for node_id in ready], resolver, may_exist
             )
             if failure is not None:
                 return Plan([], failure=failure)
             candidates = _followers(self.progress.graph, skipped)
-            may_exist = False  # what waited for a row of this very plan has none yet
-        complete = may_end and bool(self.look.ready([readiness.END]))
+            may_exist = False  # a node that waited for a row of this plan has no row yet
+        complete = may_end and bool(self.round_.ready([readiness.END]))
         return Plan([*self._by_model(), *self.skipped], complete)
 
     def _is_open(self, node_id: str) -> bool:
@@ -179,7 +179,7 @@ class _Planner:
     def _round(
         self, candidates: list[_Candidate], resolver: RefResolver, may_exist: bool
     ) -> tuple[list[str], tuple[str, str] | None]:
-        """The ids skipped in this round, and the failure that ends the plan, if any.
+        """Return the ids skipped in this round, and the failure that ends the plan, if any.
 
         A node whose row exists was decided when that was written: it is neither skipped nor failed.
         """
@@ -199,11 +199,11 @@ class _Planner:
                 return [], (each.node.id, each.reason)
         new = [each.node for each in skipped if each.node.id not in present]
         self.skipped += [NewNode(node, "skipped", None, None) for node in new]
-        self.look.skipped.update(node.id for node in new)
+        self.round_.skipped.update(node.id for node in new)
         return [node.id for node in new], None
 
     def _by_model(self) -> list[NewNode]:
-        """Queued rows by declaration, grouped by model in order of appearance, model-less last."""
+        """Return queued rows grouped by model in order of appearance, those without last."""
         position = self.progress.graph.position
         groups: dict[str | None, list[NewNode]] = {}
         for row in sorted(self.queued, key=lambda row: position[row.node.id]):
@@ -213,21 +213,21 @@ class _Planner:
 
 
 class _Context:
-    """The context of refs as far as a plan has read it; a missing head may still appear."""
+    """The context of refs as far as the plan has read it; a missing head may still appear."""
 
-    def __init__(self, reader: Reader, look: readiness.Round, *, whole: bool) -> None:
+    def __init__(self, reader: Reader, round_: readiness.Round, *, whole: bool) -> None:
         self.reader = reader
-        self.look = look
+        self.round_ = round_
         self.whole = whole
         self.values: dict[str, Any] = {}
         self.asked: set[str] | None = set()
 
     def covering(self, candidates: Iterable[_Candidate]) -> dict[str, Any]:
-        """The values, with every head that these templates name read at most once."""
+        """Return the values, after reading every head of these templates at most once."""
         templates = [template for each in candidates for template in each.templates()]
-        if self.look.learned:
+        if self.round_.learned:
             self.asked = set(self.values) if not self.whole else set()
-            self.look.learned = False
+            self.round_.learned = False
         if self.whole:
             if templates and self.asked is not None:
                 self.values, self.asked = self.reader.context(None), None

@@ -1,4 +1,4 @@
-"""What a definition asks for when its job fails, waits or is chosen: checked and decided."""
+"""Parse a job's policy for failures, waits and priorities, and decide by it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from queue_workflows import errors
 from queue_workflows.dag import document_values
 
 BASE_S = 30.0
-"""Wait per attempt made before an ordinary failure is tried again (the contract's figure)."""
+"""Seconds per attempt made, before an ordinary failure is tried again (the contract's figure)."""
 CAP_S = 3600.0
-"""The longest wait that a growing backoff comes to unless it names its own `cap_s`."""
+"""The longest wait of a growing backoff without its own `cap_s`."""
 MAX_WAIT_S = 366 * 86400.0
 """A longer wait is a mistake in units."""
 MAX_RETRIES = 1000
 PRIORITIES = range(-32768, 32768)
-"""What the column takes (smallint)."""
+"""The range of the column (smallint)."""
 KEYS = ("retries", "backoff", "timeout_s", "retry_on", "discard_on", "priority", "lock_key")
 KINDS = ("constant", "linear", "exponential")
 _RIGHT_NAMES = {
@@ -31,12 +31,12 @@ _RIGHT_NAMES = {
     "abort_on": "discard_on", "dont_retry_on": "discard_on", "no_retry_on": "discard_on",
     "concurrency_key": "lock_key", "lock": "lock_key", "mutex": "lock_key", "prio": "priority",
 }  # fmt: skip
-"""What Celery, Airflow, Temporal and others call the same; and what comes to mind."""
+"""Names of the same keys in Celery, Airflow, Temporal and others, and common guesses."""
 _BACKOFF_KEYS = ("kind", "base_s", "cap_s", "jitter")
 
 
 class Backoff(NamedTuple):
-    """How long to wait before the next attempt; `jitter` 0 to 1 is the part of it that is drawn."""
+    """The wait before the next attempt; `jitter` 0 to 1 is the share of it that is random."""
 
     kind: str = "linear"
     base_s: float = BASE_S
@@ -50,9 +50,9 @@ class Raised(NamedTuple):
     names: frozenset[str] = frozenset()
     """The classes of the error, bare and qualified."""
     wish: str = ""
-    """`retry` or `discard` when the body asked for it; else its policy decides."""
+    """`retry` or `discard` if the handler asked for it; otherwise its policy decides."""
     after_s: float | None = None
-    """The wait that the body asked for."""
+    """The wait that the handler asked for."""
 
 
 class Verdict(NamedTuple):
@@ -65,9 +65,9 @@ class Verdict(NamedTuple):
 def read(
     entry: Mapping[str, Any], defaults: Mapping[str, Any], where: str
 ) -> dict[str, Any] | None:
-    """The policy of a node, its own keys before its pipeline's; None when neither has any.
+    """Return the policy of a node, its own keys before its pipeline's; None if neither has any.
 
-    A key that is null in the node takes the default back. Raises `InvalidWorkflow` naming `where`.
+    A key that is null in the node restores the default. Raises `InvalidWorkflow` naming `where`.
     """
     if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.InvalidWorkflow(f"{where} must be an object, not {entry!r:.120}")
@@ -94,7 +94,7 @@ def hint(key: str, known: Iterable[str] = KEYS) -> str:
 
 
 def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The `defaults` of a pipeline; `InvalidWorkflow` for a key that is none of a policy's."""
+    """Return the `defaults` of a pipeline; raise `InvalidWorkflow` for an unknown key."""
     raw = schema.get("defaults")
     if raw is None:
         return {}
@@ -110,9 +110,9 @@ def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """How long an input step waits for its answer, and the `default` that it takes then.
+    """Return how long an input step waits for its answer, and the `default` that it takes then.
 
-    None without `timeout_s`, where `default` is the widget's own affair.
+    None without `timeout_s`; then `default` belongs to the widget.
     """
     if entry.get("timeout_s") is None:
         return None
@@ -123,9 +123,9 @@ def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def columns(policy: Mapping[str, Any], *, is_input: bool) -> dict[str, Any]:
-    """The columns of a job's row that a checked policy sets; what decides on failures as `policy`.
+    """Return the columns that a checked policy sets; what decides on failures goes into `policy`.
 
-    An input node's `timeout_s` bounds its wait, not its body, so that it stays in `policy`.
+    An input node's `timeout_s` bounds its wait, not its handler, so it stays in `policy`.
     """
     if is_input:
         return {"policy": dict(policy)}
@@ -139,7 +139,7 @@ def columns(policy: Mapping[str, Any], *, is_input: bool) -> dict[str, Any]:
 
 
 def names_of(error: BaseException) -> frozenset[str]:
-    """The names by which `retry_on` and `discard_on` may call an error: its class or any base."""
+    """Return the names of an error for `retry_on` and `discard_on`: its class and its bases."""
     names: set[str] = set()
     for cls in type(error).__mro__[:-1]:
         names |= {cls.__name__, cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"}
@@ -149,7 +149,7 @@ def names_of(error: BaseException) -> frozenset[str]:
 def error_names(
     raised: str | type[BaseException] | Iterable[str | type[BaseException]],
 ) -> list[str]:
-    """Errors by name: a builtin's own, else with its module where the name is one of a module."""
+    """Return errors by name: builtins by their own, others with their module."""
     listed = [raised] if isinstance(raised, (str, type)) else list(raised)
     names: list[str] = []
     for each in listed:
@@ -165,14 +165,14 @@ def error_names(
 def most_attempts(
     max_attempts: int, own: Mapping[str, Any] | None, task: Mapping[str, Any] | None
 ) -> int:
-    """How many attempts a job has: what its row says (`max_attempts`, `own`), else its task.
+    """Return how many attempts a job has: by its row (`max_attempts`, `own`), else by its task.
 
-    1 is the column's default, so that it says something only beside `retries` in `own`.
+    1 is the column's default, so it counts only beside `retries` in `own`.
     """
-    said = own or {}
-    if max_attempts <= 1 and "retries" not in said:
-        said = task or {}
-    return max(max_attempts, 1 + (said.get("retries") or 0))
+    source = own or {}
+    if max_attempts <= 1 and "retries" not in source:
+        source = task or {}
+    return max(max_attempts, 1 + (source.get("retries") or 0))
 
 
 def decide(
@@ -183,10 +183,10 @@ def decide(
     *,
     task: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """What follows from a failure after `attempts` earlier ones.
+    """Return what follows from a failure after `attempts` earlier ones.
 
-    `task`: what counts for keys that the policy lacks. A policy that a plain SQL writer got wrong
-    raises `InvalidWorkflow`.
+    `task`: values for keys that the policy lacks. A wrong policy of a plain SQL writer raises
+    `InvalidWorkflow`.
     """
     found = read(policy or {}, task or {}, "its policy") or {}
     after_s = raised.after_s
@@ -205,9 +205,9 @@ def _named(names: frozenset[str], listed: Collection[str]) -> bool:
 
 
 def delay_s(raw: Any, attempt: int, draw: random.Random | None = None) -> float:
-    """Seconds to wait after the failed `attempt` (1 is the first) under a checked backoff.
+    """Return the seconds to wait after the failed `attempt` (1 is the first).
 
-    `jitter` j takes the wait evenly from (1 - j) to 1 times its length, so that a cap stays one.
+    `jitter` j draws the wait evenly from (1 - j) to 1 times its length, so that a cap stays one.
     """
     backoff = _parsed(raw)
     if backoff.kind == "constant":
@@ -270,7 +270,7 @@ def _backoff(raw: Any, key: str, where: str) -> Any:
 def _number(raw: Any, key: str, where: str, least: float, most: float) -> float:
     if isinstance(raw, bool) or not isinstance(raw, (int, float)) or raw != raw:
         raise errors.InvalidWorkflow(f"{where}: {key!r} must be a number, not {raw!r:.120}")
-    if not least <= raw <= most:  # what is no finite number, and an int that no float can hold, too
+    if not least <= raw <= most:  # also refuses NaN, infinity, and an int that no float can hold
         raise errors.InvalidWorkflow(
             f"{where}: {key!r} must be {least:g} to {most:g}, not {raw!r:.40}"
         )

@@ -1,4 +1,4 @@
-"""Which nodes of a run are ready, at a cost that does not grow with their dependencies."""
+"""Find the ready nodes of a run, at a cost that does not grow with their dependencies."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ END = ""
 
 
 class Truth(Protocol):
-    """What the database says about a run's nodes."""
+    """Read a run's nodes from the database."""
 
     def done_among(self, ids: Collection[str]) -> set[str]:
-        """Those of these node ids that are completed or skipped."""
+        """Return those of these node ids that are completed or skipped."""
         ...
 
 
 class Progress:
-    """What one process knows of a run's generation: a cache of truths that never turn false.
+    """What one process knows of a run's generation: a cache of facts that never become false.
 
-    Each waiting node has one witness, its last dependency not known to be done; only when the
-    witness turns out done is the next one looked for, from there backwards. So all processes may
-    keep their own, know different things, and each learns a node once. Drop it when a transaction
-    that it was used in rolls back. `END` stands for the run's end, which waits for the leaves.
+    Each waiting node has one witness, its last dependency not known to be done. Only when the
+    witness is done, the next one is searched, from there backwards. So each process may keep its
+    own cache, and learns of each node once. Drop it if a transaction that used it rolls back. `END`
+    stands for the run's end, which waits for the leaves.
     """
 
     __slots__ = ("_at", "graph", "known")
@@ -35,11 +35,11 @@ class Progress:
         self._at: dict[str, int] = {}
 
     def deps(self, node_id: str) -> tuple[str, ...]:
-        """The dependencies of a node, or of `END`."""
+        """Return the dependencies of a node, or of `END`."""
         return self.graph.leaves if node_id == END else self.graph.nodes[node_id].deps
 
     def witness(self, node_id: str) -> int:
-        """Position of the last dependency not known to be done; -1 when there is none."""
+        """Return the position of the last dependency not known to be done; -1 if there is none."""
         deps, known = self.deps(node_id), self.known
         at = self._at.get(node_id, len(deps) - 1)
         while at >= 0 and deps[at] in known:
@@ -48,7 +48,7 @@ class Progress:
         return at
 
     def waits_for_more(self, node_id: str) -> bool:
-        """Whether all that follows a node waits, as far as is known, for others as well."""
+        """Return whether every node after this one is known to wait for others too."""
         followers = self.graph.downstream(node_id) or (END,)
         return all(self._waits_besides(follower, node_id) for follower in followers)
 
@@ -60,7 +60,7 @@ class Progress:
 
 
 class Round:
-    """The look at a run that one plan takes: `Progress`, and what the plan itself has skipped."""
+    """One plan's view of a run: `Progress`, and what the plan itself has skipped."""
 
     def __init__(self, progress: Progress, truth: Truth | None) -> None:
         self.progress = progress
@@ -71,10 +71,10 @@ class Round:
         self._at: dict[str, int] = {}
 
     def ready(self, candidates: Iterable[str]) -> list[str]:
-        """Those whose every dependency is done or skipped here, in the order given.
+        """Return those whose every dependency is done or skipped here, in the given order.
 
-        One `done_among` asks for all witnesses at once; while a witness turns out done, twice as
-        many dependencies of that node are asked for next.
+        One `done_among` asks for all witnesses at once. If a witness is done, twice as many
+        dependencies of that node are asked for next.
         """
         candidates = list(candidates)
         blocked: set[str] = set()
@@ -94,7 +94,10 @@ class Round:
         return [node_id for node_id in candidates if node_id not in blocked]
 
     def _window(self, node_id: str, width: int) -> list[str]:
-        """The dependencies from the witness backwards that may be open; [] when it is ready."""
+        """Return the dependencies from the witness backwards that may be open.
+
+        [] if it is ready.
+        """
         progress, deps = self.progress, self.progress.deps(node_id)
         at = progress.witness(node_id)
         if self.skipped:

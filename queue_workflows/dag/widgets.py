@@ -1,4 +1,4 @@
-"""What a person is shown: the `input_spec` of an input node, by its widget."""
+"""Build the `input_spec` of an input node by its widget: what a person is shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENGINE_KEYS = frozenset({"id", "kind", "widget", "prompt", "target", "depends_o
 
 
 def head(step: Mapping[str, Any]) -> JsonDict:
-    """What every spec says: `{"step_id", "widget", "prompt", "target"}`."""
+    """Return the part of every spec: `{"step_id", "widget", "prompt", "target"}`."""
     return {
         "step_id": step.get("id"),
         "widget": step.get("widget"),
@@ -33,12 +33,12 @@ def build_spec(
     out_dir: str | None,
     resolver: RefResolver = refs.resolve_ref,
 ) -> JsonDict:
-    """The `head` and what the widget needs.
+    """Return the `head` and what the widget needs.
 
-    The generic ones: choose_one (`options`, `multiple`), file_upload (`accept`, `*/*` if the step
+    The built-in ones: choose_one (`options`, `multiple`), file_upload (`accept`, `*/*` if the step
     names none), pick_or_upload (`library`, `accept`), turnout (`turnout_options`, from the step's
-    `turnout_options` or else its `options`). For any other the step's own keys. Never an error: a
-    ref that does not resolve gives an empty list.
+    `turnout_options` or else its `options`). For any other the step's own keys. Never raises: a ref
+    that does not resolve gives an empty list.
     """
     spec = head(step)
 
@@ -72,7 +72,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _option(given: Any) -> JsonDict:
-    """`{"label", "value"}` of an option, which may be a bare value or lack one of the two."""
+    """Return `{"label", "value"}` of an option, which may be a bare value or lack one of them."""
     record = cast("dict[str, Any]", given) if isinstance(given, dict) else {"value": given}
     value = record.get("value", record.get("label"))
     return {"label": record.get("label", str(value)), "value": value}
@@ -81,9 +81,9 @@ def _option(given: Any) -> JsonDict:
 def _with_files(
     source: Any, context: Mapping[str, Any], out_dir: str | None, resolver: RefResolver
 ) -> dict[str, Any]:
-    """The context and, for each folder under `out_dir` that the source may name, its `files`.
+    """Return the context and the `files` of each folder under `out_dir` that the source may name.
 
-    A host's resolver may read any of them, so that it gets them all.
+    An app's resolver may read any of them, so it gets all.
     """
     wanted = refs.heads(source) if resolver is refs.resolve_ref else None
     merged = dict(context)

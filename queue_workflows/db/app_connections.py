@@ -247,7 +247,7 @@ async def _on_session(session: Any, operation: _Operation) -> Any:
 
 
 class _Bridge(_Adapter):
-    """For a thread that works on a psycopg AsyncConnection: the event loop executes for it."""
+    """Executes on the event loop for a thread that works on a psycopg AsyncConnection."""
 
     def __init__(self, conn: Any) -> None:
         self._conn = conn

@@ -1,4 +1,4 @@
-"""Raise what the columns of our tables refuse, by type, CHECK or trigger, as our own errors."""
+"""Convert a refusal of a value, by a type, CHECK or trigger of our tables, to a library error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _JOBS = frozenset({"ingest_jobs", "workflow_node_jobs"})
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise `InvalidPayload`, `InvalidJob` or `InvalidConfig` for values that our tables refuse.
+    """Raise `InvalidPayload`, `InvalidJob` or `InvalidConfig` for values that the tables refuse.
 
-    The error of the driver is its cause, be it psycopg's, SQLAlchemy's or Django's. Other errors
-    pass through, also a refusal by a CHECK or a trigger of the app.
+    The driver's error is its cause, be it psycopg's, SQLAlchemy's or Django's. Other errors pass
+    through, also a refusal by a CHECK or a trigger of the app.
     """
     try:
         yield

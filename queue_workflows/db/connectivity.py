@@ -1,4 +1,4 @@
-"""Follow a DSN to its server by plain sockets, and tell what a refusal to connect means."""
+"""Test the connection to a DSN's server by plain sockets, and explain a refusal to connect."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """What a DSN names; no targets where only libpq knows (a service, its default socket)."""
+    """The targets of a DSN; none if only libpq knows them (a service, its default socket)."""
 
     targets: list[Target]
     user: str
@@ -68,11 +68,11 @@ class Reply(NamedTuple):
 
 
 class NoReply(Exception):
-    """The server took the connection and sent nothing within the timeout."""
+    """The server accepted the connection and sent nothing within the timeout."""
 
 
 def destination(url: str) -> Destination:
-    """Return what a DSN names, with what PGHOST and the like add.
+    """Return the servers of a DSN, with what PGHOST and the like add.
 
     Raises `InvalidConfig` for a DSN that cannot be read.
     """
@@ -89,7 +89,7 @@ def destination(url: str) -> Destination:
     }
     hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
     if any("@" in host[1:] for host in hosts):
-        # Such a host is the rest of a password: it must not be shown.
+        # Such a host is part of a password and must not be printed.
         raise errors.InvalidConfig(
             "the DSN cannot be read: a password with an @ in it is written %40 there, a / as %2F"
         )
@@ -126,7 +126,7 @@ def resolve(target: Target) -> Reply:
         if target.host.startswith("@") or os.path.isdir(target.host):  # noqa: PTH112
             return Reply(f"{target.host} is a folder of sockets")
         return Reply(
-            f"{target.host} is no folder", "is the server on this machine, and its socket there?"
+            f"{target.host} is not a folder", "is the server on this machine, and its socket there?"
         )
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -141,7 +141,7 @@ def resolve(target: Target) -> Reply:
 
 
 def probe_port(target: Target, timeout_s: float) -> Reply:
-    """Return whether anything takes a connection at a target, or why nothing does."""
+    """Return whether anything accepts a connection at a target, or why nothing does."""
     try:
         _connected(target, timeout_s).close()
     except OSError as error:
@@ -150,9 +150,9 @@ def probe_port(target: Target, timeout_s: float) -> Reply:
 
 
 def offers_tls(target: Target, timeout_s: float) -> bool | None:
-    """Return whether a server offers TLS; None if what answers is no PostgreSQL.
+    """Return whether a server offers TLS; None if what replies is not PostgreSQL.
 
-    Raises `NoReply` if nothing answers in time.
+    Raises `NoReply` if nothing replies in time.
     """
     try:
         with _connected(target, timeout_s) as sock:
@@ -197,5 +197,5 @@ def _no_connection(target: Target, error: OSError, timeout_s: float) -> tuple[st
         return f"{target} refuses: nothing listens there", remedy
     if error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
         remedy = "put both machines in one network, or route between theirs"
-        return f"there is no way to {target} ({error.strerror})", remedy
+        return f"no route to {target} ({error.strerror})", remedy
     return f"{target} does not answer ({error.strerror})", "see the network between here and there"

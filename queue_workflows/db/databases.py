@@ -1,4 +1,4 @@
-"""The databases of the embedded server: one per project, made when an app starts in it."""
+"""The databases of the embedded server: one per project, created when an app starts in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_workflows import config, embedded, errors
 from queue_workflows.embedded import project
 
 EARLIER = "queue_workflows"
-"""The one database of the versions before projects had databases of their own."""
+"""The single database of versions without databases per project."""
 _CONNECT_S = 10
 _NAMES = (
     b"SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,"
@@ -33,11 +33,11 @@ class Joined(NamedTuple):
     server: embedded.Server
     project: project.Project
     made: bool
-    """Whether this call made the database."""
+    """Whether this call created the database."""
 
     @property
     def dsn(self) -> str:
-        """A URL over the unix socket."""
+        """Return a URL over the unix socket."""
         return self.server.dsn_of(self.project.name)
 
     def describe(self) -> str:
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
 
 
 class Database(NamedTuple):
-    """One database of the server. Each of the last two is None where there is no schema."""
+    """One database of the server. Each of the last two is None without a schema."""
 
     name: str
     folder: str | None
@@ -55,11 +55,11 @@ class Database(NamedTuple):
 
 
 def join(*, create: bool, asked: str = "") -> Joined:
-    """Join the embedded server and choose the database: the one asked for, else the project's.
+    """Join the embedded server and choose the database: the requested one, else the project's.
 
-    The knob EMBEDDED_DB asks for one as well. The project is that of the app that was loaded, else
-    of the script that runs, else of the current folder. `create` makes server and database where
-    they are missing; without it `EmbeddedUnavailable` names those that exist.
+    The setting EMBEDDED_DB requests one too. The project is that of the loaded app, else of the
+    running script, else of the current folder. `create` creates a missing server and database;
+    without it `EmbeddedUnavailable` lists the existing ones.
     """
     server = embedded.ensure(create=create)
     try:
@@ -70,7 +70,7 @@ def join(*, create: bool, asked: str = "") -> Joined:
 
 
 def url() -> str:
-    """Return the DSN of this process's database on the embedded server, made if it is missing."""
+    """Return the DSN of this process's database on the embedded server, created if missing."""
     server = embedded.ensure()
     app, asked = config.get_config().app, config.EMBEDDED_DB.read()
     key = (app, asked, project.here())
@@ -80,7 +80,7 @@ def url() -> str:
 
 
 def listing(server: embedded.Server) -> list[Database]:
-    """Return the databases of the server. One without a project and without tables is left out."""
+    """Return the databases of the server, except those without a project and without tables."""
     found = list[Database]()
     for row in _rows(server, "postgres", _NAMES):
         unfinished: int | None = None
@@ -93,7 +93,7 @@ def listing(server: embedded.Server) -> list[Database]:
 
 
 def has_earlier(server: embedded.Server) -> bool:
-    """Return whether the database of earlier versions is there, with tables in it."""
+    """Return whether the database of earlier versions exists and has tables."""
     with contextlib.suppress(psycopg.Error):
         return bool(_rows(server, EARLIER, _SCHEMA)[0]["found"])
     return False
@@ -136,11 +136,11 @@ def _missing(wanted: project.Project, asked: str, existing: dict[str, Any]) -> s
 
 
 def _make(server: embedded.Server, wanted: project.Project) -> bool:
-    """Make the database; False when another process has just made it."""
+    """Create the database; return False if another process has just created it."""
     name = sql.Identifier(wanted.name)
     with _connected(server, "postgres") as conn:
         try:
-            # Nobody can be connected to template0, which would keep a database from being made.
+            # A connection to the template would prevent CREATE DATABASE; template0 allows none.
             conn.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name))
         except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
             return False
@@ -149,10 +149,10 @@ def _make(server: embedded.Server, wanted: project.Project) -> bool:
 
 
 def _note_folder(server: embedded.Server, wanted: project.Project, noted: str | None) -> None:
-    """Keep the project's folder with the database, for people and for look-ups from below it."""
+    """Store the project's folder with the database, for people and for lookups from below it."""
     if wanted.folder is None:
         return
-    # A folder's name may hold bytes that are no UTF-8, which a text in PostgreSQL cannot.
+    # A folder's name may have bytes that are not UTF-8, which PostgreSQL does not store.
     folder = os.fsencode(wanted.folder).decode(errors="backslashreplace")
     if noted == folder:
         return

@@ -1,4 +1,4 @@
-"""A dedicated connection that its owner keeps and replaces."""
+"""A dedicated connection that its owner keeps and reopens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from queue_workflows.db import pool, socket_io
 
 
 class DedicatedConnection:
-    """One autocommit engine connection, opened on first use and again after it was dropped.
+    """One autocommit engine connection, opened on first use and reopened after it was closed.
 
-    For one thread at a time, but for `lend`. `opened` is called with each new connection. In a
-    forked child it is another one: the parent's session is left alone.
+    For one thread at a time, except `lend`. `opened` is called with each new connection. A forked
+    child opens its own: the parent's session is left alone.
     """
 
     def __init__(self, opened: Callable[[pool.Connection], object] = lambda _: None) -> None:
@@ -26,15 +26,15 @@ class DedicatedConnection:
         self._conn: pool.Connection | None = None
         self._pid = os.getpid()
         self._parents: pool.Connection | None = None
-        """Kept from collection, which warns of a connection that was left open."""
+        """References that prevent collection, which warns of an open connection."""
         self._in_use = threading.RLock()
         self._used_since: float | None = None
         self.failure: psycopg.Error | None = None
-        """What the last `using` raised; None: it succeeded."""
+        """The error of the last `using`, or None if it succeeded."""
 
     @property
     def waiting_s(self) -> float:
-        """For how many seconds the `using` under way has lasted; 0.0: there is none."""
+        """Return the seconds for which the present `using` has lasted; 0.0 if there is none."""
         since = self._used_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -44,7 +44,7 @@ class DedicatedConnection:
             self._in_use = threading.RLock()
 
     def get(self) -> pool.Connection:
-        """The connection, opened when there is none."""
+        """Return the connection; open it if there is none."""
         self._start_anew_in_child()
         if self._conn is None or self._conn.closed:
             self._conn = pool.connect()
@@ -57,7 +57,7 @@ class DedicatedConnection:
 
     @property
     def current(self) -> pool.Connection | None:
-        """The connection, if there is one."""
+        """Return the connection, or None."""
         return self._conn if self._pid == os.getpid() else None
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class DedicatedConnection:
 
     @contextmanager
     def using(self) -> Generator[pool.Connection]:
-        """The connection; after a database error it is closed, and the error passes."""
+        """Yield the connection; after a database error close it and raise the error."""
         self._start_anew_in_child()
         with self._in_use:
             outer, self._used_since = self._used_since, time.monotonic()
@@ -84,10 +84,10 @@ class DedicatedConnection:
 
     @contextmanager
     def lend(self, *, within_s: float, statement_s: float) -> Generator[pool.Connection | None]:
-        """The connection for another thread, if within that time it is free and answers; else None.
+        """Yield the connection for another thread if it is free and replies in time, else None.
 
-        Its statements have `statement_s`. Afterwards it is closed. For an owner that only calls
-        `using`.
+        Its statements have the timeout `statement_s`. Afterwards it is closed. For an owner that
+        only calls `using`.
         """
         self._start_anew_in_child()
         deadline = time.monotonic() + within_s

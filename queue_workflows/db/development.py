@@ -16,9 +16,9 @@ _COMPLETE = frozenset(
         "47c6aa167514f530b81c1a07da5980bd8fb135ee6aa5bba67a7c46d990888d79",
     }
 )
-"""SHA-256 of the lines `version checksum` of a ledger above 12 that has all of that chain.
+"""SHA-256 of the lines `version checksum` of a ledger above 12 with the whole old chain.
 
-Its last two builds differed in one function, which is installed anew.
+Its last two builds differed in one function, which is installed again.
 """
 _OBJECTS = b"""
 CREATE TABLE queue_schema_objects (
@@ -42,7 +42,7 @@ DROP FUNCTION IF EXISTS queue_workflows_audit_cancel();
 DROP FUNCTION IF EXISTS queue_workflows_audit_gone();
 DROP FUNCTION IF EXISTS queue_workflows_forget_logs()
 """
-"""What makes that chain's database the one that 0013 and today's set of functions make."""
+"""What turns that chain's database into the one that 0013 and today's set of functions make."""
 
 
 def version(conn: pool.Connection, ledger: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What a change of the schema would drop, counted under locks: tables, columns and rows."""
+"""Count under locks what a change of the schema would drop: tables, columns and rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Columns: TypeAlias = "dict[tuple[str, str], str | None]"
 
 
 def of(conn: pool.Connection, change: Callable[[], None], *, besides: set[str]) -> list[str]:
-    """Make the change and return what it dropped; [] when nothing did go.
+    """Make the change and return what it dropped; [] if nothing.
 
-    Joins the caller's transaction, who rolls back what it does not want. The change is rehearsed
-    first; what that touched stays locked, so that nothing slips in. Tables of `besides`, the
-    engine's own records, do not count.
+    Joins the transaction of the caller, who may roll it back. The change is rehearsed first; what
+    it touched stays locked, so that no row is added meanwhile. Tables of `besides`, the engine's
+    own records, do not count.
     """
     before = _columns(conn)
     with conn.transaction(force_rollback=True):
@@ -48,7 +48,7 @@ def _columns(conn: pool.Connection) -> _Columns:
 
 
 def _touched(conn: pool.Connection, tables: set[str]) -> list[str]:
-    """Those of `tables` that are gone, or that this transaction holds a writer's lock on."""
+    """Return those of `tables` that are dropped, or locked for writing by this transaction."""
     rows = conn.execute(
         "SELECT c.relname AS name FROM pg_class c"
         " WHERE c.relnamespace = current_schema()::regnamespace AND NOT EXISTS ("

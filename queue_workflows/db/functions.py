@@ -22,17 +22,17 @@ from queue_workflows import sql as texts
 from queue_workflows.db import pool
 
 TABLE = "queue_schema_objects"
-"""What is installed, one row a part; migration 0013 makes it."""
+"""The table of what is installed, one row per part; migration 0013 creates it."""
 SETTINGS = """
 SELECT set_config('check_function_bodies', 'off', true),
        set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 """
-"""What a transaction that installs a part begins with."""
+"""The first statements of a transaction that installs a part."""
 _PATIENCE = """
 SELECT set_config('statement_timeout', least(greatest(setting::integer / 2, 1), 100)::text, true)
   FROM pg_settings WHERE name = 'deadlock_timeout'
 """
-"""Every writer waits behind a lock that is waited for: so not for long, and not often."""
+"""Timeouts for locks: every writer waits behind a waiting lock, so wait briefly and rarely."""
 _RECORDED = b"SELECT part, checksum, package_version, objects FROM queue_schema_objects"
 # The prosrc and the settings, and not pg_get_functiondef, whose form differs between servers.
 _DESCRIBED = {
@@ -56,7 +56,7 @@ _NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\
 
 
 class TablesInUse(errors.MigrationFailed):
-    """The triggers cannot be replaced now, as transactions use their tables."""
+    """The triggers cannot be replaced now, since transactions use their tables."""
 
 
 class Part(NamedTuple):
@@ -87,19 +87,19 @@ class Part(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with the installed set, in a sentence without a full stop."""
+    """One fault of the installed set, as a sentence without a full stop."""
 
     part: Part
     text: str
     is_newer: bool = False
-    """Whether a newer package than this installed the part."""
+    """Whether a newer package has installed the part."""
     is_damage: bool = False
     """Whether an object differs from the part that the record names."""
 
 
 @functools.cache
 def parts() -> tuple[Part, Part]:
-    """Return the set of this code, in the order in which it is installed."""
+    """Return the set of this code, in the order of installation."""
     functions = [
         *sorted((texts.FOLDER / "functions").glob("*.sql")),
         texts.FOLDER / "privileges.sql",
@@ -125,7 +125,7 @@ def stale(conn: pool.Connection) -> list[Part]:
 
 
 def is_ready(conn: pool.Connection) -> bool:
-    """Return whether this code can work: each part is its own, or of no older package."""
+    """Return whether this code can work: each part is its own, or not from an older package."""
     recorded = _recorded(conn)
     return all(
         (row := recorded.get(part.name)) is not None
@@ -239,7 +239,7 @@ def _ours() -> tuple[int, ...]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return a version as numbers that compare; a pre-release is below its release.
+    """Return a version as comparable numbers; a pre-release is below its release.
 
     `0.4.0rc1` is (0, 4, 0, 0, 0) and `0.4` is (0, 4, 0, 0, 1): pre-releases of one are alike.
     """

@@ -1,4 +1,4 @@
-"""LISTEN that survives the loss of its connection, notices a half-open one, and polls meanwhile."""
+"""LISTEN that survives a lost connection, detects a half-open one, and polls meanwhile."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from queue_workflows.db import pool, socket_io
 _log = logging.getLogger(__name__)
 CONNECT_S = 4.0
 ANSWER_S = 4.0
-"""Longest wait for a connection, and for an answer on it; a service has 5 s to stop."""
+"""Longest wait in seconds for a connection and for a reply on it; a service has 5 s to stop."""
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 
 
 class Wake(NamedTuple):
-    """Why the listener woke: `notify`, `poll`, `connected` or `wake`, and what was notified."""
+    """Why the listener woke: `notify`, `poll`, `connected` or `wake`, and the notifications."""
 
     reason: str
     notified: frozenset[tuple[str, str]] = frozenset()
-    """(channel, payload), equal ones folded; only with reason `notify`."""
+    """(channel, payload) without duplicates; only with reason `notify`."""
 
 
 class Listener:
     """An iterator of `Wake`s; one thread iterates, any thread may `wake` or `close`.
 
-    Yields on NOTIFY, at each `poll_s` however much is notified, and after each (re)connection,
-    since what was notified meanwhile is lost. Polls go on while the database is away; with
-    POLL_ONLY there are only polls. A callable `poll_s` is asked after each wake, and can bring the
+    Yields on NOTIFY, at each `poll_s` even between notifications, and after each (re)connection,
+    since notifications sent meanwhile are lost. Polls go on while the database is away; with
+    POLL_ONLY there are only polls. A callable `poll_s` is called after each wake, and can bring the
     next poll forward.
     """
 
@@ -64,7 +64,7 @@ class Listener:
         self._ping_at = 0.0
 
     def wake(self) -> None:
-        """Make the iteration yield at once, or when it begins; safe in a signal handler."""
+        """Make the iteration yield at once, or when it starts; safe in a signal handler."""
         self._woken = True
         rope = self._rope
         if rope is None:
@@ -72,10 +72,10 @@ class Listener:
         try:
             rope.send(b"w")
         except OSError:
-            return  # full: it will wake; closed: nobody iterates
+            return  # full: it wakes anyway; closed: nothing iterates
 
     def close(self) -> None:
-        """End the iteration, soon, and every later one at once; idempotent."""
+        """End the iteration soon, and every later one at once; safe to repeat."""
         self._closed = True
         self.wake()
 
@@ -135,7 +135,7 @@ class Listener:
             self._conn = pool.connect(url=self._url, limited=False, connect_s=CONNECT_S)
             names = [sql.Identifier(channel) for channel in self._channels]
             todo = [sql.SQL("LISTEN {}").format(name) for name in names]
-            # Shared: a session of ours that the server has not missed yet may hold them still.
+            # Shared: the server may still have an earlier session of this worker with them.
             hold = sql.SQL("SELECT pg_advisory_lock_shared(hashtextextended({}, 0))")
             todo += [hold.format(sql.Literal(name)) for name in self._locks]
             self._ask(self._conn, sql.SQL("; ").join(todo).as_bytes(self._conn))
@@ -186,7 +186,7 @@ def listen(
     url: str | None = None,
     locks: Sequence[str] = (),
 ) -> Listener:
-    """A `Listener` on these channels; `url` defaults to `db_url()`.
+    """Return a `Listener` on these channels; `url` defaults to `db_url()`.
 
     `locks`: names whose advisory locks the connection holds for as long as it lives.
     """

@@ -1,4 +1,4 @@
-"""Where connections come from: the hosts' pool, the engine's pool, and dedicated connections."""
+"""Connections: the pool of apps, the pool of the engine, and dedicated connections."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ ENGINE_POOL_MAX = 4
 LOCK_TIMEOUT_S = 3.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 TRUSTED_S = 20.0
-"""By then the keepalives of `_conninfo` have found a connection that is half open."""
+"""Seconds after which the keepalives of `_conninfo` have found a half-open connection."""
 AWAY_AGAIN_S = 30.0
-"""How often a wait for the database is told."""
+"""Seconds between two log lines about a wait for the database."""
 _REFUSED = re.compile(
     r"authentication failed for user|no password supplied|no pg_hba\.conf entry"
     r"|pg_hba\.conf rejects|is not permitted to log in|permission denied for database"
     r'|(?:role|database) ".*" does not exist'
 )
-"""A definite answer. A failed connect has no SQLSTATE; a server with other words is waited for."""
+"""Definite replies. A failed connect has no SQLSTATE; after any other words the wait goes on."""
 _GOING = ("57P01", "57P02", "57P03", "53300")
-"""SQLSTATEs: shut down by an administrator or a crash, cannot connect now, too many connections."""
+"""SQLSTATEs: administrator shutdown, crash shutdown, cannot connect now, too many connections."""
 _UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')
 _SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
 
@@ -54,10 +54,10 @@ _of_parent: list[Any] = []
 
 
 def _forget_parent() -> None:
-    """In a forked child: the sockets are the parent's, and its threads may have held the lock."""
+    """Drop the pools in a forked child: sockets and locks belong to the parent."""
     global _lock
     _lock = threading.Lock()
-    # Kept, not dropped: a pool that is collected would wait for threads that did not come along.
+    # Keep a reference: a collected pool would wait for threads that a fork does not copy.
     _of_parent.extend(_pools.values())
     _pools.clear()
 
@@ -66,9 +66,9 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 
 def db_url() -> str:
-    """The DSN in force: the environment's, else the embedded server's where it was asked for.
+    """Return the DSN in force: the environment's, else the embedded server's if requested.
 
-    Raises `DatabaseUrlMissing`, which names the variable and the way to the embedded server.
+    Raises `DatabaseUrlMissing`, which names the variable and how to use the embedded server.
     """
     url = config.database_url()
     if url is not None:
@@ -85,7 +85,7 @@ def db_url() -> str:
 
 
 def describe(url: str | None = None) -> str:
-    """The database in words that hold no password: `name at host:port`."""
+    """Return the name of the database without a password: `name at host:port`."""
     parts = _parsed(url or db_url())
     host = parts.get("host") or "the default socket"
     port = f":{parts['port']}" if parts.get("port") else ""
@@ -96,23 +96,23 @@ def _parsed(url: str) -> dict[str, Any]:
     try:
         parts = dict(conninfo.conninfo_to_dict(url))
     except psycopg.ProgrammingError as error:
-        # The parser's own message would repeat the DSN, password and all.
+        # The parser's own message would contain the DSN with its password.
         raise _unreadable(url, _unknown_option(url, str(error))) from None
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isdecimal() and 0 < int(port) < 65536):
-            # The start of a password that holds a slash stands where a port does.
-            named = "" if "@" in url else f": {port[:20]!r} is no port"
+            # If a password contains a slash, its start is in the place of the port.
+            named = "" if "@" in url else f": {port[:20]!r} is not a port"
             raise _unreadable(url, named)
     return parts
 
 
 def _unknown_option(url: str, message: str) -> str:
-    """Names the option that the parser does not know, unless it may be a part of the password."""
+    """Return the option that the parser does not know, unless it may be part of the password."""
     found = _UNKNOWN_OPTION.search(message)
     before, name, after = url.rpartition(found[1] if found else url)
     if found is None or not name or "@" in after or _SECRET_BEFORE.search(before):
         return ""
-    return f": {found[1]!r} is no option of PostgreSQL's"
+    return f": {found[1]!r} is not an option of PostgreSQL"
 
 
 def _unreadable(url: str, why: str) -> errors.InvalidConfig:
@@ -137,7 +137,7 @@ def _conninfo(url: str, **forced: Any) -> str:
 
 
 def _limit(conn: psycopg.Connection[Any], statement_s: float | None = None) -> None:
-    """Give an engine connection its time-outs; a host's connection never has them."""
+    """Set the timeouts of an engine connection; an app's connection never has them."""
     loading.install(conn)
     statement_ms = int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * 1000)
     autocommit = conn.autocommit
@@ -163,10 +163,10 @@ def connect(
     timeout_s: float | None = None,
     connect_s: float | None = None,
 ) -> Connection:
-    """A dedicated connection of the engine, outside every pool; the caller closes it.
+    """Return a dedicated connection of the engine, outside every pool; the caller closes it.
 
-    `limited`: with the engine's time-outs; `timeout_s` replaces that of a statement, `connect_s`
-    what the DSN and the knob say about opening it.
+    `limited`: with the engine's timeouts. `timeout_s` replaces that of a statement, `connect_s`
+    that of opening the connection, which the DSN and the setting give.
     """
     forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
     info = _conninfo(url or db_url(), **forced)
@@ -182,13 +182,13 @@ def connect(
 
 
 class _Pooled(psycopg.Connection[Row]):
-    """A pooled connection that knows when it was last seen alive."""
+    """A pooled connection with the time when it was last known to work."""
 
     seen = -math.inf
     _poller: select.poll | None = None
 
     def has_news(self) -> bool:
-        """Whether there is something to read: of an idle connection, that the server ended it."""
+        """Return whether there is data to read: on an idle connection, that the server ended it."""
         if self._poller is None:
             self._poller = select.poll()
             self._poller.register(self.fileno(), select.POLLIN)
@@ -196,11 +196,10 @@ class _Pooled(psycopg.Connection[Row]):
 
 
 def _check(conn: Connection) -> None:
-    """Raise when a pooled connection died while it lay idle, so that the pool opens another.
+    """Raise if a pooled connection broke while it was idle, so that the pool opens another.
 
-    A connection that the server ended has something to read, which a poll of the socket sees
-    without a round trip. One that lay longer than TRUSTED_S might have been dropped without a word
-    on the way, and is asked.
+    A poll of the socket finds a connection that the server ended, without a round trip. One that
+    was idle longer than TRUSTED_S may have been dropped silently on the way, so it is tested.
     """
     now, pooled = time.monotonic(), cast("_Pooled", conn)
     if now - pooled.seen > TRUSTED_S or pooled.has_news():
@@ -249,12 +248,12 @@ def _pool(kind: str) -> ConnectionPool[Connection]:
 
 
 def get_pool() -> ConnectionPool[Connection]:
-    """The pool behind `connection()`, opened on first use, at most `DB_POOL_MAX` connections."""
+    """Return the pool of `connection()`, opened on first use, at most `DB_POOL_MAX` connections."""
     return _pool("host")
 
 
 def close_pool() -> None:
-    """Close every pool of this process; the next use opens them anew."""
+    """Close every pool of this process; the next use opens new ones."""
     with _lock:
         pools = [pool for _, pool in _pools.values()]
         _pools.clear()
@@ -264,7 +263,7 @@ def close_pool() -> None:
 
 @contextmanager
 def connection() -> Generator[Connection]:
-    """A pooled connection with dict rows and no time-outs of ours.
+    """Yield a pooled connection with dict rows and without the engine's timeouts.
 
     Commits on a clean exit, rolls back on an exception.
     """
@@ -274,14 +273,14 @@ def connection() -> Generator[Connection]:
 
 @contextmanager
 def cursor() -> Generator[psycopg.Cursor[Row]]:
-    """A cursor on `connection()`, under the same rules."""
+    """Yield a cursor on `connection()`, under the same rules."""
     with connection() as conn, conn.cursor() as cur:
         yield cur
 
 
 @contextmanager
 def transaction(conn: Connection | None = None) -> Generator[Connection]:
-    """An engine transaction: with time-outs, committed on a clean exit, else rolled back.
+    """Yield an engine transaction: with timeouts, committed on a clean exit, else rolled back.
 
     With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
     committed or rolled back.
@@ -299,12 +298,12 @@ def transaction(conn: Connection | None = None) -> Generator[Connection]:
 
 @contextmanager
 def statement(conn: Connection | None = None) -> Generator[Connection]:
-    """`transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
+    """Yield `transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
     if conn is not None:
         with transaction(conn):
             yield conn
         return
-    # `pool.connection()` would commit as well, of which there is nothing in autocommit.
+    # `pool.connection()` would also commit, which autocommit does not need.
     pool = _pool("engine")
     own = pool.getconn()
     try:
@@ -319,15 +318,16 @@ def wait_until_reachable(
     pause: Callable[[float], object] = time.sleep,
     timeout_s: float | None = None,
 ) -> bool:
-    """Block until the database answers; says every 30 s that it does not, and once that it does.
+    """Block until the database replies; log every 30 s that it does not, and once that it does.
 
-    Backs off with jitter from 0.2 s to 5 s. False when `stopped()` came true first. Raises
-    `DatabaseUnavailable` after `timeout_s`, and with one at once for a wrong password, user or
-    database name; without one these are waited for too, as the server's side can put them right.
+    Backs off with jitter from 0.2 s to 5 s. Returns False if `stopped()` came true first. Raises
+    `DatabaseUnavailable` after `timeout_s`. With a timeout it also raises at once for a wrong
+    password, user or database name. Without one it waits for these too, since the server's side can
+    fix them.
     """
     url = db_url()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    delay, say_at, said = 0.2, -math.inf, False
+    delay, log_at, logged = 0.2, -math.inf, False
     while not stopped():
         try:
             connect(url=url, limited=False).close()
@@ -337,20 +337,20 @@ def wait_until_reachable(
             if deadline is not None and (refused or time.monotonic() >= deadline):
                 does = "refuses the connection" if refused else "does not answer"
                 raise errors.DatabaseUnavailable(f"{describe(url)} {does}: {reason}") from None
-            if time.monotonic() >= say_at:
+            if time.monotonic() >= log_at:
                 _log.warning("%s does not answer, waiting for it: %s", describe(url), reason)
-                say_at, said = time.monotonic() + AWAY_AGAIN_S, True
+                log_at, logged = time.monotonic() + AWAY_AGAIN_S, True
             pause(delay * random.uniform(0.7, 1.3))  # noqa: S311  jitter
             delay = min(5.0, delay * 1.7)
         else:
-            if said:
+            if logged:
                 _log.warning("%s answers", describe(url))
             return True
     return False
 
 
 def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
-    """What a command says where the server denied a right (SQLSTATE 42501)."""
+    """Return the message for a right that the server denied (SQLSTATE 42501)."""
     if not isinstance(error, psycopg.errors.InsufficientPrivilege):
         return None
     text = error.diag.message_primary or str(error)
@@ -376,7 +376,7 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
 
 
 def _outage(error: BaseException) -> str | None:
-    """What is away where the server is gone, going or not there; None: it is what was asked."""
+    """Return what is away if the server is gone, shutting down or absent; None for other errors."""
     if not isinstance(error, psycopg.OperationalError):
         return None
     state = error.sqlstate or ""

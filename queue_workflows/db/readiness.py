@@ -23,7 +23,7 @@ def wait_for_schema(
     poll_s: float = 0.5,
     sleep_fn: SleepFn | None = None,
 ) -> int:
-    """Block until the ledger has `min_version`, and the database answers; the version found.
+    """Block until the ledger has `min_version` and the database replies; return the version.
 
     Raises `SchemaTimeout` (a TimeoutError) after `timeout_s`.
     """
@@ -44,7 +44,7 @@ def _wait(
     poll_s: float,
     sleep: SleepFn,
 ) -> int:
-    """Poll `check` until it gives no reason to wait; return the version that it gives then."""
+    """Poll `check` until it returns no reason to wait; return the version that it returns then."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -73,23 +73,23 @@ def _check_ready() -> tuple[int, str]:
 
 
 class _Stopped(Exception):
-    """A stop was requested."""
+    """A stop was requested during the wait."""
 
 
 def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], object]) -> bool:
-    """Block until the database answers and has our schema and functions; log once that it waits.
+    """Block until the database replies and has the schema and functions; log once that it waits.
 
-    False when `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does, and
-    `SchemaTooNew` as `bootstrap` does.
+    Returns False if `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does,
+    and `SchemaTooNew` as `bootstrap` does.
     """
     if not pool.wait_until_reachable(stopped=stopped, pause=pause):
         return False
-    said = False
+    logged = False
 
     def wait(seconds: float) -> None:
-        nonlocal said
-        if not said:
-            said = True
+        nonlocal logged
+        if not logged:
+            logged = True
             _log.warning(
                 "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
                 "orchestrator)",

@@ -1,4 +1,4 @@
-"""Migration chains: apply, revert, wait for, and refuse."""
+"""Migrate the schema: apply, revert, wait for, and refuse migrations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FILE = re.compile(r"(\d{4})_(.+?)(\.down)?\.sql")
 LOCK_POLL_S = 0.1
 LOCK_LOGGED_S = 5.0
 GIVEN_WAY_S = 1.0
-"""The pause before the tables of triggers are locked again: what waits for a lock stops writers."""
+"""Seconds before the tables of triggers are locked again: a waiting lock stops writers."""
 DEADLOCK_TRIES = 20
-"""A migration locks table by table, and what is at work in another order; each try takes 1 s."""
+"""A migration locks table by table, and workers in another order; each try takes 1 s."""
 _COMPATIBLE = re.compile(r"^--\s*compatible-with:\s*(\d+)\s*$", re.MULTILINE)
 
 
 class Migration(NamedTuple):
-    """One step of a chain: its number, its name and the text of both directions."""
+    """One step of a chain: its number, its name and the SQL of both directions."""
 
     version: int
     name: str
@@ -39,21 +39,21 @@ class Migration(NamedTuple):
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the forward text."""
+        """Return the SHA-256 of the forward text."""
         return hashlib.sha256(self.up.encode()).hexdigest()
 
     @property
     def compatible_with(self) -> int:
-        """The oldest code version that may work on it (`-- compatible-with: N`; 0: any)."""
+        """Return the oldest code that may work on it (`-- compatible-with: N`); 0: any."""
         match = _COMPATIBLE.search(self.up)
         return int(match[1]) if match else 0
 
 
 def chain(migrations_dir: str | Path | None = None) -> list[Migration]:
-    """The migrations in a folder, in order; files whose names start with no digit are let be.
+    """Return the migrations in a folder, in order.
 
-    Raises `MigrationFailed` for a folder that is missing or holds none, a misnamed file, two of one
-    version, and a down file without its up file.
+    Files whose names start with no digit are ignored. Raises `MigrationFailed` for a folder that is
+    missing or has none, a misnamed file, two of one version, and a down file without its up file.
     """
     folder = Path(migrations_dir) if migrations_dir is not None else migrations.dir()
     if not folder.is_dir():
@@ -72,7 +72,7 @@ def chain(migrations_dir: str | Path | None = None) -> list[Migration]:
 
 
 def _files(folder: Path) -> tuple[dict[int, Path], dict[str, Path]]:
-    """Up files by version, down files by the stem of their up file."""
+    """Return up files by version, down files by the stem of their up file."""
     ups: dict[int, Path] = {}
     downs: dict[str, Path] = {}
     for path in sorted(folder.glob("[0-9]*.sql")):
@@ -120,7 +120,7 @@ def _exclusive(
 
 
 def _try_lock(conn: pool.Connection, version_table: str) -> bool:
-    # A waiting pg_advisory_lock() would hear no signal: any role that may log in can hold it.
+    # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
     row = conn.execute(
         "SELECT pg_try_advisory_lock(hashtextextended('queue_workflows.schema.' || %s, 0)) AS ours",
         (version_table,),
@@ -142,7 +142,7 @@ def _holders(conn: pool.Connection, version_table: str) -> str:
 
 def _ledger(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
     table = sql.Identifier(name)
-    # IF NOT EXISTS would ask for rights that a role which has nothing to apply may lack.
+    # IF NOT EXISTS needs rights that a role with nothing to apply may lack.
     if not _is_whole(conn, name):
         conn.execute(
             sql.SQL(
@@ -177,7 +177,7 @@ def _refuse_newer(known: int, applied: dict[int, dict[str, Any]]) -> None:
 
 
 def refuse_newer() -> None:
-    """Raise `SchemaTooNew` where our own chain's ledger asks for newer code than this."""
+    """Raise `SchemaTooNew` if the ledger of our own chain needs newer code than this."""
     with pool.connect() as conn:
         if _is_whole(conn, LEDGER):
             _refuse_newer(REQUIRED_VERSION, _ledger(conn, LEDGER))
@@ -199,8 +199,7 @@ def bootstrap(
     """
     steps = chain(migrations_dir)
     ours = _is_ours(steps, version_table)
-    # Without the lock: any role that can log in may hold it, and would keep every process from
-    # starting.
+    # Without the lock: any role that can log in may hold it, and so block every start.
     with pool.connect(limited=False) as conn:
         is_current = _is_whole(conn, version_table) and not (ours and functions.stale(conn))
         if is_current and not _missing(conn, version_table, steps):
@@ -215,7 +214,7 @@ def bootstrap(
 
 
 def _is_ours(steps: list[Migration], version_table: str) -> bool:
-    """Return whether a chain contains our own up to its end, which the functions work with."""
+    """Return whether a chain contains our whole own chain, which the functions need."""
     return version_table == LEDGER and chain()[-1] in steps
 
 
@@ -241,7 +240,7 @@ def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], 
 
 
 def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
-    """Do it again while workers hold locks that the triggers need; raise once `stopped()`."""
+    """Try again while workers hold locks that the triggers need; raise once `stopped()`."""
     log_at = time.monotonic() + LOCK_LOGGED_S
     while True:
         try:
@@ -265,7 +264,7 @@ def _install(conn: pool.Connection, part: functions.Part) -> None:
 
 
 def repair() -> list[str]:
-    """Install the parts of the set anew that have a missing or changed object; return their names.
+    """Install the parts with a missing or changed object again; return their names.
 
     Joins no transaction. Raises `MigrationFailed`.
     """
@@ -316,7 +315,7 @@ def _apply(conn: pool.Connection, version_table: str, step: Migration) -> None:
 
 
 def _despite_deadlocks(transaction: Callable[[], None]) -> None:
-    """Do it again where the server ended it, and not its opponent, to solve a deadlock."""
+    """Try again if the server ended this transaction to resolve a deadlock."""
     for left in reversed(range(DEADLOCK_TRIES)):
         try:
             transaction()
@@ -331,7 +330,7 @@ def _despite_deadlocks(transaction: Callable[[], None]) -> None:
 def pending(
     *, migrations_dir: str | Path | None = None, version_table: str = LEDGER
 ) -> list[Migration]:
-    """The migrations that `bootstrap` would apply, lowest first; changes nothing."""
+    """Return the migrations that `bootstrap` would apply, lowest first; changes nothing."""
     steps = chain(migrations_dir)
     with pool.connect() as conn:
         if not _exists(conn, version_table):
@@ -349,7 +348,7 @@ def _exists(conn: pool.Connection, table: str) -> bool:
 
 
 def current_schema_version(*, version_table: str = LEDGER) -> int:
-    """The highest version in the ledger; 0 when there is no ledger."""
+    """Return the highest version in the ledger; 0 if there is no ledger."""
     with pool.connect() as conn:
         if not _exists(conn, version_table):
             return 0
@@ -368,10 +367,10 @@ def downgrade(
     version_table: str = LEDGER,
     allow_data_loss: bool = False,
 ) -> list[int]:
-    """Revert all above `to_version` in one transaction; the versions reverted, highest first.
+    """Revert all above `to_version` in one transaction; return the versions, highest first.
 
-    Unless `allow_data_loss`, raises `DataLossRefused` listing the tables, rows and values other
-    than defaults that would go, with nothing changed. Takes the same lock as `bootstrap`.
+    Unless `allow_data_loss`, raises `DataLossRefused` with the tables, rows and non-default values
+    that would be dropped, and changes nothing. Takes the same lock as `bootstrap`.
     """
     steps = {step.version: step for step in chain(migrations_dir)}
     ours = _is_ours(list(steps.values()), version_table)

@@ -1,4 +1,4 @@
-"""Databases for tests: made beside a `*_test` one, emptied between tests, dropped at the end."""
+"""Databases for tests: created beside a `*_test` one, emptied between tests, dropped at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queue_workflows.db import pool
 
 SUFFIX = "_test"
 _STEM_MAX = 40
-"""Of PostgreSQL's 63 bytes, what is left beside `_` + 8 digits + the suffix, with room to spare."""
+"""Characters left of PostgreSQL's 63 bytes beside `_`, 8 digits and the suffix."""
 _TABLES = b"""
 SELECT c.relname AS name FROM pg_class c
  WHERE c.relkind IN ('r', 'p') AND c.relnamespace = current_schema()::regnamespace
@@ -29,18 +29,18 @@ _UNLOCK = b"SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
 
 @contextlib.contextmanager
 def database(dsn: str) -> Generator[str]:
-    """A new, empty database on the server of a DSN whose own database ends in `_test`; its URL.
+    """Yield the URL of a new, empty database on the server of a DSN of a `*_test` database.
 
-    That one is never touched. Dropped at the end, with whoever is connected; what runs that were
-    killed have left is dropped at the start. Raises `InvalidConfig` for a DSN of another name and
-    `DatabaseRefused` where the role may create no database.
+    That database is not changed. The new one is dropped at the end, with its connections. Databases
+    that killed runs have left are dropped at the start. Raises `InvalidConfig` for a DSN of another
+    name and `DatabaseRefused` if the role may not create databases.
     """
     parts = checked(dsn)
     given = str(parts["dbname"])
     stem = re.sub(r"\W", "_", given[: -len(SUFFIX)], flags=re.ASCII)[:_STEM_MAX]
     name = f"{stem}_{secrets.token_hex(4)}{SUFFIX}"
     with contextlib.closing(pool.connect(url=_url(parts, "postgres"), limited=False)) as admin:
-        # Held as long as the database is used: a sweep leaves alone what somebody holds.
+        # Held while the database is in use, so that a sweep skips the database.
         admin.execute(_LOCK, (name,))
         _sweep(admin, stem)
         try:
@@ -57,7 +57,10 @@ def database(dsn: str) -> Generator[str]:
 
 
 def checked(dsn: str) -> dict[str, Any]:
-    """The parts of a DSN; `InvalidConfig` for one whose database's name does not end in `_test`."""
+    """Return the parts of a DSN.
+
+    Raise `InvalidConfig` unless its database's name ends in `_test`.
+    """
     parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
     if not str(parts.get("dbname") or "").endswith(SUFFIX):
         raise errors.InvalidConfig(
@@ -79,7 +82,7 @@ def _drop(admin: pool.Connection, name: str) -> None:
 
 
 def _url(parts: dict[str, Any], name: str) -> str:
-    """The DSN as a URL; host and port go in the query, where a socket's path is allowed."""
+    """Return the DSN as a URL; host and port go in the query, where a socket's path is allowed."""
     rest = {key: value for key, value in parts.items() if key not in {"user", "password", "dbname"}}
     user = quote(str(parts.get("user") or ""), safe="")
     if user and parts.get("password"):
@@ -89,7 +92,7 @@ def _url(parts: dict[str, Any], name: str) -> str:
 
 
 def filled(conn: pool.Connection) -> frozenset[str]:
-    """The tables of the current schema that hold rows."""
+    """Return the tables of the current schema that have rows."""
     names = [row["name"] for row in conn.execute(_TABLES).fetchall()]
     if not names:
         return frozenset()
@@ -103,7 +106,7 @@ def filled(conn: pool.Connection) -> frozenset[str]:
 
 
 def empty(conn: pool.Connection, *, keep: Iterable[str]) -> None:
-    """Empty every table that holds rows, but for `keep` (a migration's ledger)."""
+    """Empty every table that has rows, except `keep` (a migration's ledger)."""
     dirty = sorted(filled(conn) - set(keep))
     if dirty:
         listed = sql.SQL(", ").join(map(sql.Identifier, dirty))

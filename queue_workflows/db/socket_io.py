@@ -1,4 +1,4 @@
-"""A connection's socket: waiting for it, and a query with a deadline of our own."""
+"""Wait for a connection's socket, and run a query with a deadline of our own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from queue_workflows.db import pool
 def ask(
     conn: pool.Connection, query: bytes, within_s: float, consume: Callable[[], object]
 ) -> None:
-    """Ask and wait for the end of the answer; a frozen peer acknowledges bytes for ever.
+    """Send a query and wait for the end of the reply, since a frozen peer still acknowledges bytes.
 
-    `consume` reads what has come. Raises `OperationalError`; the connection is of no use then.
+    `consume` reads what has come. Raises `OperationalError`; then the connection is unusable.
     """
     deadline = time.monotonic() + within_s
     conn.pgconn.send_query(query)
@@ -40,8 +40,8 @@ def ask(
 
 
 def await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
-    """Until one of them can be read, or the time is over."""
-    # Not select(): a host process may have more than its 1,024 descriptors open.
+    """Wait until one of them is readable, or the time is over."""
+    # Not select(): an app's process may have more than 1,024 descriptors open.
     poller = select.poll()
     for item in watched:
         poller.register(item.fileno(), select.POLLIN)

@@ -44,10 +44,10 @@ def parse(source: str, file: str) -> dict[str, Statement]:
     found: dict[str, Statement] = {}
     for name, rest in zip(parts[::2], parts[1::2], strict=True):
         shared = rest.startswith(_TABLES)
-        body = rest.removeprefix(_TABLES)
-        comment = _COMMENT.match(body)
+        commented = rest.removeprefix(_TABLES)
+        comment = _COMMENT.match(commented)
         assert comment is not None
-        text = body[comment.end() :].strip().removesuffix(";")
+        text = commented[comment.end() :].strip().removesuffix(";")
         lines = [line.removeprefix("--").strip() for line in comment[0].splitlines()]
         if name in found or not text or not any(lines):
             raise ValueError(f"{file}: {name} is there twice, or has no comment, or no text")

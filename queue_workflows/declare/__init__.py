@@ -1,4 +1,4 @@
-"""Declaring nodes and workflows as Python functions; they compile to the definitions of JSON."""
+"""Declare nodes and workflows as Python functions, which compile to JSON definitions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import (
 )
 
 from queue_workflows import config, errors
-from queue_workflows.dag import annotated
 from queue_workflows.dag import policy as policies
+from queue_workflows.dag import typed_values
 from queue_workflows.declare import building, handles, node_functions
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ T = TypeVar("T")
 L = TypeVar("L", bound="list[Any]")
 
 OFFERED: Any = node_functions.Offered()
-"""Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them, no caller."""
+"""Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them."""
 
 
 class Backoff(TypedDict, total=False):
-    """How the wait before another attempt grows; `jitter` is the part of it that is drawn."""
+    """The growth of the wait before another attempt; `jitter` is its random share."""
 
     kind: Literal["constant", "linear", "exponential"]
     base_s: float
@@ -62,9 +62,9 @@ class Backoff(TypedDict, total=False):
 
 
 class Policy(TypedDict, total=False):
-    """What may be said about a node's jobs; each key stands in the definition as it is given.
+    """The policy of a node's jobs; each key is stored in the definition as it is given.
 
-    `retry_on`, `discard_on`: errors by class or name; a class stands there by its name.
+    `retry_on`, `discard_on`: errors by class or name; a class is stored by its name.
     """
 
     retries: int
@@ -80,34 +80,34 @@ _POLICY = frozenset(Policy.__annotations__)
 
 
 class Node(Generic[P, R]):
-    """A function as a node. Called in a workflow it adds one; elsewhere it runs the function."""
+    """A function as a node. A call in a workflow adds a node; elsewhere it runs the function."""
 
-    def __init__(self, body: node_functions.Body, entry: Mapping[str, Any]) -> None:
-        self._body = body
+    def __init__(self, function: node_functions.NodeFunction, entry: Mapping[str, Any]) -> None:
+        self._function = function
         self._entry = entry
         self._options = building.Options()
-        self.__doc__ = body.function.__doc__
-        self.__name__ = body.function.__name__
-        self.__module__ = body.function.__module__
-        self.__wrapped__ = body.function
+        self.__doc__ = function.function.__doc__
+        self.__name__ = function.function.__name__
+        self.__module__ = function.function.__module__
+        self.__wrapped__ = function.function
 
     @property
     def name(self) -> str:
-        """What rows and definitions call it."""
-        return self._body.name
+        """Return the node's name in rows and definitions."""
+        return self._function.name
 
     @property
     def function(self) -> Callable[P, R]:
-        """The function as it was written."""
-        return self._body.function
+        """Return the function as it was written."""
+        return self._function.function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         graph = building.current()
         if graph is None:
-            return self._body.function(*args, **kwargs)
+            return self._function.function(*args, **kwargs)
         where = f"{graph.where}: {self._options.id or self.__name__!r}"
-        given = self._body.bind(where, args, dict(kwargs))
-        return cast("R", graph.add_node(self._body, self._entry, given, self._options))
+        given = self._function.bind(where, args, dict(kwargs))
+        return cast("R", graph.add_node(self._function, self._entry, given, self._options))
 
     def options(
         self,
@@ -117,27 +117,28 @@ class Node(Generic[P, R]):
         skip_if: object = None,
         **policy: Unpack[Policy],
     ) -> Node[P, R]:
-        """The node with options for its next call: a step's or node's id, what else to wait for.
+        """Return the node with options for its next call: its step's or node's id, dependencies.
 
-        `skip_if`: an output, or `output == x`, or `output != x`. Policy wins over the node's own.
+        `skip_if`: an output, or `output == x`, or `output != x`. The policy overrides the node's
+        own.
         """
-        made = Node[P, R](self._body, self._entry)
+        made = Node[P, R](self._function, self._entry)
         made._options = _options(self.name, id, after, skip_if, policy)
         return made
 
     def install(self) -> None:
-        """Make it runnable by its name here; `InvalidConfig` when another node has that name."""
+        """Register it by its name here; raise `InvalidConfig` if another node has that name."""
         owner = config.get_config().node_map.get(self.name)
-        if isinstance(owner, node_functions.Body):
-            _refuse_second("node", self.name, owner.place, self._body.place)
-        config.register_node(self.name, self._body)
+        if isinstance(owner, node_functions.NodeFunction):
+            _refuse_second("node", self.name, owner.place, self._function.place)
+        config.register_node(self.name, self._function)
 
     def __repr__(self) -> str:
         return f"<node {self.name!r}>"
 
 
 class Pipeline(Generic[P, R]):
-    """A function that calls nodes. Called in a workflow it adds a step that holds them."""
+    """A function that calls nodes. A call in a workflow adds a step with them."""
 
     def __init__(self, function: Callable[P, R], name: str) -> None:
         self.name = name
@@ -160,9 +161,9 @@ class Pipeline(Generic[P, R]):
         skip_if: object = None,
         **policy: Unpack[Policy],
     ) -> Pipeline[P, R]:
-        """The pipeline with options for its next call; policy is that of nodes without their own.
+        """Return the pipeline with options for its next call.
 
-        `skip_if` counts for each of its nodes that has none.
+        The policy is that of nodes without their own. `skip_if` counts for each node that has none.
         """
         made = Pipeline(self._function, self.name)
         made._options = _options(self.name, id, after, skip_if, policy)
@@ -186,26 +187,26 @@ class Workflow(Generic[P]):
         self.__doc__ = function.__doc__
 
     def document(self) -> dict[str, Any]:
-        """The workflow as JSON has it: `{"name", "steps"}`. Raises `InvalidWorkflow`."""
+        """Return the workflow in JSON: `{"name", "steps"}`. Raises `InvalidWorkflow`."""
         return self._built().document
 
     def pipelines(self) -> dict[str, dict[str, Any]]:
-        """Its pipelines by name, each `{"name", "nodes"}`. Raises `InvalidWorkflow`."""
+        """Return its pipelines by name, each `{"name", "nodes"}`. Raises `InvalidWorkflow`."""
         return self._built().pipelines
 
     def context(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """The context of a run with these arguments, for `runs.submit(context=...)`."""
+        """Return the context of a run with these arguments, for `runs.submit(context=...)`."""
         bound = inspect.signature(self._function).bind(*args, **kwargs)
         return handles.constant(dict(bound.arguments), f"workflow {self.name!r}")
 
     def check_inputs(self, given: Any) -> None:
-        """Raise `ArgsRefused` unless this is a context that a run of the workflow can have.
+        """Raise `ArgsRefused` unless this is a valid context for a run of the workflow.
 
-        It names what is missing, unknown (with the key that was meant) or of another type than the
-        parameter's annotation. Values may be what JSON is made of, or what it makes of them.
+        The error names missing and unknown keys (with the closest known key) and wrong types.
+        Values may be Python values or what JSON makes of them.
         """
         where = f"inputs of workflow {self.name!r}"
-        annotated.check_as_stored(self._check_stored, given, where)
+        typed_values.check_as_stored(self._check_stored, given, where)
 
     def _check_stored(self, given: Any, where: str) -> None:
         optional: Mapping[str, Any] = {}
@@ -221,7 +222,7 @@ class Workflow(Generic[P]):
         return self._inputs.accepts(key, value)
 
     def install(self) -> None:
-        """Let this process's provider know it; `InvalidConfig` when another has that name."""
+        """Add it to this process's provider; `InvalidConfig` if another one has that name."""
         known = config.get_config().workflow_map
         owner = known.get(self.name)
         if isinstance(owner, Workflow):
@@ -230,7 +231,7 @@ class Workflow(Generic[P]):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Module and qualified name of the function."""
+        """Return module and qualified name of the function."""
         return self._function.__module__, self._function.__qualname__
 
     def _built(self) -> building.Compiled:
@@ -302,14 +303,16 @@ def node(
     model: str | None = None,
     **policy: Any,
 ) -> Any:
-    """Declare a function as a node; the function's name is the node's, unless `name` says another.
+    """Declare a function as a node; the function's name is the node's, unless `name` is given.
 
-    `model` is what a gpu worker loads for it, and puts it on the gpu queue. What the function
-    returns: a dict is the node's outputs; anything else is its one output; None is none.
+    `model` is what a gpu worker loads for it; it puts the node on the gpu queue. A returned dict is
+    the node's outputs; anything else is its one output; None is no output.
     """
 
-    def declare(body: Callable[..., Any]) -> Node[..., Any]:
-        made = node_functions.Body(body, name or getattr(body, "__name__", repr(body)))
+    def declare(function: Callable[..., Any]) -> Node[..., Any]:
+        made = node_functions.NodeFunction(
+            function, name or getattr(function, "__name__", repr(function))
+        )
         if queue not in (None, "cpu", "gpu"):
             raise errors.UnknownQueue(
                 f"node {made.name!r}: unknown queue {queue!r}: a node runs on cpu or gpu"
@@ -330,10 +333,10 @@ def pipeline(function: Callable[P, R], /) -> Pipeline[P, R]: ...
 @overload
 def pipeline(*, name: str) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
 def pipeline(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-    """Declare a function that calls nodes as a step; what it returns is what its call gives."""
+    """Declare a function that calls nodes as a step; its return value is the call's value."""
 
-    def declare(body: Callable[..., Any]) -> Pipeline[..., Any]:
-        return Pipeline(body, name or body.__name__)
+    def declare(function: Callable[..., Any]) -> Pipeline[..., Any]:
+        return Pipeline(function, name or function.__name__)
 
     return declare if function is None else declare(function)
 
@@ -343,14 +346,14 @@ def workflow(function: Callable[P, object], /) -> Workflow[P]: ...
 @overload
 def workflow(*, name: str) -> Callable[[Callable[P, object]], Workflow[P]]: ...
 def workflow(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-    """Declare a function as a workflow: called once, it shows the graph; it computes nothing.
+    """Declare a function as a workflow: it is called once to build the graph, and computes nothing.
 
-    Its parameters are the keys of a run's context. A node's call gives a stand-in for its outputs,
-    which other nodes take as inputs and then wait for.
+    Its parameters are the keys of a run's context. A node's call returns a placeholder for its
+    outputs. Other nodes take it as an input, and then wait for the node.
     """
 
-    def declare(body: Callable[..., Any]) -> Workflow[...]:
-        made = Workflow(body, name or body.__name__)
+    def declare(function: Callable[..., Any]) -> Workflow[...]:
+        made = Workflow(function, name or function.__name__)
         return _add(made, "workflow", made.place)
 
     return declare if function is None else declare(function)
@@ -367,22 +370,22 @@ def ask(
     skip_if: object = None,
     **keys: Any,
 ) -> T:
-    """A step that asks a person; its answer, which other nodes take as an input.
+    """Add a step that asks a person; return its answer, which other nodes take as an input.
 
-    `widget` is one of the engine's (choose_one, file_upload, pick_or_upload, turnout) or the
-    host's, `keys` what it needs; `answer` is the answer's type for checkers, and not verified.
+    `widget` is a built-in one (choose_one, file_upload, pick_or_upload, turnout) or the app's,
+    `keys` what it needs; `answer` is the answer's type for checkers, and not verified.
     """
     del answer
     graph = building.needed("ask()")
-    said: dict[str, Any] = {"widget": widget}
+    question: dict[str, Any] = {"widget": widget}
     if prompt is not None:
-        said["prompt"] = prompt
+        question["prompt"] = prompt
     options = building.Options(id, _options(id, id, after, skip_if, {}).after, skip_if)
-    return cast("T", graph.add_question({**said, **keys}, target, options))
+    return cast("T", graph.add_question({**question, **keys}, target, options))
 
 
 def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
-    """Return the value under a key of the run's context that is no parameter's name.
+    """Return the value under a key of the run's context that is not a parameter.
 
     A run may lack the key; a value that it has is checked against `kind`.
     """
@@ -392,20 +395,20 @@ def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
 
 
 def filtered(items: L, conditions: dict[str, Any]) -> L:
-    """Those members of a list to come that match, as refs have it: `{"kind:eq": "csv"}`."""
+    """Return the matching members of a future list, as in refs: `{"kind:eq": "csv"}`."""
     return cast("L", handles.filtered(items, conditions))
 
 
 def declared_in(module: str) -> list[Node[..., Any] | Workflow[...]]:
-    """Return the nodes and workflows that the functions of this module, by its name, declared."""
+    """Return the nodes and workflows that a module's functions declared, by module name."""
     return [thing for (_, owner, _), thing in _declared.items() if owner == module]
 
 
 def install(*things: Node[..., Any] | Workflow[...] | ModuleType) -> None:
-    """Make nodes and workflows known to this process; of a module, those that its names hold.
+    """Register nodes and workflows in this process; of a module, those that its names hold.
 
-    Declaring does so already; this brings them back after `config.reset_for_tests()`. Without
-    arguments: all that were declared.
+    Declaring does so already; this restores them after `config.reset_for_tests()`. Without
+    arguments: all declared ones.
     """
     for thing in things or tuple(_declared.values()):
         held = list(vars(thing).values()) if isinstance(thing, ModuleType) else [thing]

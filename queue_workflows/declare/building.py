@@ -1,4 +1,4 @@
-"""A workflow's function, called once to see what it asks for: its steps and pipelines."""
+"""Call a workflow's function once to build its graph: steps and pipelines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.dag import annotated, arguments
+from queue_workflows.dag import arguments, typed_values
 from queue_workflows.declare import handles, node_functions
 
 _current: contextvars.ContextVar[Graph | None] = contextvars.ContextVar("graph", default=None)
 
 
 class Options(NamedTuple):
-    """What a call says beside its inputs; `extra` are keys of the entry that it makes."""
+    """What a call is given beside its inputs; `extra` are keys of the entry that it adds."""
 
     id: str | None = None
     after: tuple[object, ...] = ()
@@ -24,7 +24,7 @@ class Options(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A workflow as documents: what `set_workflow_provider`'s two functions would give."""
+    """A workflow as documents, as `set_workflow_provider`'s two functions would return them."""
 
     document: dict[str, Any]
     pipelines: dict[str, dict[str, Any]]
@@ -33,7 +33,7 @@ class Compiled(NamedTuple):
 
 
 class _Step:
-    """A step as it grows: `entry` is what the document will hold; `nodes` are its pipeline's."""
+    """A step while it is built: `entry` becomes the document, `nodes` are its pipeline's."""
 
     def __init__(self, step_id: str, kind: str) -> None:
         self.entry: dict[str, Any] = {"id": step_id, "kind": kind}
@@ -62,13 +62,13 @@ class Graph:
 
     def add_node(
         self,
-        body: node_functions.Body,
+        function: node_functions.NodeFunction,
         entry: Mapping[str, Any],
         given: dict[str, Any],
         options: Options,
     ) -> handles.Handle:
-        """One call of a node: in a pipeline a node of it, else a step of its own."""
-        name = body.function.__name__
+        """Add a call of a node: in a pipeline a node of it, else a step of its own."""
+        name = function.function.__name__
         if self.group is None:
             step = self._open(options.id, name, "pipeline")
             node_id, prefix, where = name, "", f"{self.where}: step {step.entry['id']!r}"
@@ -78,8 +78,8 @@ class Graph:
             prefix = f"{node_id}."
             where = f"{self.where}: step {step.entry['id']!r}: node {node_id!r}"
         node: dict[str, Any] = {"id": node_id}
-        if body.name != node_id:
-            node["node"] = body.name
+        if function.name != node_id:
+            node["node"] = function.name
         node |= {**self.defaults, **entry, **options.extra}
         self._wire(step, node, options, given, where)
         listed: list[dict[str, str]] = []
@@ -89,7 +89,7 @@ class Graph:
         if listed:
             node["inputs"] = listed
         step.nodes[node_id] = node
-        return self._made(step, node_id, body.result)
+        return self._made(step, node_id, function.result)
 
     def _wire(
         self,
@@ -99,7 +99,7 @@ class Graph:
         given: dict[str, Any],
         where: str,
     ) -> None:
-        """What a node waits for, by its inputs and its options, and when it is skipped."""
+        """Set what a node waits for, by its inputs and options, and when it is skipped."""
         found = self._found((list(given.values()), options.skip_if), where)
         found += self._waited(options.after, where)
         step.wait_for(found)
@@ -130,7 +130,7 @@ class Graph:
     def add_group(
         self, name: str, build: Callable[[], Any], given: object, options: Options
     ) -> Any:
-        """One call of a pipeline: a step whose nodes are those that its function calls."""
+        """Add a call of a pipeline: a step with the nodes that its function calls."""
         if self.group is not None:
             raise errors.InvalidWorkflow(
                 f"{self.where}: pipeline {name!r} is called in the pipeline of step "
@@ -157,7 +157,7 @@ class Graph:
         return handles.Handle(origin, {"$from": step.entry["id"]})
 
     def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
-        """A step that asks a person; the handle is the answer."""
+        """Add a step that asks a person; return a handle on the answer."""
         if self.group is not None:
             raise errors.InvalidWorkflow(
                 f"{self.where}: step {self.group.entry['id']!r}: a pipeline cannot ask a person; "
@@ -177,14 +177,14 @@ class Graph:
         return handles.Handle(origin, {"$from": f"{own}.{target}"})
 
     def of_run(self, key: str) -> handles.Handle:
-        """The value under a key of the run's context."""
+        """Return a handle on a key of the run's context."""
         if not key or "." in key:
-            raise errors.InvalidWorkflow(f"{self.where}: {key!r} is no key: a ref splits at '.'")
+            raise errors.InvalidWorkflow(f"{self.where}: {key!r} is not a key: a ref splits at '.'")
         origin = handles.Origin(self, what=f"{self.where}: the run's {key!r}")
         return handles.Handle(origin, {"$from": key})
 
     def compiled(self, needs: Iterable[str]) -> Compiled:
-        """The documents. Raises `InvalidWorkflow` for a step that hides a key of the context."""
+        """Return the documents. Raises `InvalidWorkflow` if a step hides a context key."""
         for key in needs:
             if key in self.steps and self.steps[key].entry["kind"] == "input":
                 raise errors.InvalidWorkflow(
@@ -216,7 +216,7 @@ class Graph:
 
     @property
     def where(self) -> str:
-        """This workflow, in words."""
+        """Return the name of this workflow for messages."""
         return f"workflow {self.name!r}"
 
     def _open(self, step_id: str | None, name: str, kind: str) -> _Step:
@@ -225,7 +225,7 @@ class Graph:
         return step
 
     def _found(self, value: object, where: str) -> list[handles.Handle]:
-        """The handles in a value, which must be of this graph."""
+        """Return the handles in a value, which must belong to this graph."""
         found = list(handles.inside(value))
         for handle in found:
             if handles.origin(handle).graph is not self:
@@ -247,14 +247,14 @@ class Graph:
 
 
 def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> str:
-    """The id that was asked for, else the name, numbered from the second one on."""
+    """Return the requested id, else the name, numbered from the second one on."""
     if wanted is not None:
         if wanted in taken:
             raise errors.InvalidWorkflow(f"{what} have the id {wanted!r}")
         return wanted
     if name not in taken:
         return name
-    # Ids are given one after the other, so that the numbers of one name are looked through once.
+    # Numbers of one name are assigned in order, so each search continues after the last one.
     low, high = 1, 2
     while f"{name}-{high}" in taken:
         low, high = high, high * 2
@@ -265,12 +265,12 @@ def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> st
 
 
 def current() -> Graph | None:
-    """The graph that is being built here, or None."""
+    """Return the graph that is being built here, or None."""
     return _current.get()
 
 
 def needed(what: str) -> Graph:
-    """The graph that is being built; `InvalidConfig` outside of a workflow's function."""
+    """Return the graph that is being built; raise `InvalidConfig` outside a workflow's function."""
     graph = _current.get()
     if graph is None:
         raise errors.InvalidConfig(f"{what} is called in the function of a workflow")
@@ -278,7 +278,7 @@ def needed(what: str) -> Graph:
 
 
 def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """The parameters of a workflow's function: the keys that it needs in a run's context."""
+    """Return the parameters of a workflow's function: the required keys of a run's context."""
     parameters = inspect.signature(function).parameters.values()
     for each in parameters:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
@@ -294,14 +294,17 @@ def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     return tuple(each.name for each in parameters)
 
 
-def inputs_of(function: Callable[..., Any]) -> annotated.Keywords:
+def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
     """Return what a run's context is checked against: the parameters of a workflow's function."""
     parameters = list(inspect.signature(function).parameters.values())
-    return annotated.Keywords(parameters, arguments.scope_of(function))
+    return typed_values.Keywords(parameters, arguments.scope_of(function))
 
 
 def build(function: Callable[..., Any], name: str) -> Compiled:
-    """The documents of a workflow. Raises `InvalidWorkflow`, also for what its function raises."""
+    """Return the documents of a workflow.
+
+    Raises `InvalidWorkflow`, also for what its function raises.
+    """
     graph = Graph(name)
     needs = needs_of(function, name)
     token = _current.set(graph)
@@ -310,13 +313,13 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
     except errors.QueueWorkflowsError:
         raise
     except Exception as error:
-        raise errors.InvalidWorkflow(f"{graph.where}: {_told(error)}") from error
+        raise errors.InvalidWorkflow(f"{graph.where}: {_describe(error)}") from error
     finally:
         _current.reset(token)
     return graph.compiled(needs)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""What a node's call gives while a graph is built: a value that will be there when it runs."""
+"""Placeholders for values of a future run, which a node's call returns while a graph is built."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TO_COME = " of a run to come>"
 class Origin:
     """Where a handle comes from: a graph being built, and in it a step and node, or the run.
 
-    `what` says it in words; `keys` are the outputs that its body is known to return, None: any.
-    `stores` is False for a body that returns nothing.
+    `what` names it for messages; `keys` are the outputs that its function is known to return, None:
+    any. `stores` is False for a function that returns nothing.
     """
 
     __slots__ = ("graph", "keys", "node", "step", "stores", "what")
@@ -39,10 +39,10 @@ class Origin:
 
 
 class Handle:
-    """A value of the run to come, typed for editors and checkers as that value.
+    """A value of a future run; editors and checkers see it with that value's type.
 
-    `[key]` walks into it; `== x` and `!= x` are conditions for `skip_if`. It can be passed on, and
-    nothing else: it has no value while the graph is built.
+    `[key]` selects from it; `== x` and `!= x` are conditions for `skip_if`. It can be passed on,
+    and nothing else, since it has no value while the graph is built.
     """
 
     __slots__ = ("_origin", "_ref")
@@ -81,7 +81,7 @@ class Handle:
         return Handle(self._origin, {**self._ref, operator: constant(other, self._origin.what)})
 
     def __repr__(self) -> str:
-        """For debuggers; a text that holds it is refused in a definition (`shown_in`)."""
+        """Return a text for debuggers; a definition refuses texts that contain it (`shown_in`)."""
         return f"<{self._ref['$from']}{_TO_COME}"
 
     def _no_value(self, *_: object) -> NoReturn:
@@ -98,18 +98,21 @@ class Handle:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
-            # What protocols look for (copy, pickle, typing) is simply not there.
+            # Protocols (copy, pickle, typing) must find no special method here.
             raise AttributeError(name)
         self._no_value()
 
 
 def origin(handle: Handle) -> Origin:
-    """Where a handle comes from."""
+    """Return where a handle comes from."""
     return handle._origin  # pyright: ignore[reportPrivateUsage]
 
 
 def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:
-    """A handle on the matching members of a list; raises `InvalidRef` for unknown conditions."""
+    """Return a handle on the matching members of a list.
+
+    Raise `InvalidRef` for unknown conditions.
+    """
     if not isinstance(handle, Handle):
         raise errors.InvalidWorkflow("filtered() takes the output of a node")
     ref = handle._ref  # pyright: ignore[reportPrivateUsage]
@@ -120,7 +123,7 @@ def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:
 
 
 def inside(value: Any) -> Iterator[Handle]:
-    """Every handle in a value, through dicts, lists and tuples."""
+    """Yield every handle in a value, through dicts, lists and tuples."""
     if isinstance(value, Handle):
         yield value
     elif isinstance(value, dict):
@@ -132,7 +135,7 @@ def inside(value: Any) -> Iterator[Handle]:
 
 
 def shown_in(value: Any) -> str | None:
-    """The first text in a value, or key of it, that a handle's repr was made part of."""
+    """Return the first text or key in a value that contains a handle's repr."""
     if isinstance(value, str):
         return value if _TO_COME in value else None
     if isinstance(value, dict):
@@ -146,9 +149,9 @@ def shown_in(value: Any) -> str | None:
 
 
 def template(value: Any, where: str) -> Any:
-    """The value as a definition's template: handles as refs, what looks like a ref as data.
+    """Return the value as a template: handles become refs, texts that look like refs are quoted.
 
-    Raises `InvalidWorkflow` that starts with `where` for a handle that no template can hold.
+    Raises `InvalidWorkflow` that starts with `where` for a handle that a template cannot contain.
     """
     if isinstance(value, Handle):
         if not origin(value).stores:
@@ -171,14 +174,14 @@ def template(value: Any, where: str) -> Any:
 
 
 def constant(value: Any, where: str) -> Any:
-    """Return a value without handles as JSON has it: paths, dates and the like as text.
+    """Return a value without handles in JSON terms: paths, dates and the like as text.
 
-    What JSON cannot carry stays as it is, and is found on expanding. Raises `InvalidWorkflow` that
-    starts with `where` for a handle.
+    What JSON cannot represent stays as it is, and is refused on expanding. Raises `InvalidWorkflow`
+    that starts with `where` for a handle.
     """
     if isinstance(value, Handle):
         raise errors.InvalidWorkflow(
-            f"{where}: an output of a node stands where only a constant can"
+            f"{where}: an output of a node is used where only a constant is allowed"
         )
     if isinstance(value, dict):
         members = cast("dict[Any, Any]", value)

@@ -1,4 +1,4 @@
-"""A node's function: what it takes, what it returns, and the body that a worker runs."""
+"""A node's function: its parameters, its result, and the handler that a worker runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OFFERS = frozenset(
         "status_callback",
     }
 )  # fmt: skip
-"""What `node_executor` hands a body that asks for it by name."""
+"""What `node_executor` passes to a function that has a parameter of that name."""
 
 RESULT = "result"
-"""The key under which a result that is no dict is stored (as ingest tasks have it)."""
+"""The key under which a result that is not a dict is stored (as for ingest tasks)."""
 
 
 class Offered:
@@ -35,12 +35,12 @@ class Offered:
             raise AttributeError(name)
         raise errors.InvalidConfig(
             "a parameter with the default OFFERED is filled by the worker: pass a value of your "
-            "own when you call the body yourself"
+            "own when you call the function yourself"
         )
 
 
 class Result:
-    """What a body returns by its annotation: `nothing`, one `value`, or a dict with `keys`."""
+    """What a function returns by its annotation: `nothing`, one `value`, or a dict with `keys`."""
 
     __slots__ = ("keys", "kind")
 
@@ -49,16 +49,20 @@ class Result:
         self.keys = keys
 
 
-class Body:
-    """A function with its signature; `name` says in messages whose it is."""
+class NodeFunction:
+    """A function with its signature; `name` identifies it in messages."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         if not inspect.isfunction(function):
             raise errors.InvalidConfig(f"node {name!r}: @node takes a function")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise errors.InvalidConfig(f"node {name!r}: a body is a plain function, not async")
+            raise errors.InvalidConfig(
+                f"node {name!r}: a node function is a plain function, not async"
+            )
         if inspect.isgeneratorfunction(function):
-            raise errors.InvalidConfig(f"node {name!r}: a body returns its result, it cannot yield")
+            raise errors.InvalidConfig(
+                f"node {name!r}: a node function returns its result, it cannot yield"
+            )
         self.function = function
         self.name = name
         self.signature = inspect.signature(function)
@@ -70,18 +74,18 @@ class Body:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Module and qualified name of the function."""
+        """Return module and qualified name of the function."""
         return self.function.__module__, self.function.__qualname__
 
     @functools.cached_property
     def result(self) -> Result:
-        """Raises `InvalidWorkflow` for an annotation that cannot be read."""
+        """Return the result's kind. Raises `InvalidWorkflow` for an unreadable annotation."""
         annotation = self.signature.return_annotation
         if annotation is inspect.Signature.empty:
             return Result("dict")
         if isinstance(annotation, str):
             try:
-                # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+                # The text is the app's own source, evaluated as `typing.get_type_hints` does.
                 annotation = eval(annotation, self.function.__globals__)  # noqa: S307
             except Exception as error:
                 raise errors.InvalidWorkflow(
@@ -92,7 +96,7 @@ class Body:
 
     @functools.cached_property
     def run(self) -> Callable[..., Any]:
-        """What a worker calls: the function, its result as the dict that is stored."""
+        """Call the function for a worker; return its result as the dict that is stored."""
         function = self.function
 
         @functools.wraps(function)
@@ -103,7 +107,7 @@ class Body:
         return run
 
     def bind(self, where: str, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name; `InvalidWorkflow` for unknown and for missing ones."""
+        """Return the arguments of a call by name; `InvalidWorkflow` for unknown or missing ones."""
         try:
             bound = self.signature.bind_partial(*args, **given).arguments
         except TypeError as error:
@@ -147,16 +151,16 @@ def _result(annotation: Any) -> Result:
 
 
 def outputs(module: Any) -> frozenset[str] | None:
-    """The keys of a node's result by its annotation, as `resolve_node_module` gave it; None: any.
+    """Return the keys of a node's result by the annotation of its function; None: any.
 
-    A function that was not declared by `@node` stores dicts alone: any other result is dropped.
+    A function that was not declared by `@node` stores dicts only: any other result is dropped.
     """
-    declared = isinstance(module, Body)
+    declared = isinstance(module, NodeFunction)
     function = module.function if declared else inspect.unwrap(module.run)
     if not inspect.isfunction(function):
         return None
     try:
-        result = Body(function, function.__name__).result
+        result = NodeFunction(function, function.__name__).result
     except errors.QueueWorkflowsError:
         return None
     if result.kind == "value" and declared:
@@ -167,7 +171,7 @@ def outputs(module: Any) -> frozenset[str] | None:
 
 
 def _stored(value: Any, kind: str) -> Any:
-    """A result as the engine stores it; paths on its first level become text."""
+    """Return a result as the engine stores it; paths on its first level become text."""
     if kind == "value":
         return {RESULT: _text(value)}
     if not isinstance(value, dict):

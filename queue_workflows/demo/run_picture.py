@@ -1,4 +1,4 @@
-"""A run as a picture: a row for each node, a bar for each attempt, lines for what waits for what.
+"""Draw a run: a row per node, a bar per attempt, and lines for the dependencies.
 
 It takes what `queue_workflows.history.get_run` returns, and works for a run of any workflow.
 """
@@ -24,7 +24,7 @@ font-family="sans-serif" font-size="12">
 
 
 class Bar(NamedTuple):
-    """Something that a node did, from one moment to another."""
+    """Something that a node did, from one time to another."""
 
     begin: datetime
     end: datetime

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import confinement, definition, outputs, payload, plan, readiness
+from queue_workflows.dag import confinement, definition, payload, plan, readiness, run_folder
 from queue_workflows.dispatch import hooks, run_cache
 from queue_workflows.engine import nodes, runs
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
@@ -133,7 +133,7 @@ def advance(
         run = head or runs.head(conn, run_id)
     if run is None or not expected(run):
         return None
-    run = outputs.given(run)
+    run = run_folder.given(run)
     count = None
     try:
         progress, unfrozen = run_cache.prepare(begin, run)
@@ -220,7 +220,7 @@ def _plan_locked(
 ) -> int:
     """Plan if needed, start a queued run, write the plan; return the number of new rows."""
     if locked["out_dir"] is None:
-        locked = outputs.given(locked)
+        locked = run_folder.given(locked)
         runs.set_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])

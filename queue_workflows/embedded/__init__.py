@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: joined by the processes of a host, stopped by the last of them."""
+"""The embedded PostgreSQL, which an app's processes share; the last of them stops it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Server", "data_dir", "ensure"]
 
 
 class _Membership:
-    """This process's share in one folder's server, common to all its `Server` handles."""
+    """This process's membership in one folder's server, shared by all its `Server` handles."""
 
     __slots__ = ("chosen", "folder", "handles", "socket_dir", "users_fd")
 
@@ -34,7 +34,7 @@ class _Membership:
 
 
 class Server:
-    """A handle on the running server; `release()` or the end of a `with` gives it back."""
+    """A handle on the running server; `release()` or the end of a `with` releases it."""
 
     __slots__ = ("_membership", "_released", "started")
 
@@ -42,11 +42,11 @@ class Server:
         self._membership = membership
         self._released = False
         self.started = started
-        """Whether the `ensure()` that made this handle started the server."""
+        """Whether the `ensure()` that created this handle started the server."""
 
     @property
     def dsn(self) -> str:
-        """A URL over the unix socket, for the role `postgres` and the database of no project."""
+        """Return a URL over the unix socket, for the role `postgres` and no project's database."""
         return self.dsn_of(cluster.DATABASE)
 
     def dsn_of(self, database: str) -> str:
@@ -56,12 +56,12 @@ class Server:
 
     @property
     def chosen(self) -> dict[object, str]:
-        """The databases that this process chose, and why; empty again when it has left."""
+        """Return the databases that this process chose, and why; empty after it has left."""
         return self._membership.chosen
 
     @property
     def data_dir(self) -> Path:
-        """The folder of cluster, locks and log."""
+        """Return the folder of cluster, locks and log."""
         return self._membership.folder
 
     def describe(self, database: str = cluster.DATABASE, of: Path | None = None) -> str:
@@ -71,7 +71,7 @@ class Server:
         return f"{name}{f' of {of}' if of else ''}, in {self.data_dir} ({how})"
 
     def release(self) -> None:
-        """Give the handle back; the last process to do so stops the server. Safe to call again."""
+        """Release the handle; the last process to do so stops the server. Safe to repeat."""
         with _mutex:
             if self._released:
                 return
@@ -97,9 +97,9 @@ _memberships: dict[Path, _Membership] = {}
 
 
 def ensure(*, create: bool = True, settings: Mapping[str, str] | None = None) -> Server:
-    """Join the folder's server; start it, and make its cluster, when that is needed.
+    """Join the folder's server; create its cluster and start it if needed. Return a handle.
 
-    `create=False` starts or joins only what exists. `settings` apply when this call starts the
+    `create=False` starts or joins only what exists. `settings` apply if this call starts the
     server. Raises `EmbeddedUnavailable`, whose text names the remedy. Waits for the folder's lock.
     """
     folder = data_dir()
@@ -120,7 +120,7 @@ def ensure(*, create: bool = True, settings: Mapping[str, str] | None = None) ->
 
 
 def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]:
-    """Take this process's share of the users lock; True when that needed a start."""
+    """Take this process's share of the users lock; return whether that started the server."""
     cluster.make_folder(folder)
     with _lifecycle(folder):
         found, started = postmaster.find_or_start(folder, settings)
@@ -134,7 +134,7 @@ def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]
 
 
 def _leave(membership: _Membership) -> None:
-    """Drop the share; stop the server when nobody else holds one. A forked child does nothing."""
+    """Release the share; stop the server if nobody else has one. A forked child does nothing."""
     if _memberships.get(membership.folder) is not membership:
         return
     del _memberships[membership.folder]
@@ -151,7 +151,7 @@ def _leave(membership: _Membership) -> None:
 
 @contextlib.contextmanager
 def _lifecycle(folder: Path) -> Generator[None]:
-    """Alone with the folder's server: nobody else starts, joins, leaves or stops it."""
+    """Lock the folder's server, so that nobody else starts, joins, leaves or stops it."""
     fd = process.open_lock(folder / "lifecycle.lock")
     try:
         deadline = time.monotonic() + postmaster.PATIENCE_S
@@ -174,7 +174,7 @@ def _release_all() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child holds nothing: its parent's share and locks stay with the parent."""
+    """Forget everything in a forked child: the share and the locks stay with the parent."""
     global _mutex
     _mutex = threading.Lock()
     _memberships.clear()

@@ -1,4 +1,4 @@
-"""The files of a server: its folder, its binaries, the account that owns them, the cluster."""
+"""The files of a server: folder, binaries, owner and cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _CONF = {
 
 
 def data_dir() -> Path:
-    """The server's folder: the `EMBEDDED_DIR` knob, else the user's data folder; may not exist."""
+    """Return the server's folder: the setting EMBEDDED_DIR, else in the user's data.
+
+    May not exist.
+    """
     try:
         if chosen := config.EMBEDDED_DIR.read():
             return Path(chosen).expanduser().resolve()
@@ -50,7 +53,7 @@ def data_dir() -> Path:
 
 
 def check(folder: Path, *, create: bool) -> None:
-    """Refuse, before anything is written, what is absent, foreign or of another version."""
+    """Refuse a missing, foreign or wrong-version installation before anything is written."""
     cluster = folder / "data"
     version = _version(cluster)
     if (folder / "PG_VERSION").exists() or (version is None and cluster.exists()):
@@ -59,7 +62,7 @@ def check(folder: Path, *, create: bool) -> None:
         )
     if version is None and not create:
         raise errors.EmbeddedUnavailable(
-            f"there is no embedded server in {folder}, and this command makes none: "
+            f"there is no embedded server in {folder}, and this command creates none: "
             "start one by `queue-workflows up --app MODULE[:CALLABLE]`, or name a database by "
             "QUEUE_WORKFLOWS_DB_URL"
         )
@@ -78,8 +81,8 @@ def _version(cluster: Path) -> str | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder and what is missing above it."""
-    # The account that runs the server for root has to get through.
+    """Create the folder and its missing parents."""
+    # The account that runs the server for root must be able to enter.
     mode = 0o755 if os.geteuid() == 0 else 0o700
     for path in reversed([folder, *folder.parents]):
         if not path.exists():
@@ -88,7 +91,7 @@ def make_folder(folder: Path) -> None:
 
 
 def account(folder: Path) -> process.Account | None:
-    """Who runs the server: None for ourselves; for root, which PostgreSQL refuses, another."""
+    """Return the account that runs the server: None for this one, another one for root."""
     if os.geteuid() != 0:
         return None
     with contextlib.suppress(FileNotFoundError):
@@ -112,9 +115,10 @@ def account(folder: Path) -> process.Account | None:
 
 
 def binaries(folder: Path, owner: process.Account | None) -> Path:
-    """The folder of initdb and postgres; a copy when the account cannot reach the installed one.
+    """Return the folder of initdb and postgres.
 
-    Only called with no server running, so copies of other versions are removed.
+    It is a copy if the account cannot reach the installed one. Call it only while no server runs,
+    since it removes copies of other versions.
     """
     install = _installed()
     if owner is None or process.can_run([str(install / "bin" / "initdb"), "--version"], owner):
@@ -153,7 +157,7 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 
 def socket_dir(folder: Path, owner: process.Account | None) -> Path:
-    """A folder that only the server's user (and root) may enter, short enough for a socket."""
+    """Return a folder for the socket: short, and only the server's user (and root) may enter."""
     user = owner or process.Account(os.geteuid(), os.getegid())
     name = f"qw-{user.uid}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     bases = [tempfile.gettempdir(), "/tmp"]  # noqa: S108
@@ -161,7 +165,7 @@ def socket_dir(folder: Path, owner: process.Account | None) -> Path:
         bases.insert(0, runtime)
     candidates = [folder / "socket", *(Path(base) / name for base in bases)]
     for path in candidates:
-        # libpq takes a comma in the host for the end of one host's name.
+        # libpq treats a comma in the host as the end of a host name.
         too_long = len(os.fsencode(path / f".s.PGSQL.{PORT}")) > _SOCKET_PATH_MAX
         if not too_long and "," not in str(path) and path.parent.is_dir() and _own(path, user):
             return path
@@ -172,7 +176,7 @@ def socket_dir(folder: Path, owner: process.Account | None) -> Path:
 
 
 def _own(path: Path, user: process.Account) -> bool:
-    """Make the folder, the user's alone, or tell whether it already is that."""
+    """Create the folder for the user alone, or return whether it is such a folder already."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()
@@ -187,10 +191,10 @@ def _own(path: Path, user: process.Account) -> bool:
 def create(
     folder: Path, bin_dir: Path, owner: process.Account | None, server_fd: int, *, durable: bool
 ) -> None:
-    """Make the cluster beside its place, with the database in it; move it there when it is whole.
+    """Create the cluster and its database in a temporary place, then move it into place.
 
-    The commands inherit `server_fd`, so that those of a starter that was killed are waited for.
-    `durable` False leaves it to the kernel when the files reach the disk.
+    The commands inherit `server_fd`, so that others wait for those of a killed starter. `durable`
+    False lets the kernel decide when the files reach the disk.
     """
     fresh = folder / "data.new"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -209,7 +213,7 @@ def create(
 
 
 def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[str], str]]:
-    """What makes a cluster, with the text that each reads."""
+    """Return the commands that create a cluster, with the text that each reads."""
     initdb, postgres, data = str(bin_dir / "initdb"), str(bin_dir / "postgres"), ["-D", str(fresh)]
     options = [
         "-U", "postgres", "--auth=peer", "--encoding=UTF8", "--locale=C",
@@ -225,7 +229,7 @@ def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[s
 
 
 def _write_access_rules(folder: Path, owner: process.Account | None) -> None:
-    # For root the server's account is a stranger: only root may connect, whoever runs as it.
+    # For root the server runs under another account: still only root may connect.
     rule = "local all all peer map=owner" if owner else "local all all trust"
     rules = {"pg_hba.conf": rule, "pg_ident.conf": f"owner {pwd.getpwuid(0).pw_name} postgres"}
     for name, line in rules.items():

@@ -1,4 +1,4 @@
-"""The running server: found, started, waited for, stopped. All under the folder's lock."""
+"""Find, start, await and stop the server, all under the folder's lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Postmaster(NamedTuple):
 
 
 def find_or_start(folder: Path, settings: Mapping[str, str]) -> tuple[Postmaster, bool]:
-    """The server in charge; one that starts, stops or is dying is waited for."""
+    """Return the present server; wait for one that starts or stops."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if postmaster := running(folder):
@@ -54,7 +54,7 @@ def find_or_start(folder: Path, settings: Mapping[str, str]) -> tuple[Postmaster
 
 
 def running(folder: Path) -> Postmaster | None:
-    """The postmaster that listens and says `ready`; its pid is None in another pid namespace."""
+    """Return the postmaster that listens and says `ready`; no pid in another pid namespace."""
     try:
         lines = (folder / "data" / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:
@@ -75,9 +75,9 @@ def running(folder: Path) -> Postmaster | None:
 
 
 def _start(folder: Path, server_fd: int, settings: Mapping[str, str]) -> int:
-    """The pid of a postmaster that is about to be ready.
+    """Start a postmaster and return its pid.
 
-    Every process of the server inherits `server_fd`: as long as one lives, the lock is held.
+    Every process of the server inherits `server_fd`: the lock lasts as long as one of them lives.
     """
     owner = cluster.account(folder)
     bin_dir = cluster.binaries(folder, owner)
@@ -99,7 +99,7 @@ def _start(folder: Path, server_fd: int, settings: Mapping[str, str]) -> int:
     argv = [str(bin_dir / "postgres"), "-D", str(folder / "data")]
     argv += [f"--{name}={value}" for name, value in options.items()]
     with _log(folder) as log_fd:
-        # An orphan in a session of its own: no signal to us or our group reaches it.
+        # A session of its own: signals to this process or its group do not reach it.
         printed = process.run(
             ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *argv],
             owner, folder, log_fd=log_fd, inherit=(server_fd,), env=_ignored_pid(folder),
@@ -121,10 +121,10 @@ def _log(folder: Path) -> Generator[int]:
 
 
 def _ignored_pid(folder: Path) -> dict[str, str]:
-    """Environment under which a stale pid file is no obstacle, whoever has its pid by now.
+    """Return the environment under which a stale pid file is ignored, whoever has its pid by now.
 
-    PostgreSQL takes PG_GRANDPARENT_PID for a process that cannot be a postmaster; it still looks
-    for users of the shared memory. That the file is stale, the server lock in our hands proves.
+    PostgreSQL takes PG_GRANDPARENT_PID for a process that cannot be a postmaster, and still checks
+    for users of the shared memory. The file is stale, since this process has the server lock.
     """
     pid_file = folder / "data" / "postmaster.pid"
     if not pid_file.exists():
@@ -151,7 +151,7 @@ def _await_ready(folder: Path) -> Postmaster:
 
 
 def alive(folder: Path) -> bool:
-    """Whether any process of the server lives, its orphans too."""
+    """Return whether any process of the server lives, including orphans."""
     fd = process.open_lock(folder / "server.lock")
     try:
         return not process.try_lock(fd)
@@ -160,7 +160,10 @@ def alive(folder: Path) -> bool:
 
 
 def stop(folder: Path) -> None:
-    """Fast shutdown; returns when every process of the server is gone, or after `_STOP_S`."""
+    """Stop the server by a fast shutdown.
+
+    Return when all its processes ended, or after `_STOP_S`.
+    """
     postmaster = running(folder)
     if postmaster is None or postmaster.pid is None:
         return

@@ -1,4 +1,4 @@
-"""Lock files and the commands of the server: what outlives a call, and what must not."""
+"""Lock files of the embedded server, and running its commands without inherited state."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Account(NamedTuple):
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of its own on the lock file, made if it is absent; no command inherits it."""
+    """Open the lock file, created if missing, and return a descriptor that no command inherits."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     _lock_fds.add(fd)
     return fd
 
 
 def try_lock(fd: int) -> bool:
-    """Whether the exclusive lock was to be had at once."""
+    """Try to take the exclusive lock at once; return whether that succeeded."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -39,19 +39,19 @@ def try_lock(fd: int) -> bool:
 
 
 def close_lock(fd: int) -> None:
-    """Close our copy; the lock ends when every copy is closed, so a heir of the fd keeps it."""
+    """Close this copy; the lock lasts while another process has an inherited copy."""
     _lock_fds.discard(fd)
     os.close(fd)
 
 
 def release_lock(fd: int) -> None:
-    """Unlock and close, whoever else has a copy of the descriptor."""
+    """Unlock and close, even if others have a copy of the descriptor."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     close_lock(fd)
 
 
 def forget_locks() -> None:
-    """In a forked child: close the copies; the parent's locks stay as they are."""
+    """Close the copies in a forked child; the parent's locks stay."""
     for fd in _lock_fds:
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -68,19 +68,21 @@ def run(
     inherit: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run to the end, in a session of its own and a clean environment; returns what it printed.
+    """Run a command in a session of its own with a clean environment; return its output.
 
-    `account` None: our own user. A failure is `EmbeddedUnavailable` with the last lines; an
-    account that cannot be taken, or a file that it cannot run, is an OSError.
+    `account` None: this user. A failure is `EmbeddedUnavailable` with the last lines. An account
+    that cannot be used, or a file that it cannot run, is an OSError.
     """
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+    }
     done = subprocess.run(
         argv,
         input=text.encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if log_fd is None else log_fd,
         cwd=cwd,
-        env={**kept, "LC_ALL": "C", "TZ": "UTC", **(env or {})},
+        env={**environment, "LC_ALL": "C", "TZ": "UTC", **(env or {})},
         pass_fds=inherit,
         start_new_session=True,
         user=account.uid if account else None,
@@ -98,7 +100,7 @@ def run(
 
 
 def can_run(argv: Sequence[str], account: Account) -> bool:
-    """Whether the account gets through with this command."""
+    """Return whether the account can run this command."""
     try:
         run(argv, account, Path("/"))
     except (OSError, errors.EmbeddedUnavailable):

@@ -20,7 +20,7 @@ from queue_workflows.embedded import cluster, process
 
 
 class Up(NamedTuple):
-    """A running `up`: its process, its app as `--app` names it, and when it began (UTC)."""
+    """A running `up`: its process, its app as `--app` names it, and its start (UTC)."""
 
     database: str
     pid: int
@@ -80,8 +80,8 @@ def _live(folder: Path, database: str | None) -> list[Up]:
             if process.try_lock(fd):
                 path.unlink()
                 continue
-            told = json.loads(os.pread(fd, 1 << 16, 0))
-            found.append(Up(name, told["pid"], told["app"], told["since"]))
+            content = json.loads(os.pread(fd, 1 << 16, 0))
+            found.append(Up(name, content["pid"], content["app"], content["since"]))
         finally:
             process.close_lock(fd)
     return found

@@ -1,4 +1,4 @@
-"""Read a claimed job column by column, and refuse one whose columns no handler can be given."""
+"""Read a claimed job column by column, and refuse one with columns that a handler cannot get."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CLAIM_LOST = "QW001"
 
 
 class Claimant(NamedTuple):
-    """Who claims, where, and for how long."""
+    """The worker that claims: its id, machine, queue and lease."""
 
     worker_id: str
     host: str
@@ -28,7 +28,7 @@ class Claimant(NamedTuple):
     """Whether to take the newest job of the best priority: for a machine that takes overflow."""
     lane: int | None = None
     model: str | None = None
-    """The warm model."""
+    """The loaded model."""
     models: list[str] | None = None
     """The models this worker can load; None: any."""
     obey: bool = True
@@ -40,14 +40,14 @@ class Claimant(NamedTuple):
 
 
 class NodeResult(NamedTuple):
-    """What a completed node leaves: JSON texts, seconds, peak RSS in MB."""
+    """The result of a completed node: JSON texts, seconds, peak RSS in MB."""
 
     lease: job_tables.Lease
     context_delta: str
     seconds: float
     vm_rss_mb_peak: int | None = None
     resolved_inputs: str | None = None
-    """None when the claim has stored them already."""
+    """None if the claim has stored them already."""
 
 
 class Ahead(NamedTuple):
@@ -60,7 +60,7 @@ class Ahead(NamedTuple):
 
 
 class IngestResult(NamedTuple):
-    """What a completed ingest job leaves: JSON text and seconds."""
+    """The result of a completed ingest job: JSON text and seconds."""
 
     lease: job_tables.Lease
     result: str

@@ -60,7 +60,7 @@ def finish(
     completed = [each for each in done if each.outcome.kind == "completed"]
     for each in done:
         if each.outcome.kind != "completed" and not _record(conn, each.lease, each.outcome):
-            raise errors.ClaimLost(f"job {each.lease.job_id} is held no longer")
+            raise errors.ClaimLost(f"job {each.lease.job_id} has lost its claim")
     if not completed:
         return []
     claimant = who or claims.Claimant(completed[0].lease.worker_id, "", "")

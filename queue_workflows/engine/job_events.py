@@ -20,7 +20,7 @@ def note(
     elapsed_s: float | None = None,
     error: str | None = None,
 ) -> None:
-    """Append one event of a job of either family; `job`: its row, with the worker to name."""
+    """Append one event of a job of either family; `job` is its row, with the worker to name."""
     values = {
         "job": job["id"],
         "attempt": job["attempts"],

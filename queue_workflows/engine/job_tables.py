@@ -1,4 +1,4 @@
-"""The two tables of jobs, and `Lease`: what identifies one claim."""
+"""The two job tables, and `Lease`, the identity of one claim."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class JobTable(NamedTuple):
-    """What sets one job family apart; most statements over jobs are written once for both."""
+    """The differences between the two job families; most statements serve both."""
 
     name: str
     events: str

@@ -1,4 +1,4 @@
-"""Read, close and postpone the outbox's events: what nodes became, waiting to be dispatched.
+"""Read, close and postpone the outbox's events: finished nodes that wait to be dispatched.
 
 Each function takes part in the transaction of its connection.
 """

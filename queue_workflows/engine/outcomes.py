@@ -1,4 +1,4 @@
-"""The outcome of a handler: what it returned, what it raised, and the traceback to show for it."""
+"""The outcome of a handler: its result or error, and the traceback to show."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
-        said = process.mask(payload.error_text(error))
-        return Outcome("snoozed", seconds, error=said, raised=raised)
-    name, said = type(error).__name__, process.mask(payload.error_text(error))
-    text = f"{name}: {said}" if said else name
+        message = process.mask(payload.error_text(error))
+        return Outcome("snoozed", seconds, error=message, raised=raised)
+    name, message = type(error).__name__, process.mask(payload.error_text(error))
+    text = f"{name}: {message}" if message else name
     if isinstance(error, SystemExit):
-        text = f"the body called sys.exit({error.code!r})"
+        text = f"the handler called sys.exit({error.code!r})"
     trace = process.mask(_traceback(error))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
@@ -74,7 +74,7 @@ def _traceback(error: BaseException) -> str:
         return "".join(trace.format())
     except Exception as broken:  # noqa: BLE001  the boundary around app code: an error's own code
         frames = "".join(traceback.format_tb(error.__traceback__))
-        return f"{frames}{type(error).__name__}; no more can be told: {type(broken).__name__}"
+        return f"{frames}{type(error).__name__}; no further details: {type(broken).__name__}"
 
 
 def _is_ours_alone(trace: traceback.TracebackException) -> bool:
@@ -96,12 +96,12 @@ def _leave_out_engine(first: traceback.TracebackException) -> None:
     streams = str(_PACKAGE / "worker" / "capture.py")
     todo: list[traceback.TracebackException | None] = [first]
     while todo:
-        if (told := todo.pop()) is None:
+        if (shown := todo.pop()) is None:
             continue
-        rest = itertools.dropwhile(_is_engine, told.stack)
+        rest = itertools.dropwhile(_is_engine, shown.stack)
         if frames := [frame for frame in rest if frame.filename != streams]:
-            told.stack = traceback.StackSummary.from_list(frames)
-        todo += (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ()))
+            shown.stack = traceback.StackSummary.from_list(frames)
+        todo += (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ()))
 
 
 def _raised(error: BaseException) -> policy.Raised:

@@ -1,4 +1,4 @@
-"""Check in one cheap statement whether there is work for an orchestrator or for a sweep."""
+"""Check in one cheap statement whether an orchestrator or a sweep has work."""
 
 from __future__ import annotations
 

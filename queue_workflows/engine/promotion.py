@@ -36,10 +36,10 @@ def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None
     Their commits wake workers and orchestrators.
     A row that raises is set aside in `rows` (None: for this call), and the others go on.
     """
-    kept = rows or row_isolation.Isolation()
+    isolation = rows or row_isolation.Isolation()
     total = 0
     for duty in PROMOTIONS:
-        while done := kept.batch(conn, duty):
+        while done := isolation.batch(conn, duty):
             total += len(done)
             if len(done) < row_isolation.PICKED:
                 break

@@ -117,7 +117,7 @@ def change_all(
 ) -> list[Row]:
     """Return the rows of `change`; if a row makes it fail, those of `one` for each claim."""
     status = conn.info.transaction_status
-    # Alone in autocommit a statement that fails leaves nothing behind.
+    # In autocommit a failing statement needs no savepoint.
     within = conn.transaction() if status == pq.TransactionStatus.INTRANS else None
     try:
         with within or contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Pause and limit queues and their partitions; report what they hold and what holds them."""
+"""Pause and limit queues and their partitions; report their counts and what blocks them."""
 
 from __future__ import annotations
 

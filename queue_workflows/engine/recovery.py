@@ -1,4 +1,4 @@
-"""Recover jobs from dead workers: lapsed leases, lost sessions, ended processes, and excuses."""
+"""Recover jobs of dead workers, and undo crashes that were counted without a fault of the job."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def charge(conn: db.Connection, lease: job_tables.Lease, *, evidence: str) -> Ro
 
 
 def excuse(conn: db.Connection, lease: job_tables.Lease, *, ended: bool = True) -> bool:
-    """Undo what the end of this claim has cost its job, as the database kept it from its worker.
+    """Undo the crash that the end of this claim has counted, since the database caused it.
 
-    A claim that is still held is handed back, unless its process may still run (`ended` false).
-    A crash that was counted for it is taken back, once, with a `death` event, also after the job
-    has ended. Returns whether anything was changed. A job that has failed as poison meanwhile
-    keeps its status and its count.
+    A claim that is still held is handed back, unless its process may still run (`ended` false). A
+    crash that was counted for it is subtracted once, with a `death` event, also after the job has
+    ended. Returns whether anything was changed. A job that has failed as poison meanwhile keeps its
+    status and its count.
     """
     with conn.transaction():
         if ended and handback.hand_back(conn, lease, reason=_NO_DATABASE) is not None:

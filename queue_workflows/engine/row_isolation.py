@@ -1,4 +1,4 @@
-"""Keep one row that raises from stopping the rows beside it: set it aside, retry later, end it."""
+"""Isolate a row that raises from the other rows of a batch: skip it, retry later, then fail it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Store, read and delete the hardware samples of hosts."""
+"""Store, read and delete the hardware samples of machines."""
 
 from __future__ import annotations
 

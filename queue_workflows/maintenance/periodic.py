@@ -35,7 +35,7 @@ class PeriodicTasks:
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
         self._database = availability.Availability(now_fn)
-        self._kept = db.DedicatedConnection()
+        self._dedicated = db.DedicatedConnection()
         """An idle task is a single statement, without a checkout from the pool."""
         self._rows = row_isolation.Isolation(now_fn)
         self._wake: Callable[..., None] = lambda *_: None
@@ -44,7 +44,7 @@ class PeriodicTasks:
 
     def close(self) -> None:
         """Close the connection; the next task opens another."""
-        self._kept.close()
+        self._dedicated.close()
 
     def loop(self) -> service.Loop:
         """Return the service that runs all tasks."""
@@ -73,7 +73,7 @@ class PeriodicTasks:
 
     def check(self) -> None:
         """Wake the frequent tasks that have something to do, found by one statement for all."""
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             found = pending.sweeps(conn)
         self._database.note()
         wanted = {
@@ -92,7 +92,7 @@ class PeriodicTasks:
         counts no crash: its worker had the same gap.
         """
         had_s = self._database.unmissed_s()
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             recovery.reclaim(conn, self._rows, had_s=had_s)
         self._database.note()
 
@@ -104,18 +104,18 @@ class PeriodicTasks:
         silent_s = config.SILENT_WORKER_AFTER_S.read()
         if not self._database.lasts(silent_s):
             return
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             if pending.has_silent_jobs(conn, silent_s):
                 recovery.reclaim_lost_sessions(conn, silent_s, self._rows)
 
     def cancel_orphans(self) -> None:
         """Cancel jobs that were inserted while their run ended."""
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             recovery.cancel_orphans(conn, self._rows)
 
     def expire_inputs(self) -> None:
         """End the waits of input nodes that are past their timeout."""
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             input_timeouts.expire_inputs(conn, self._rows)
 
     def repair_lock_queues(self) -> None:
@@ -124,7 +124,7 @@ class PeriodicTasks:
         A queue counts as unserved only after the database was available for STALE_WORKER_AFTER_S.
         """
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             served = lock_queues.served(conn, stale_after_s)
             lock_queues.unblock_served(conn, served)
             if self._database.lasts(stale_after_s) and (
@@ -140,14 +140,14 @@ class PeriodicTasks:
 
     def repair_partition_queues(self) -> None:
         """Admit jobs of limited partitions whose time has come or that were missed."""
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             queues.admit_from_partitions(conn)
 
     def flag_dead_workers(self) -> None:
         """Flag workers whose heartbeat is stale while they own running jobs."""
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         if self._database.lasts(stale_after_s):
-            with self._kept.using() as conn:
+            with self._dedicated.using() as conn:
                 workers.flag_stale(stale_after_s=stale_after_s, conn=conn)
 
     def flag_unassignable(self) -> None:
@@ -160,7 +160,7 @@ class PeriodicTasks:
         if not self._database.lasts(stale_after_s):
             self._unserved.clear()
             return
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             rows = {row["model"]: row for row in models.unserved(conn)}
             now = self._now()
             wanting = [model for model, row in rows.items() if row["reason"]]

@@ -1,4 +1,4 @@
-"""The outermost layer of every command: logging, exit codes, and masking in both."""
+"""The main function of every command: logging, exit codes, and masking in both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a flag that the main thread can wait for."""
+"""Turn SIGTERM and SIGINT into a flag that the main thread can wait for."""
 
 from __future__ import annotations
 

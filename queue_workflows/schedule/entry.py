@@ -1,4 +1,4 @@
-"""One line of a schedule: a task at one minute of every hour, or of chosen hours, in UTC."""
+"""One schedule entry: a task at one minute of every hour, or of chosen hours, in UTC."""
 
 from __future__ import annotations
 

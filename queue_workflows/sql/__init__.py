@@ -1,4 +1,4 @@
-"""Hold every SQL text of the engine outside `db/`, as package data.
+"""Package data: every SQL text of the engine, functions, triggers and queries.
 
 `queries/` has the statements by noun, `functions/` and `triggers/` the set that `db.functions`
 installs, and `privileges.sql` the rights to its functions.

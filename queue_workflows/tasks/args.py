@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from queue_workflows import config, errors
-from queue_workflows.dag import annotated, arguments, jsonable
+from queue_workflows.dag import arguments, jsonable, typed_values
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -33,16 +33,16 @@ class Taker:
         if any(p.kind is p.VAR_POSITIONAL for p in found):
             self.reason = self.args = True
         elif len(places) == 1:
-            sole = annotated.read(places[0].annotation, scope)
-            self.args = places[0].name == "args" or annotated.is_record(sole)
+            sole = typed_values.read(places[0].annotation, scope)
+            self.args = places[0].name == "args" or typed_values.is_record(sole)
             self.reason = not self.args
         if self.args and places:
-            kind = annotated.read(places[1 if len(places) > 1 else 0].annotation, scope)
-            self._record = kind if annotated.is_record(kind) else None
+            kind = typed_values.read(places[1 if len(places) > 1 else 0].annotation, scope)
+            self._record = kind if typed_values.is_record(kind) else None
         named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
         # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
         strict = not self.reason or any(p.default is p.empty for p in named)
-        self._keywords = annotated.Keywords([] if self.args else named, scope, strict=strict)
+        self._keywords = typed_values.Keywords([] if self.args else named, scope, strict=strict)
         self.checks = self._record is not None or bool(self._keywords)
         """Whether the task may refuse args."""
 
@@ -61,7 +61,7 @@ class Taker:
         """Return the model or the keywords made of the args, for a taker that `checks`."""
         if self._record is None:
             return self._keywords.bound(args, where)
-        return annotated.taken(args, self._record, where)
+        return typed_values.taken(args, self._record, where)
 
 
 def taker(task: Callable[..., Any]) -> Taker:
@@ -90,11 +90,11 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
     where = f"args of task {task_name!r}"
     if (dump := getattr(found, "model_dump", None)) is not None:
         found = dump(mode="json")
-    elif annotated.is_record(type(found)):
+    elif typed_values.is_record(type(found)):
         found = jsonable.plain(found, where)
     if not isinstance(found, Mapping):
         raise errors.ArgsRefused(f"{where}: a dict, not {type(found).__name__}")
     found = dict(cast("Mapping[str, Any]", found))
     if takes is not None and takes.checks:
-        annotated.check_as_stored(takes.checked, found, where)
+        typed_values.check_as_stored(takes.checked, found, where)
     return found

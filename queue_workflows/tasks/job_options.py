@@ -92,7 +92,7 @@ def _headers(given: Any, name: str, where: str) -> dict[str, str]:
     members = dict(cast("Mapping[Any, Any]", given))
     for key, member in members.items():
         if not isinstance(key, str) or not isinstance(member, str):
-            raise errors.InvalidJob(f"{where}: {name!r}: {key!r:.80} or its value is no text")
+            raise errors.InvalidJob(f"{where}: {name!r}: {key!r:.80} or its value is not a string")
     return members
 
 

@@ -130,7 +130,7 @@ def from_keywords(
         raise errors.InvalidJob("name either jobs or args: a mapping a job, or each job's args")
     for place, given in enumerate(({"args": each} for each in args) if jobs is None else jobs):
         if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidJob(f"job {place} is no mapping of keywords: {given!r:.80}")
+            raise errors.InvalidJob(f"job {place} is not a mapping of keywords: {given!r:.80}")
         if unknown := [name for name in given if name not in NewJob._fields]:
             raise errors.InvalidJob(
                 f"job {place}: {unknown[0]!r:.80} is none of {', '.join(NewJob._fields)}"
@@ -186,7 +186,9 @@ def base_columns(job: NewJob) -> dict[str, Any]:
             f"job of task {task_name!r}: no queue is named, neither by the caller nor by the task"
         )
     if not isinstance(reason, str) or not payload.is_storable(reason):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise errors.InvalidJob(f"job of task {task_name!r}: 'reason' {reason!r:.80} is no text")
+        raise errors.InvalidJob(
+            f"job of task {task_name!r}: 'reason' {reason!r:.80} is not a string"
+        )
     is_whole = isinstance(priority, int) and type(priority) is not bool
     if not is_whole or priority not in policy.PRIORITIES:
         raise errors.InvalidJob(

@@ -104,7 +104,7 @@ def _queue(queue: Any, where: str) -> str | None:
     if queue is None:
         return None
     if not isinstance(queue, str) or not config.QUEUE_NAME.fullmatch(queue):
-        raise errors.InvalidConfig(f"{where}: {queue!r:.80} is no queue name")
+        raise errors.InvalidConfig(f"{where}: {queue!r:.80} is not a queue name")
     if queue in config.DAG_QUEUES:
         raise errors.InvalidConfig(f"{where}: queue {queue} belongs to workflow nodes")
     return queue

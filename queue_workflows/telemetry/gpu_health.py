@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows.runtime import command
+from queue_workflows.runtime import external_tool
 
 TIMEOUT_S = 3.0
 """Seconds for all tools of one sample."""
@@ -60,8 +60,8 @@ class Sampler:
         self._timeout_s = timeout_s
         self._proc = proc
         self._cgroups = cgroups
-        self._nvidia = command.Tool("nvidia-smi")
-        self._rocm = command.Tool("rocm-smi")
+        self._nvidia = external_tool.Tool("nvidia-smi")
+        self._rocm = external_tool.Tool("rocm-smi")
         self.shown = shown
         """Whether pmon has shown a number yet."""
         self.problem: str | None = None
@@ -88,10 +88,10 @@ class Sampler:
             self._nvidia, deadline, "--query-gpu=utilization.gpu", "--format=csv,noheader"
         )
         if box.text is not None:
-            return _known(nvidia_use(box.text), "nvidia-smi tells no use of the GPU")
+            return _known(nvidia_use(box.text), "nvidia-smi reports no use of the GPU")
         other = self._ask(self._rocm, deadline, "--showuse", "--json")
         if other.text is not None:
-            return _known(rocm_use(other.text), "rocm-smi tells no use of the GPU")
+            return _known(rocm_use(other.text), "rocm-smi reports no use of the GPU")
         raise _Unknown(f"{box.problem}, {other.problem}")
 
     def _confirm(self, silent: set[str], deadline: float) -> None:
@@ -106,7 +106,7 @@ class Sampler:
         )
         use_by_gpu = nvidia_use_by_card(asked.text or "")
         if any(use_by_gpu.get(gpu) is None for gpu in silent):
-            raise _Unknown("nvidia-smi tells no use of the GPU")
+            raise _Unknown("nvidia-smi reports no use of the GPU")
 
     def _own_rows(self, text: str) -> list[Process]:
         rows = pmon_processes(text)
@@ -114,7 +114,9 @@ class Sampler:
             self.shown = True
         return [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
 
-    def _ask(self, tool: command.Tool, deadline: float, *arguments: str) -> command.Answer:
+    def _ask(
+        self, tool: external_tool.Tool, deadline: float, *arguments: str
+    ) -> external_tool.Answer:
         """Run one tool; if it hangs, end the sample: others would wait for the same driver."""
         answer = tool.ask(*arguments, timeout_s=max(0.0, deadline - time.monotonic()))
         if answer.hung:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
-from queue_workflows.runtime import command
+from queue_workflows.runtime import external_tool
 
 TIMEOUT_S = 3.0
 """Seconds for all tools of one reading."""
@@ -39,8 +39,8 @@ class Reader:
         self._nvml = _pynvml() if nvml is ... else nvml
         self._open = False
         self._timeout_s = timeout_s
-        self._nvidia = command.Tool("nvidia-smi")
-        self._rocm = command.Tool("rocm-smi")
+        self._nvidia = external_tool.Tool("nvidia-smi")
+        self._rocm = external_tool.Tool("rocm-smi")
         self.source = "none"
         """The source of the latest reading: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
 

@@ -1,4 +1,4 @@
-"""Tests of hosts: runs to their end in this process, no sleep, no thread. PYTEST_DONT_REWRITE
+"""Test apps: runs to their end in this process, no sleep, no thread. PYTEST_DONT_REWRITE
 
 With pytest, in conftest.py: `pytest_plugins = ["queue_workflows.testing"]`, which brings the
 fixtures of `testing.plugin`. Without it: `with testing.harness(app="letters:setup") as flows`.

@@ -1,4 +1,4 @@
-"""One host in one process: every role by turns, the clock moved by hand."""
+"""Run one app in one process: every role in turn, with a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 HOST = "test-host"
 LEASE_S = 600.0
 ROUNDS = 100_000
-"""Jobs and turns after which a run counts as one that goes on for ever."""
+"""Jobs and rounds after which a run counts as endless."""
 
 
 class Harness:
-    """Runs what is queued: orchestrator, workers of every queue and scheduler, one step at a time.
+    """Run what is queued: orchestrator, workers of every queue and scheduler, one step at a time.
 
-    Time does not pass by itself for what waits: `advance` moves it. `out` is the folder under which
-    runs that name none get theirs. Made by `harness()`.
+    Time does not pass by itself for what waits: `advance` moves it. `out` is the parent folder of
+    runs without a folder. Created by `harness()`.
     """
 
     def __init__(self, dsn: str, out: Path) -> None:
@@ -55,13 +55,13 @@ class Harness:
         self._ticker = scheduler.Ticker(now_fn=self.now)
 
     def close(self) -> None:
-        """Unload the model that is loaded, if any."""
+        """Unload the loaded model, if any."""
         self._cache.drop_cache()
 
     # --- runs
 
     def submit(self, workflow: str, inputs: Mapping[str, Any] | None = None, **columns: Any) -> str:
-        """Queue a run and do nothing else; its id. `columns`: as of `runs.submit`."""
+        """Queue a run and return its id. `columns`: as in `runs.submit`."""
         run_id: str = columns.pop("run_id", None) or str(uuid.uuid4())
         columns.setdefault("out_dir", str(self.out / run_id))
         row = runs.submit(workflow, run_id=run_id, context=dict(inputs or {}), **columns)
@@ -75,19 +75,19 @@ class Harness:
         answers: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> result.Result:
-        """Submit a run and see it through; what became of it.
+        """Submit a run, work until it ends, and return its `Result`.
 
-        `answers`: by input node; one that can be called gets what is asked and returns the answer.
-        It ends when the run is over, or waits for an answer that is not here.
+        `answers`: by input node; a callable gets the question and returns the answer. Returns when
+        the run is over, or waits for an answer that is not here.
         """
         run_id = self.submit(workflow, inputs, **columns)
         return self.finish(run_id, answers=answers)
 
     def finish(self, run_id: str, *, answers: Mapping[str, Any] | None = None) -> result.Result:
-        """Work until the run is over or waits for an answer that is not here; its `Result`.
+        """Work until the run is over or waits for an answer that is not here; return its `Result`.
 
-        What waits for its time (back-off, `available_at`) has it: the clock is moved to it. Raises
-        `AssertionError` with the reason for a run that cannot start.
+        The clock advances for what waits (back-off, `available_at`). Raises `AssertionError` with
+        the reason for a run that cannot start.
         """
         given = dict(answers or {})
         for _ in range(ROUNDS):
@@ -107,19 +107,19 @@ class Harness:
             if found.status == "queued":
                 raise AssertionError(f"run {run_id} stays queued: {self._why_queued(found)}")
             return found
-        raise AssertionError(f"run {run_id} goes on for ever")
+        raise AssertionError(f"run {run_id} does not end")
 
     def retry(self, run_id: str, *, from_node: str | None = None) -> result.Result:
-        """Run a finished run again (`runs.retry`) and see it through."""
+        """Run a finished run again (`runs.retry`) and work until it ends."""
         runs.retry(run_id, from_node=from_node)
         return self.finish(run_id)
 
     def result(self, run_id: str) -> result.Result:
-        """The run as it is now."""
+        """Return the run as it is now."""
         return result.of_run(run_id)
 
     def answer(self, run_id: str, node_id: str, value: Any) -> str:
-        """Answer an input node, checked against what it asks; the submission's id."""
+        """Answer an input node, checked against its question; return the submission's id."""
         return runs.answer(run_id, node_id, value, check=True)
 
     def run_task(self, task: str, args: JsonDict | None = None, *, queue: str) -> Row:
@@ -133,12 +133,15 @@ class Harness:
                 return row or {}
             if not self._skip_ahead(began):
                 return row
-        raise AssertionError(f"ingest job {job_id} goes on for ever")
+        raise AssertionError(f"ingest job {job_id} does not end")
 
     # --- work
 
     def work(self) -> int:
-        """Do what is due, in every role by turns, until nothing is left; how many jobs ran."""
+        """Do what is due, in every role in turn, until nothing is left.
+
+        Return how many jobs ran.
+        """
         ran = 0
         for _ in range(ROUNDS):
             starts.start_queued()
@@ -147,10 +150,10 @@ class Harness:
             ran += done
             if not (drain.drain_outbox() or self._listener.process_all() or done):
                 return ran
-        raise AssertionError("the work goes on for ever")
+        raise AssertionError("the work does not end")
 
     def _run_one(self, queue: str) -> int:
-        # What comes due and waits for its turn with a lock key is let in by the first one's commit.
+        # The commit of the first job with a lock key admits the next due job with that key.
         job = self._claim(queue) or self._claim(queue)
         if job is None:
             return 0
@@ -183,7 +186,7 @@ class Harness:
     # --- time
 
     def now(self) -> datetime.datetime:
-        """The database's clock, and what `advance` has added to it."""
+        """Return the database's clock plus what `advance` has added."""
         return self._database_now() + datetime.timedelta(seconds=self._passed_s)
 
     def _database_now(self) -> datetime.datetime:
@@ -193,9 +196,9 @@ class Harness:
     def advance(self, seconds: float) -> None:
         """Let time pass for what waits: due times, back-offs, leases, heartbeats, schedules.
 
-        Leases that lapse by it are swept, input nodes past their `timeout_s` take their default or
-        fail. Nothing runs: `work` and `tick` do. Instants that are history (`created_at`,
-        `finished_at`) stay.
+        Expired leases are swept; input nodes past their `timeout_s` take their default or fail.
+        Nothing runs: `work` and `tick` do that. Times of the past (`created_at`, `finished_at`)
+        stay.
         """
         if seconds < 0:
             raise errors.InvalidConfig(f"advance({seconds:g}): time does not go back")
@@ -206,21 +209,21 @@ class Harness:
         input_timeouts.expire_inputs()
 
     def advance_to(self, instant: datetime.datetime) -> None:
-        """`advance` up to an instant of `now()`, such as a schedule entry's `next_fire_at`."""
+        """Call `advance` up to a time of `now()`, such as a schedule entry's `next_fire_at`."""
         self.advance((instant - self.now()).total_seconds())
 
     def tick(self) -> list[str]:
-        """Fire what the schedule has due by `now()`; the ids of the jobs queued, none of them run.
+        """Fire what the schedule has due by `now()`; return the ids of the queued jobs.
 
-        Since the last call, or since the harness was made: what a scheduler does that looks now.
+        Counts from the last call, or from the harness's creation. None of the jobs runs.
         """
         return self._ticker.run_once()
 
     def _skip_ahead(self, began: datetime.datetime) -> bool:
-        """Move the clock to what comes due next after `began`, when the last work began.
+        """Advance the clock to what is due next after `began`, the start of the last work.
 
-        What was due before was part of that work, and cannot run. What came due since, by itself,
-        was perhaps not.
+        What was due before was part of that work, and cannot run. What became due since may not
+        have been part of it.
         """
         with db.transaction() as conn:
             wait_s = clock.next_due_s(conn, after=began)
@@ -239,7 +242,7 @@ class Harness:
             )
         return run.error or "its row is locked by another transaction, or its mode is not 'node'"
 
-    # --- trouble
+    # --- faults
 
     def fail(
         self,
@@ -248,20 +251,20 @@ class Harness:
         *,
         times: int | None = 1,
     ) -> faults.Fault:
-        """Let the node's body raise, the next `times` times that it is run (None: always).
+        """Let the node's handler raise, the next `times` times that it runs (None: always).
 
-        `where`: a node id or an ingest task's name; `*` stands for anything: `"read/*"`.
+        `where`: a node id or an ingest task's name; `*` matches anything: `"read/*"`.
         """
         return self._add(faults.Fault(where, "fail", times, faults.error_of(error)))
 
     def crash(self, where: str, *, times: int | None = 1) -> faults.Fault:
-        """Let the worker die at the node: its lease lapses and the job is taken back."""
+        """Let the worker die at the node: its lease expires and the job is reclaimed."""
         return self._add(faults.Fault(where, "crash", times))
 
     def hang(self, where: str, *, until: str = "cancelled", times: int | None = 1) -> faults.Fault:
-        """Let the node's body hang until its run is `cancelled`, or its `budget` is over.
+        """Let the node's handler hang until its run is `cancelled`, or its `budget` is over.
 
-        The first cancels the run while the body runs, the second is the watchdog's trip.
+        The first cancels the run while the handler runs, the second is the watchdog's timeout.
         """
         if until not in faults.UNTIL:
             raise errors.InvalidConfig(f"until={until!r}: it is one of {', '.join(faults.UNTIL)}")
@@ -276,12 +279,12 @@ class Harness:
 def harness(
     *, app: apps.App = None, dsn: str | None = None, own: bool = False, out: Path | None = None
 ) -> Generator[Harness]:
-    """A `Harness` on a scratch database, the app wired in; afterwards all is as it was.
+    """Yield a `Harness` of an app on a scratch database; restore everything afterwards.
 
     `app`: `"package.module[:callable]"` or a function; None keeps what this process has set. `dsn`:
-    the `*_test` database beside which the scratch one is made; `own`: it is a scratch one already
-    (`testing.database()`), emptied here. `out`: where runs put their files; a folder that is
-    removed, by default. Raises `InvalidConfig` for a database of any other name.
+    the `*_test` database beside which the scratch one is created; `own`: it is a scratch one
+    already (`testing.database()`), emptied here. `out`: where runs put their files; by default a
+    folder that is removed. Raises `InvalidConfig` for a database of any other name.
     """
     with contextlib.ExitStack() as stack:
         if not own or dsn is None:

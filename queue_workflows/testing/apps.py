@@ -21,8 +21,8 @@ _loaded: dict[str, dict[str, Any]] = {}
 def load(app: App) -> None:
     """Reset the configuration and load `app` into it; None keeps the configuration as it is.
 
-    A module that this process imported before declares nothing when it is imported again, so what
-    the app's modules declared is installed again. Raises `InvalidConfig` and `AppFailed`.
+    A module that this process imported before declares nothing on a second import. So what the
+    app's modules declared is installed again. Raises `InvalidConfig` and `AppFailed`.
     """
     if app is None:
         return
@@ -58,7 +58,7 @@ def _install_declared(app_module: str) -> None:
 
 
 def _modules_of(app_module: str) -> list[str]:
-    """The app's module and those that it uses: of its package, or with declarations.
+    """Return the app's module and those that it uses: of its package, or with declarations.
 
     Declarations of modules that the app does not use belong to another app of this test run.
     """

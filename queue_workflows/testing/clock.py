@@ -10,7 +10,7 @@ from queue_workflows.engine import job_tables
 
 
 def pass_time(conn: db.Connection, seconds: float) -> None:
-    """Set every instant that is waited for, or judged by its age, back by so many seconds."""
+    """Set every time that is waited for, or compared by age, back by so many seconds."""
     by = {"by": datetime.timedelta(seconds=seconds)}
     for text in statements.test_clock.move_jobs.values():
         conn.execute(text, by)
@@ -23,15 +23,15 @@ def pass_time(conn: db.Connection, seconds: float) -> None:
 
 
 def next_due_s(conn: db.Connection, *, after: datetime.datetime) -> float | None:
-    """Return the seconds until the first instant later than `after` at which something comes due.
+    """Return the seconds until the first time later than `after` at which something is due.
 
-    Negative when that instant has passed; None when nothing waits for a later one.
+    Negative if it has passed; None if nothing waits for a later one.
     """
     row = conn.execute(statements.test_clock.next_due, {"after": after}).fetchone()
     return row["seconds"] if row else None
 
 
 def expire(conn: db.Connection, lease: job_tables.Lease) -> None:
-    """Let a claim's lease lapse, as if its worker had died a lease ago."""
+    """Let a claim's lease expire, as if its worker had died a lease ago."""
     values = {"job": lease.job_id, "claim": lease.claim_no}
     conn.execute(statements.test_clock.expire_lease[lease.table.name], values)

@@ -1,4 +1,4 @@
-"""Trouble at a node, made on purpose."""
+"""Inject faults into a node: errors, crashes and hangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNTIL = ("cancelled", "budget")
 
 
 class Fault:
-    """What goes wrong at the nodes that a pattern matches, and how many times more."""
+    """A fault for the nodes that a pattern matches, and how many times it still applies."""
 
     def __init__(self, pattern: str, kind: str, times: int | None, error: Any = None) -> None:
         self.pattern = pattern
@@ -28,10 +28,10 @@ class Fault:
         self.times = times
         self.error = error
         self.met = 0
-        """How often it struck."""
+        """How often it applied."""
 
     def strikes(self, node_id: str) -> bool:
-        """Whether it strikes this node now; counts it if so."""
+        """Return whether it applies to this node now, and count it."""
         if self.times is not None and self.met >= self.times:
             return False
         if not fnmatchcase(node_id, self.pattern):
@@ -42,7 +42,7 @@ class Fault:
 
 @contextmanager
 def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool]:
-    """Let a claimed job meet its fault; whether it is still to be executed inside the block."""
+    """Apply a claimed job's fault; yield whether it is still to be executed inside the block."""
     if fault is None:
         yield True
     elif fault.kind == "crash":
@@ -60,14 +60,14 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
 
 
 def _crash(table: job_tables.JobTable, job: Row) -> None:
-    """The worker dies with the job: nothing is recorded, the lease lapses, a sweep takes it."""
+    """Let the worker die with the job: nothing is recorded, the lease expires, a sweep takes it."""
     with db.transaction() as conn:
         clock.expire(conn, job_tables.lease_of(table, job))
     recovery.reclaim()
 
 
 def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
-    """The watchdog ends the worker, the job's budget being over."""
+    """Let the watchdog end the worker, as if the job's budget was over."""
     text = f"budget: ran longer than {budget_s:g} s"
     with db.transaction() as conn:
         lease = job_tables.lease_of(table, job)
@@ -75,7 +75,7 @@ def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
 
 
 class _Cancelled(control.NoControl):
-    """The job was cancelled already: its body ends at its first yield or await."""
+    """A control of a cancelled job: its handler ends at its first yield or await."""
 
     interrupted = "cancelled"
     cancel_requested = True
@@ -86,7 +86,7 @@ class _Cancelled(control.NoControl):
 
 
 def _stop_task(table: job_tables.JobTable, job: Row) -> None:
-    """A task that yields or awaits is ended there; any other ends with its worker, unseen."""
+    """End a task that yields or awaits there; any other ends with its worker."""
     jobs.cancel(job["id"])
     task, outcome = config.get_config().ingest_task_map.get(job["task_name"]), _STOPPED
     if task is not None and handlers.can_be_ended(task):
@@ -100,13 +100,13 @@ _STOPPED = outcomes.Outcome("cancelled", 0.0)
 
 @contextmanager
 def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[None]:
-    """While this job runs, its body is what the fault makes of it."""
+    """Replace the job's handler by the fault while it runs."""
     known: dict[str, Any]
-    body, cfg = _body(job, fault), config.get_config()
+    handler, cfg = _handler(job, fault), config.get_config()
     if table.in_run:
-        known, name, own = cfg.node_map, job["node_module"], config.RegisteredNode(body)
+        known, name, own = cfg.node_map, job["node_module"], config.RegisteredNode(handler)
     else:
-        known, name, own = cfg.ingest_task_map, job["task_name"], body
+        known, name, own = cfg.ingest_task_map, job["task_name"], handler
     before = known.get(name)
     known[name] = own
     try:
@@ -117,12 +117,12 @@ def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[N
             known[name] = before
 
 
-def _body(job: Row, fault: Fault) -> Callable[..., Any]:
+def _handler(job: Row, fault: Fault) -> Callable[..., Any]:
     def raises() -> None:
         raise fault.error
 
     def hangs(cancel_event: threading.Event) -> None:
-        # Nobody else is here to do it: the cancel that the body waits for is made by itself.
+        # No other process can do it, so the job's own thread makes the cancel that it waits for.
         runs.cancel(job["run_id"])
         cancel_event.set()
 
@@ -130,7 +130,7 @@ def _body(job: Row, fault: Fault) -> Callable[..., Any]:
 
 
 def error_of(given: BaseException | type[BaseException] | str) -> BaseException:
-    """The exception to raise. Raises `InvalidConfig` for what is none."""
+    """Return the exception to raise. Raises `InvalidConfig` for any other value."""
     if isinstance(given, str):
         return RuntimeError(given)
     if isinstance(given, BaseException):

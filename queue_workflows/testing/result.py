@@ -1,4 +1,4 @@
-"""What became of a run, to look at in a test."""
+"""The result of a run, for assertions in a test."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _FAILURES = 1000
 
 
 class Node(NamedTuple):
-    """One node of a run: its status, what it received, left or raised, and the four counters."""
+    """One node of a run: its status, inputs, output or error, and the four counters."""
 
     id: str
     status: str
     output: JsonDict
     """Its `context_delta`; {} for none."""
     inputs: JsonDict
-    """As the body received them; before it ran, as they were resolved when it was queued."""
+    """The inputs as the handler received them; before it ran, as resolved when it was queued."""
     error: str | None
     traceback: str | None
     claims: int
@@ -42,33 +42,33 @@ class Result(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, JsonDict]:
-        """What each completed node left, by node id."""
+        """Return the output of each completed node, by node id."""
         return {n.id: n.output for n in self.nodes.values() if n.status == "completed"}
 
     @property
     def failures(self) -> dict[str, str]:
-        """The error of each failed node, by node id."""
+        """Return the error of each failed node, by node id."""
         return {n.id: n.error or "" for n in self.nodes.values() if n.status == "failed"}
 
     @property
     def waiting(self) -> dict[str, JsonDict]:
-        """What each node asks that waits for an answer, by node id."""
+        """Return the question of each node that waits for an answer, by node id."""
         return {n.id: n.asks or {} for n in self.nodes.values() if n.status == "awaiting_input"}
 
     def completed(self) -> Result:
-        """Itself; `AssertionError` that shows what failed or waits, for a run that is not done."""
+        """Return itself; raise `AssertionError` with what failed or waits if it is not done."""
         if self.status == "completed":
             return self
-        told = [f"run {self.run_id} is {self.status}" + (f": {self.error}" if self.error else "")]
-        told += [f"node {name} waits for an answer" for name in self.waiting]
+        lines = [f"run {self.run_id} is {self.status}" + (f": {self.error}" if self.error else "")]
+        lines += [f"node {name} waits for an answer" for name in self.waiting]
         for name in self.failures:
-            told.append(f"node {name} failed: {self.nodes[name].error}")
-            told += [self.nodes[name].traceback or ""]
-        raise AssertionError("\n".join(told))
+            lines.append(f"node {name} failed: {self.nodes[name].error}")
+            lines += [self.nodes[name].traceback or ""]
+        raise AssertionError("\n".join(lines))
 
 
 def of_run(run_id: str) -> Result:
-    """The result of a run. Raises `UnknownJob` for no such run."""
+    """Return the result of a run. Raises `UnknownJob` if there is none."""
     run = runs.get(run_id)
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")

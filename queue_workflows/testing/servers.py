@@ -1,4 +1,4 @@
-"""Where the scratch database of a test run is: beside a named `*_test` one, or embedded."""
+"""Create the scratch database of a test run: beside a `*_test` one, or on an embedded server."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from queue_workflows.db import scratch
 VARIABLE = "QUEUE_WORKFLOWS_TEST_DB_URL"
 _FOLDER = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
 _UNSAFE = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
-"""What a test loses by a crash of the machine is of no value."""
+"""A crash of the machine may lose test data."""
 
 
 @contextlib.contextmanager
 def database(dsn: str | None = None) -> Generator[str]:
-    """The DSN of a new database with the schema, dropped at the end.
+    """Yield the DSN of a new database with the schema; drop it at the end.
 
-    On the server of `dsn` (or QUEUE_WORKFLOWS_TEST_DB_URL), whose database's name has to end in
-    `_test` and is not touched; else on an embedded server in a folder of its own for tests.
+    It is on the server of `dsn` (or QUEUE_WORKFLOWS_TEST_DB_URL), whose database's name has to end
+    in `_test` and is not changed; else on an embedded server in a folder of its own for tests.
     """
     with contextlib.ExitStack() as stack:
         given = dsn or os.environ.get(VARIABLE) or stack.enter_context(_embedded())
@@ -42,7 +42,7 @@ def _embedded() -> Generator[str]:
 
 @contextlib.contextmanager
 def environment(**values: str) -> Generator[None]:
-    """These variables set for a while, then as they were."""
+    """Set these environment variables for the block, then restore them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,1 +1,1 @@
-"""Everything around one running job: its lease, its guards, its end."""
+"""Worker internals: claim jobs, run handlers, renew leases, check guards, recover crashes."""

@@ -1,4 +1,4 @@
-"""Very short ingest jobs: N leases in one claim, N results in one statement."""
+"""Run very short ingest jobs in batches: one claim and one record for many jobs."""
 
 from __future__ import annotations
 

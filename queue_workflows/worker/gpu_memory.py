@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from queue_workflows import config
-from queue_workflows.runtime import command
+from queue_workflows.runtime import external_tool
 
 TIMEOUT_S = 3.0
 KNOWN_S, UNKNOWN_S = 3600.0, 60.0
@@ -16,7 +16,7 @@ class GpuMemory:
     """The size of this worker's GPU memory, if known; measured by one thread."""
 
     def __init__(self) -> None:
-        self._tool = command.Tool("nvidia-smi")
+        self._tool = external_tool.Tool("nvidia-smi")
         self.vram_mb: int | None = None
         self.measured = False
         """Whether it was measured, with whatever result."""
@@ -34,7 +34,7 @@ class GpuMemory:
         return UNKNOWN_S if self.vram_mb is None else KNOWN_S
 
 
-def vram_total_mb(tool: command.Tool) -> int | None:
+def vram_total_mb(tool: external_tool.Tool) -> int | None:
     """Return GPU_VRAM_GB in MB of 10**6, else the MiB that nvidia-smi reports for the largest GPU.
 
     Only visible GPUs count. None means unknown: then every model fits. Blocks for up to TIMEOUT_S.

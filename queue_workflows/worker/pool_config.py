@@ -122,8 +122,8 @@ def _queue_faults(queue: Any, places: dict[str, int]) -> list[str]:
         return [f"queue {queue!r} runs workflow nodes: start queue-claim-worker --queue {queue}"]
     if not config.QUEUE_NAME.fullmatch(queue):
         return [
-            f"{queue[:80]!r} is no queue name: 1 to 63 of letters, digits, '_', '-', '.', none of "
-            "the last two first"
+            f"{queue[:80]!r} is not a queue name: 1 to 63 of letters, digits, '_', '-', '.', none "
+            "of the last two first"
         ]
     if queue in places:
         return [f"queue {queue!r} is also in entry {places[queue]}: name it once"]

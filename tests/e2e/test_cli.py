@@ -162,7 +162,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
         (("run", "chain", "--app", TOYHOST, "--input", "@/none"), "--input @/none: No such file"),
         (("run", "chain", "--app", TOYHOST, "--out", "/dev/null/x"), "--out /dev/null/x: Not a"),
         (("run", "chain", "--input", "n=" + "[" * 70 + "]" * 70, "--no-wait"), "nested deeper"),
-        (("run", "chain"), "no worker serves cpu: name the host app by --app"),
+        (("run", "chain"), "no worker serves cpu: name the app by --app"),
         (("migrate", "--dir", "/no/such"), "no migration folder '/no/such'"),
         (("migrate", "--to", "9999"), "--to 9999: there is no migration 9999"),
         (("demo", "/no/such", "--yes"), "/no/such: no such folder"),

@@ -167,7 +167,7 @@ def test_a_network_without_a_way_there(monkeypatch: pytest.MonkeyPatch, code: st
     monkeypatch.setattr(socket, "create_connection", refuse)
     step = failed(f"postgresql://u:{CANARY}@192.0.2.1:5432/x")
     assert step.check == "port"
-    assert step.text == "there is no way to 192.0.2.1:5432 (as the kernel says)"
+    assert step.text == "no route to 192.0.2.1:5432 (as the kernel says)"
     assert "one network" in step.remedy
 
 
@@ -203,7 +203,7 @@ def listener(reply: bytes | None) -> Generator[int]:
     ("reply", "text"),
     [
         (None, "takes connections and says nothing for 0.3 s"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "is no PostgreSQL"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "is not PostgreSQL"),
         (b"", "says nothing"),
     ],
 )
@@ -603,7 +603,7 @@ def test_a_pooler_in_transaction_mode(db: Any, dsn: str, monkeypatch: pytest.Mon
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", url)
         step = passed(url)["listen"]
     assert step.level == WARNING
-    assert "a pooler in transaction mode stands between" in step.text
+    assert "a pooler in transaction mode is in between" in step.text
     assert "QUEUE_WORKFLOWS_POLL_ONLY=1" in step.remedy
 
 

@@ -155,10 +155,10 @@ def test_check_as_a_command_says_0_1_or_2(env: dict[str, str], cli: Commands) ->
     good = cli.run("queue-workflows", "check", "hello", "--app", "declared_app", **env)
     assert (good.process.returncode, good.err) == (0, "")
     assert "report" in good.out
-    assert good.out.endswith("hello: nothing to mend\n")
+    assert good.out.endswith("hello: no problems found\n")
     every = cli.run("queue-workflows", "check", "--app", "declared_app", **env)
     assert every.process.returncode == 1
-    assert "hello: nothing to mend" in every.out
+    assert "hello: no problems found" in every.out
     assert "'words'; count takes text, least" in every.out
     unknown = cli.run("queue-workflows", "check", "helo", "--app", "declared_app", **env)
     assert unknown.process.returncode == 2

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from queue_workflows import db
-from queue_workflows.runtime import command
+from queue_workflows.runtime import external_tool
 from tests.gpu import app, bench, checks, pretend
 from tests.support import database
 
@@ -35,7 +35,7 @@ NEEDED_MB = app.LARGE_MB + 2048
 
 def missing() -> str | None:
     """Why there is nothing to check here; None when there is a card with torch for it."""
-    names = command.Tool("nvidia-smi").ask(
+    names = external_tool.Tool("nvidia-smi").ask(
         "--query-gpu=name", "--format=csv,noheader", timeout_s=10.0
     )
     if not (names.text or "").strip():

@@ -359,7 +359,7 @@ def test_an_unknown_option_is_named_and_no_part_of_a_password(
 
     with pytest.raises(errors.InvalidConfig) as caught:
         db.describe(url)
-    assert (": 'pool_size' is no option of PostgreSQL's" in str(caught.value)) is named
+    assert (": 'pool_size' is not an option of PostgreSQL" in str(caught.value)) is named
     assert ("pool_size" in str(caught.value)) is named
     assert CANARY not in str(caught.value)
 
@@ -371,7 +371,7 @@ def test_a_port_that_is_none_is_refused_at_once(
     from queue_workflows import db
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", f"host=localhost port={port} password={CANARY}")
-    with pytest.raises(errors.InvalidConfig, match="is no port") as caught:
+    with pytest.raises(errors.InvalidConfig, match="is not a port") as caught:
         db.wait_until_reachable()
     assert CANARY not in str(caught.value)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.runtime import command
+from queue_workflows.runtime import external_tool
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.worker import guards
 from tests.support.wait import until
@@ -188,7 +188,7 @@ def test_what_is_not_available_is_unknown(tool: Write) -> None:
     tool("nvidia-smi", nvidia(shows(f"{HEADER} 0 - - - - -"), shows("[N/A]")))
     sampler = gpu_health.Sampler()
     assert sampler.sample().gpu_pct is None
-    assert sampler.problem == "nvidia-smi tells no use of the GPU"
+    assert sampler.problem == "nvidia-smi reports no use of the GPU"
 
 
 @pytest.mark.parametrize("driver", [None, "exit 1"])
@@ -241,7 +241,7 @@ def test_all_that_one_sample_runs_shares_the_time(tool: Write) -> None:
 
 def test_a_flood_is_cut_off(tool: Write) -> None:
     tool("nvidia-smi", "exec cat /dev/zero")
-    answer = command.Tool("nvidia-smi").ask(timeout_s=30.0)
+    answer = external_tool.Tool("nvidia-smi").ask(timeout_s=30.0)
     assert answer.text is None
     assert "printed more than" in answer.problem
     assert gpu_health.Sampler().sample().gpu_pct is None
@@ -266,8 +266,8 @@ def test_a_tool_that_cannot_be_killed_is_left_and_not_started_again(
     tool("nvidia-smi", f'echo $$ >> "{pids}"\nread line < "{tmp_path}/gate" || :')
     os.mkfifo(tmp_path / "gate")
     kills: list[int] = []
-    monkeypatch.setattr(command.os, "killpg", lambda pid, sent: kills.append(pid))
-    asked = command.Tool("nvidia-smi")
+    monkeypatch.setattr(external_tool.os, "killpg", lambda pid, sent: kills.append(pid))
+    asked = external_tool.Tool("nvidia-smi")
     assert asked.ask(timeout_s=0.5).hung
     again = asked.ask(timeout_s=0.5)
     assert again.hung
@@ -286,7 +286,7 @@ def test_the_tool_speaks_the_language_that_is_parsed(
 ) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     tool("nvidia-smi", 'echo "$LC_ALL"')
-    assert command.Tool("nvidia-smi").ask(timeout_s=5.0).text == "C\n"
+    assert external_tool.Tool("nvidia-smi").ask(timeout_s=5.0).text == "C\n"
 
 
 def test_a_box_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -> None:

@@ -157,7 +157,7 @@ def test_a_result_that_cannot_be_stored_fails_the_job_with_the_reason(value: Any
     [
         (ValueError("no"), "ValueError: no"),
         (ValueError("a\x00b"), "ValueError: a\ufffdb"),
-        (SystemExit(1), "the body called sys.exit(1)"),
+        (SystemExit(1), "the handler called sys.exit(1)"),
         (asyncio.CancelledError(), "CancelledError"),
     ],
     ids=repr,

@@ -455,7 +455,7 @@ def test_what_a_caller_does_not_name_its_task_names(conn: Any) -> None:
 
 def test_a_list_of_what_are_no_jobs_is_refused(conn: Any) -> None:
     for wrong in ([None], [5], [("t", "fetch")]):
-        with pytest.raises(errors.InvalidJob, match="job 0 is no mapping of keywords"):
+        with pytest.raises(errors.InvalidJob, match="job 0 is not a mapping of keywords"):
             enqueue_many(wrong)
     with pytest.raises(errors.InvalidJob, match="job 0 has no task_name"):
         jobs_api.enqueue_many(args=[{}], queue="fetch")

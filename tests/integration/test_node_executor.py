@@ -26,7 +26,7 @@ from queue_workflows import (
     runs,
 )
 from queue_workflows import db as engine
-from queue_workflows.dag import outputs
+from queue_workflows.dag import run_folder
 from queue_workflows.dispatch import inputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
@@ -337,8 +337,8 @@ def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder() -> None:
         return {"out": str(out), "scratch": str(scratch)}
 
     found = arguments(body, {})
-    assert Path(found["out"]).is_relative_to(outputs.folder().resolve())
-    assert Path(found["scratch"]).is_relative_to(outputs.folder().resolve())
+    assert Path(found["out"]).is_relative_to(run_folder.folder().resolve())
+    assert Path(found["scratch"]).is_relative_to(run_folder.folder().resolve())
     assert Path(found["out"]).is_dir()
     assert not Path(found["scratch"]).exists()
 
@@ -443,8 +443,8 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
         (ValueError(), "ValueError"),
         (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb \ufffd"),
         (KeyError("k"), "KeyError: 'k'"),
-        (SystemExit(3), "the body called sys.exit(3)"),
-        (SystemExit(), "the body called sys.exit(None)"),
+        (SystemExit(3), "the handler called sys.exit(3)"),
+        (SystemExit(), "the handler called sys.exit(None)"),
         (asyncio.CancelledError(), "CancelledError"),
         (GeneratorExit("odd"), "GeneratorExit: odd"),
         (MemoryError(), "MemoryError"),

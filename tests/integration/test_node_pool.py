@@ -230,7 +230,7 @@ class Rounds:
         self.duties = periodic.PeriodicTasks(lambda: self.now)
         self._loop = self.duties.loop()
         self._due_at = self.now + self._loop.run_due()
-        self.asked = counting_cursor.Counter(self.duties._kept.get())
+        self.asked = counting_cursor.Counter(self.duties._dedicated.get())
 
     def go_on(self, seconds: float) -> None:
         end = self.now + seconds

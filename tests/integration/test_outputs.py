@@ -12,7 +12,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, config, dispatcher, node_queue, run_store
 from queue_workflows.admin import doctor as facts
-from queue_workflows.dag import outputs
+from queue_workflows.dag import run_folder
 from tests.support import factories, flow
 
 
@@ -69,10 +69,10 @@ def test_a_job_that_an_app_queued_into_its_own_run_has_a_folder(
 
 @pytest.mark.parametrize("run_id", ["../../x", "/etc", ".hidden", "a/b", "", "x" * 500, "a\nb"])
 def test_no_id_leads_out_of_the_folder(folder: Path, run_id: str) -> None:
-    found = Path(outputs.of_run(run_id))
+    found = Path(run_folder.of_run(run_id))
     assert found.parent == folder
     assert found.name.startswith("run-")
-    assert os.fspath(found) == outputs.of_run(run_id), "the same on every call"
+    assert os.fspath(found) == run_folder.of_run(run_id), "the same on every call"
 
 
 def test_the_folder_is_the_knobs_then_the_first_root_then_the_data_folder(
@@ -80,11 +80,11 @@ def test_the_folder_is_the_knobs_then_the_first_root_then_the_data_folder(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_OUT_ROOTS", f"{tmp_path}{os.pathsep}/other")
     monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(tmp_path / "named"))
-    assert outputs.folder() == tmp_path / "named"
+    assert run_folder.folder() == tmp_path / "named"
     monkeypatch.delenv("QUEUE_WORKFLOWS_OUTPUTS_DIR")
-    assert outputs.folder() == tmp_path / "runs"
+    assert run_folder.folder() == tmp_path / "runs"
     monkeypatch.delenv("QUEUE_WORKFLOWS_OUT_ROOTS")
-    assert outputs.folder() == config.data_folder() / "outputs"
+    assert run_folder.folder() == config.data_folder() / "outputs"
 
 
 def test_machines_are_counted_that_run_nodes(db: ModuleType) -> None:

@@ -49,7 +49,7 @@ class Bench:
         """What is run by one look, that much later."""
         self.now += after_s
         self.ran.clear()
-        self.bouncer.look()
+        self.bouncer.restart_due()
         return list(self.ran)
 
 
@@ -166,14 +166,14 @@ def test_a_worker_that_came_back_meanwhile_is_left_alone(conn: Any) -> None:
     flag(conn)
     flag(conn, "gpu")
     bouncer = supervise.Restarter("box", COMMANDS, run=run)
-    bouncer.look()
+    bouncer.restart_due()
     bouncer.close()
     assert ran == ["cpu"]
 
 
 def test_no_restart_begins_once_it_is_to_stop(conn: Any, bench: Bench) -> None:
     flag(conn)
-    bench.bouncer.look(lambda: True)
+    bench.bouncer.restart_due(lambda: True)
     assert bench.ran == []
 
 

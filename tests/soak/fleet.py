@@ -257,7 +257,7 @@ class Fleet:
         spec = supervisor.ChildSpec(
             seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
         )
-        return self._oversight.equip(spec) if seat.care == REAPED else spec
+        return self._oversight.attach_status(spec) if seat.care == REAPED else spec
 
 
 def _children(pid: int) -> list[int]:

@@ -96,7 +96,7 @@ class Flow:
             if not sum(self.work(queue) for queue in queues or ("cpu",)):
                 self.look()
                 return
-        raise AssertionError("the run goes on for ever")
+        raise AssertionError("the run does not end")
 
 
 def run(run_id: str) -> Spec:

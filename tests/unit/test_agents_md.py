@@ -21,8 +21,8 @@ def test_they_are_short() -> None:
     assert len(TEXT.splitlines()) < 150
 
 
-def test_floors_name_every_module_of_the_package() -> None:
-    table = TEXT.partition("## Floors")[2].partition("## ")[0]
+def test_layers_name_every_module_of_the_package() -> None:
+    table = TEXT.partition("## Layers")[2].partition("## ")[0]
     package = Path(queue_workflows.__path__[0])
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in package.glob("*/__init__.py")}

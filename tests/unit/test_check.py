@@ -131,14 +131,15 @@ def test_nothing_is_said_of_a_good_one() -> None:
         ((READ, tell(words={"$from": "write/it.words"})), {}, "there is no node 'write/it'"),
         ((READ, tell(words={"$from": "read.words"})), {}, "names the step 'read', which has no"),
         ((READ, tell(words={"$from": "read/count.wrods"})), {},
-         "'read/count' gives no 'wrods'; did you mean 'words'?"),
-        ((READ, tell(words={"in": {"$from": "read/count.x"}})), {}, "gives no 'x'; it gives words"),
+         "'read/count' has no output 'wrods'; did you mean 'words'?"),
+        ((READ, tell(words={"in": {"$from": "read/count.x"}})), {},
+         "has no output 'x'; its outputs are words"),
         ((READ, CHOOSE, tell(words={"$from": "choose.led"}, depends_on=["choose"])), {},
-         "'choose' gives no 'led'; did you mean 'lead'?"),
+         "'choose' has no output 'led'; did you mean 'lead'?"),
         ((READ, {**CHOOSE, "depends_on": []}), {},
          "node 'choose': 'turnout_options': 'choose' does not wait for 'read/count'"),
         ((step("s", "p", inputs={"of": "a"}), tell(words={"$from": "s/number.result"},
-         depends_on=["s"])), one(node("number", "of")), "'s/number' gives no 'result'"),
+         depends_on=["s"])), one(node("number", "of")), "'s/number' has no output 'result'"),
         ((READ, tell(skip_if={"$from": "read/cont.words"})), {}, "'tell/show': 'skip_if': ref"),
         ((tell(words={"$from": "tell/show.a"}, depends_on=[]),), {}, "the ref is to the node"),
         ((READ, tell(words={"$from": "read/count.words", "$gt": 1})), {}, "unknown operator '$gt'"),
@@ -311,7 +312,9 @@ def test_an_expanded_definition_is_checked_as_it_is() -> None:
     assert "a cycle of nodes: read/count" in str(check.definition(made).findings)
     made["nodes"][0]["deps"] = []
     assert "unknown queue 'fast'" in str(check.definition(made).findings)
-    assert "no expanded definition" in str(check.definition({"version": 1, "nodes": [1]}).findings)
+    assert "not an expanded definition" in str(
+        check.definition({"version": 1, "nodes": [1]}).findings
+    )
 
 
 def test_a_provider_that_fails_is_a_finding_and_one_that_does_not_know_is_wrong_usage() -> None:
@@ -413,7 +416,7 @@ def test_files_and_formats_of_the_command(
     good = tmp_path / "good.json"
     good.write_text(json.dumps({"name": "w", "steps": GOOD, "pipelines": PIPELINES}))
     code, out, _ = run(capsys, str(good))
-    assert (code, out.splitlines()[-1]) == (0, "w: nothing to mend")
+    assert (code, out.splitlines()[-1]) == (0, "w: no problems found")
     code, out, err = run(capsys, str(good), "--format", "json")
     shown = json.loads(out)
     assert (code, err, shown["ok"], shown["needs"]) == (0, "", True, ["text"])
@@ -442,11 +445,11 @@ def test_a_workflow_of_any_name_is_found_and_a_file_too(
     config.set_workflow_provider(named.__getitem__, PIPELINES.__getitem__)
     for name in named:
         code, out, _ = run(capsys, name)
-        assert (code, out.splitlines()[-1]) == (0, f"{name}: nothing to mend")
+        assert (code, out.splitlines()[-1]) == (0, f"{name}: no problems found")
     (tmp_path / "media").mkdir()
     (tmp_path / "media" / "other").write_text(json.dumps({"name": "in the file", "steps": [READ]}))
     code, out, _ = run(capsys, "media/other")
-    assert (code, out.splitlines()[-1]) == (0, "in the file: nothing to mend")
+    assert (code, out.splitlines()[-1]) == (0, "in the file: no problems found")
     code, _, err = run(capsys, "media/none")
     assert code == 2
     assert "knows no workflow 'media/none'" in err
@@ -468,7 +471,7 @@ def test_warnings_count_only_when_asked_to(
     ("arguments", "words"),
     [
         (["nothing.json"], "nothing.json: No such file"),
-        (["text.json"], "this is no JSON"),
+        (["text.json"], "this is not JSON"),
         (["list.json"], "it holds no object"),
         (["other.json"], "neither a workflow"),
         (["w"], "no workflow is declared and no provider is set: check with --app"),

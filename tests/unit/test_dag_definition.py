@@ -196,8 +196,8 @@ BAD_IDS = ["", "a.b", "a/b", "..", ".", "a b", "é", "a\n", "x" * 101, 5, None, 
 
 @pytest.mark.parametrize("bad", BAD_IDS)
 def test_ids_have_a_grammar(bad: Any) -> None:
-    assert "is no id" in refusal({**step("s"), "id": bad})
-    assert "is no id" in refusal(step("s", "p"), pipelines={"p": {"nodes": [{"id": bad}]}})
+    assert "is not an id" in refusal({**step("s"), "id": bad})
+    assert "is not an id" in refusal(step("s", "p"), pipelines={"p": {"nodes": [{"id": bad}]}})
 
 
 @pytest.mark.parametrize("good", ["a", "A-b_9", "-", "x" * 100, "pipeline"])
@@ -224,7 +224,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("'s'.*'widget' is missing", lambda: refusal({"id": "s", "kind": "input"})),
     ("'s'.*'target' must be text",
      lambda: refusal({"id": "s", "kind": "input", "widget": "w", "target": 5})),
-    ("'s'.*set is no JSON",
+    ("'s'.*set is not a JSON",
      lambda: refusal({"id": "s", "kind": "input", "widget": "w", "options": {1}})),
     ("'s'.*'depends_on' must be a list, not str", lambda: refusal(step("s", depends_on="a"))),
     ("'s'.*'depends_on' lists ids", lambda: refusal(step("s", depends_on=[{}]))),
@@ -234,7 +234,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("'s'.*'inputs'.*number", lambda: refusal(step("s", inputs={"a": 10**5000}))),
     ("'s'.*'inputs'.*NUL", lambda: refusal(step("s", inputs={"a": "\x00"}))),
     ("'s'.*'inputs'.*surrogate", lambda: refusal(step("s", inputs={"\ud800": 1}))),
-    ("'s'.*'inputs'.*no text", lambda: refusal(step("s", inputs={1: 2}))),
+    ("'s'.*'inputs'.*not a string", lambda: refusal(step("s", inputs={1: 2}))),
     ("'s'.*'inputs'.*too deep", lambda: refusal(step("s", inputs=_deep(3000)))),
     ("'s'.*'skip_if'.*too deep", lambda: refusal(step("s", skip_if=_deep(65)))),
     ("'p'.*no nodes", lambda: refusal(step("s", "p"), **_pipeline())),
@@ -266,7 +266,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
         {"id": "n", "inputs": [{"name": "x"}]}))),
     ("'n'.*two inputs.*'x'", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "inputs": [{"name": "x", "from": "n"}] * 2}))),
-    ("'n'.*'skip_if'.*object is no JSON", lambda: refusal(step("s", "p"), **_pipeline(
+    ("'n'.*'skip_if'.*object is not a JSON", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "skip_if": object()}))),
     ("more than 3 nodes.*'s'", lambda: refusal(step("s", "fan"), max_nodes=3)),
 ]  # fmt: skip

@@ -254,7 +254,7 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (lambda a: not a, "has no value while the graph is built"),
     (lambda a: a["x.y"], "walks by keys without '.'"),
     (lambda a: (a == 1)["b"], "a condition has no members"),
-    (lambda a, b: a == b, "an output of a node stands where only a constant can"),
+    (lambda a, b: a == b, "an output of a node is used where only a constant is allowed"),
     (lambda: loose.options("x")(1) and None, "has no value while the graph is built"),
     (lambda: [count.options("x")("a"), count.options("x")("b")], "two steps have the id 'x'"),
     (lambda: count.options(after=[3])("a"), "'after' takes what calls of nodes"),
@@ -265,7 +265,7 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (alien, "belongs to another graph"),
     (hidden, "the step 'a' and the run's 'a' have one name"),
     (lambda: {}["gone"], "its function raised KeyError: 'gone' (test_declare.py, line "),
-    (lambda a: tell(x={"$from": a}), "stands where only a constant can"),
+    (lambda a: tell(x={"$from": a}), "is used where only a constant is allowed"),
 ]
 
 

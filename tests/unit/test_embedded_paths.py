@@ -74,7 +74,7 @@ def test_a_cluster_is_not_made_when_told_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(KNOB, str(tmp_path / "above" / "pg"))
-    with pytest.raises(errors.EmbeddedUnavailable, match=r"makes none.*queue-workflows up"):
+    with pytest.raises(errors.EmbeddedUnavailable, match=r"creates none.*queue-workflows up"):
         embedded.ensure(create=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -91,7 +91,7 @@ def test_an_error_whose_traceback_cannot_be_told_is_a_failure_all_the_same() -> 
 
     made = failed(Hostile("no"))
     assert (made.kind, made.error) == ("failed", "Hostile: no")
-    assert "in failed" in (made.detail or "") and "Hostile; no more can be told" in str(made.detail)
+    assert "in failed" in (made.detail or "") and "Hostile; no further details" in str(made.detail)
 
 
 class _Later(errors.Snooze):

@@ -42,7 +42,7 @@ def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:
         ({}, "`queue` is missing"),
         ({"queue": None}, "queue None is not a string"),
         ({"queue": "cpu"}, "start queue-claim-worker --queue cpu"),
-        ({"queue": "a b"}, "'a b' is no queue name"),
+        ({"queue": "a b"}, "'a b' is not a queue name"),
         ({"queue": "load.cbr"}, "is also in entry 0"),
         ({"queue": "a", "concurrency": 0}, "concurrency 0: a whole number from 1 to 500"),
         ({"queue": "a", "concurrency": 501}, "concurrency 501: "),

@@ -18,7 +18,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import errors, tasks
-from queue_workflows.dag import annotated, payload
+from queue_workflows.dag import payload, typed_values
 from queue_workflows.tasks import args as taking
 
 Row = dict[str, Any]
@@ -162,7 +162,7 @@ def test_what_a_task_does_not_take_is_refused_and_named(task: Any, args: Any, wo
     ids=str,
 )
 def test_a_value_that_fits_its_annotation(kind: Any, value: Any, got: Any) -> None:
-    made = annotated.taken(value, kind, "x")
+    made = typed_values.taken(value, kind, "x")
     assert (type(made), made) == (type(got), got)
 
 
@@ -201,7 +201,7 @@ def test_a_value_that_fits_its_annotation(kind: Any, value: Any, got: Any) -> No
 )
 def test_a_value_that_does_not(kind: Any, value: Any) -> None:
     with pytest.raises(errors.ArgsRefused, match=r"^x"):
-        annotated.taken(value, kind, "x")
+        typed_values.taken(value, kind, "x")
 
 
 def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
@@ -232,7 +232,7 @@ def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
 )
 def test_a_typed_parameter_gets_back_what_was_encoded(kind: Any, value: Any) -> None:
     stored = json.loads(payload.encode(value, "it"))
-    made = annotated.taken(stored, kind, "x")
+    made = typed_values.taken(stored, kind, "x")
     assert (type(made), made) == (type(value), value)
 
 
@@ -330,8 +330,8 @@ def test_what_is_registered_again_loses_its_policy() -> None:
         ({"retry_on": ["no name"]}, "names of exceptions"),
         ({"priority": 40000}, "'priority'"),
         ({"queue": "cpu"}, "queue cpu belongs to workflow nodes"),
-        ({"queue": "no queue"}, "is no queue name"),
-        ({"queue": 3}, "is no queue name"),
+        ({"queue": "no queue"}, "is not a queue name"),
+        ({"queue": 3}, "is not a queue name"),
         ({"fn": "text"}, "is not callable"),
     ],
     ids=str,
@@ -350,8 +350,8 @@ def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.Monke
         compared.append(name)
         return []
 
-    monkeypatch.setattr(annotated.difflib, "get_close_matches", close)
-    takes = annotated.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
+    monkeypatch.setattr(typed_values.difflib, "get_close_matches", close)
+    takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     given = dict.fromkeys([*(f"k{n}" for n in range(1_000_000)), "day"], 1)
     with pytest.raises(errors.ArgsRefused, match=r"'k9' and 999990 more unknown; it takes 'day'$"):
         takes.bound(given, "args")
@@ -359,7 +359,9 @@ def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.Monke
 
 
 def test_a_name_of_megabytes_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotated.difflib, "get_close_matches", lambda *_, **__: pytest.fail("did"))
-    takes = annotated.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
+    monkeypatch.setattr(
+        typed_values.difflib, "get_close_matches", lambda *_, **__: pytest.fail("did")
+    )
+    takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     with pytest.raises(errors.ArgsRefused, match="unknown; it takes 'day'"):
         takes.bound({"day": 1, "d" * 4_000_000: 1}, "args")

@@ -16,7 +16,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}", re.ASCII)
 
 
 def folder() -> Path:
-    """Return the folder that holds one folder per run; it may not exist yet.
+    """Return the parent folder of runs' folders; it may not exist yet.
 
     It is OUTPUTS_DIR, else `runs` in the first of OUT_ROOTS, else `queue_workflows/outputs` in the
     user's data folder (root: `/var/lib/queue_workflows/outputs`).

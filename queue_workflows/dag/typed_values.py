@@ -1,4 +1,4 @@
-"""JSON values against annotations: whether one fits, and what a body that is so annotated gets."""
+"""Check JSON values against annotations, and convert them to what a handler expects."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ _PLAIN: dict[type, tuple[type, ...]] = {
     list: (list, tuple),
     type(None): (type(None),),
 }
-"""What JSON has words for, and what stands for it in Python; a bool is no number."""
+"""The types that JSON has, and their Python types; a bool is not a number."""
 _SHOWN = 200
 _NAMED = 10
-"""Unknown names that an error lists: a row may have a million."""
+"""The most unknown names in an error, since a row may have a million."""
 _COMPARED_CHARS = 200
-"""Characters of a longer name are not compared with known names: a row may have one of 16 MiB."""
+"""Longer names are not compared with known names, since a row may have one of 16 MiB."""
 
 
 def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """The annotation itself, of which a text stands in the source; `Any` where it tells nothing."""
+    """Return the annotation of a source text; `Any` if it says nothing."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):
         return annotation
     try:
-        # The text is the host's own source, evaluated as `typing.get_type_hints` does.
+        # The text is the app's own source, evaluated as `typing.get_type_hints` does.
         return eval(annotation, dict(scope))  # noqa: S307
     except Exception:  # noqa: BLE001  a name that only a type checker knows
         return Any
 
 
 def is_record(kind: Any) -> bool:
-    """Whether it stands for a whole dict: a model (`model_validate`) or a dataclass."""
+    """Return whether it stands for a whole dict: a model (`model_validate`) or a dataclass."""
     return isinstance(kind, type) and (
         hasattr(kind, "model_validate") or dataclasses.is_dataclass(kind)
     )
 
 
 class Keywords:
-    """Parameters that take values by name, false without any.
+    """Parameters that take values by name; falsy without any.
 
-    `strict`: a name that none of them has is refused, if no `**rest` takes it; else it is dropped.
+    `strict`: an unknown name is refused unless `**rest` takes it; otherwise it is dropped.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Keywords:
     ) -> dict[str, Any]:
         """Return the keywords; raise `ArgsRefused` that starts with `where`.
 
-        It names those that are missing, unknown (with the name that was meant) or of another type.
-        `optional`: further names that may be given, with their annotations.
+        It names missing and unknown keys (with the closest known name) and wrong types. `optional`:
+        further names that may be given, with their annotations.
         """
         if not isinstance(given, dict):
             raise errors.ArgsRefused(f"{where}: a dict, not {type(given).__name__}")
@@ -122,10 +122,10 @@ class Keywords:
 
 
 def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str) -> None:
-    """Call `check(given, where)`; if it refuses, check what JSON makes of the given values.
+    """Call `check(given, where)`; if it refuses, check the values as JSON stores them.
 
-    So a date, a path or a dataclass may be given for a parameter that is annotated so. Raises
-    `ArgsRefused`, and `InvalidPayload` for what JSON cannot carry.
+    So a date, a path or a dataclass may be given for a parameter with that annotation. Raises
+    `ArgsRefused`, and `InvalidPayload` for what JSON cannot represent.
     """
     try:
         check(given, where)
@@ -150,10 +150,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def taken(value: Any, kind: Any, where: str) -> Any:
-    """What a body gets for a JSON value; `ArgsRefused` that starts with `where` if it fits not.
+    """Return what a handler gets for a JSON value; raise `ArgsRefused` if it does not fit.
 
-    Paths, dates, times, UUIDs, Decimals, enum members, tuples, dataclasses and models are made of
-    it. An annotation that is none of those and not known here takes any value.
+    Paths, dates, times, UUIDs, Decimals, enum members, tuples, dataclasses and models are
+    converted. Any other annotation takes any value. The error starts with `where`.
     """
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
@@ -177,7 +177,7 @@ def taken(value: Any, kind: Any, where: str) -> Any:
 
 
 def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
-    # A text for `Path | str` stays one, and 1 for `float | int` as well.
+    # A text for `Path | str` stays a text, and 1 for `float | int` stays 1.
     for one in sorted(kinds, key=lambda each: each not in _PLAIN):
         try:
             return taken(value, one, where)
@@ -187,7 +187,7 @@ def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
 
 
 def _filled(value: Any, origin: Any, inner: Sequence[Any], kind: Any, where: str) -> Any:
-    """A list, tuple or dict whose members are annotated."""
+    """Return a list, tuple or dict with converted members."""
     if not isinstance(origin, type):
         return value
     if issubclass(origin, Mapping):
@@ -210,7 +210,7 @@ def _filled(value: Any, origin: Any, inner: Sequence[Any], kind: Any, where: str
 
 
 def _made(value: Any, kind: type, where: str) -> Any:
-    """A value of a class that JSON has no word for."""
+    """Return a value of a class that JSON cannot represent."""
     if is_record(kind):
         return _record(value, kind, where)
     if issubclass(kind, pathlib.PurePath):
@@ -252,22 +252,22 @@ def _record(value: Any, kind: Any, where: str) -> Any:
         try:
             return kind.model_validate(value)
         except (ValueError, TypeError) as error:
-            raise errors.ArgsRefused(f"{where}: {_said(error)}") from error
+            raise errors.ArgsRefused(f"{where}: {_model_error(error)}") from error
     scope = getattr(inspect.getmodule(kind), "__dict__", {})
     fields = Keywords(list(inspect.signature(kind).parameters.values()), scope)
     return kind(**fields.bound(value, where))
 
 
-def _said(error: Exception) -> str:
-    """What a model complains of; if it lists it, as pydantic does, without the values: secrets."""
+def _model_error(error: Exception) -> str:
+    """Return a model's complaint; if it lists errors as pydantic does, without values: secrets."""
     listed = getattr(error, "errors", None)
     if not callable(listed):
         return str(error)
-    told: list[str] = []
+    complaints: list[str] = []
     for each in cast("list[dict[str, Any]]", listed()):
         place = ".".join(map(str, each.get("loc", ())))
-        told.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
-    return "; ".join(told)
+        complaints.append(f"{place}: {each.get('msg')}" if place else str(each.get("msg")))
+    return "; ".join(complaints)
 
 
 def _refused(value: Any, kind: Any, where: str) -> errors.ArgsRefused:
