@@ -14,7 +14,7 @@ LIVE = ("queued", "running")
 
 
 def queue() -> dict[str, str]:
-    """Queue a job per file in one transaction and return their ids; the same content is the same job.
+    """Queue a job per file in one transaction; return their ids. The same content is the same job.
 
     Two at once would be in each other's way: of the jobs of one lock key one runs at a time, the
     oldest first, so that countries are there before their zones.
