@@ -1,4 +1,4 @@
-"""The floor: a plain table, one SQL function a step, psycopg, no engine. Also run as a process."""
+"""The baseline: a plain table, one SQL function per step, psycopg; also run as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured workers' host app: bodies that do nothing, workflows of any size by name."""
+"""The app of the measured workers: handlers that do nothing, workflows of any size by name."""
 
 from __future__ import annotations
 

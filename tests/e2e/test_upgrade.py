@@ -1,4 +1,4 @@
-"""docs/upgrade.md, step by step: a fleet of 0.3.0 at work, beside ours, replaced, and back."""
+"""Follow docs/upgrade.md: a fleet of 0.3.0 at work is replaced step by step, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input nodes: what a person is asked, and how the answer gets in, once."""
+"""Input nodes: the question to a person, and the answer, which counts once."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_choose_one_may_choose_among_files(host: flow.Flow, tmp_path: Path) -> N
     ]
 
 
-def test_a_hosts_widget_is_built_by_the_host(host: flow.Flow) -> None:
+def test_an_apps_widget_is_built_by_the_app(host: flow.Flow) -> None:
     seen: list[Any] = []
 
     def build(step: Any, run: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_a_hosts_widget_is_built_by_the_host(host: flow.Flow) -> None:
     )
 
 
-def test_a_hosts_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
+def test_an_apps_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
     queue_workflows.register_input_widget("file_upload", lambda step, run: {"own": True})
     found = spec(asked(host))
     assert (found["widget"], found["own"], "accept" in found) == ("file_upload", True, False)
@@ -576,7 +576,7 @@ def test_many_listeners_take_each_answer_once(host: flow.Flow, conn: Any) -> Non
     assert statuses == ["processed"] * 4
 
 
-def test_a_host_job_with_odd_inputs_takes_its_answer_too(host: flow.Flow, conn: Any) -> None:
+def test_a_job_of_the_app_with_odd_inputs_takes_its_answer_too(host: flow.Flow, conn: Any) -> None:
     run_id = factories.run(conn)
     job = factories.node(conn, run_id, "q", node_module="__input__x", inputs=Jsonb([1]))
     node_queue.mark_awaiting_input(job["id"])

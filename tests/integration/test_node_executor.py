@@ -1,4 +1,4 @@
-"""Running one node: its arguments, its folders, its result, the host's bracket, its model."""
+"""Running one node: its arguments, folders, result, invoke context and model."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_an_input_wins_over_an_offer_of_its_name() -> None:
     assert arguments(body, {"out": "mine"}) == {"out": "mine"}
 
 
-def test_the_callers_event_and_callback_reach_the_body() -> None:
+def test_the_callers_event_and_callback_reach_the_handler() -> None:
     event, heard = threading.Event(), list[Any]()
 
     def body(cancel_event: threading.Event, status_callback: Callable[..., object]) -> Row:
@@ -294,7 +294,7 @@ def test_the_callers_event_and_callback_reach_the_body() -> None:
     assert (after(job)["context_delta"], heard) == ({"same": True}, [0.5])
 
 
-def test_whether_a_body_reports_progress_is_seen_by_its_parameters() -> None:
+def test_whether_a_handler_reports_progress_is_seen_by_its_parameters() -> None:
     assert node_executor.takes_status_callback(lambda status_callback: None)
     assert not node_executor.takes_status_callback(lambda **rest: None)
 
@@ -342,7 +342,7 @@ def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder() -> None:
     assert not Path(found["scratch"]).exists()
 
 
-def test_no_folder_is_made_for_a_body_that_asks_for_none(tmp_path: Path) -> None:
+def test_no_folder_is_made_for_a_handler_that_asks_for_none(tmp_path: Path) -> None:
     run(lambda: None, out_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -451,7 +451,7 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
     ],
     ids=repr,
 )
-def test_whatever_a_body_raises_fails_its_node_and_is_told(
+def test_whatever_a_handler_raises_fails_its_node_and_is_reported(
     raised: BaseException, error: str
 ) -> None:
     def body() -> None:
@@ -601,7 +601,7 @@ def test_the_bracket_is_entered_finalizes_a_success_and_is_left() -> None:
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_a_body_that_fails_is_not_finalized_and_fails_whatever_the_bracket_does(
+def test_a_handler_that_fails_is_not_finalized_and_fails_whatever_the_bracket_does(
     swallow: bool,
 ) -> None:
     def body() -> None:
@@ -632,7 +632,7 @@ def test_a_bracket_that_cannot_be_entered_fails_the_node() -> None:
     assert failure(lambda: None) == "OSError: no mock flag"
 
 
-def test_a_cancelled_body_is_not_finalized() -> None:
+def test_a_cancelled_handler_is_not_finalized() -> None:
     event = threading.Event()
     bracket = Bracket()
     bracketed(event.set, bracket, cancel_event=event)
@@ -681,7 +681,7 @@ def test_the_completion_hook_is_not_called_for_what_did_not_complete() -> None:
 # --- cancelled, lost, parked
 
 
-def test_a_body_told_to_end_leaves_nothing() -> None:
+def test_a_cancelled_handler_stores_nothing() -> None:
     event = threading.Event()
 
     def body(cancel_event: threading.Event) -> Row:
@@ -695,7 +695,7 @@ def test_a_body_told_to_end_leaves_nothing() -> None:
     assert (row["status"], row["context_delta"]) == ("cancelled", {})
 
 
-def test_a_body_that_raises_because_it_was_told_to_end_has_not_failed() -> None:
+def test_a_handler_that_raises_because_it_was_cancelled_has_not_failed() -> None:
     event = threading.Event()
 
     def body(cancel_event: threading.Event) -> Row:
@@ -758,7 +758,7 @@ def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPa
     assert node_executor.execute_node(job, cancel_event=event) == "skipped"
 
 
-def test_a_hosts_own_database_error_is_the_bodys_failure() -> None:
+def test_a_database_error_of_the_app_is_the_handlers_failure() -> None:
     def body() -> None:
         raise engine.OperationalError("the host's own")
 

@@ -1,4 +1,4 @@
-"""The faults: what is planned is done, and undone."""
+"""Inject the planned faults, and undo them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeded plan of what happens when."""
+"""The seeded plan of faults and load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the soak runs: chains, joins, diamonds, skips, questions, models, and poison."""
+"""The workflows of the soak: chains, joins, diamonds, skips, questions, models, and poison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database's own description of its schema, in the words of no particular server version."""
+"""Read the schema of a database from its catalog, independent of the server's version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of every kind that an app may pass as `conn=`, each on the test's database."""
+"""Open connections of every kind that an app may pass as `conn=`, on the test's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app whose handlers end their worker, nap or fork: `--app tests.support.dangerous_app:setup`.
+"""An app whose handlers kill the worker, sleep or fork: `--app tests.support.dangerous_app:setup`.
 
 What `toy_app` has comes with it; bodies add their line to the `journal` of their `folder`.
 """

@@ -1,4 +1,4 @@
-"""The pages that are made from the code: `python -m tests.support.docgen` writes them anew."""
+"""Write the generated pages of the docs: `python -m tests.support.docgen`."""
 
 from __future__ import annotations
 

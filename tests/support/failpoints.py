@@ -1,4 +1,4 @@
-"""Failpoints: a host app whose processes die by SIGKILL right before or after their n-th commit."""
+"""An app whose processes die by SIGKILL right before or after their n-th commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet in one process: workers without their threads, orchestrators, and what befalls them."""
+"""Workers without threads and orchestrators in one process, and the faults that hit them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A toy provider, and the short way to bring a run on: by hand, or by real workers in-process."""
+"""Toy workflows, and helpers that run them manually or by real workers in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host app for end-to-end tests: `--app tests.support.toy_app:setup`.
+"""An app for end-to-end tests: `--app tests.support.toy_app:setup`.
 
 Runs take a `folder`: bodies add a line to its `journal` when they start, and some wait there for
 the file `go`.

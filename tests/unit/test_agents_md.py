@@ -1,4 +1,4 @@
-"""CLAUDE.md and AGENTS.md are one text, short, and true about what it names."""
+"""CLAUDE.md and AGENTS.md are the same text, short, and name only things that exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_they_are_short() -> None:
     assert len(TEXT.splitlines()) < 150
 
 
-def test_floors_name_every_module_of_the_package() -> None:
+def test_layers_name_every_module_of_the_package() -> None:
     table = TEXT.partition("## Floors")[2].partition("## ")[0]
     package = Path(queue_workflows.__path__[0])
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}

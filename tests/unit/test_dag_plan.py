@@ -133,7 +133,7 @@ def test_a_run_is_complete_even_when_the_last_event_also_plans_an_existing_row_a
     assert ids(made) == ["w"] and made.complete
 
 
-def test_unknown_nodes_of_a_host_are_ignored() -> None:
+def test_unknown_nodes_of_an_app_are_ignored() -> None:
     run = FakeRun(built(*DIAMOND))
     run.finish("hosts-own")
     assert run.after("hosts-own") == plan.Plan([])
@@ -176,7 +176,7 @@ def test_inputs_are_resolved_once_and_the_template_keeps_the_refs() -> None:
     assert run.heads_read == [{"s", "key"}]
 
 
-def test_refs_inside_a_hosts_own_out_key_are_resolved() -> None:
+def test_refs_inside_an_apps_own_out_key_are_resolved() -> None:
     template = {"v": {"$out": {"$value": {"$out": 1, "x": {"$from": "key"}}}}}
     run = FakeRun(built(node("n", inputs=template)), key="ctx")
     (row,) = run.start().rows

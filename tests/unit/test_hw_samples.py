@@ -88,7 +88,7 @@ def test_a_sample_has_every_key() -> None:
     }
 
 
-def test_without_psutil_the_cards_are_told_and_the_rest_is_unknown(
+def test_without_psutil_the_gpus_are_reported_and_the_rest_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hw_metrics, "_psutil", lambda: None)

@@ -1,4 +1,4 @@
-"""What every body does: it lasts, and tells the journal under which claim."""
+"""The work of every handler in the soak: take time, and write to the journal under its claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of who ran what: one finalisation, by the newest claim, and no body without one."""
+"""Check who ran what: one finalisation, by the newest claim, and no handler without a claim."""
 
 from __future__ import annotations
 

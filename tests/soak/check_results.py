@@ -1,4 +1,4 @@
-"""Checks of what came out: all that was acknowledged, once, in order, and as it had to."""
+"""Check results: all acknowledged work ended once, in order, with the right outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the job family: keys, lock keys, limits, pauses, attempts, and a pool's innocents."""
+"""Check ingest jobs: keys, lock keys, limits, pauses, attempts, and charges of crashes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.soak import evidence, faults, fleet, journal, judge_claims, tasks
+from tests.soak import check_claims, evidence, faults, fleet, journal, tasks
 
 SLACK_S = 0.005
 """How exactly the database's time is known on the journal's clock."""
-BURIAL_S = 5.0
+RECOVERY_DELAY_S = 5.0
 """A parent buries sooner; a claim that is taken back later was not taken back by it."""
 BEGUN_S = 0.6
 """On a busy machine a body has begun a while before its first line, and its end is known later."""
@@ -184,7 +184,7 @@ def innocents(seen: Seen) -> Found:
                 continue
             died = [f.at for f in kills if claim.pid in f.pids]
             died += [line.at for line in killed if line.pid == claim.pid]
-            died = [at for at in died if event.at - BURIAL_S < at <= event.at + SLACK_S]
+            died = [at for at in died if event.at - RECOVERY_DELAY_S < at <= event.at + SLACK_S]
             if not died or (event.kind == "failed" and event.worker == claim.worker):
                 continue
             if not _ran(seen, claim, min(died)):
@@ -237,7 +237,7 @@ def _spans(seen: Seen, job_id: str) -> Iterator[Span]:
     taken = {
         event.claim: event.at - SLACK_S
         for event in reversed(seen.events.get(job_id, []))
-        if event.kind in judge_claims.LEFT
+        if event.kind in check_claims.LEFT
     }
     for claim, since in first.items():
         until = min(last[claim].at, taken.get(claim, float("inf")))
