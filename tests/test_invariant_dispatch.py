@@ -54,9 +54,9 @@ class World:
         self.ran: Counter[str] = Counter()
         self.raised: set[str] = set()
         self.noticed = False
-        """Whether the orchestrator has looked since a body raised."""
+        """Whether the orchestrator has looked since a handler raised."""
         self.late: list[str] = []
-        """Bodies that ran all the same."""
+        """Handlers that ran all the same."""
         self.meddled = False
         queue_workflows.register_node("act", self._act)
         steps = [self._step(index, item) for index, item in enumerate(items)]
@@ -84,7 +84,7 @@ class World:
         return {"me": me}
 
     def do(self, act: str) -> None:
-        """One thing happens; every law holds after it."""
+        """One thing happens; every invariant holds after it."""
         if act == "look":
             self._look()
         elif act == "work":

@@ -85,7 +85,7 @@ def _which(program: str) -> str:
 
 @pytest.fixture
 def shared(reachable: Server, box: Box, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """The DSN of a database with the schema, as the second box writes it."""
+    """The DSN of a database with the schema, as the second machine writes it."""
     reachable.sql(f"CREATE ROLE letters LOGIN PASSWORD '{PASSWORD}'")
     reachable.sql("CREATE DATABASE fleet_test OWNER letters")
     dsn = reachable.dsn("letters", PASSWORD, "fleet_test", box.server)
@@ -97,7 +97,7 @@ def shared(reachable: Server, box: Box, monkeypatch: pytest.MonkeyPatch) -> Gene
 
 
 def at(box: Box, *words: str) -> list[str]:
-    """A console script as the second box runs it."""
+    """A console script as the second machine runs it."""
     if not box.prefix:
         return list(words)
     return [_which(box.prefix[0]), *box.prefix[1:], commands.script(words[0]), *words[1:]]

@@ -320,7 +320,7 @@ def setup():
 
 
 class Host:
-    """The toy of this file, its processes, and the folder in which its bodies look for `go`."""
+    """The toy of this file, its processes, and the folder in which its handlers look for `go`."""
 
     def __init__(self, cli: Commands, folder: Path) -> None:
         self.cli, self.folder = cli, folder

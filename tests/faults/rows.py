@@ -34,7 +34,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "O4": (
-        "a body that carries on without its lease",
+        "a handler that carries on without its lease",
         (
             "faults/test_exits.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
             "unit/test_guards.py::test_lease_end_trips_before_the_lease_lapses",
@@ -79,7 +79,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "O9": (
-        "a stop that waits for the body, and burns its attempt",
+        "a stop that waits for the handler, and burns its attempt",
         (
             "faults/test_ownership.py::test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadline",
             "e2e/test_roles.py::test_a_handler_that_does_not_end_is_handed_back_uncounted",
@@ -156,7 +156,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "D7": (
-        "the body is done and the database away",
+        "the handler is done and the database away",
         (
             "integration/test_claim_worker.py::test_a_connection_that_dies_under_the_handler_costs_nothing",
             "integration/test_claim_worker.py::test_a_commit_whose_reply_was_lost_is_not_written_twice",

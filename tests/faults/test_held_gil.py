@@ -33,7 +33,7 @@ IDLE_GPU = {
 
 
 def node(folder: Path, name: str, queue: str, **inputs: object) -> str:
-    """The id of a job whose body works in that folder."""
+    """The id of a job whose handler works in that folder."""
     folder.mkdir(exist_ok=True)
     run = run_store.insert_run(workflow_name="w", status="running", context={})
     return node_queue.enqueue_node_job(
@@ -56,7 +56,7 @@ def is_done(job_id: str, status: str = "completed") -> Callable[[], bool]:
 
 
 def has_reported() -> bool:
-    """Whether a worker has its row; one whose body takes the GIL at once writes none."""
+    """Whether a worker has its row; one whose handler takes the GIL at once writes none."""
     with engine.connect() as conn:
         return conn.execute("SELECT FROM workers").fetchone() is not None
 
@@ -84,7 +84,7 @@ def stopped(parent: Command) -> None:
 
 @pytest.fixture
 def idle_gpu(tmp_path: Path) -> dict[str, str]:
-    """The environment of a box whose GPU does nothing."""
+    """The environment of a machine whose GPU does nothing."""
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(FAKE_GPU)

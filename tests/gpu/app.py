@@ -25,7 +25,7 @@ WORK_S = 0.3
 
 
 class Gpu(Protocol):
-    """What models and bodies need of a card."""
+    """What models and handlers need of a card."""
 
     def weights(self, mb: int) -> Any:
         """Memory on the card, freed when nothing refers to it."""
@@ -90,7 +90,7 @@ def gpu() -> Gpu:
 
 
 def setup() -> None:
-    """Models `small`, `large` and `slow`; bodies `touch`, `think` and `stall`."""
+    """Models `small`, `large` and `slow`; handlers `touch`, `think` and `stall`."""
     card: Gpu | None = None
 
     def the_card() -> Gpu:

@@ -69,7 +69,7 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No body counts as long, and no result as late, so that nothing else moves the batch."""
+    """No handler counts as long, and no result as late, so that nothing else moves the batch."""
     monkeypatch.setattr(claims_in_flight, "LONG_S", 3600.0)
     monkeypatch.setattr(claims_in_flight, "TURN_S", 3600.0)
     monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 3600.0)
@@ -86,7 +86,7 @@ def worker(size: int = 4, host: str = "box", **more: Any) -> claim_worker.ClaimW
 
 @contextmanager
 def running(subject: claim_worker.ClaimWorker, bodies: Bodies) -> Generator[None]:
-    """It works; at the end the bodies are let go, as it would leave the process for one."""
+    """It works; at the end the handlers are let go, as it would leave the process for one."""
     thread = threading.Thread(target=subject.run_forever, name="test-worker")
     thread.start()
     try:
@@ -323,7 +323,7 @@ def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: Mod
     )
 
 
-# --- a body that takes long --------------------------------------------------------------------
+# --- a handler that takes long --------------------------------------------------------------------
 
 
 def test_behind_a_long_handler_results_are_recorded_and_others_take_the_rest(
@@ -351,7 +351,7 @@ def test_behind_a_long_handler_results_are_recorded_and_others_take_the_rest(
 def test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
-    """It takes what it can as often as it can, against two workers whose bodies are short."""
+    """It takes what it can as often as it can, against two workers whose handlers are short."""
     monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 0.0)
     monkeypatch.setattr(claims_in_flight, "LONG_S", 0.0005)
     monkeypatch.setattr(lease_keeper, "BATCH_S", 0.0)

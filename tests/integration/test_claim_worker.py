@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class Body:
-    """A node body that says when it runs and waits until it is let go."""
+    """A node handler that says when it runs and waits until it is let go."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -267,7 +267,7 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
 def test_the_goodbye_goes_along_with_the_hand_back(
     body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The body goes on until the exit: its claim is given up with the goodbye, not before it."""
+    """The handler goes on until the exit: its claim is given up with the goodbye, not before it."""
     job_id = queued()
     seen: list[str] = []
     stop = workers.stop
@@ -706,7 +706,7 @@ def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: 
 
 @pytest.fixture
 def refusing(db: Any) -> Generator[None]:
-    """A host's trigger refuses the first completion of s/a; a failed node is tried again."""
+    """An app's trigger refuses the first completion of s/a; a failed node is tried again."""
     sql(
         "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF NEW.status = 'completed' AND NEW.node_id = 's/a' AND NEW.claim_no = 1 THEN"
@@ -746,7 +746,7 @@ def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: N
 
 @pytest.fixture
 def never_failed(db: Any) -> Generator[None]:
-    """A host's trigger refuses every failure."""
+    """An app's trigger refuses every failure."""
     sql(
         "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF NEW.status = 'failed' THEN RAISE EXCEPTION 'the host refuses'; END IF;"

@@ -33,7 +33,7 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 
 def open_transactions() -> int:
-    """Transactions of this process that wait for host code; asked from inside that.
+    """Transactions of this process that wait for app code; asked from inside that.
 
     One that another thread opened for a moment, to renew a lease, ends by itself.
     """
@@ -261,7 +261,7 @@ def test_a_run_that_an_app_has_locked_does_not_delay_the_others(
     assert "tried later" in caplog.text
 
 
-# --- host code and transactions
+# --- app code and transactions
 
 
 def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp_path: Any) -> None:

@@ -47,7 +47,7 @@ def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, 
 
 
 def submit(run_id: str, value: Any, node_id: str = "q") -> str:
-    """An answer by a host's plain SQL; its id."""
+    """An answer by an app's plain SQL; its id."""
     with engine.connection() as mine:
         return factories.insert(
             mine, "workflow_input_submissions", run_id=run_id, node_id=node_id, value=Jsonb(value)

@@ -31,7 +31,7 @@ def flows(db: ModuleType) -> Iterator[Flow]:
 
 
 class Flaky:
-    """A body that raises these in turn, then ends well."""
+    """A handler that raises these in turn, then ends well."""
 
     def __init__(self, *raised: BaseException) -> None:
         self.raised = list(raised)

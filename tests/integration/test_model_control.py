@@ -132,7 +132,7 @@ def gpu(models: Models) -> Iterator[Callable[..., Gpu]]:
 
 @contextmanager
 def held_body(name: str = "held") -> Generator[tuple[threading.Event, threading.Event]]:
-    """A node body that says when it runs and waits to be let go."""
+    """A node handler that says when it runs and waits to be let go."""
     started, go_on = threading.Event(), threading.Event()
 
     def body() -> None:

@@ -48,7 +48,7 @@ def registry(db: ModuleType) -> Iterator[None]:
 def claimed(
     body: Any = None, *, out_dir: Path | None = None, context: Any = None, **job: Any
 ) -> Row:
-    """A node job under a claim of this process; its body is registered as `body`."""
+    """A node job under a claim of this process; its handler is registered as `body`."""
     if body is not None:
         queue_workflows.register_node("body", body)
     run_id = run_store.insert_run(
@@ -71,7 +71,7 @@ def after(job: Row) -> Row:
 
 
 def run(body: Any, inputs: Row | None = None, **more: Any) -> Row:
-    """The job's row after its body has run with these inputs."""
+    """The job's row after its handler has run with these inputs."""
     job = claimed(body, inputs=inputs, **more)
     node_executor.execute_node(job)
     return after(job)
@@ -158,7 +158,7 @@ def test_another_attempt_has_the_same_key_and_another_claim() -> None:
 
 
 def arguments(body: Callable[..., Any], inputs: Row, **more: Any) -> Row:
-    """What a body that returns its `locals()` was called with."""
+    """What a handler that returns its `locals()` was called with."""
     row = run(body, inputs, **more)
     assert row["error"] is None
     return row["context_delta"]
@@ -555,7 +555,7 @@ def test_resolved_inputs_are_stored_for_plain_inputs_too() -> None:
     assert flow.job(run_id, "s/a")["resolved_inputs"] == {"x": 3}
 
 
-# --- the host's bracket
+# --- the app's bracket
 
 
 class Bracket:
@@ -727,7 +727,7 @@ def test_an_input_node_is_parked() -> None:
     assert event["kind"] == "awaiting_input"
 
 
-# --- an outage around the body
+# --- an outage around the handler
 
 
 @pytest.mark.parametrize("times", [1, 3])

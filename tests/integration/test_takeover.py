@@ -59,7 +59,7 @@ def spare(own_database: database.Database) -> Generator[str]:
 
 @pytest.fixture
 def old(spare: str, clean_process: None, monkeypatch: pytest.MonkeyPatch) -> Generator[ModuleType]:
-    """`queue_workflows.db` on a database as 0.3.0 makes it; a host app is wired in."""
+    """`queue_workflows.db` on a database as 0.3.0 makes it, with an app."""
     from queue_workflows import db
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", spare)

@@ -55,7 +55,7 @@ def events(conn: engine.Connection, job_id: str) -> list[str]:
 
 @contextmanager
 def working(folder: Path, **more: Any) -> Generator[claim_worker.ClaimWorker]:
-    """A worker; at the end all bodies may end."""
+    """A worker; at the end all handlers may end."""
     subject = claim_worker.ClaimWorker(queue=task_app.QUEUE, host="box", **more)
     thread = threading.Thread(target=subject.run_forever, name="test-worker")
     thread.start()
@@ -105,7 +105,7 @@ def test_a_stop_ends_a_handler_in_good_order_and_hands_the_job_back(
 ) -> None:
     codes: list[int] = []
     job_id = queued(kind, folder=str(tmp_path))
-    # Far enough away: the body is ended well before it.
+    # Far enough away: the handler is ended well before it.
     with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=3) as subject:
         until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         subject.stop()
@@ -196,7 +196,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
-# --- what a body is told ----------------------------------------------------------------------
+# --- what a handler is told ----------------------------------------------------------------------
 
 
 def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:

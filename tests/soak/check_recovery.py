@@ -22,7 +22,7 @@ scaled down and they are not."""
 BOOT_S = 5.0
 """What a process that was started again may take before it does its duties."""
 RECOVERY_DELAY_S = 1.0
-"""A parent that died so soon after its child buried nobody."""
+"""A parent that died so soon after its child recovered no claim."""
 Found = Iterator[str]
 Seen = evidence.Evidence
 Holdings = dict[str, list[tuple[evidence.Event, float]]]

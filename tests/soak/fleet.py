@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 6.0
 SWEEP_S = 1.0
 LONG_S = 2.2 * LEASE_S
-"""The longest body: it depends on its renewals, and is seen when it goes on without."""
+"""The longest handler: it depends on its renewals, and is seen when it goes on without."""
 MAX_CRASHES = 3
 KNOBS = {
     "LEASE_RECLAIM_INTERVAL_S": SWEEP_S,

@@ -20,7 +20,7 @@ from sqlalchemy.ext import asyncio as sa
 
 
 class Host(NamedTuple):
-    """A host's connection, and how it ends its transaction."""
+    """An app's connection, and how it ends its transaction."""
 
     conn: Any
     commit: Callable[[], Any]

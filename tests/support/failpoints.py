@@ -228,7 +228,7 @@ def fails(tag: str, me: str) -> None:
 
 
 def executions(folder: Path, tag: str) -> dict[str, list[str]]:
-    """The tokens that the bodies of one workload have made, by job."""
+    """The tokens that the handlers of one workload have made, by job."""
     found: dict[str, list[str]] = {}
     for line in lines(folder / "bodies"):
         if line["tag"] == tag:

@@ -193,7 +193,7 @@ class Orchestrator:
 
 
 def outcome(how: str) -> outcomes.Outcome:
-    """How a body ended, by its kind."""
+    """How a handler ended, by its kind."""
     return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
 
 

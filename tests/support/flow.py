@@ -13,7 +13,7 @@ ROUNDS = 200
 
 
 def nodes(**deps: str) -> list[Spec]:
-    """Pipeline nodes out of `name="dep dep"`, each with the body `ok`."""
+    """Pipeline nodes out of `name="dep dep"`, each with the handler `ok`."""
     return [
         {"id": name, "node": "ok", "depends_on": text.split()}
         if text
@@ -33,7 +33,7 @@ def ask(step_id: str, widget: str = "file_upload", **more: Any) -> Spec:
 
 
 def nothing() -> Spec:
-    """A body that takes nothing and leaves nothing."""
+    """A handler that takes nothing and leaves nothing."""
     return {}
 
 
@@ -144,6 +144,6 @@ def fail(run_id: str, node_id: str, error: str = "broke") -> None:
 
 
 def body(returns: Callable[..., Any] | Mapping[str, Any], name: str = "body") -> None:
-    """Register a body under a name; a mapping is what it returns."""
+    """Register a handler under a name; a mapping is what it returns."""
     given = returns if callable(returns) else lambda: dict(returns)
     queue_workflows.register_node(name, given)

@@ -18,7 +18,7 @@ from tests.support.wait import until
 
 
 class Bodies:
-    """A worker without a database: `lease` is the claim of the body that runs."""
+    """A worker without a database: `lease` is the claim of the handler that runs."""
 
     def __init__(self) -> None:
         self.lease: job_tables.Lease | None = None
@@ -41,7 +41,7 @@ class Bodies:
         self._listening.__exit__(None, None, None)
 
     def text(self) -> str:
-        """What is kept of the body that runs, or ran last."""
+        """What is kept of the handler that runs, or ran last."""
         _, taken = self.source._take()
         return "".join((each.written().head or "") for each in taken)
 

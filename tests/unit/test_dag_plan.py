@@ -432,7 +432,7 @@ def workflows(draw: st.DrawFn) -> tuple[graph.Graph, int, int]:
 def test_every_run_ends_complete_with_each_node_planned_once(
     drawn: tuple[graph.Graph, int, int],
 ) -> None:
-    """Several processes, any order, any batches, some rolled back: laws 6 and 8."""
+    """Several processes, any order, any batches, some rolled back: invariants 6 and 8."""
     of, processes, seed = drawn
     choose = random.Random(seed)
     run = FakeRun(of, yes=True)

@@ -1,4 +1,4 @@
-"""Every GPU of a box as its tools print it: driver generations, MIG, unified memory, AMD, none."""
+"""The GPUs of a machine, from its tools' output: drivers, MIG, unified memory, AMD, none."""
 
 from __future__ import annotations
 

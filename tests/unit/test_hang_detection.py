@@ -43,7 +43,7 @@ class Gpu:
 
 
 class Worker:
-    """One whose body keeps the GIL from T0 on, and its parent a second at a time."""
+    """One whose handler keeps the GIL from T0 on, and its parent a second at a time."""
 
     def __init__(self, own: shared_status.SharedStatus) -> None:
         self.board = own

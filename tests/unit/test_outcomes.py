@@ -1,4 +1,4 @@
-"""What a failed body leaves: its error and its traceback, without the passwords in them."""
+"""A failed handler leaves its error and its traceback, without passwords."""
 
 from __future__ import annotations
 

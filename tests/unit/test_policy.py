@@ -12,7 +12,7 @@ from queue_workflows.dag import definition, policy
 
 
 class Flaky(ConnectionError):
-    """An error of the host's own."""
+    """An error of the app's own."""
 
 
 def waits(backoff: Any, attempts: int = 5) -> list[float]:
