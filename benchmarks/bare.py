@@ -1,4 +1,4 @@
-"""The floor: a plain table, one SQL function a step, psycopg, no engine. Also run as a process."""
+"""The baseline: a plain table, one SQL function per step, psycopg; also run as a process."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def drain_batches(conn: Connection, queue: str, size: int) -> None:
 
 
 def listen(conn: Connection, queue: str) -> None:
-    """Wait for jobs for ever; note when each body starts, and insert what follows it."""
+    """Wait for jobs for ever; note when each handler starts, and insert what follows it."""
     conn.execute("LISTEN bare_ready")
     while True:
         done: int | None = None

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.fleet`: the claim policies with real claims; bodies and loads sleep.
+"""`python -m benchmarks.fleet`: the claim policies with real claims; handlers and loads sleep.
 
-Each policy works through the same trace in a database of its own, all at the same time. A box is a
-thread with a connection: it claims and completes by the worker's own statement, reports and learns
-as a worker does, and sleeps where a worker would load and run.
+Each policy works through the same trace in a database of its own, all at the same time. A machine
+is a thread with a connection: it claims and completes by the worker's own statement, reports and
+learns as a worker does, and sleeps where a worker would load and run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from queue_workflows.runtime import service
 from queue_workflows.types import Row
 
 LOOK_S = 0.01
-"""Pause of a box that was given nothing. Real workers are woken, and look once a second."""
+"""Pause of a machine that was given nothing. Real workers are woken, and look once a second."""
 BEAT_S = 5.0
 _PICK = """
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
@@ -80,7 +80,7 @@ class Play:
                     )
 
     def services(self, begun: float) -> list[service.Service]:
-        """The arrivals and the boxes, on a clock that began then (`time.monotonic`)."""
+        """The arrivals and the machines, on a clock that began then (`time.monotonic`)."""
         self._begun = begun
         pools: list[service.Service] = [service.Pool("arrivals", 1, self._arrive)]
         for number in range(len(traces.SPEEDS)):

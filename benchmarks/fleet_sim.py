@@ -15,7 +15,7 @@ from benchmarks import fleet_trace as traces
 
 BASE = "affinity-first"
 LOOK_S = 15.0
-"""How often an idle box looks again at what it left to others."""
+"""How often an idle machine looks again at what it left to others."""
 
 
 class Policy(NamedTuple):
@@ -68,7 +68,7 @@ class _Queue:
 
 
 class Fleet:
-    """Three boxes and the lines before them, from a trace's first arrival to its last end."""
+    """Three machines and the lines before them, from a trace's first arrival to its last end."""
 
     def __init__(self, given: traces.Trace, policy: Policy) -> None:
         self._trace = given
@@ -76,7 +76,7 @@ class Fleet:
         self._boxes = [_Box(speed) for speed in traces.SPEEDS]
         self._queues = {model: _Queue() for model in given.load_s}
         self._events: list[tuple[float, int, int]] = []
-        """Time, kind (0 an arrival, 1 an end, 2 a look) and the job's or the box's number."""
+        """Time, kind (0 an arrival, 1 an end, 2 a look) and the job's or the machine's number."""
         self._waits: list[tuple[int, float]] = []
         self._loads = 0
         self._queued = 0

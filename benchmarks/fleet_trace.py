@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SPEEDS = (1.0, 1.0, 0.55)
-"""Of the three boxes; a load or a run takes its seconds divided by this."""
+"""Of the three machines; a load or a run takes its seconds divided by this."""
 LOADS_S = (12.0, 180.0)
 RUNS_S = (4.0, 240.0)
 MODELS = 6
@@ -59,7 +59,7 @@ def _spread(bounds: tuple[float, float], index: int) -> float:
 
 
 def trace(kind: str, offered: float, *, seed: int, hours: float = 6.0) -> Trace:
-    """Bursts whose runs take `offered` of what the boxes can do in that time.
+    """Bursts whose runs take `offered` of what the machines can do in that time.
 
     Of the six models the larger load longer and run longer. A quarter of the jobs is urgent.
     """
@@ -86,7 +86,7 @@ def trace(kind: str, offered: float, *, seed: int, hours: float = 6.0) -> Trace:
 
 
 class Figures(NamedTuple):
-    """What a policy made of a trace; times in seconds, a wait ends when the body begins."""
+    """What a policy made of a trace; times in seconds, a wait ends when the handler begins."""
 
     loads: int
     mean: float

@@ -1,4 +1,4 @@
-"""The measured workers' host app: bodies that do nothing, workflows of any size by name."""
+"""The app of the measured workers: handlers that do nothing, workflows of any size by name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import queue_workflows
 
 
 def noop() -> dict[str, Any]:
-    """A body that costs nothing."""
+    """A handler that costs nothing."""
     return {}
 
 
 def stamp() -> dict[str, Any]:
-    """When the body started; the monotonic clock is the same for every process of a machine."""
+    """When the handler started; the monotonic clock is the same for every process of a machine."""
     return {"ns": time.monotonic_ns()}
 
 

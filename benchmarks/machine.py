@@ -1,4 +1,4 @@
-"""What the figures were measured on: no host name and no path."""
+"""Describe the machine of the measurement, without its host name and paths."""
 
 from __future__ import annotations
 

@@ -130,11 +130,11 @@ _INTRO = """# Performance
 
 Written by `python -m benchmarks --markdown docs/performance.md`; do not edit by hand.
 
-What the engine costs, each figure beside a bare psycopg loop that does the same work on a plain
-table in the same run, on the same server, with the same durability: every commit is flushed to
-disk. The fence, the triggers, the outbox and the events are on in every row. Ours and bare take
-turns; the ratio is the median over the rounds, with the smallest and the largest in brackets.
-Targets are the design's.
+After this page you know what the engine costs. Each figure stands beside that of a bare psycopg
+loop, which does the same work on a plain table in the same run, on the same server, with the same
+durability: every commit is flushed to disk. The fence, the triggers, the outbox and the events
+are on in every row. Ours and bare run alternately. The ratio is the median over the rounds, with
+the smallest and the largest in brackets. Targets are the design's.
 """
 
 

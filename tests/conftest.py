@@ -1,4 +1,4 @@
-"""What every test gets: a clean process, and a real database for those that ask for one."""
+"""Give every test a clean process, and a real database to those that ask for one."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_every_pick_walks_its_index_in_order(crowded: dict[str, Any], state: str
         " AND blocked_reason IS NULL",
     ],
 )
-def test_a_plan_that_reads_or_sorts_the_line_is_seen(crowded: dict[str, Any], bad: str) -> None:
+def test_a_plan_that_reads_or_sorts_all_waiters_is_found(crowded: dict[str, Any], bad: str) -> None:
     from queue_workflows import db
 
     with db.connect(url=crowded["full at"]) as conn:
@@ -353,7 +353,7 @@ def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> 
     assert rows_read(many) - before <= 50 * ROWS_A_CLAIM
 
 
-def test_the_next_turn_of_a_long_line_reads_a_few_rows(many: Any) -> None:
+def test_admission_from_a_long_lock_queue_reads_a_few_rows(many: Any) -> None:
     who = factories.who("line")
     (job,) = claims.ingest_step(many, who)
     before = rows_read(many)
@@ -436,7 +436,7 @@ def test_a_sweep_of_unserved_queues_reads_little_but_what_it_writes(many: Any) -
 
 
 @pytest.mark.parametrize("key", ["stuck", "busy", "nobody's"])
-def test_a_turn_is_given_by_its_keys_own_line(many: Any, key: str) -> None:
+def test_a_waiter_is_admitted_from_its_own_lock_queue(many: Any, key: str) -> None:
     many.execute(GHOSTS.encode())
     before = rows_read(many)
     call = f"SELECT queue_workflows_give_turns('ingest_jobs', ARRAY[$q${key}$q$])"
@@ -444,7 +444,7 @@ def test_a_turn_is_given_by_its_keys_own_line(many: Any, key: str) -> None:
     assert rows_read(many) - before <= 10
 
 
-def test_the_sweeps_look_reads_no_line(many: Any) -> None:
+def test_the_sweeps_query_reads_no_lock_queue(many: Any) -> None:
     many.execute(GHOSTS.encode())
     assert pending.sweeps(many).lock_queues
     assert rows_read(many) <= 600 + 20, "the 600 that run, for their leases"

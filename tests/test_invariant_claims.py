@@ -1,4 +1,4 @@
-"""The laws of claims: one holder, one end, one record; whatever comes late writes nothing."""
+"""Invariants of claims: one holder, one end, one record; a late write changes nothing."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_renewal_pushes_the_lease_and_stores_progress(conn: Any, family: str) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_renewal_tells_that_the_end_is_asked_for(conn: Any, family: str) -> None:
+def test_a_renewal_reports_a_cancel_request(conn: Any, family: str) -> None:
     make(conn, family)
     job = claim(conn, family)
     conn.execute(f"UPDATE {JOB_TABLES[family].name} SET cancel_requested_at = now()")
@@ -197,7 +197,7 @@ def test_a_renewal_tells_that_the_end_is_asked_for(conn: Any, family: str) -> No
     assert renewal.cancel is True
 
 
-def test_a_renewal_tells_that_the_run_is_over(conn: Any) -> None:
+def test_a_renewal_reports_that_the_run_is_over(conn: Any) -> None:
     make(conn, "node")
     job = claim(conn, "node")
     conn.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")

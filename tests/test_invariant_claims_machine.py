@@ -1,4 +1,4 @@
-"""Any order of claims, ends, crashes, cancels and retries keeps the laws: a state machine."""
+"""A state machine: any order of claims, ends, crashes, cancels and retries keeps the invariants."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class Claims(RuleBasedStateMachine):
                 self.seen[row["id"]] = row
 
 
-def test_any_order_of_events_keeps_the_laws(db: ModuleType) -> None:
+def test_any_order_of_events_keeps_the_invariants(db: ModuleType) -> None:
     with db.connect() as conn:
         machine = type("Claims", (Claims,), {"conn": conn})
         run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""The laws of dispatch over generated runs: what is queued when, its outbox, and how a run ends."""
+"""Invariants of dispatch over generated runs: what is queued when, the outbox, how runs end."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class World:
         self.ran: Counter[str] = Counter()
         self.raised: set[str] = set()
         self.noticed = False
-        """Whether the orchestrator has looked since a body raised."""
+        """Whether the orchestrator has looked since a handler raised."""
         self.late: list[str] = []
-        """Bodies that ran all the same."""
+        """Handlers that ran all the same."""
         self.meddled = False
         queue_workflows.register_node("act", self._act)
         steps = [self._step(index, item) for index, item in enumerate(items)]
@@ -84,7 +84,7 @@ class World:
         return {"me": me}
 
     def do(self, act: str) -> None:
-        """One thing happens; every law holds after it."""
+        """One thing happens; every invariant holds after it."""
         if act == "look":
             self._look()
         elif act == "work":
@@ -188,7 +188,7 @@ class World:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(items=graphs(), acts=st.lists(st.sampled_from(ACTS), max_size=12))
-def test_the_laws_hold_at_every_moment_of_every_run(
+def test_the_invariants_hold_at_every_moment_of_every_run(
     db: ModuleType, items: list[Item], acts: list[str]
 ) -> None:
     with engine.connect() as conn:
@@ -209,9 +209,7 @@ def test_the_laws_hold_at_every_moment_of_every_run(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(items=graphs())
-def test_a_run_that_nobody_meddles_with_ends_as_its_graph_says(
-    db: ModuleType, items: list[Item]
-) -> None:
+def test_an_undisturbed_run_ends_as_its_graph_says(db: ModuleType, items: list[Item]) -> None:
     with engine.connect() as conn:
         world = World(items, conn)
         try:

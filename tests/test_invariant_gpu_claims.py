@@ -1,4 +1,4 @@
-"""A gpu claim takes what the rule says, on whatever fleet and queue."""
+"""A gpu claim takes the job that the rule chooses, for any fleet and queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses and limits of queues and partitions hold at every instant, and nothing waits for ever."""
+"""Pauses and limits of queues and partitions hold at every instant, and every job ends."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_paused_queue_gives_no_job_until_it_is_resumed(db: ModuleType, until: 
         assert len(take(conn, 7)) == 2
 
 
-def test_a_pause_ends_by_itself_and_a_worker_is_told_when(db: ModuleType) -> None:
+def test_a_pause_ends_by_itself_and_a_worker_knows_when(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, partition_key=None)
         queues.pause(conn, "fetch", None, {"at": None, "lasts": "90 seconds", "by": "ana"})
@@ -182,7 +182,7 @@ FROM_PARTITION: dict[str, Callable[[Any, Row], object]] = LEAVING | {
 
 
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
-def test_whoever_leaves_a_full_queue_wakes_a_worker(
+def test_a_job_that_leaves_a_full_queue_wakes_a_worker(
     db: ModuleType, leave: Callable[[Any, Row], object]
 ) -> None:
     with db.connect() as conn, db.connect() as ear:
@@ -266,7 +266,7 @@ def test_no_more_of_a_partition_are_let_in_than_its_limit(db: ModuleType) -> Non
 
 
 @pytest.mark.parametrize("leave", FROM_PARTITION.values(), ids=FROM_PARTITION)
-def test_whoever_leaves_a_full_partition_lets_the_next_in(
+def test_a_job_that_leaves_a_full_partition_admits_the_next(
     db: ModuleType, leave: Callable[[Any, Row], object]
 ) -> None:
     with db.connect() as conn, db.connect() as ear:
@@ -291,7 +291,7 @@ def test_a_partition_has_limits_of_its_own(db: ModuleType) -> None:
         assert count(conn, FREE, "b") == 1
 
 
-def test_one_that_fails_stands_in_line_again(db: ModuleType) -> None:
+def test_a_failed_job_waits_for_its_partition_again(db: ModuleType) -> None:
     with db.connect() as conn:
         say(conn, partition_max_running=1)
         add(conn, max_attempts=2)
@@ -355,7 +355,7 @@ def test_the_sweep_lets_in_what_a_rate_has_room_for_again(db: ModuleType) -> Non
         assert len(list(ear.notifies(timeout=0.2))) == 1
 
 
-def test_a_paused_partition_holds_up_nobody_else(db: ModuleType) -> None:
+def test_a_paused_partition_delays_no_other(db: ModuleType) -> None:
     with db.connect() as conn:
         first = add(conn, 3)
         add(conn, 1, partition_key="b")
@@ -383,7 +383,7 @@ def test_a_partitions_pause_ends_by_itself(db: ModuleType) -> None:
         assert len(take(conn)) == 1
 
 
-def test_what_was_free_before_there_was_a_limit_stands_in_line(db: ModuleType) -> None:
+def test_a_job_that_was_ready_before_the_limit_is_blocked(db: ModuleType) -> None:
     with db.connect() as conn:
         add(conn, 5)
         add(conn, 1, partition_key="b")
@@ -455,7 +455,7 @@ def test_an_unknown_reason_admits_nobody(db: ModuleType) -> None:
             assert factories.reread(conn, second)["admitted_at"] is None
 
 
-def test_without_limits_everybody_in_line_is_let_in_however_many(db: ModuleType) -> None:
+def test_without_limits_all_waiting_jobs_are_admitted(db: ModuleType) -> None:
     with db.connect() as conn:
         say(conn, partition_max_running=1)
         conn.execute(
@@ -515,7 +515,7 @@ def test_a_job_that_is_not_due_is_not_let_in(db: ModuleType) -> None:
         assert len(take(conn)) == 1
 
 
-def test_a_line_missed_while_its_head_was_locked_is_mended(db: ModuleType) -> None:
+def test_a_partition_whose_first_job_was_locked_is_repaired(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as other:
         say(conn, partition_max_running=1)
         _, second = add(conn, 2)
@@ -529,7 +529,7 @@ def test_a_line_missed_while_its_head_was_locked_is_mended(db: ModuleType) -> No
         assert queues.admit_from_partitions(conn) == 0
 
 
-def test_a_rolled_back_end_lets_nobody_in(db: ModuleType) -> None:
+def test_a_rolled_back_end_admits_no_job(db: ModuleType) -> None:
     with db.connect() as conn:
         say(conn, partition_max_running=1)
         add(conn, 2)
@@ -569,7 +569,7 @@ def long_queue(conn: Any, *keys: str | None, number: int = 1500) -> None:
     conn.execute("SET session_replication_role = origin")
 
 
-def test_a_limit_on_a_long_queue_holds_nobody_up(db: ModuleType) -> None:
+def test_a_limit_on_a_long_queue_delays_no_claim(db: ModuleType) -> None:
     with db.connect() as conn:
         long_queue(conn, "a", "b")
         add(conn, 1, partition_key=None)
@@ -611,7 +611,7 @@ def test_a_pause_of_a_partition_lets_those_behind_it_pass(db: ModuleType) -> Non
         assert count(conn, FREE) >= 1000
 
 
-def test_more_lines_than_one_claim_looks_at_hold_nobody_up(db: ModuleType) -> None:
+def test_more_limited_partitions_than_one_claim_checks_delay_no_job(db: ModuleType) -> None:
     with db.connect() as conn:
         long_queue(conn, *(f"p{i:03}" for i in range(250)), number=2)
         say(conn, partition_max_running=1)
@@ -619,7 +619,7 @@ def test_more_lines_than_one_claim_looks_at_hold_nobody_up(db: ModuleType) -> No
         assert len(got) >= 2
 
 
-def test_the_sweep_sends_to_its_line_what_no_claim_comes_to(db: ModuleType) -> None:
+def test_the_sweep_blocks_jobs_that_no_claim_reaches(db: ModuleType) -> None:
     with db.connect() as conn:
         long_queue(conn, "b", "a", number=1200)
         say(conn, "a", max_running=1)

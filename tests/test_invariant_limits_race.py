@@ -1,4 +1,4 @@
-"""Limits under many hands at once, with crashes; a long line behind one costs the claim nothing."""
+"""Limits hold under many concurrent workers with crashes; many waiters cost the claim nothing."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def read(conn: Any) -> int:
 
 
 @pytest.mark.parametrize("queue", ["paused", "partition", "rate", "full"])
-def test_a_claim_beside_a_long_line_reads_a_few_rows(crowded: str, queue: str) -> None:
+def test_a_claim_beside_many_waiters_reads_a_few_rows(crowded: str, queue: str) -> None:
     from queue_workflows import db
 
     with db.connect(url=crowded) as conn, conn.transaction(force_rollback=True):

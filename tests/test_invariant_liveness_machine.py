@@ -1,4 +1,4 @@
-"""Whatever befalls a fleet, its rows are those of a simple model; once faults stop, all ends."""
+"""Under any faults the rows equal those of a simple model, and all work ends afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import queue_workflows
 from queue_workflows import config, input_listener
 from queue_workflows.admin import audit
 from queue_workflows.dag import policy
-from tests.support import fleet_base, fleet_faults, fleet_hosts, fleet_workers, invariants
+from tests.support import fleet_apps, fleet_base, fleet_faults, fleet_workers, invariants
 from tests.support import fleet_model as model
 from tests.support.fleet_base import graphs
 
@@ -29,7 +29,7 @@ PHASES = (Phase.generate,) if os.environ.get("FLEET_MACHINE_RAW") else tuple(Pha
 """Set: a failure is shown as it was found, at once; else in its shortest form, minutes later."""
 
 
-class Machine(fleet_hosts.Hosts, fleet_workers.Workers, fleet_faults.Faults):
+class Machine(fleet_apps.Apps, fleet_workers.Workers, fleet_faults.Faults):
     """Hosts, workers, orchestrators, operators and faults by turns."""
 
     @initialize(first=graphs(), second=graphs())
@@ -134,7 +134,7 @@ def world(
 
 
 @pytest.mark.timeout(900)
-def test_whatever_befalls_a_fleet_its_rows_are_right_and_all_ends(world: fleet_base.World) -> None:
+def test_under_any_faults_a_fleets_rows_are_right_and_all_ends(world: fleet_base.World) -> None:
     machine = type("Fleet", (Machine,), {"world": world})
     run_state_machine_as_test(
         machine,

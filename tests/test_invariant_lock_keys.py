@@ -1,4 +1,4 @@
-"""A lock key lets one job run at a time, oldest first, and the database is what guarantees it."""
+"""A lock key lets one job run at a time, oldest first; the database guarantees it."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
-def test_whoever_leaves_lets_the_next_in_and_wakes_a_worker(
+def test_a_job_that_ends_admits_the_next_and_wakes_a_worker(
     db: ModuleType, family: str, leave: Callable[[Any, Row], object]
 ) -> None:
     with db.connect() as conn, db.connect() as ear:
@@ -177,7 +177,7 @@ def test_whoever_leaves_lets_the_next_in_and_wakes_a_worker(
         end(conn, following)
 
 
-def test_one_that_goes_back_keeps_its_place_in_line(db: ModuleType, family: str) -> None:
+def test_a_job_that_goes_back_keeps_its_place(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
         add(conn, family)
         job = take(conn, family)
@@ -187,7 +187,7 @@ def test_one_that_goes_back_keeps_its_place_in_line(db: ModuleType, family: str)
         assert states(conn, family) == [IN, OUT]
 
 
-def test_a_run_that_is_cancelled_takes_its_line_with_it(db: ModuleType) -> None:
+def test_a_cancelled_run_cancels_its_waiters(db: ModuleType) -> None:
     with db.connect() as conn:
         run_id = factories.run(conn)
         for number in range(4):
@@ -201,7 +201,7 @@ def test_a_run_that_is_cancelled_takes_its_line_with_it(db: ModuleType) -> None:
         assert factories.claim_node(conn)["id"] == outside["id"]
 
 
-def test_a_rolled_back_end_lets_nobody_in(db: ModuleType, family: str) -> None:
+def test_a_rolled_back_end_admits_no_job(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
         for _ in range(2):
             add(conn, family)
@@ -212,7 +212,7 @@ def test_a_rolled_back_end_lets_nobody_in(db: ModuleType, family: str) -> None:
         assert states(conn, family) == [("running", None), OUT]
 
 
-def test_a_due_job_stands_in_line_too(db: ModuleType, family: str) -> None:
+def test_a_due_job_waits_for_its_key_too(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
         late = add(conn, family)
         plain("available_at = now() + interval '1 hour'")(conn, late)
@@ -250,7 +250,7 @@ def test_the_database_refuses_a_second_one_running(db: ModuleType, family: str) 
             )(conn, second)
 
 
-def test_a_turn_missed_while_the_head_was_locked_is_mended(db: ModuleType) -> None:
+def test_an_admission_missed_while_the_first_waiter_was_locked_is_repaired(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as other:
         add(conn, "ingest")
         second = add(conn, "ingest")
@@ -292,7 +292,7 @@ def test_the_sweep_takes_the_families_locks_as_commits_do(db: ModuleType) -> Non
         assert mended == [2]
 
 
-def test_a_host_that_keeps_its_insert_open_holds_nobody_up(db: ModuleType) -> None:
+def test_an_app_that_keeps_its_insert_open_delays_nobody(db: ModuleType) -> None:
     with db.connect() as conn, db.connect() as host:
         add(conn, "ingest")
         job = factories.claim_ingest(conn)
@@ -358,7 +358,7 @@ def test_fifty_inserts_and_claims_at_once_run_one_by_one_in_order(db: ModuleType
     assert len(ran) == INSERTS
 
 
-def test_a_line_is_served_by_priority_and_age(db: ModuleType, family: str) -> None:
+def test_a_lock_queue_is_served_by_priority_and_age(db: ModuleType, family: str) -> None:
     drawn = random.Random(7)
     with db.connect() as conn:
         add(conn, family, priority=0)
@@ -461,7 +461,7 @@ def test_no_session_gets_its_own_code_run_as_the_owner_of_the_schema(db: ModuleT
         assert said == []
 
 
-def test_a_snapshot_older_than_the_job_that_is_in_waits_in_line(db: ModuleType) -> None:
+def test_a_snapshot_older_than_the_admitted_job_waits(db: ModuleType) -> None:
     with db.connect() as conn, db.connect(autocommit=False, limited=False) as old:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT FROM ingest_jobs")
@@ -535,7 +535,7 @@ def test_a_job_that_nobody_serves_keeps_its_key_from_nobody(
     assert sweep(conn) == (0, 0)
 
 
-def test_it_stands_in_line_again_one_sweep_after_a_worker_came(
+def test_it_waits_for_its_key_again_one_sweep_after_a_worker_came(
     passed: tuple[Any, Row, Row], family: str
 ) -> None:
     conn, ghost, _ = passed
@@ -685,7 +685,7 @@ def test_served_jobs_keep_their_order_among_unserved_ones(db: ModuleType, family
         assert taken == [row["id"] for row in line if row["queue"] == FAMILIES[family][2]]
 
 
-def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_turn(
+def test_a_worker_of_0_3_0_finds_no_job_that_gave_up_its_key(
     passed: tuple[Any, Row, Row], family: str
 ) -> None:
     conn, ghost, _ = passed
@@ -725,7 +725,7 @@ def test_a_waiter_whose_key_is_taken_off_is_admitted_and_its_workers_are_notifie
         assert [each.channel for each in listener.notifies(timeout=5, stop_after=1)] == [channel]
 
 
-def test_a_job_that_is_being_claimed_keeps_its_turn(db: ModuleType, family: str) -> None:
+def test_a_job_that_is_being_claimed_keeps_its_key(db: ModuleType, family: str) -> None:
     with db.connect() as conn, db.connect() as other:
         served_by(conn, FAMILIES[family][2])
         ghost = add(conn, family, queue=OTHER[family])

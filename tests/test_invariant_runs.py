@@ -1,4 +1,4 @@
-"""Laws 6, 7 and 8 over generated graphs run by the real engine: each run ends, and rightly."""
+"""Invariants 6, 7 and 8 over generated graphs that the real engine runs to their end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fails(members: list[Spec]) -> bool:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(members=graphs(), cancel_after=st.one_of(st.none(), st.integers(0, 4)))
-def test_every_run_ends_and_no_law_is_broken(
+def test_every_run_ends_and_no_invariant_is_broken(
     flow: flows.Flow, members: list[Spec], cancel_after: int | None
 ) -> None:
     flow.dag(*members)

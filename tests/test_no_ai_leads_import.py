@@ -1,4 +1,4 @@
-"""The package imports no host, and nothing that a bare install does not bring."""
+"""The package imports no app, and nothing that a bare install does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With psycopg and PostgreSQL alone: import, configure, and a run from its insert to its end."""
+"""With only psycopg and PostgreSQL, the package imports, configures and runs a workflow."""
 
 from __future__ import annotations
 

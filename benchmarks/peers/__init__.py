@@ -71,7 +71,7 @@ class Peer:
         return float(self._ask(role, count)["rate"])
 
     def pickup_ms(self, count: int) -> list[float]:
-        """From the return of each enqueue call to the start of the body."""
+        """From the return of each enqueue call to the start of the handler."""
         return [float(value) for value in self._ask("pickup", count)["samples_ms"]]
 
     def _ask(self, role: str, count: int) -> dict[str, Any]:

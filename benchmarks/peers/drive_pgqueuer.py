@@ -25,7 +25,7 @@ def payload(number: int) -> bytes:
 
 
 async def work(count: int, batch_size: int) -> None:
-    """Run jobs until so many bodies have started; 0: for ever, telling of each."""
+    """Run jobs until so many handlers have started; 0: for ever, telling of each."""
     queue = PgQueuer.from_asyncpg_connection(await asyncpg.connect(DSN))
 
     @queue.entrypoint("noop")

@@ -24,7 +24,7 @@ async def noop(number: int) -> None:
 
 
 async def work(count: int) -> None:
-    """Run jobs until so many bodies have started; 0: for ever, telling of each."""
+    """Run jobs until so many handlers have started; 0: for ever, telling of each."""
     async with app.open_async():
         task = asyncio.create_task(
             app.run_worker_async(queues=["load"], concurrency=1, install_signal_handlers=False)

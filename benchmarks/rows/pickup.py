@@ -1,4 +1,4 @@
-"""From the commit of an enqueue to the start of the body, on an idle worker."""
+"""From the commit of an enqueue to the start of the handler, on an idle worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Sample = tuple[str, int]
 
 
 class _Kind:
-    """One way to hand in work, and how to ask when its body started."""
+    """One way to hand in work, and how to ask when its handler started."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import commands
 from tests.support.commands import Commands
-from tests.support.reachable import Server, server
+from tests.support.tcp_server import Server, server
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_table_and_page_show_every_row(measured: tuple[str, dict[str, Any], str]
         assert f"| {row['name']} |" in page
 
 
-def test_page_names_the_machine_but_not_the_host(
+def test_page_names_the_machine_but_not_the_host_name(
     measured: tuple[str, dict[str, Any], str],
 ) -> None:
     _, data, page = measured

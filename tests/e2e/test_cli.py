@@ -1,4 +1,4 @@
-"""`queue-workflows`: what it prints, and how it refuses what it cannot use."""
+"""`queue-workflows` prints what it did, and refuses wrong input in one line."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_migrate_below_asks_before_data_goes(invoke: Callable[..., Invoked]) -> 
 
 
 @pytest.mark.usefixtures("empty")
-def test_migrate_runs_a_chain_of_the_hosts_own(
+def test_migrate_runs_a_chain_of_the_apps_own(
     invoke: Callable[..., Invoked], tmp_path: Path
 ) -> None:
     (tmp_path / "0001_mine.sql").write_text("CREATE TABLE mine (n int);")

@@ -26,7 +26,7 @@ def waiting_run() -> str:
     return run_id
 
 
-def test_a_run_is_answered_failed_mended_and_retried(cli: Commands, tmp_path: Path) -> None:
+def test_a_run_is_answered_failed_fixed_and_retried(cli: Commands, tmp_path: Path) -> None:
     worker = cli.start("queue-claim-worker", "--queue", "cpu", "--app", TOYHOST)
     orchestrator = cli.start("queue-orchestrator", "--app", TOYHOST)
     asked = run_store.insert_run(workflow_name="asking", context={"folder": str(tmp_path)})["id"]

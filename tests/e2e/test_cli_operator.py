@@ -1,4 +1,4 @@
-"""The operator's commands as processes: exit codes, what goes to which stream, and signals."""
+"""The operator's commands as processes: exit codes, output streams, signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows connect`: each step is broken on a real server or socket, and named first."""
+"""`queue-workflows connect` names the first broken step, on real servers and sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from queue_workflows.db import connectivity
 from tests.support import catalog, commands, database, faketime
 from tests.support.commands import Commands
 from tests.support.proxy import Proxy
-from tests.support.reachable import Server
+from tests.support.tcp_server import Server
 
 CANARY = "canary77"
 BASE = "fleet_test"
@@ -531,7 +531,9 @@ def test_rights_past_the_purpose_are_found_and_revoked(
 
 
 @pytest.mark.parametrize("purpose", ["submit", "work"])
-def test_a_submitter_is_told_the_knob_that_confines_runs(home: str, purpose: str) -> None:
+def test_connect_names_the_variable_that_confines_runs_for_a_submitter(
+    home: str, purpose: str
+) -> None:
     named = passed(home, purpose).get("files")
     if purpose == "submit":
         assert named is not None
@@ -685,7 +687,7 @@ def cli_none(tmp_path: Any) -> Generator[Commands]:
         yield cli
 
 
-def test_the_dsn_of_the_host_is_the_one_in_force(db: Any, dsn: str, cli: Commands) -> None:
+def test_the_dsn_of_the_app_is_used(db: Any, dsn: str, cli: Commands) -> None:
     done = cli.run("queue-workflows", "connect", "--for", "read")
     assert done.process.returncode == 0, done.err
     name = database.Database(dsn).name

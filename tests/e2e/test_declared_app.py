@@ -1,4 +1,4 @@
-"""An app that is nothing but Python: checked, run, asked, and wired in by its name alone."""
+"""An app that is declared in Python is checked, run and answered by its module's name."""
 
 from __future__ import annotations
 

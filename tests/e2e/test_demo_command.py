@@ -1,4 +1,4 @@
-"""`queue-workflows demo` as a person runs it: to its end, stopped, with a worker killed."""
+"""`queue-workflows demo` runs to its end, stops on request, and survives a killed worker."""
 
 from __future__ import annotations
 

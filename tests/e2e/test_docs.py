@@ -1,4 +1,4 @@
-"""Whatever README and docs/ show works: the blocks of each page run in order, links lead on."""
+"""The blocks of README and docs/ run in order, and their links exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`examples/etl` as its README has it: one command, in an environment of its own."""
+"""`examples/etl` runs as its README says, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_row_of_the_files_is_a_row_of_the_tables_and_twice_is_once(etl: Im
     assert etl.rows(COUNTS) == wanted, "a file that is loaded again doubles nothing"
 
 
-def test_bad_rows_are_put_aside_with_file_line_and_reason(etl: Import) -> None:
+def test_bad_rows_are_stored_with_file_line_and_reason(etl: Import) -> None:
     etl.edit("zones.csv", 2, "AD,somewhere,Europe/Andorra,")
     etl.edit("zones.csv", 5, '"AL,XX",+4120+01950,Europe/Tirane,')
     etl.edit("zones.csv", 7, "AQ")

@@ -1,4 +1,4 @@
-"""The second box: a worker with its own address works over TCP with a password; is it alive?"""
+"""A worker on a second machine works over TCP with a password; `health` reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from queue_workflows import node_queue, run_store
 from queue_workflows.cli import health
 from tests.support import commands, factories, flow, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
-from tests.support.reachable import Server
+from tests.support.tcp_server import Server
 from tests.support.wait import until
 
 PASSWORD = "canary77"
@@ -85,7 +85,7 @@ def _which(program: str) -> str:
 
 @pytest.fixture
 def shared(reachable: Server, box: Box, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """The DSN of a database with the schema, as the second box writes it."""
+    """The DSN of a database with the schema, as the second machine writes it."""
     reachable.sql(f"CREATE ROLE letters LOGIN PASSWORD '{PASSWORD}'")
     reachable.sql("CREATE DATABASE fleet_test OWNER letters")
     dsn = reachable.dsn("letters", PASSWORD, "fleet_test", box.server)
@@ -97,13 +97,13 @@ def shared(reachable: Server, box: Box, monkeypatch: pytest.MonkeyPatch) -> Gene
 
 
 def at(box: Box, *words: str) -> list[str]:
-    """A console script as the second box runs it."""
+    """A console script as the second machine runs it."""
     if not box.prefix:
         return list(words)
     return [_which(box.prefix[0]), *box.prefix[1:], commands.script(words[0]), *words[1:]]
 
 
-def test_a_worker_on_a_second_box_works_over_tcp_with_a_password(
+def test_a_worker_on_a_second_machine_works_over_tcp_with_a_password(
     shared: str, box: Box, tmp_path: Path
 ) -> None:
     toy_app.setup()
@@ -134,7 +134,7 @@ def test_a_worker_on_a_second_box_works_over_tcp_with_a_password(
             assert command.wait() == 0
 
 
-def test_from_a_box_that_is_cut_off_connect_says_so(shared: str, box: Box) -> None:
+def test_from_a_machine_that_is_cut_off_connect_says_so(shared: str, box: Box) -> None:
     if box.namespace:
         (device,) = [name for name in _devices(box) if name.startswith("qwb")]
         assert _ip("netns", "exec", box.namespace, "ip", "link", "set", device, "down")
@@ -197,7 +197,7 @@ def row(queue: str, age_s: float, **more: Any) -> dict[str, Any]:
         ([row("gpu", 90), row("cpu", 1)], ["cpu"], {"cpu": "alive"}),
     ],
 )
-def test_health_is_judged_by_signs_of_life(
+def test_health_reads_heartbeats(
     rows: list[dict[str, Any]], queues: list[str], expected: dict[str, str]
 ) -> None:
     assert health.judge(rows, "box", queues, 60.0) == expected

@@ -1,4 +1,4 @@
-"""The check of models and guards, done by real workers on a card that is made of files."""
+"""The GPU check passes with real workers on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gpu import __main__ as gpu
 from tests.gpu import app
 
 
-def test_every_check_holds_on_a_pretended_card(
+def test_every_check_holds_on_a_simulated_gpu(
     db: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -26,7 +26,7 @@ def test_every_check_holds_on_a_pretended_card(
     assert out.count("ok ") == 8
 
 
-def test_the_pretended_card_counts_what_live_processes_hold(
+def test_the_simulated_gpu_adds_up_the_memory_of_live_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", gpu.pretended(tmp_path)["PATH"])

@@ -1,4 +1,4 @@
-"""The four role scripts: what they refuse in one line, and how they stop."""
+"""The four role scripts refuse wrong input in one line, and stop on signals."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def one_line(capfd: pytest.CaptureFixture[str]) -> str:
     ],
     ids=lambda argv: argv[0],
 )
-def test_a_user_who_may_create_no_table_is_told_the_grant(
+def test_a_user_who_may_create_no_table_gets_the_grant_in_the_message(
     argv: list[str],
     low: str,
     fresh_database: str,
@@ -168,7 +168,7 @@ def test_a_user_who_may_create_no_table_is_told_the_grant(
     ],
     ids=lambda argv: argv[0],
 )
-def test_a_user_without_rights_on_the_tables_is_told_the_grant(
+def test_a_user_without_rights_on_the_tables_gets_the_grant_in_the_message(
     argv: list[str],
     low: str,
     own_database: Database,
@@ -211,7 +211,7 @@ def test_the_control_row_is_written(cli: Commands, db: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("argv", [WORKER, ("queue-scheduler",)], ids=lambda argv: argv[0])
-def test_a_wait_for_the_schema_is_told_once_and_only_then(
+def test_a_wait_for_the_schema_is_logged_once(
     cli: Commands, db: ModuleType, fresh_database: str, argv: tuple[str, ...]
 ) -> None:
     waiting = cli.start(*argv, QUEUE_WORKFLOWS_DB_URL=fresh_database)
@@ -274,7 +274,7 @@ def orchestrated(cli: Commands) -> Command:
     return started
 
 
-def test_sigterm_lets_the_body_end_and_claims_no_more(
+def test_sigterm_lets_the_handler_end_and_claims_no_more(
     cli: Commands, orchestrated: Command, tmp_path: Path
 ) -> None:
     run_id = hold(tmp_path)
@@ -293,7 +293,7 @@ def test_sigterm_lets_the_body_end_and_claims_no_more(
 @pytest.mark.parametrize(
     ("signals", "shutdown_s"), [([signal.SIGTERM], "0.5"), ([signal.SIGTERM] * 2, "60")]
 )
-def test_a_body_that_does_not_end_is_handed_back_uncounted(
+def test_a_handler_that_does_not_end_is_handed_back_uncounted(
     cli: Commands,
     orchestrated: Command,
     tmp_path: Path,

@@ -78,7 +78,7 @@ def test_a_failed_run_exits_1_and_its_error_harms_no_terminal(
     assert "\x1b" not in done.out
 
 
-def test_a_failed_run_shows_the_hosts_frames(cli: Commands, tmp_path: Path) -> None:
+def test_a_failed_run_shows_the_apps_frames(cli: Commands, tmp_path: Path) -> None:
     done = cli.run(*RUN, "fail", "--input", folder_of(tmp_path), **FEW)
     lines = done.err.partition("traceback of work/bad (all of it: --debug):\n")[2].splitlines()
     assert re.search(r'^  File ".*toy_app\.py", line \d+, in fail$', lines[0]), done.err
@@ -249,7 +249,7 @@ def test_on_a_terminal_it_draws_a_tree_and_asks(
     assert ask["context_delta"] == {"way": "r"}
 
 
-def test_a_killed_worker_is_told_above_the_tree(
+def test_a_killed_worker_is_reported_above_the_tree(
     cli: Commands, tmp_path: Path, terminal: Terminal
 ) -> None:
     run = cli.start(

@@ -70,7 +70,7 @@ def broken_run(toy: Flow) -> str:
     return run_id
 
 
-def test_a_failed_run_is_told_node_by_node(toy: Flow, show: Callable[..., Shown]) -> None:
+def test_a_failed_run_is_shown_node_by_node(toy: Flow, show: Callable[..., Shown]) -> None:
     run_id = broken_run(toy)
     job_id = flow.job(run_id, "s/b")["id"]
     done = show(run_id)
@@ -104,7 +104,7 @@ def test_json_has_what_the_text_has_with_iso_times(toy: Flow, show: Callable[...
     assert one == by_id["s/b"]
 
 
-def test_a_chosen_node_is_told_in_detail(toy: Flow, show: Callable[..., Shown]) -> None:
+def test_a_chosen_node_is_shown_in_detail(toy: Flow, show: Callable[..., Shown]) -> None:
     run_id = broken_run(toy)
     done = show(run_id, "--node", "s/a")
     assert not [line for line in done.out.splitlines() if line.startswith("s/b")]
@@ -320,7 +320,7 @@ def setup():
 
 
 class Host:
-    """The toy of this file, its processes, and the folder in which its bodies look for `go`."""
+    """The toy of this file, its processes, and the folder in which its handlers look for `go`."""
 
     def __init__(self, cli: Commands, folder: Path) -> None:
         self.cli, self.folder = cli, folder

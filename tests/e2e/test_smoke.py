@@ -1,4 +1,4 @@
-"""A first look at an installation: it imports, answers, and runs a workflow on its own database."""
+"""An installation imports, answers, and runs a workflow on its own database."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ import pytest
 from tests.soak import __main__ as command
 from tests.soak import (
     acknowledged,
+    check_recovery,
     checker,
     evidence,
     faults,
     fleet,
-    judge_recovery,
     mutants,
     report,
 )
@@ -205,40 +205,40 @@ def seen(
     ("seat", "most_s"), [("cpu-3", 3.0), ("notes-1", 3.0), ("cpu-1", 3.0), ("cpu-4", 45.0)]
 )
 def test_a_recovery_beyond_its_promise_is_found(seat: str, most_s: float) -> None:
-    assert not list(judge_recovery.late(seen(seat, 100 + most_s)))
-    (text,) = judge_recovery.late(seen(seat, 100.1 + most_s))
+    assert not list(check_recovery.late(seen(seat, 100 + most_s)))
+    (text,) = check_recovery.late(seen(seat, 100.1 + most_s))
     assert "job j: claim 1" in text
     assert f"not {most_s:g} s" in text
 
 
 @pytest.mark.parametrize("again", [102.9, 103.1])
 def test_a_job_that_an_idle_worker_leaves_alone_is_found(again: float) -> None:
-    assert len(list(judge_recovery.late(seen("cpu-3", 100.1, again=again)))) == (again > 103)
-    assert not list(judge_recovery.late(seen("cpu-3", 100.1, again=again, idle=False)))
+    assert len(list(check_recovery.late(seen("cpu-3", 100.1, again=again)))) == (again > 103)
+    assert not list(check_recovery.late(seen("cpu-3", 100.1, again=again, idle=False)))
 
 
 def test_what_another_fault_held_up_has_its_time_from_then() -> None:
     restart = faults.Fault("restart", "server", 101.0, 104.0)
-    assert not list(judge_recovery.late(seen("cpu-3", 106.9, restart)))
-    assert list(judge_recovery.late(seen("cpu-3", 107.1, restart)))
+    assert not list(check_recovery.late(seen("cpu-3", 106.9, restart)))
+    assert list(check_recovery.late(seen("cpu-3", 107.1, restart)))
     elsewhere = faults.Fault("stop", "cpu-2", 101.0, 104.0, (78,))
-    assert list(judge_recovery.late(seen("cpu-3", 104.0, elsewhere)))
+    assert list(check_recovery.late(seen("cpu-3", 104.0, elsewhere)))
 
 
 def test_who_has_to_find_the_dead_may_not_be_disturbed() -> None:
     """Both orchestrators have to be for the 45 s to begin later."""
     first = faults.Fault("kill", "orchestrator-1", 120.0, 120.0, (1,))
     second = faults.Fault("kill", "orchestrator-2", 130.0, 130.0, (2,))
-    assert list(judge_recovery.late(seen("cpu-4", 150.0, first)))
-    assert not list(judge_recovery.late(seen("cpu-4", 169.0, first, second)))
-    assert list(judge_recovery.late(seen("cpu-4", 171.0, first, second)))
+    assert list(check_recovery.late(seen("cpu-4", 150.0, first)))
+    assert not list(check_recovery.late(seen("cpu-4", 169.0, first, second)))
+    assert list(check_recovery.late(seen("cpu-4", 171.0, first, second)))
 
 
 def test_a_claim_whose_parent_died_too_is_left_to_its_lease() -> None:
     parent = faults.Fault(faults.KILL_PARENT, "cpu-3", 100.2, 100.2, (70, 77))
-    assert not list(judge_recovery.late(seen("cpu-3", 108.9, parent)))
-    assert list(judge_recovery.late(seen("cpu-3", 109.1, parent)))
+    assert not list(check_recovery.late(seen("cpu-3", 108.9, parent)))
+    assert list(check_recovery.late(seen("cpu-3", 109.1, parent)))
 
 
 def test_a_job_that_was_done_when_its_worker_was_killed_is_no_recovery() -> None:
-    assert judge_recovery.deaths(seen("cpu-3", 180.0, kind="completed")) == []
+    assert check_recovery.deaths(seen("cpu-3", 180.0, kind="completed")) == []

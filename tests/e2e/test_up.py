@@ -83,7 +83,7 @@ def test_a_killed_ingest_workers_job_runs_again(cli: Commands, tmp_path: Path) -
     stopped(up)
 
 
-STUBBORN = ("queue-workflows", "up", "--app", "tests.support.stubborn_app:setup", "--cpu", "0")
+STUBBORN = ("queue-workflows", "up", "--app", "tests.support.hanging_app:setup", "--cpu", "0")
 POOL = '[{"queue": "work", "concurrency": 3}, {"queue": "more"}]'
 
 
@@ -153,7 +153,7 @@ def test_two_on_one_database_share_the_work_and_one_may_go(cli: Commands, tmp_pa
     stopped(two)
 
 
-def test_runs_of_another_app_are_told_before_they_fail(cli: Commands) -> None:
+def test_runs_of_another_app_are_reported_before_they_fail(cli: Commands) -> None:
     run_id = run_store.insert_run(workflow_name="theirs")["id"]
     up = cli.start(*SMALL)
     until(lambda: "starting orchestrator" in up.err, timeout_s=30)

@@ -1,4 +1,4 @@
-"""docs/upgrade.md, step by step: a fleet of 0.3.0 at work, beside ours, replaced, and back."""
+"""Follow docs/upgrade.md: a fleet of 0.3.0 at work is replaced step by step, and back."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class World:
         until(self.over, timeout_s=60, every_s=0.1)
 
     def bodies(self) -> Counter[str]:
-        """How often each body was started."""
+        """How often each handler was started."""
         return Counter((self.folder / "journal").read_text().split())
 
     def hosts(self) -> set[str]:
@@ -121,13 +121,13 @@ class World:
         return factories.column(self.conn, held)
 
     def begun(self, host: str) -> bool:
-        """Whether it holds a node whose body has been started."""
+        """Whether it holds a node whose handler has been started."""
         held = "run_id || '/' || node_id FROM workflow_node_jobs WHERE status = 'running'"
         names = factories.column(self.conn, f"SELECT {held} AND host_label = %s", host)
         return any(name in self.bodies() for name in names)
 
     def hold(self) -> None:
-        """Bodies of nodes that start from now on do not end."""
+        """Handlers of nodes that start from now on do not end."""
         (self.folder / "hold").touch()
 
     def release(self) -> None:
@@ -157,7 +157,7 @@ class World:
         assert not [row for row in events if row["open"]]
 
     def nobody_stole(self) -> None:
-        """Every body was started once."""
+        """Every handler was started once."""
         assert self.bodies() == Counter(
             [f"{run}/{node}" for run in self.runs for node in two_engine_app.NODES]
         ) + Counter({"fetched": len(self.fetches)})

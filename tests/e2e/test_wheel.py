@@ -1,4 +1,4 @@
-"""The wheel holds all that the package needs, says what it depends on, and nothing else."""
+"""The wheel has all that the package needs, declares its dependencies, and has nothing else."""
 
 from __future__ import annotations
 

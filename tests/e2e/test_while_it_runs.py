@@ -1,4 +1,4 @@
-"""What `run` and `up` say while handlers run: prints, questions, attempts to come, Ctrl-C."""
+"""`run` and `up` print output, questions and retries while handlers run; Ctrl-C."""
 
 from __future__ import annotations
 

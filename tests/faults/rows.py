@@ -1,4 +1,4 @@
-"""Which tests hold which row of the list of what goes wrong; `test_rows.py` checks that they exist.
+"""Map each row of the list of failures to the tests that cover it; `test_rows.py` checks the map.
 
 `O` ownership, `D` dispatch and runs, `P` PostgreSQL, `S` content and security. A test is
 `file::name`, the file below `tests/`; `OPEN` says what of a row no test holds.
@@ -28,13 +28,13 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a guard that outlives its job",
         (
             "integration/test_claim_worker.py::test_a_trip_never_reaches_the_next_job",
-            "integration/test_batches.py::test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice",
+            "integration/test_batches.py::test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice",
             "integration/test_worker_control.py::test_the_watcher_stops_its_own_worker_and_no_other",
             "unit/test_kill_timers.py::test_a_job_does_not_inherit_the_shorter_budget_of_the_one_before",
         ),
     ),
     "O4": (
-        "a body that carries on without its lease",
+        "a handler that carries on without its lease",
         (
             "faults/test_exits.py::test_a_worker_that_cannot_renew_is_gone_before_its_lease_is",
             "unit/test_guards.py::test_lease_end_trips_before_the_lease_lapses",
@@ -45,7 +45,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "an exit that waits for the database, or for the GIL",
         (
             "faults/test_exits.py::test_the_budgets_exit_does_not_wait_for_a_frozen_database",
-            "faults/test_exits.py::test_the_budget_ends_a_body_that_keeps_the_gil",
+            "faults/test_exits.py::test_the_budget_ends_a_handler_that_keeps_the_gil",
             "faults/test_exits.py::test_sigterm_does_not_wait_for_a_frozen_database",
             "faults/test_held_gil.py::test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again",
             "integration/test_kill_timer.py::test_it_leaves_on_time_while_a_c_call_keeps_the_gil",
@@ -54,7 +54,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "O6": (
         "a probe that cannot be read counts as idle",
         (
-            "integration/test_gpu_health.py::test_a_box_without_tools_leaves_its_gpu_jobs_to_the_clock",
+            "integration/test_gpu_health.py::test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock",
             "integration/test_gpu_health.py::test_no_tools_is_unknown_and_says_so",
             "unit/test_guards.py::test_without_a_probe_every_job_ends_by_the_clock",
         ),
@@ -66,7 +66,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "integration/test_node_queue.py::test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison",
             "integration/test_crash_recovery.py::test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_beat",
             "integration/test_claim_worker.py::test_what_may_have_killed_its_worker_is_claimed_alone",
-            "faults/test_held_gil.py::test_of_a_batch_only_the_job_whose_body_ran_is_counted_when_its_worker_dies",
+            "faults/test_held_gil.py::test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_dies",
             "e2e/test_roles.py::test_a_supervised_worker_that_is_killed_loses_nothing_and_comes_back",
         ),
     ),
@@ -79,19 +79,19 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "O9": (
-        "a stop that waits for the body, and burns its attempt",
+        "a stop that waits for the handler, and burns its attempt",
         (
             "faults/test_ownership.py::test_a_rolling_restart_under_load_burns_no_attempt_and_is_done_by_its_deadline",
-            "e2e/test_roles.py::test_a_body_that_does_not_end_is_handed_back_uncounted",
+            "e2e/test_roles.py::test_a_handler_that_does_not_end_is_handed_back_uncounted",
             "integration/test_batches.py::test_a_stop_hands_back_at_once_all_but_the_job_that_runs",
-            "e2e/test_roles.py::test_sigterm_lets_the_body_end_and_claims_no_more",
+            "e2e/test_roles.py::test_sigterm_lets_the_handler_end_and_claims_no_more",
             "e2e/test_roles.py::test_the_shutdown_timeout_is_an_option",
         ),
     ),
     "O10": (
         "recovery that kills the living",
         (
-            "faults/test_ownership.py::test_a_body_that_keeps_the_gil_past_the_window_is_not_dead",
+            "faults/test_ownership.py::test_a_handler_that_keeps_the_gil_past_the_window_is_not_dead",
             "faults/test_ownership.py::test_an_outage_longer_than_the_window_makes_nobody_dead",
             "faults/test_ownership.py::test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_windows",
             "integration/test_node_pool.py::test_staleness_counts_only_once_the_database_was_there_for_a_whole_window",
@@ -113,7 +113,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a drain that deadlocks with its own callback",
         (
             "integration/test_dispatcher.py::test_an_engine_pool_of_one_connection_is_enough",
-            "integration/test_dispatcher_hooks.py::test_no_host_code_ever_runs_inside_an_engine_transaction",
+            "integration/test_dispatcher_hooks.py::test_no_app_code_ever_runs_inside_an_engine_transaction",
             "integration/test_db.py::test_an_engine_transaction_that_is_rolled_back_keeps_its_time_outs",
         ),
     ),
@@ -131,8 +131,8 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "integration/test_dispatcher.py::test_a_workflow_that_cannot_run_fails_its_run_at_once_and_says_why",
             "integration/test_dispatcher.py::test_a_run_with_everything_skipped_is_completed",
-            "test_invariant_runs.py::test_every_run_ends_and_no_law_is_broken",
-            "test_invariant_dispatch.py::test_a_run_that_nobody_meddles_with_ends_as_its_graph_says",
+            "test_invariant_runs.py::test_every_run_ends_and_no_invariant_is_broken",
+            "test_invariant_dispatch.py::test_an_undisturbed_run_ends_as_its_graph_says",
         ),
     ),
     "D5": (
@@ -156,9 +156,9 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "D7": (
-        "the body is done and the database away",
+        "the handler is done and the database away",
         (
-            "integration/test_claim_worker.py::test_a_connection_that_dies_under_the_body_costs_nothing",
+            "integration/test_claim_worker.py::test_a_connection_that_dies_under_the_handler_costs_nothing",
             "integration/test_claim_worker.py::test_a_commit_whose_reply_was_lost_is_not_written_twice",
             "integration/test_claim_worker.py::test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back",
             "test_invariant_claims.py::test_a_claim_has_recorded_what_its_own_event_says",
@@ -194,7 +194,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "`not running` read as dead",
         (
             "faults/test_dispatch.py::test_only_the_end_of_a_run_ends_its_jobs_at_a_restart",
-            "integration/test_node_queue.py::test_a_runs_host_status_stops_no_claim",
+            "integration/test_node_queue.py::test_a_run_status_of_the_app_stops_no_claim",
         ),
     ),
     "P1": (
@@ -202,7 +202,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_postgres.py::test_connections_terminated_again_and_again_end_no_worker_and_hide_no_off",
             "faults/test_postgres.py::test_a_listener_is_back_within_5_seconds",
-            "integration/test_listen.py::test_a_lost_connection_is_replaced_and_the_notification_after_it_is_heard",
+            "integration/test_listen.py::test_a_lost_connection_is_replaced_and_later_notifications_are_received",
             "integration/test_listen.py::test_it_goes_on_polling_and_says_once_that_the_database_is_away",
         ),
     ),
@@ -255,7 +255,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_postgres.py::test_a_worker_of_tomorrow_waits_for_its_schema_and_touches_nothing",
             "faults/test_postgres.py::test_a_schema_that_breaks_with_today_is_refused_by_name",
             "integration/test_schema.py::test_a_newer_database_is_refused_only_when_it_says_so",
-            "e2e/test_roles.py::test_a_wait_for_the_schema_is_told_once_and_only_then",
+            "e2e/test_roles.py::test_a_wait_for_the_schema_is_logged_once",
         ),
     ),
     "P9": (
@@ -291,7 +291,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "P15": (
         "a fork that shares sockets",
         (
-            "faults/test_postgres.py::test_children_of_a_body_have_connections_and_names_of_their_own",
+            "faults/test_postgres.py::test_children_of_a_handler_have_connections_and_names_of_their_own",
             "faults/test_postgres.py::test_a_kept_connection_stays_in_the_process_that_opened_it",
             "faults/test_postgres.py::test_workers_forked_from_one_are_two",
             "integration/test_db.py::test_a_fork_drops_the_pool_and_leaves_the_parents_connections_alone",

@@ -1,4 +1,4 @@
-"""What goes wrong, row O12: an absent database is charged to no job as a crash."""
+"""A worker that loses the database charges no job with a crash (row O12)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import jobs, node_queue
-from tests.support import proxy, stubborn_app
+from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = ("--app", "tests.support.stubborn_app:setup")
+APP = ("--app", "tests.support.hanging_app:setup")
 LEASE_S = "4"
 SERVE = ("queue-claim-worker", *APP, "--lease-seconds", LEASE_S)
 QUEUE = ("--queue", "work")
@@ -58,7 +58,7 @@ def state(tmp_path: Path) -> dict[str, str]:
 
 
 def enqueued(folder: Path, task: str) -> str:
-    stubborn_app.setup()
+    hanging_app.setup()
     folder.mkdir()
     return jobs.enqueue(task_name=task, queue="work", args={"folder": str(folder)})
 
@@ -145,7 +145,7 @@ def test_a_result_that_a_stall_kept_from_being_written_costs_no_crash(
     orchestrator = cli.start("queue-orchestrator", *APP, **state)
     until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
     worker = Worker(cli, WAYS[way], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
-    stubborn_app.setup()
+    hanging_app.setup()
     args = {"folder": str(tmp_path), "seconds": 0.5}
     job_id = jobs.enqueue(task_name="lasts", queue="work", args=args)
     until((tmp_path / "started").exists, timeout_s=30)
@@ -168,7 +168,7 @@ def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again
     cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
 ) -> None:
     worker = Worker(cli, WAYS[way], **state, QUEUE_WORKFLOWS_DB_URL=wire.dsn)
-    stubborn_app.setup()
+    hanging_app.setup()
     first = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
     wire.freeze()

@@ -1,4 +1,4 @@
-"""Rows D1, D8, D10 and D11 of `rows.py`, as processes and by the worst plan."""
+"""Rows D1, D8, D10 and D11 of `rows.py`, with processes and with the worst plan."""
 
 from __future__ import annotations
 

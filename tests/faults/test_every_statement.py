@@ -1,4 +1,4 @@
-"""The connection is lost at the n-th statement, for every n: before it, or after it took effect."""
+"""Lose the connection before or after the n-th statement, for every n."""
 
 from __future__ import annotations
 

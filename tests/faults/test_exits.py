@@ -1,4 +1,4 @@
-"""A worker's end that nothing holds up: a body that keeps the GIL, a database that is frozen."""
+"""A worker exits in time although a handler keeps the GIL or the database is frozen."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from psycopg import conninfo, sql
 from queue_workflows import db as engine
 from queue_workflows import jobs, node_queue, run_store
 from queue_workflows.worker import kill_timers
-from tests.support import proxy, stubborn_app
+from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = "tests.support.stubborn_app:setup"
+APP = "tests.support.hanging_app:setup"
 WORKER = ("queue-claim-worker", "--queue", "work", "--app", APP)
 SLACK_S = 1.5
 """What a busy machine takes to notice."""
@@ -47,7 +47,7 @@ class Run:
         timeout_s: float | None = None,
         **env: str,
     ) -> None:
-        stubborn_app.setup()
+        hanging_app.setup()
         self.job_id = jobs.enqueue(task_name=task, queue="work", args={"folder": str(folder)})
         with engine.connect() as conn:
             conn.execute("UPDATE ingest_jobs SET timeout_s = %s", (timeout_s,))
@@ -74,7 +74,7 @@ class Run:
         assert time.monotonic() - self.begun <= within_s
 
 
-def test_a_body_past_its_budget_ends_with_75_and_its_job_fails(
+def test_a_handler_past_its_budget_ends_with_75_and_its_job_fails(
     cli: Commands, tmp_path: Path
 ) -> None:
     run = Run(cli, tmp_path, "deaf", timeout_s=1)
@@ -84,7 +84,7 @@ def test_a_body_past_its_budget_ends_with_75_and_its_job_fails(
     assert {"budget_trip", "failed"} <= {*run.events()}
 
 
-def test_the_budget_ends_a_body_that_keeps_the_gil(cli: Commands, tmp_path: Path) -> None:
+def test_the_budget_ends_a_handler_that_keeps_the_gil(cli: Commands, tmp_path: Path) -> None:
     run = Run(cli, tmp_path, "hog", timeout_s=1)
     run.ended(75, 1 + kill_timers.LATE_S + SLACK_S)
     assert run.job["status"] == "running", "nobody could write; its lease or its parent decides"
@@ -131,7 +131,7 @@ def state_of(worker: Command) -> str:
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-def test_sigterm_is_heard_while_the_body_is_in_c_code(
+def test_sigterm_is_received_while_the_handler_is_in_c_code(
     cli: Commands, tmp_path: Path, hurried: bool
 ) -> None:
     timeout_s = 60.0 if hurried else 1.0
@@ -169,7 +169,9 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_mor
     assert state_of(run.worker) == "stopped"
 
 
-def test_a_cancelled_body_that_goes_on_ends_with_its_worker(cli: Commands, tmp_path: Path) -> None:
+def test_a_cancelled_handler_that_goes_on_ends_with_its_worker(
+    cli: Commands, tmp_path: Path
+) -> None:
     run = Run(cli, tmp_path, "deaf", QUEUE_WORKFLOWS_CANCEL_GRACE_S="0.5")
     jobs.cancel(run.job_id)
     run.begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""A role dies by SIGKILL right before or after its n-th commit, for every n."""
+"""Kill a role right before or after its n-th commit, for every n."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from queue_workflows.worker import crash_recovery
 from tests.support import failpoints, fork_server, invariants, migration_folders, workloads
 from tests.support.commands import Commands
 from tests.support.failpoints import Point
-from tests.support.fork_server import Nursery, Role
+from tests.support.fork_server import ForkServer, Role
 from tests.support.wait import until
 
 HOST = "box"
@@ -47,7 +47,7 @@ ALLOW_ONE_RETRY = "ALTER TABLE ingest_jobs ALTER max_attempts SET DEFAULT {0}"
 class World:
     """The roles on one database, and what they have journalled."""
 
-    def __init__(self, forking: Nursery, folder: Path, **env: str) -> None:
+    def __init__(self, forking: ForkServer, folder: Path, **env: str) -> None:
         self.folder = folder
         self._nursery = forking
         self._env = {**os.environ, **QUICK, failpoints.FOLDER: str(folder), **env}
@@ -74,13 +74,13 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def forking() -> Generator[Nursery]:
-    with fork_server.nursery("psycopg_pool", failpoints.__name__) as made:
+def forking() -> Generator[ForkServer]:
+    with fork_server.started("psycopg_pool", failpoints.__name__) as made:
         yield made
 
 
 @pytest.fixture
-def world(db: ModuleType, forking: Nursery, tmp_path: Path) -> Generator[World]:
+def world(db: ModuleType, forking: ForkServer, tmp_path: Path) -> Generator[World]:
     made = World(forking, tmp_path)
     with engine.connect() as conn:
         conn.execute(ALLOW_ONE_RETRY.format(2).encode())
@@ -260,7 +260,7 @@ def test_no_row_comes_from_a_commit_that_was_not_counted(world: World) -> None:
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_schema_brought_by_a_process_that_dies_at_its_commit_is_whole_or_not_there(
-    db: ModuleType, forking: Nursery, fresh_database: str, tmp_path: Path, side: str
+    db: ModuleType, forking: ForkServer, fresh_database: str, tmp_path: Path, side: str
 ) -> None:
     world = World(forking, tmp_path, QUEUE_WORKFLOWS_DB_URL=fresh_database)
     dies = world.start(*ORCHESTRATOR, point=Point(1, side))

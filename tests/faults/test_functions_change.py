@@ -1,4 +1,4 @@
-"""Functions that are replaced under a worker at work cost no job, no error and no second claim."""
+"""Replace functions while workers run: no job is lost, no error, no second claim."""
 
 from __future__ import annotations
 

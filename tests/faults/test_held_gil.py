@@ -1,4 +1,4 @@
-"""A body that keeps the GIL: the parent of its worker does what the worker cannot."""
+"""A parent acts for its worker while a handler keeps the GIL."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from queue_workflows import config, jobs, node_queue, run_store, workers
 from queue_workflows import db as engine
 from queue_workflows.worker import hang_detection
 from tests.faults.test_exits import FAKE_GPU
-from tests.support import proxy, stubborn_app
+from tests.support import hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = "tests.support.stubborn_app:setup"
+APP = "tests.support.hanging_app:setup"
 WITHIN_S = 5.0
 """How much later than due the worker may be gone."""
 BUSY_S = 1.5
@@ -33,7 +33,7 @@ IDLE_GPU = {
 
 
 def node(folder: Path, name: str, queue: str, **inputs: object) -> str:
-    """The id of a job whose body works in that folder."""
+    """The id of a job whose handler works in that folder."""
     folder.mkdir(exist_ok=True)
     run = run_store.insert_run(workflow_name="w", status="running", context={})
     return node_queue.enqueue_node_job(
@@ -56,7 +56,7 @@ def is_done(job_id: str, status: str = "completed") -> Callable[[], bool]:
 
 
 def has_reported() -> bool:
-    """Whether a worker has its row; one whose body takes the GIL at once writes none."""
+    """Whether a worker has its row; one whose handler takes the GIL at once writes none."""
     with engine.connect() as conn:
         return conn.execute("SELECT FROM workers").fetchone() is not None
 
@@ -84,7 +84,7 @@ def stopped(parent: Command) -> None:
 
 @pytest.fixture
 def idle_gpu(tmp_path: Path) -> dict[str, str]:
-    """The environment of a box whose GPU does nothing."""
+    """The environment of a machine whose GPU does nothing."""
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(FAKE_GPU)
@@ -139,7 +139,7 @@ def test_an_idle_gpu_job_is_tripped_by_the_parent_and_runs_again(
 def test_only_the_worker_that_is_off_is_killed_not_its_neighbour_that_keeps_the_gil_too(
     cli: Commands, tmp_path: Path
 ) -> None:
-    stubborn_app.setup()
+    hanging_app.setup()
     lasts_s = hang_detection.SILENT_S + 4
     kept = node(tmp_path / "kept", "hogs", "cpu", seconds=lasts_s)
     off = jobs.enqueue(task_name="hog", queue="work", args={"folder": str(tmp_path)})
@@ -184,7 +184,7 @@ def test_a_cancelled_job_ends_with_its_worker_after_its_grace(
 def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_now(
     cli: Commands, tmp_path: Path, hurried: bool
 ) -> None:
-    stubborn_app.setup()
+    hanging_app.setup()
     timeout_s = 60.0 if hurried else hang_detection.SILENT_S + 1
     argv = ("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
     parent = cli.start(*argv, "--shutdown-timeout", str(timeout_s))
@@ -212,12 +212,12 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
 
 def batch_around_a_hog(folder: Path) -> list[str]:
     """Four jobs of which the second keeps the GIL."""
-    stubborn_app.setup()
+    hanging_app.setup()
     args: list[dict[str, Any]] = [{}, {"folder": str(folder)}, {}, {}]
     return jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
 
 
-def test_of_a_batch_only_the_job_whose_body_ran_is_counted_when_its_worker_dies(
+def test_of_a_batch_only_the_job_whose_handler_ran_is_counted_when_its_worker_dies(
     cli: Commands, tmp_path: Path
 ) -> None:
     ids = batch_around_a_hog(tmp_path)

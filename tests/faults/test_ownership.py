@@ -1,4 +1,4 @@
-"""Rows O1 to O10 of `rows.py` that no other file holds: who owns a job, and who is dead."""
+"""Rows O1 to O10 of `rows.py` without a file of their own: who owns a job, who is dead."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_window
     until(lambda: is_(held, "completed"), timeout_s=30)
 
 
-def test_a_body_that_keeps_the_gil_past_the_window_is_not_dead(
+def test_a_handler_that_keeps_the_gil_past_the_window_is_not_dead(
     cli: Commands, conn: engine.Connection, tmp_path: Path
 ) -> None:
     orchestrator(

@@ -1,4 +1,4 @@
-"""A pool as a real process: killed, stopped, switched off, held up; its jobs go on."""
+"""Kill, stop, switch off and freeze a pool as a real process; its jobs go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import commands
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
-APP = "tests.support.stubborn_app:setup"
+APP = "tests.support.hanging_app:setup"
 SCRIPT = "queue-claim-worker"
 WORKERS = json.dumps([{"queue": "work", "concurrency": 3}, {"queue": "more", "concurrency": 2}])
 OTHER = "more"
@@ -117,7 +117,7 @@ def test_an_off_queue_parks_and_the_restarted_pool_serves_the_other(
     assert parent.wait() == 0, parent.err
 
 
-def test_a_body_that_keeps_the_gil_past_its_budget_is_counted_alone(
+def test_a_handler_that_keeps_the_gil_past_its_budget_is_counted_alone(
     cli: Commands, tmp_path: Path
 ) -> None:
     innocent = enqueued(tmp_path, "lingers_once", count=2)

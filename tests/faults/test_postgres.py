@@ -1,4 +1,4 @@
-"""Rows P1, P8, P13 and P15 of `rows.py`: what the server, its schema, clocks and forks do."""
+"""Rows P1, P8, P13 and P15 of `rows.py`: faults of server, schema, clocks and forks."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def fired(conn: engine.Connection) -> list[Any]:
 
 
 @pytest.mark.parametrize("more", [(), ("--batch", "4")])
-def test_children_of_a_body_have_connections_and_names_of_their_own(
+def test_children_of_a_handler_have_connections_and_names_of_their_own(
     cli: Commands, conn: engine.Connection, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     worker = started(cli, "works on", *NOTES, *more)

@@ -1,4 +1,4 @@
-"""Each row of what goes wrong names tests that are there, or says what it lacks."""
+"""Each row of the list of failures names existing tests, or says what is missing."""
 
 from __future__ import annotations
 

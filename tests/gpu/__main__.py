@@ -1,4 +1,4 @@
-"""`python -m tests.gpu`: the check on this machine's card; without one a line that says why not."""
+"""Run `python -m tests.gpu` on this machine's GPU; without one, print the reason and skip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host app of the check: models of random weights on the card, and bodies that use it or stop.
+"""The app of the GPU check: models of random weights, and handlers that use the GPU or stop.
 
 Without a card, in the folder that QW_GPU_PRETEND names, allocations and use are files of the
 process, which the `nvidia-smi` of `tests.gpu.pretend` adds up.
@@ -25,7 +25,7 @@ WORK_S = 0.3
 
 
 class Gpu(Protocol):
-    """What models and bodies need of a card."""
+    """What models and handlers need of a card."""
 
     def weights(self, mb: int) -> Any:
         """Memory on the card, freed when nothing refers to it."""
@@ -90,7 +90,7 @@ def gpu() -> Gpu:
 
 
 def setup() -> None:
-    """Models `small`, `large` and `slow`; bodies `touch`, `think` and `stall`."""
+    """Models `small`, `large` and `slow`; handlers `touch`, `think` and `stall`."""
     card: Gpu | None = None
 
     def the_card() -> Gpu:

@@ -1,4 +1,4 @@
-"""A gpu worker as a process of its own, its jobs, and its card's memory as nvidia-smi has it."""
+"""Start a gpu worker as a process, and read its GPU memory from nvidia-smi."""
 
 from __future__ import annotations
 

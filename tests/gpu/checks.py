@@ -1,4 +1,4 @@
-"""What must hold of models and guards on a card, each judged by nvidia-smi and by the database."""
+"""Check models and guards on a GPU, by nvidia-smi and by the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A box with a card that is not there: an `nvidia-smi` that adds up what pretended models hold."""
+"""Simulate a GPU by an `nvidia-smi` that adds up the memory of pretended models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The sweep: extreme values in every column that a role may write, and what they do to others."""
+"""The sweep: write extreme values to every column that a role may write, and check the others."""

@@ -1,4 +1,4 @@
-"""`python -m tests.hostile --minutes N --seed S`: 0 when no row stopped anything, else 1."""
+"""Run `python -m tests.hostile --minutes N --seed S`; exit with 1 if a row stopped anything."""
 
 from __future__ import annotations
 

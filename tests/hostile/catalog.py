@@ -1,4 +1,4 @@
-"""What a role may write, read from the database's own catalog."""
+"""Read from the database's catalog which columns a role may write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's commands, run in this process on whatever the tables hold."""
+"""Run the operator's commands in this process, on whatever rows the tables have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that the sweep attacks: one of each documented kind, watched by their pids."""
+"""Start the processes that the sweep attacks, one of each documented kind, and watch their pids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders of a sweep: where runs may write, and one outside that nobody may touch."""
+"""Create the folders of a sweep: allowed ones for runs, and one outside that must not change."""
 
 from __future__ import annotations
 

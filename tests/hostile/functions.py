@@ -1,4 +1,4 @@
-"""Calls of our functions with hostile arguments, by roles that nobody meant to call them."""
+"""Call the engine's SQL functions with hostile arguments, as roles without rights."""
 
 from __future__ import annotations
 

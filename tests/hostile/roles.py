@@ -1,4 +1,4 @@
-"""Roles with exactly the rights that `connect --for ...` prints for them."""
+"""Create roles with exactly the rights that `connect --for ...` prints."""
 
 from __future__ import annotations
 

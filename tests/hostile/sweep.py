@@ -1,4 +1,4 @@
-"""Batches of hostile changes against a running fleet, and which change it was that broke it."""
+"""Write batches of hostile changes to a running fleet, and find the change that broke it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config, db, queues, run_store
-from tests.hostile import app, catalog, cli, fleet, folders, innocents, roles, rows
+from tests.hostile import app, catalog, cli, fleet, folders, normal_work, roles, rows
 from tests.support import database, wait
 
 Say = Callable[[str], object]
@@ -87,7 +87,7 @@ class Arena:
         written = self.writer.write(changes, parked)
         found = Found(written)
         found.named += [f"the server's own error: {each}" for each in written.odd]
-        found.broke, found.innocents_s = innocents.Innocents().wait(
+        found.broke, found.innocents_s = normal_work.NormalWork().wait(
             bound_s, lambda: bool(self.fleet.changed())
         )
         found.broke += self.fleet.changed()

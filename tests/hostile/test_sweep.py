@@ -1,4 +1,4 @@
-"""The sweep's bounded form, and that it finds and names what stops others.
+"""A bounded sweep finds nothing, and a sweep of a broken engine names the row.
 
 `python -m tests.hostile` tries every value of every column and role; this tries a part of them.
 """

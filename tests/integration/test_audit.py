@@ -325,7 +325,7 @@ def test_a_claim_by_an_older_engine_breaks_nothing(db: ModuleType) -> None:
         assert broken(own) == {}
 
 
-def test_events_that_a_host_records_break_nothing(db: ModuleType) -> None:
+def test_events_that_an_app_records_break_nothing(db: ModuleType) -> None:
     with engine.connect() as own:
         job = factories.node(own)
         record = (

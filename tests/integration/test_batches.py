@@ -23,7 +23,7 @@ from queue_workflows import (
 from queue_workflows import db as engine
 from queue_workflows.engine import claims, handback, job_tables, recovery
 from queue_workflows.worker import batch, claims_in_flight, guards, lease_keeper, slot
-from tests.support import commands, factories, invariants, stubborn_app
+from tests.support import commands, factories, hanging_app, invariants
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -75,7 +75,7 @@ def bodies(conn: engine.Connection) -> Generator[Bodies]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No body counts as long, and no result as late, so that nothing else moves the batch."""
+    """No handler counts as long, and no result as late, so that nothing else moves the batch."""
     monkeypatch.setattr(claims_in_flight, "LONG_S", 3600.0)
     monkeypatch.setattr(claims_in_flight, "TURN_S", 3600.0)
     monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 3600.0)
@@ -92,7 +92,7 @@ def worker(size: int = 4, host: str = "box", **more: Any) -> claim_worker.ClaimW
 
 @contextmanager
 def running(subject: claim_worker.ClaimWorker, bodies: Bodies) -> Generator[None]:
-    """It works; at the end the bodies are let go, as it would leave the process for one."""
+    """It works; at the end the handlers are let go, as it would leave the process for one."""
     thread = threading.Thread(target=subject.run_forever, name="test-worker")
     thread.start()
     try:
@@ -136,7 +136,7 @@ CANCEL = "UPDATE ingest_jobs SET cancel_requested_at = now() WHERE id = %s"
 
 
 @pytest.mark.parametrize("how", ["cancel_job", "by SQL", "without notifications"])
-def test_a_job_that_is_cancelled_before_its_turn_never_runs(
+def test_a_job_that_is_cancelled_before_it_begins_never_runs(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any, how: str
 ) -> None:
     if how == "cancel_job":
@@ -181,7 +181,7 @@ def test_of_a_batch_the_job_that_runs_is_stopped_after_its_grace(
     assert [row["crash_count"] for row in rows(conn)] == [0] * 4
 
 
-def test_what_is_told_before_a_batch_is_held_is_looked_at_again(monkeypatch: Any) -> None:
+def test_a_cancel_that_arrives_during_the_claim_of_a_batch_is_read_again(monkeypatch: Any) -> None:
     own = slot.Slot(lambda: factories.who(QUEUE))
     subject = lease_keeper.LeaseKeeper([own], on_exit=lambda _: None)
     woken: list[tuple[str, ...]] = []
@@ -259,7 +259,7 @@ def test_a_stop_hands_back_at_once_all_but_the_job_that_runs(
     assert events(conn, ids[3]) == ["claimed", "requeued"]
 
 
-def test_a_stop_between_two_bodies_hands_back_what_has_not_begun(
+def test_a_stop_between_two_handlers_hands_back_what_has_not_begun(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
 ) -> None:
     # The watch may end before it has looked.
@@ -313,12 +313,12 @@ def test_a_stop_waits_no_longer_for_a_database_that_is_away(
 
 
 def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: ModuleType) -> None:
-    stubborn_app.setup()
+    hanging_app.setup()
     args = {"folder": str(tmp_path)}
     ids = jobs.enqueue_many(task_name="deaf", queue="work", args=[args] * 3)
     subject = cli.start(
         *("queue-claim-worker", "--queue", "work", "--batch", "3", "--shutdown-timeout", "1"),
-        *("--app", "tests.support.stubborn_app:setup"),
+        *("--app", "tests.support.hanging_app:setup"),
     )
     until((tmp_path / "started").exists, timeout_s=30)
     subject.send(signal.SIGTERM)
@@ -329,10 +329,10 @@ def test_sigterm_gives_a_whole_batch_back(cli: Commands, tmp_path: Path, db: Mod
     )
 
 
-# --- a body that takes long --------------------------------------------------------------------
+# --- a handler that takes long --------------------------------------------------------------------
 
 
-def test_behind_a_long_body_results_are_recorded_and_others_take_the_rest(
+def test_behind_a_long_handler_results_are_recorded_and_others_take_the_rest(
     conn: engine.Connection, bodies: Bodies
 ) -> None:
     bodies.stay = {1}
@@ -354,10 +354,10 @@ def test_behind_a_long_body_results_are_recorded_and_others_take_the_rest(
     assert events(conn, ids[2]) == ["claimed", "requeued", "claimed", "completed"]
 
 
-def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
+def test_whatever_the_lease_keeper_takes_no_job_runs_or_is_recorded_twice(
     conn: engine.Connection, bodies: Bodies, monkeypatch: Any
 ) -> None:
-    """It takes what it can as often as it can, against two workers whose bodies are short."""
+    """It takes what it can as often as it can, against two workers whose handlers are short."""
     monkeypatch.setattr(claims_in_flight, "FLUSH_AFTER_S", 0.0)
     monkeypatch.setattr(claims_in_flight, "LONG_S", 0.0005)
     monkeypatch.setattr(lease_keeper, "BATCH_S", 0.0)
@@ -455,7 +455,7 @@ def test_a_result_that_the_server_refuses_holds_up_no_other(
     assert bodies.ran == [0, 1, 2, 3]
 
 
-def test_a_claim_that_is_lost_before_its_turn_does_not_run(
+def test_a_claim_that_is_lost_before_it_begins_does_not_run(
     conn: engine.Connection, bodies: Bodies, patient: None
 ) -> None:
     bodies.stay = {0}
@@ -556,7 +556,7 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too(
     assert [row["crash_count"] for row in rows(conn)] == [0] * 8
 
 
-def test_after_a_long_body_less_is_claimed_until_bodies_are_short_again() -> None:
+def test_after_a_long_handler_less_is_claimed_until_handlers_are_short_again() -> None:
     subject = worker(size=100)._loop._batch
     assert subject is not None
 

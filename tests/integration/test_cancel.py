@@ -65,7 +65,7 @@ def test_of_a_run_that_is_over_only_the_status_is_said(host: flow.Flow) -> None:
     )  # fmt: skip
 
 
-def test_a_host_row_of_another_status_is_cancelled_as_well(conn: Any) -> None:
+def test_an_app_row_of_another_status_is_cancelled_as_well(conn: Any) -> None:
     run_id = factories.run(conn, mode="step", status="rendering")
     assert cancel.cancelled(run_id)["outcome"] == "cancelled"
 
@@ -106,11 +106,11 @@ def test_a_waiting_ingest_job_ends_at_once(conn: Any) -> None:
     assert cancel.cancelled(job["id"])["outcome"] == "already over"
 
 
-def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_told(conn: Any) -> None:
+def test_a_running_ingest_job_is_asked_to_stop_and_its_worker_notified(conn: Any) -> None:
     factories.ingest(conn)
     job = factories.claim_ingest(conn)
     known_worker(conn, job)
-    hearing = notifications.Ear()
+    hearing = notifications.NotificationListener()
     done = cancel.cancelled(job["id"])
     assert ("job_cancel", job["id"]) in hearing.heard()
     hearing.close()
@@ -155,7 +155,7 @@ _BLOCKED = (
 
 
 @pytest.mark.parametrize("any_id", ["nope", "", "a'b", "\udcff"])
-def test_an_unknown_id_is_told_apart(conn: Any, any_id: str) -> None:
+def test_an_unknown_id_has_its_own_answer(conn: Any, any_id: str) -> None:
     done = cancel.cancelled(any_id)
     assert (done["outcome"], done["kind"], done["stopping"]) == ("unknown", None, [])
 

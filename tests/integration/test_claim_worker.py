@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class Body:
-    """A node body that says when it runs and waits until it is let go."""
+    """A node handler that says when it runs and waits until it is let go."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -132,7 +132,7 @@ def test_an_idle_worker_is_woken_by_the_insert(body: Body, monkeypatch: Any) -> 
         wait.until(lambda: job(job_id)["status"] == "completed")
 
 
-def test_a_lease_is_renewed_while_the_body_runs(body: Body) -> None:
+def test_a_lease_is_renewed_while_the_handler_runs(body: Body) -> None:
     job_id = queued()
     with running(worker(lease_s=1.2)):
         assert body.started.wait(30)
@@ -144,7 +144,7 @@ def test_a_lease_is_renewed_while_the_body_runs(body: Body) -> None:
     assert body.runs == 1
 
 
-def test_progress_is_stored_while_the_body_runs(body: Body) -> None:
+def test_progress_is_stored_while_the_handler_runs(body: Body) -> None:
     job_id = queued()
     with running(worker(lease_s=1.2)):
         wait.until(lambda: job(job_id)["progress"] == 0.25)
@@ -152,7 +152,7 @@ def test_progress_is_stored_while_the_body_runs(body: Body) -> None:
 
 
 @pytest.mark.parametrize("how", ["run by SQL", "run", "job"])
-def test_a_cancel_reaches_the_running_body(body: Body, how: str) -> None:
+def test_a_cancel_reaches_the_running_handler(body: Body, how: str) -> None:
     job_id = queued()
     with running(worker()):
         assert body.started.wait(30)
@@ -269,7 +269,7 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
 def test_the_goodbye_goes_along_with_the_hand_back(
     body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The body goes on until the exit: its claim is given up with the goodbye, not before it."""
+    """The handler goes on until the exit: its claim is given up with the goodbye, not before it."""
     job_id = queued()
     seen: list[str] = []
     stop = workers.stop
@@ -291,7 +291,7 @@ def test_the_goodbye_goes_along_with_the_hand_back(
     subject._keeper._close()
 
 
-def test_a_connection_that_dies_under_the_body_costs_nothing(body: Body) -> None:
+def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> None:
     job_id = queued()
     with running(worker()):
         assert body.started.wait(30)
@@ -433,7 +433,9 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
         wait.until(lambda: job(second)["status"] == "completed")
 
 
-def test_a_worker_that_drains_keeps_its_hosts_heartbeat_fresh(body: Body, monkeypatch: Any) -> None:
+def test_a_worker_that_drains_keeps_its_machines_heartbeat_fresh(
+    body: Body, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
     queued()
     with running(worker()):
@@ -682,7 +684,7 @@ def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:
     assert seen == [0, 0, 0]
 
 
-def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Body) -> None:
+def test_a_node_cancelled_then_retried_before_its_handler_ends_runs_again(body: Body) -> None:
     workflow = {"name": "w", "steps": [{"id": "s", "kind": "pipeline", "pipeline": "p"}]}
     pipeline = {"name": "p", "nodes": [{"id": "a", "node": "body"}]}
     queue_workflows.set_workflow_provider(lambda _: workflow, lambda _: pipeline)
@@ -706,7 +708,7 @@ def test_a_node_cancelled_then_retried_before_its_body_ends_runs_again(body: Bod
 
 @pytest.fixture
 def refusing(db: Any) -> Generator[None]:
-    """A host's trigger refuses the first completion of s/a; a failed node is tried again."""
+    """An app's trigger refuses the first completion of s/a; a failed node is tried again."""
     sql(
         "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF NEW.status = 'completed' AND NEW.node_id = 's/a' AND NEW.claim_no = 1 THEN"
@@ -746,7 +748,7 @@ def test_a_join_counts_on_nothing_that_was_not_committed(body: Body, refusing: N
 
 @pytest.fixture
 def never_failed(db: Any) -> Generator[None]:
-    """A host's trigger refuses every failure."""
+    """An app's trigger refuses every failure."""
     sql(
         "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF NEW.status = 'failed' THEN RAISE EXCEPTION 'the host refuses'; END IF;"

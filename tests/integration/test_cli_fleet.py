@@ -185,7 +185,7 @@ def test_unfinished_runs_that_the_provider_does_not_know_are_strangers(db: Modul
     assert fleet.strangers() == ""
 
 
-def test_switches_of_this_host_are_told_once_and_only_where_nobody_serves(
+def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_workers(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_HOST_LABEL", "box")

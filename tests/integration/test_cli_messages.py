@@ -57,7 +57,7 @@ def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
 
 
 @pytest.mark.parametrize("moment", ["database", "processes"])
-def test_nothing_is_queued_once_it_is_told_to_stop(
+def test_nothing_is_queued_after_a_stop_request(
     db: ModuleType, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     made = list[signals.StopRequest]()
@@ -173,7 +173,7 @@ def test_run_says_that_its_queue_is_paused(
     assert f"queue-workflows: {note}\n" in said.err
 
 
-def test_an_unknown_action_is_told_in_plain_words(db: ModuleType, invoke: Invoke) -> None:
+def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType, invoke: Invoke) -> None:
     said = invoke("queues", "paus", "load")
     assert said.code == process.USAGE_ERROR
     assert said.err.splitlines()[-1] == (

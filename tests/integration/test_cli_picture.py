@@ -63,7 +63,7 @@ def test_of_a_large_run_only_what_matters_is_listed(reader) -> None:  # type: ig
     assert {node["status"] for node in seen.nodes} == {"running"}
 
 
-def test_a_lost_connection_is_told_once_and_opened_again(  # type: ignore[no-untyped-def]
+def test_a_lost_connection_is_reported_once_and_opened_again(  # type: ignore[no-untyped-def]
     db: ModuleType, reader, dsn: str, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

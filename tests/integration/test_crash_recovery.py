@@ -336,7 +336,7 @@ def test_a_death_is_written_into_the_workers_row(db: ModuleType) -> None:
     assert found == {worker_id: ("dead", 9), other: ("idle", None)}
 
 
-def test_a_death_is_buried_once_the_database_is_back(
+def test_a_death_is_recovered_once_the_database_is_back(
     db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = queued("a")
@@ -344,8 +344,8 @@ def test_a_death_is_buried_once_the_database_is_back(
     monkeypatch.setattr(crash_recovery, "RETRY_S", 0.05)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
     tries = count_connects(db, monkeypatch)
-    with crash_recovery.CrashRecovery(LABEL) as burials:
-        burials.report(ended)
+    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
+        recovery_thread.report(ended)
         until(lambda: len(tries) >= 2)
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
         until(lambda: job(run_id, "a")["status"] == "queued")
@@ -359,9 +359,9 @@ def test_what_the_server_still_gave_to_the_dead_comes_back_too(
     ended = a_worker_that_dies()
     monkeypatch.setattr(crash_recovery, "AGAIN_S", 0.3)
     monkeypatch.setattr(crash_recovery, "_in_use", lambda _: False)
-    with crash_recovery.CrashRecovery(LABEL) as burials:
-        burials.report(ended._replace(pid=os.getpid()))
-        burials.report(ended)
+    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
+        recovery_thread.report(ended._replace(pid=os.getpid()))
+        recovery_thread.report(ended)
         until(lambda: job(run_id, "a")["crash_count"] == 1)
         late = node_queue.claim_next_cpu_job(host=LABEL)
         assert late
@@ -380,8 +380,8 @@ def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_st
     run_id = queued("a")
     ended = a_worker_that_dies()._replace(code=code, signal=None)
     fencing.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
-    with crash_recovery.CrashRecovery(LABEL) as burials:
-        burials.report(ended)
+    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
+        recovery_thread.report(ended)
         until(lambda: job(run_id, "a")["status"] == "queued")
     assert job(run_id, "a")["crash_count"] == counted
 
@@ -394,9 +394,9 @@ def test_leaving_tries_what_is_still_open(
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
     monkeypatch.setattr(crash_recovery, "RETRY_S", 60.0)
     tries = count_connects(db, monkeypatch)
-    with crash_recovery.CrashRecovery(LABEL) as burials:
-        until(lambda: not burials._loop._woken)
-        burials.report(ended)
+    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
+        until(lambda: not recovery_thread._loop._woken)
+        recovery_thread.report(ended)
         until(lambda: tries)
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", dsn)
     assert job(run_id, "a")["status"] == "queued"
@@ -406,8 +406,8 @@ def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
     run_id = queued("a")
     assert node_queue.claim_next_cpu_job(host=LABEL)
     ended = supervisor.Exit("cpu-1", os.getpid(), None, signal.SIGKILL, 0, 0.5)
-    with crash_recovery.CrashRecovery(LABEL) as burials:
-        burials.report(ended)
+    with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
+        recovery_thread.report(ended)
     assert job(run_id, "a")["status"] == "running"
 
 
@@ -486,7 +486,7 @@ def test_a_job_that_cannot_be_written_is_left_to_its_lease_and_the_others_come_b
     assert "is left to its lease" in caplog.text
 
 
-def test_a_place_in_line_at_its_end_is_buried_like_any(db: ModuleType) -> None:
+def test_a_job_with_the_last_seq_is_recovered_like_any(db: ModuleType) -> None:
     run_id, ended = dies_holding(db, "a", "b")
     last = 2**63 - 1
     with db.connect() as conn:

@@ -136,7 +136,7 @@ def test_a_statement_commits_itself_and_a_transaction_does_at_its_end(db: Module
     assert run_ids(db) == ["a", "b"]
 
 
-def test_a_kept_connection_that_could_not_be_prepared_is_opened_anew(db: ModuleType) -> None:
+def test_a_dedicated_connection_that_could_not_be_prepared_is_opened_again(db: ModuleType) -> None:
     tries: list[int] = []
 
     def prepare(conn: Any) -> None:
@@ -433,7 +433,7 @@ def test_waiting_ends_when_it_is_stopped_or_over(
         db.wait_until_reachable(timeout_s=0, pause=lambda _: None)
 
 
-def test_a_long_wait_is_told_every_30_seconds(
+def test_a_long_wait_is_logged_every_30_seconds(
     clean_process: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from queue_workflows import db

@@ -81,7 +81,7 @@ def test_only_a_queued_run_is_started(host: flow.Flow, status: str) -> None:
     assert (dispatcher.start_run(run_id), flow.status(run_id)) == (0, status)
 
 
-def test_a_run_of_mode_step_is_the_hosts_own(host: flow.Flow) -> None:
+def test_a_run_of_mode_step_belongs_to_the_app(host: flow.Flow) -> None:
     host.dag(a="")
     run_id = host.submit(mode="step")
     host.look()
@@ -349,7 +349,7 @@ def test_a_worker_hands_over_the_late_value_and_stores_what_it_was(
     assert flow.status(run_id) == "completed"
 
 
-def test_the_inputs_of_a_job_that_a_host_queued_are_its_template(host: flow.Flow) -> None:
+def test_the_inputs_of_a_job_that_an_app_queued_are_its_template(host: flow.Flow) -> None:
     run_id = run_store.insert_run(workflow_name="w", status="running", context={"k": 1})["id"]
     job_id = node_queue.enqueue_node_job(
         run_id=run_id, node_id="n", node_module="m", queue="cpu",
@@ -588,7 +588,7 @@ def test_more_nodes_than_a_run_may_have_are_refused(
     assert "more than 2 nodes" in flow.run(run_id)["error"]
 
 
-def test_a_run_that_failed_for_its_workflow_runs_once_that_is_mended(
+def test_a_run_that_failed_for_its_workflow_runs_once_that_is_fixed(
     host: flow.Flow,
 ) -> None:
     host.dag(a="a")
@@ -617,7 +617,7 @@ def test_workers_and_orchestrator_bring_a_diamond_to_its_end(host: flow.Flow) ->
     assert {j["claim_no"] for j in flow.jobs(run_id).values()} == {1}
 
 
-def test_a_body_that_raises_ends_its_run(host: flow.Flow) -> None:
+def test_a_handler_that_raises_ends_its_run(host: flow.Flow) -> None:
     def boom() -> None:
         raise ValueError("no")
 
@@ -801,6 +801,6 @@ def test_what_this_process_remembers_of_a_run_ends_with_the_run(host: flow.Flow)
     assert flow.states("r") == {"s/a": "completed", "s/b": "queued"}
 
 
-def test_errors_are_of_the_family_that_hosts_catch() -> None:
+def test_errors_are_builtins_that_apps_catch() -> None:
     assert issubclass(hooks.NoProvider, errors.QueueWorkflowsError)
     assert issubclass(hooks.HookFailed, errors.QueueWorkflowsError)

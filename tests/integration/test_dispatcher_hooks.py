@@ -1,4 +1,4 @@
-"""The dispatcher beside host code: providers, resolvers and builders that fail, wait or meddle."""
+"""The dispatcher with app code: providers, resolvers and builders that fail, wait or interfere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 
 def open_transactions() -> int:
-    """Transactions of this process that wait for host code; asked from inside that.
+    """Transactions of this process that wait for app code; asked from inside that.
 
     One that another thread opened for a moment, to renew a lease, ends by itself.
     """
@@ -238,7 +238,7 @@ def test_one_bad_event_holds_up_neither_its_run_nor_another(host: flow.Flow) -> 
         assert flow.job(run_id, "q")["input_spec"] is None
 
 
-def test_a_run_that_a_host_holds_locked_does_not_hold_up_the_others(
+def test_a_run_that_an_app_has_locked_does_not_delay_the_others(
     host: flow.Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pools, "LOCK_TIMEOUT_S", 0.1)
@@ -262,12 +262,10 @@ def test_a_run_that_a_host_holds_locked_does_not_hold_up_the_others(
     assert "tried later" in caplog.text
 
 
-# --- host code and transactions
+# --- app code and transactions
 
 
-def test_no_host_code_ever_runs_inside_an_engine_transaction(
-    host: flow.Flow, tmp_path: Any
-) -> None:
+def test_no_app_code_ever_runs_inside_an_engine_transaction(host: flow.Flow, tmp_path: Any) -> None:
     seen: dict[str, list[int]] = {}
 
     def watched(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -322,7 +320,7 @@ def test_no_host_code_ever_runs_inside_an_engine_transaction(
 
 
 @pytest.mark.parametrize("when", ["start", "drain"])
-def test_a_run_cancelled_while_the_hosts_resolver_thinks_is_not_written(
+def test_a_run_cancelled_while_the_apps_resolver_runs_is_not_written(
     host: flow.Flow, when: str
 ) -> None:
     members = flow.nodes(a="", b="a")
@@ -378,7 +376,7 @@ def test_a_run_cancelled_while_a_widget_is_built_gets_no_spec(host: flow.Flow) -
     assert node_queue.count_unprocessed_dispatch_events() == 0
 
 
-def test_a_run_reopened_while_the_hosts_resolver_thinks_is_planned_anew(
+def test_a_run_reopened_while_the_apps_resolver_runs_is_planned_again(
     host: flow.Flow,
 ) -> None:
     host.dag({"id": "a", "skip_if": {"mine": 1}})
@@ -400,7 +398,7 @@ def test_a_run_reopened_while_the_hosts_resolver_thinks_is_planned_anew(
     assert (job["status"], job["generation"], len(turns)) == ("queued", 1, 2)
 
 
-def test_a_hosts_resolver_sees_the_whole_context_and_what_it_returns_is_used(
+def test_an_apps_resolver_gets_the_whole_context_and_its_result_is_used(
     host: flow.Flow,
 ) -> None:
     contexts: list[dict[str, Any]] = []
@@ -422,7 +420,7 @@ def test_a_hosts_resolver_sees_the_whole_context_and_what_it_returns_is_used(
     assert contexts[-1] == {"k": 1, "s/a": {"v": 2}}
 
 
-def test_a_hosts_resolver_is_asked_again_when_the_node_is_executed(
+def test_an_apps_resolver_is_called_again_when_the_node_is_executed(
     host: flow.Flow,
 ) -> None:
     host.provide(resolve_ref=lambda value, context: context.get(str(value), value))
@@ -441,7 +439,7 @@ def test_a_hosts_resolver_is_asked_again_when_the_node_is_executed(
     assert (seen, job["inputs"], job["resolved_inputs"]) == (["now"], {"x": "then"}, {"x": "now"})
 
 
-def test_what_a_hosts_resolver_returns_must_be_storable(host: flow.Flow) -> None:
+def test_what_an_apps_resolver_returns_must_be_storable(host: flow.Flow) -> None:
     host.provide(resolve_ref=lambda value, context: {1, 2})
     wanted = [{"name": "x", "from": "pipeline.x"}]
     host.define(flow.step("s", inputs={"x": 1}), s=[{"id": "a", "inputs": wanted}])
@@ -468,7 +466,7 @@ def test_editing_a_workflow_does_not_change_a_run_in_flight(host: flow.Flow) -> 
     assert flow.run(before)["definition_hash"] != flow.run(after)["definition_hash"]
 
 
-def test_the_frozen_definition_is_detached_from_the_hosts_own(host: flow.Flow) -> None:
+def test_the_frozen_definition_is_a_copy_of_the_apps_definition(host: flow.Flow) -> None:
     host.dag(a="", b="a")
     run_id = host.started()
     host.pipelines["s"]["nodes"].append({"id": "late", "depends_on": ["b"]})

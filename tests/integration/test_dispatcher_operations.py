@@ -1,4 +1,4 @@
-"""What people do to runs: cancel them, run them again, and nothing that was finished is lost."""
+"""Cancelling and retrying runs keeps everything that was completed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_cancel_job_of_an_ingest_job(host: flow.Flow, conn: Any) -> None:
 # --- run again
 
 
-def test_a_hosts_update_to_queued_runs_only_what_was_not_completed(
+def test_an_apps_update_to_queued_runs_only_what_was_not_completed(
     host: flow.Flow,
 ) -> None:
     ran: list[str] = []
@@ -189,7 +189,7 @@ def test_a_run_may_be_retried_from_a_node_again_and_again(host: flow.Flow) -> No
         assert {job["claim_no"] for job in flow.jobs(run_id).values()} == {again}
 
 
-def test_a_skip_is_decided_anew_from_the_node_that_is_retried(host: flow.Flow) -> None:
+def test_a_skip_is_decided_again_from_the_node_that_is_retried(host: flow.Flow) -> None:
     host.dag({"id": "a", "node": "ok"}, {"id": "b", "node": "ok", "depends_on": ["a"],
              "skip_if": {"$from": "skip"}})  # fmt: skip
     run_id = host.submit(context={"skip": True})
@@ -291,7 +291,7 @@ def test_retry_job_reopens_its_run(host: flow.Flow) -> None:
     assert flow.status(run_id) == "completed"
 
 
-def test_retry_job_of_an_ingest_job_queues_it_anew(host: flow.Flow, conn: Any) -> None:
+def test_retry_job_of_an_ingest_job_queues_it_again(host: flow.Flow, conn: Any) -> None:
     config.register_ingest_task("t", lambda reason: {"done": True})
     job = factories.ingest(conn)
     with pytest.raises(KeyError, match="no failed or cancelled job"):

@@ -1,4 +1,4 @@
-"""`doctor`: each thing that can be wrong is provoked, and found with its level and remedy."""
+"""`doctor` finds each fault that is provoked, with its level and remedy."""
 
 from __future__ import annotations
 

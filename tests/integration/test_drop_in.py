@@ -1,4 +1,4 @@
-"""What apps that were written for version 0.3.0 call and read, where it was once different here."""
+"""Functions and tables behave for apps that were written for version 0.3.0."""
 
 from __future__ import annotations
 

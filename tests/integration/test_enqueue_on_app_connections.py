@@ -1,4 +1,4 @@
-"""Jobs queued on a host's own connection, of any kind: they come and go with its transaction."""
+"""Jobs queued on an app's own connection of any kind take part in its transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows.types import JobId
 from tests.support import factories
 from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
-from tests.support.notifications import Ear
+from tests.support.notifications import NotificationListener
 
 READY = ("ingest_job_ready", "fetch")
 JOB: Any = {"task_name": "t", "queue": "fetch"}
@@ -36,16 +36,16 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @pytest.fixture
 def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    ear = Ear()
-    yield ear.heard
-    ear.close()
+    listener = NotificationListener()
+    yield listener.heard
+    listener.close()
 
 
 # --- connections that block --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_jobs_come_and_go_with_the_hosts_transaction(
+def test_jobs_exist_if_and_only_if_the_apps_transaction_commits(
     kind: str, conn: Any, dsn: str, heard: Callable[[], Any]
 ) -> None:
     def put() -> list[JobId]:

@@ -1,4 +1,4 @@
-"""Whatever stands in a column of a job, the worker lives and the job behind it completes."""
+"""With any value in any column of a job, the worker lives and the next job completes."""
 
 from __future__ import annotations
 

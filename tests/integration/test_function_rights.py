@@ -1,4 +1,4 @@
-"""Who may call the functions of the database: only whom they were granted to."""
+"""Only roles with a GRANT may call the functions of the database."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refused(conn: Any, statement: str) -> str:
     return str(caught.value)
 
 
-def test_nobody_has_a_function_by_being_there(conn: Any) -> None:
+def test_public_may_execute_no_function(conn: Any) -> None:
     public = (
         "SELECT p.oid::regprocedure::text"
         + OURS
@@ -84,7 +84,7 @@ def test_who_runs_as_the_owner_is_a_trigger_or_checks_its_caller(conn: Any) -> N
 
 
 @pytest.mark.parametrize("function", CHECKED)
-def test_execute_alone_lets_nobody_work_as_the_owner(conn: Any, function: str) -> None:
+def test_execute_alone_lets_no_role_act_as_the_owner(conn: Any, function: str) -> None:
     call = f"SELECT * FROM {function}({CHECKED[function]})"
     with as_guest(conn):
         assert f"permission denied for function {function}" in refused(conn, call)
@@ -105,7 +105,7 @@ def test_a_role_that_is_set_is_the_caller(conn: Any) -> None:
         assert "queue_workflows_guest lacks" in refused(conn, "SELECT queue_workflows_mend_lines()")
 
 
-def test_a_worker_that_lacks_a_new_function_is_told(conn: Any) -> None:
+def test_a_worker_that_lacks_a_right_on_a_new_function_says_so(conn: Any) -> None:
     lacks = permissions_of(conn)
     with as_guest(conn, *lacks):
         assert permissions.missing(conn) == []

@@ -113,7 +113,7 @@ def test_every_function_has_a_comment_and_none_names_a_migration() -> None:
             assert before.startswith("-- "), f"{path.name}: {text[match.start() :][:80]}"
 
 
-def test_every_body_is_valid(own: str) -> None:
+def test_every_function_body_is_valid(own: str) -> None:
     with engine.connect() as conn, conn.transaction(force_rollback=True):
         conn.execute(
             "SET LOCAL check_function_bodies = on; SET LOCAL search_path = public, pg_temp"

@@ -1,4 +1,4 @@
-"""What the fleet learns of its models, and whom a job fits."""
+"""Measured times of models, and which worker can take which gpu job."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_lesson_never_waits_for_a_row(conn: Any, db: ModuleType) -> None:
     assert learned(conn, "m")[:2] == (15.0, 2)
 
 
-def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
+def test_averages_of_machines_long_gone_are_deleted(conn: Any) -> None:
     report(conn, host="box")
     for host in ("box", "gone", "lately"):
         models.learn_load(conn, host, "m", 10.0)
@@ -111,7 +111,7 @@ def test_what_was_learned_on_hosts_long_gone_is_forgotten(conn: Any) -> None:
 # --- whom a job fits ---------------------------------------------------------------------------
 
 
-def test_a_job_too_large_for_the_card_is_left(conn: Any) -> None:
+def test_a_job_too_large_for_the_gpu_is_not_claimed(conn: Any) -> None:
     models.publish_sizes(conn, "box", {"small": 8.0, "large": 24.0, "unknown": 0.0})
     report(conn, vram_total_mb=12288)
     for model in ("large", "small", "unknown", None):
@@ -122,14 +122,14 @@ def test_a_job_too_large_for_the_card_is_left(conn: Any) -> None:
     assert found == [None, "small", "unknown"]
 
 
-def test_what_needs_24_gb_fits_a_card_sold_as_one(conn: Any) -> None:
+def test_a_model_of_24_gb_fits_a_gpu_sold_with_24_gb(conn: Any) -> None:
     models.publish_sizes(conn, "box", {"large": 24.0})
     report(conn, vram_total_mb=24564)
     gpu_job(conn, "large")
     assert claim(conn, models=["large"]) is not None
 
 
-def test_the_size_of_a_model_is_known_by_another_host(conn: Any) -> None:
+def test_the_size_of_a_model_is_known_on_another_machine(conn: Any) -> None:
     models.publish_sizes(conn, "den", {"large": 24.0})
     report(conn, vram_total_mb=12288)
     gpu_job(conn, "large")
@@ -260,7 +260,7 @@ def test_a_worker_of_an_older_engine_serves_too(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["last_seen = now() - interval '1 hour'", "state = 'dead'"])
-def test_after_the_way_back_a_hosts_heartbeat_counts(conn: Any, change: str) -> None:
+def test_after_the_way_back_a_machines_heartbeat_counts(conn: Any, change: str) -> None:
     """Its row of `workers` is kept for a day."""
     gpu_job(conn, "m")
     report(conn, "ours", "box", known_models=["n"])
@@ -270,7 +270,7 @@ def test_after_the_way_back_a_hosts_heartbeat_counts(conn: Any, change: str) -> 
     assert unserved(conn) == {}
 
 
-def test_what_a_worker_of_ours_leaves_behind_is_no_heartbeat_of_its_host(conn: Any) -> None:
+def test_a_row_that_a_worker_leaves_is_no_heartbeat_of_its_machine(conn: Any) -> None:
     gpu_job(conn, "m")
     report(conn, "ours", "box", known_models=["m"])
     assert unserved(conn) == {}
@@ -328,7 +328,7 @@ def test_two_orchestrators_say_it_once(
     assert factories.one(conn, "SELECT count(*) FROM workflow_node_events") == 1
 
 
-def test_a_long_line_leaves_a_hundred_events(conn: Any, orchestrator: Orchestrator) -> None:
+def test_many_waiting_jobs_get_a_hundred_events(conn: Any, orchestrator: Orchestrator) -> None:
     run_id = factories.run(conn)
     conn.execute(
         "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model)"
@@ -347,7 +347,7 @@ def test_a_long_line_leaves_a_hundred_events(conn: Any, orchestrator: Orchestrat
 # --- who gets what -----------------------------------------------------------------------------
 
 
-def test_a_cold_worker_leaves_the_line_to_the_warm_one(conn: Any) -> None:
+def test_a_cold_worker_leaves_the_jobs_of_a_model_to_the_warm_one(conn: Any) -> None:
     report(conn, "warm", current_model="m")
     gpu_job(conn)
     assert claim(conn, "cold", policy="balanced") is None
@@ -370,7 +370,7 @@ def test_nothing_is_left_to_a_worker_that_takes_nothing(conn: Any, state: str) -
     {"models": ["b", "d"], "policy": "balanced", "grace_s": 0.0},
     {"models": ["b", "d"], "policy": "balanced", "grace_s": 0.0, "newest": True},
 ])  # fmt: skip
-def test_what_is_left_of_a_run_that_is_over_is_no_head_of_its_line(
+def test_a_job_of_a_run_that_is_over_is_not_the_first_of_its_model(
     conn: Any, who: dict[str, Any]
 ) -> None:
     """Nothing but a sweep ends a job that came in beside the end of its run."""
@@ -409,7 +409,7 @@ def test_the_best_band_is_that_of_runs_that_are_not_over(
     assert job is not None and job["node_id"] == expected
 
 
-def test_a_line_is_weighed_without_what_is_left_of_runs_that_are_over(conn: Any) -> None:
+def test_jobs_of_runs_that_are_over_do_not_count_for_their_model(conn: Any) -> None:
     over, live = factories.run(conn, status="cancelled"), factories.run(conn)
     for number in range(20):
         gpu_job(conn, "m", run_id=over, node_id=str(number))
@@ -429,7 +429,7 @@ def test_a_policy_that_is_none_is_the_default(
     assert len(caplog.records) == 1 and "fair" in caplog.text
 
 
-def test_the_knob_decides_for_hosts_that_claim_by_themselves(
+def test_the_knob_decides_for_apps_that_claim_by_themselves(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report(conn, "warm", current_model="m")
@@ -440,7 +440,7 @@ def test_the_knob_decides_for_hosts_that_claim_by_themselves(
     assert node_queue.claim_next_gpu_job(host="box") is not None
 
 
-def test_a_worker_tells_its_card_its_models_and_their_sizes(
+def test_a_worker_reports_its_gpu_its_models_and_their_sizes(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_VRAM_GB", "12")
@@ -469,7 +469,7 @@ def nvidia_smi(folder: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_the_first_claim_waits_for_the_size_of_the_card(
+def test_the_first_claim_waits_for_the_size_of_the_gpu(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slowly(_: object) -> int:

@@ -85,7 +85,7 @@ def test_use_of_a_child_process(tool: Write) -> None:
         child.communicate(b"\n")
 
 
-def test_a_dash_is_unknown_until_the_box_has_shown_a_number(tool: Write) -> None:
+def test_a_dash_is_unknown_until_the_machine_has_shown_a_number(tool: Write) -> None:
     sampler = gpu_health.Sampler()
     tool("nvidia-smi", nvidia(own("- -"), shows("99 %")))
     assert sampler.sample().gpu_pct is None
@@ -107,7 +107,7 @@ def test_a_dash_is_unknown_until_the_box_has_shown_a_number(tool: Write) -> None
         "printf '\\377\\376\\000'",
     ],
 )
-def test_without_a_row_of_ours_the_box_counts(tool: Write, pmon: str) -> None:
+def test_without_a_row_of_ours_the_whole_machine_counts(tool: Write, pmon: str) -> None:
     log = tool("nvidia-smi", nvidia(pmon, shows("17 %")))
     assert gpu_health.Sampler().sample().gpu_pct == 17
     assert "--query-gpu=utilization.gpu" in log.read_text()
@@ -123,7 +123,7 @@ def test_without_a_row_of_ours_the_box_counts(tool: Write, pmon: str) -> None:
         ("No devices were found", None),
     ],
 )
-def test_a_dash_of_a_card_that_cannot_tell_is_unknown(
+def test_a_dash_of_a_gpu_that_reports_no_use_is_unknown(
     tool: Write, cards: str, used: float | None
 ) -> None:
     """In MIG mode pmon prints `-` for whoever works: beside a card that tells, it is not idle."""
@@ -179,7 +179,9 @@ def test_own_use_by_the_pmon_of_many_drivers(tool: Write, generation: str) -> No
          "echo 'GPU is lost'; exit 15", None),
     ],
 )  # fmt: skip
-def test_a_box_that_tells_only_a_part(tool: Write, pmon: str, box: str, used: float | None) -> None:
+def test_a_machine_with_partial_readings(
+    tool: Write, pmon: str, box: str, used: float | None
+) -> None:
     tool("nvidia-smi", nvidia(pmon, box))
     assert gpu_health.Sampler(shown=True).sample().gpu_pct == used
 
@@ -289,7 +291,7 @@ def test_the_tool_speaks_the_language_that_is_parsed(
     assert external_tool.Tool("nvidia-smi").ask(timeout_s=5.0).text == "C\n"
 
 
-def test_a_box_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -> None:
+def test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -> None:
     """The sampler and the guard together: unknown is not idle."""
     guard = guards.GpuHealth(0.0, 8100.0)
     found = gpu_health.Sampler().sample()

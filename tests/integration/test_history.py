@@ -129,7 +129,7 @@ def in_order(conn: engine.Connection, collation: str) -> None:
     conn.execute("DROP TABLE pg_temp.workflow_runs")
 
 
-def test_inputs_are_those_that_the_body_received(toy: Flow) -> None:
+def test_inputs_are_those_that_the_handler_received(toy: Flow) -> None:
     flow.body({"n": 7}, name="seven")
     inputs = [{"name": "got", "from": "pipeline.got"}]
     toy.define(

@@ -1,4 +1,4 @@
-"""Samples in the database: told, kept in rings, one sampler a host, and looked back at."""
+"""Samples in the database: notified, stored in rings, one sampler per machine, read back."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def put(conn: Any, *, every_s: int = 2, age_s: float = 0, host: str = "box", **m
 # --- told and kept
 
 
-def test_what_is_told_has_the_keys_of_the_contract_and_the_databases_time(
+def test_a_notification_has_the_keys_of_the_contract_and_the_databases_time(
     conn: Any, heard: Heard
 ) -> None:
     samples.put(conn, "box", None, json.dumps(SAMPLE), notify=True)
@@ -105,7 +105,7 @@ def test_what_is_told_has_the_keys_of_the_contract_and_the_databases_time(
 
 
 @pytest.mark.parametrize("host", ["box", "ü" * 200, '"' * 400, "\x01" * 400])
-def test_what_is_told_stays_under_what_postgresql_takes(conn: Any, heard: Heard, host: str) -> None:
+def test_a_notification_stays_under_postgresqls_limit(conn: Any, heard: Heard, host: str) -> None:
     card = {"id": 1000, "use_pct": 100.0, "vram_used_mb": 10**6, "vram_total_mb": 10**6}
     sample = hw_metrics.fit(SAMPLE | {"gpus": [card] * 500})
     samples.put(conn, host, 2, json.dumps(sample), notify=True)
@@ -115,7 +115,7 @@ def test_what_is_told_stays_under_what_postgresql_takes(conn: Any, heard: Heard,
     assert len(told["gpus"]) + told["gpus_cut"] == 500
 
 
-def test_a_slot_is_overwritten_in_its_turn_so_that_a_ring_never_grows(conn: Any) -> None:
+def test_the_oldest_sample_is_overwritten_so_that_a_ring_never_grows(conn: Any) -> None:
     conn.execute(
         "INSERT INTO hw_samples (host_label, every_s, slot, sampled_at, sample)"
         " SELECT 'box', 2, n, now() - interval '1 hour', '{}' FROM generate_series(0, 1799) n"
@@ -143,7 +143,9 @@ def test_an_overwritten_slot_touches_no_index(conn: Any) -> None:
     assert counted == {"updated": 1, "hot": 1}
 
 
-def test_a_sampler_tells_and_keeps_both_rings(db: ModuleType, fast: None, tmp_path: Path) -> None:
+def test_a_sampler_notifies_and_stores_both_rings(
+    db: ModuleType, fast: None, tmp_path: Path
+) -> None:
     woken = threading.Event()
     kept: list[hw_metrics.DedicatedConnection] = []
     with hw_metrics.Sampler("box", ready=woken.set, probe=Probe, folder=tmp_path) as subject:
@@ -155,7 +157,7 @@ def test_a_sampler_tells_and_keeps_both_rings(db: ModuleType, fast: None, tmp_pa
     assert all(json.loads(each.text) == SAMPLE for each in kept)
 
 
-def test_one_sampler_a_host_and_another_takes_over(
+def test_one_sampler_per_machine_and_another_takes_over(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
     def sampler(host: str = "box") -> hw_metrics.Sampler:
@@ -173,7 +175,7 @@ def test_one_sampler_a_host_and_another_takes_over(
         wait.until(second.take)
 
 
-def test_a_lock_file_that_was_tidied_away_is_made_anew(
+def test_a_lock_file_that_was_deleted_is_created_again(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
     with hw_metrics.Sampler("box", probe=Probe, folder=tmp_path) as subject:
@@ -184,7 +186,7 @@ def test_a_lock_file_that_was_tidied_away_is_made_anew(
         wait.until(lambda: subject.take() and subject.holds)
 
 
-def test_a_sampler_whose_lock_another_has_taken_tells_nothing_more(
+def test_a_sampler_that_lost_its_lock_notifies_nothing_more(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
     probe = Probe()
@@ -216,7 +218,7 @@ def test_where_no_lock_can_be_had_nobody_samples(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_fifo_in_the_place_of_the_lock_holds_nobody_up(
+def test_a_fifo_in_the_place_of_the_lock_blocks_nobody(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / hw_metrics.lock_name("box"))
@@ -261,7 +263,7 @@ def gpu(
         assert not thread.is_alive()
 
 
-def test_a_gpu_worker_samples_its_box_also_while_it_is_parked(
+def test_a_gpu_worker_samples_its_machine_also_while_it_is_parked(
     gpu: Any, conn: Any, heard: Heard
 ) -> None:
     workers.disable("box", "gpu", stop_policy="drain")
@@ -324,7 +326,7 @@ def died(conn: Any, event: str = "death") -> str:
     return job_id
 
 
-def test_an_attempt_that_died_shows_what_its_box_did_last(conn: Any) -> None:
+def test_an_attempt_that_died_shows_the_last_sample_of_its_machine(conn: Any) -> None:
     job_id = died(conn)
     for age_s, cpu in ((500, 1.0), (300, 2.0), (200, 97.5), (20, 3.0)):
         put(conn, age_s=age_s, cpu_percent=cpu)
@@ -336,7 +338,7 @@ def test_an_attempt_that_died_shows_what_its_box_did_last(conn: Any) -> None:
     assert attempt["claimed_at"] < box["sampled_at"] < attempt["ended_at"]
 
 
-def test_an_attempt_that_ended_well_has_no_box(conn: Any) -> None:
+def test_an_attempt_that_ended_well_shows_no_sample(conn: Any) -> None:
     factories.node(conn)
     job = factories.claim_node(conn)
     put(conn)
@@ -355,7 +357,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return code, out, err
 
 
-def test_show_tells_what_the_box_did_when_a_job_died(
+def test_show_prints_the_sample_of_the_machine_when_a_job_died(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id = died(conn)
@@ -365,7 +367,7 @@ def test_show_tells_what_the_box_did_when_a_job_died(
     assert f"its box: {IN_A_LINE}" in out
 
 
-def test_samples_of_a_host_as_a_table_and_as_json(
+def test_samples_of_a_machine_as_a_table_and_as_json(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for age_s in range(2, 92, 2):
@@ -381,7 +383,7 @@ def test_samples_of_a_host_as_a_table_and_as_json(
     assert 0 < len(json.loads(out)) < 23
 
 
-def test_samples_of_the_box_of_a_job_end_with_the_job(
+def test_samples_of_the_machine_of_a_job_end_with_the_job(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id = died(conn)
@@ -391,7 +393,7 @@ def test_samples_of_the_box_of_a_job_end_with_the_job(
     assert (code, len(json.loads(out))) == (0, 2)
 
 
-def test_this_box_as_it_is_now_needs_no_database(
+def test_a_sample_of_this_machine_needs_no_database(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

@@ -1,4 +1,4 @@
-"""Running one ingest job: what the task is given, and what becomes of what it returns."""
+"""Running one ingest job: the arguments of the task, and how its result is stored."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import config, errors, jobs, node_queue
 from queue_workflows.engine import attempts, pending, promotion
 from tests.support import factories
-from tests.support.notifications import Ear
+from tests.support.notifications import NotificationListener
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,9 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @pytest.fixture
 def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    ear = Ear()
-    yield ear.heard
-    ear.close()
+    listener = NotificationListener()
+    yield listener.heard
+    listener.close()
 
 
 def enqueue(**given: Any) -> str:
@@ -56,7 +56,7 @@ def history(conn: Any, job_id: str) -> list[str]:
 # --- enqueue -----------------------------------------------------------------------------------
 
 
-def test_a_job_is_queued_with_what_the_host_gives(heard: Callable[[], Any]) -> None:
+def test_a_job_is_queued_with_the_values_that_the_app_gives(heard: Callable[[], Any]) -> None:
     job = get(enqueue(queue="load", reason="boot", priority=7, args={"a": [1]}))
     assert heard() == [("ingest_job_ready", "load")]
     assert (job["task_name"], job["queue"], job["reason"]) == ("t", "load", "boot")
@@ -95,7 +95,7 @@ def test_a_job_that_cannot_be_is_refused_before_any_write(
     assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
 
 
-def test_a_hosts_own_queue_is_a_queue(db: ModuleType) -> None:
+def test_an_apps_own_queue_is_a_queue(db: ModuleType) -> None:
     config.configure(ingest_queues={"flood.eu"})
     job_id = enqueue(queue="flood.eu")
     assert claim("flood.eu")["id"] == job_id
@@ -155,7 +155,7 @@ def test_the_claim_takes_priority_then_age_of_its_queue(conn: Any) -> None:
     assert claim("load")["id"] == "other"
 
 
-def test_a_host_that_is_off_claims_nothing(conn: Any) -> None:
+def test_a_machine_that_is_off_claims_nothing(conn: Any) -> None:
     enqueue()
     factories.insert(conn, "worker_controls", host_label="box", queue="fetch", desired_state="off")
     assert claim() is None
@@ -239,7 +239,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
     ]  # fmt: skip
 
 
-def test_a_failure_of_a_job_whose_end_was_asked_for_is_no_retry(conn: Any) -> None:
+def test_a_failure_of_a_job_with_a_cancel_request_is_no_retry(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
     job = factories.claim_ingest(conn)
     jobs.cancel(job["id"])
@@ -273,7 +273,7 @@ def test_a_waiting_job_is_cancelled_at_once(conn: Any) -> None:
     assert claim() is None
 
 
-def test_a_running_job_hears_at_once_that_its_end_is_asked_for(
+def test_a_cancel_request_of_a_running_job_is_notified_at_once(
     conn: Any, heard: Callable[[], Any]
 ) -> None:
     job_id = enqueue()
@@ -334,7 +334,7 @@ def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -
     assert get(job_id)["error"].startswith("poison: took down 3 workers, the last one w1")
 
 
-def test_a_lapsed_job_whose_end_was_asked_for_is_cancelled(conn: Any) -> None:
+def test_a_lapsed_job_with_a_cancel_request_is_cancelled(conn: Any) -> None:
     enqueue()
     job = factories.claim_ingest(conn)
     jobs.cancel(job["id"])
@@ -349,7 +349,7 @@ def test_a_fresh_lease_is_never_touched(conn: Any) -> None:
     assert node_queue.reclaim_expired_ingest_leases() == []
 
 
-def test_one_hosts_running_jobs_are_taken_back(conn: Any) -> None:
+def test_one_machines_running_jobs_are_taken_back(conn: Any) -> None:
     for _ in range(3):
         enqueue()
     mine, _ = claim(), claim(host="other")

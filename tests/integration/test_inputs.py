@@ -1,4 +1,4 @@
-"""Input nodes: what a person is asked, and how the answer gets in, once."""
+"""Input nodes: the question to a person, and the answer, which counts once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def asked(host: flow.Flow, widget: str = "file_upload", *, context: Any = None, 
 
 
 def submit(run_id: str, value: Any, node_id: str = "q") -> str:
-    """An answer by a host's plain SQL; its id."""
+    """An answer by an app's plain SQL; its id."""
     with engine.connection() as mine:
         return factories.insert(
             mine, "workflow_input_submissions", run_id=run_id, node_id=node_id, value=Jsonb(value)
@@ -165,7 +165,7 @@ def test_choose_one_may_choose_among_files(host: flow.Flow, tmp_path: Path) -> N
     ]
 
 
-def test_a_hosts_widget_is_built_by_the_host(host: flow.Flow) -> None:
+def test_an_apps_widget_is_built_by_the_app(host: flow.Flow) -> None:
     seen: list[Any] = []
 
     def build(step: Any, run: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_a_hosts_widget_is_built_by_the_host(host: flow.Flow) -> None:
     )
 
 
-def test_a_hosts_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
+def test_an_apps_builder_wins_over_a_generic_widget(host: flow.Flow) -> None:
     queue_workflows.register_input_widget("file_upload", lambda step, run: {"own": True})
     found = spec(asked(host))
     assert (found["widget"], found["own"], "accept" in found) == ("file_upload", True, False)
@@ -577,7 +577,7 @@ def test_many_listeners_take_each_answer_once(host: flow.Flow, conn: Any) -> Non
     assert statuses == ["processed"] * 4
 
 
-def test_a_host_job_with_odd_inputs_takes_its_answer_too(host: flow.Flow, conn: Any) -> None:
+def test_a_job_of_the_app_with_odd_inputs_takes_its_answer_too(host: flow.Flow, conn: Any) -> None:
     run_id = factories.run(conn)
     job = factories.node(conn, run_id, "q", node_module="__input__x", inputs=Jsonb([1]))
     node_queue.mark_awaiting_input(job["id"])

@@ -1,4 +1,4 @@
-"""The history of ingest jobs: a row per change of state, whoever makes it, and nobody edits one."""
+"""The history of ingest jobs: one row per change of state by anyone, and no row is edited."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_who_did_it_is_the_worker_the_login_or_whom_the_session_names(conn: Any,
     ]
 
 
-def test_a_plain_end_of_a_claim_of_0_3_0_is_told_with_its_error(conn: Any, job: Any) -> None:
+def test_a_plain_end_of_a_claim_of_0_3_0_is_recorded_with_its_error(conn: Any, job: Any) -> None:
     plainly("status = 'running', claimed_by = 'old'")(conn)
     plainly("status = 'failed', error = 'no disk', seconds = 2")(conn)
     assert [

@@ -23,7 +23,7 @@ from queue_workflows import jobs as jobs_api
 from queue_workflows.dag import payload
 from queue_workflows.types import JobId
 from tests.support import factories, migration_folders
-from tests.support.notifications import Ear
+from tests.support.notifications import NotificationListener
 from tests.support.wait import until
 
 NOON = datetime.datetime(2030, 1, 2, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
@@ -43,9 +43,9 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @pytest.fixture
 def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    ear = Ear()
-    yield ear.heard
-    ear.close()
+    listener = NotificationListener()
+    yield listener.heard
+    listener.close()
 
 
 def enqueue(**given: Any) -> JobId:
@@ -249,7 +249,7 @@ def test_a_clash_leaves_the_callers_transaction_as_it_was(conn: Any) -> None:
     assert factories.column(conn, "SELECT reason FROM ingest_jobs") == ["mine"]
 
 
-def test_a_lock_key_waits_in_line_whatever_becomes_of_a_duplicate(conn: Any) -> None:
+def test_a_job_waits_for_its_lock_key_whatever_happens_to_a_duplicate(conn: Any) -> None:
     first = enqueue(idempotency_key="k", lock_key="l")
     assert enqueue(idempotency_key="k", lock_key="l") == first
     second = enqueue(lock_key="l")

@@ -1,4 +1,4 @@
-"""Policies end to end: what becomes of jobs that fail, ask for more time, or nobody answers."""
+"""Policies end to end: jobs that fail, ask for more time, or get no answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flows(db: ModuleType) -> Iterator[Flow]:
 
 
 class Flaky:
-    """A body that raises these in turn, then ends well."""
+    """A handler that raises these in turn, then ends well."""
 
     def __init__(self, *raised: BaseException) -> None:
         self.raised = list(raised)
@@ -181,7 +181,7 @@ def test_a_snooze_waits(flows: Flow, db: ModuleType) -> None:
     assert 240 < wait_s <= 300
 
 
-def test_a_body_that_asks_for_a_retry_gets_it_against_its_policy(flows: Flow) -> None:
+def test_a_handler_that_asks_for_a_retry_gets_it_against_its_policy(flows: Flow) -> None:
     body = Flaky(queue_workflows.Retry(0))
     run_id = one_node(flows, body, retries=1, backoff=99, discard_on=["Exception"])
     flows.go()
@@ -195,7 +195,7 @@ def test_a_retry_asked_for_is_bounded_by_the_attempts(flows: Flow) -> None:
     assert (flow.status(run_id), body.calls) == ("failed", 3)
 
 
-def test_a_body_that_discards_its_job_fails_at_once(flows: Flow) -> None:
+def test_a_handler_that_discards_its_job_fails_at_once(flows: Flow) -> None:
     body = Flaky(queue_workflows.Discard("the source is gone"))
     run_id = one_node(flows, body, retries=9, backoff=0)
     flows.go()
@@ -316,7 +316,7 @@ def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) 
         assert factories.one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
 
 
-def test_the_pool_looks_for_inputs_and_turns() -> None:
+def test_the_node_pool_sweeps_inputs_and_lock_queues() -> None:
     tasks = {task.name for task in periodic.PeriodicTasks().tasks()}
     assert {"input-timeouts", "lock-keys"} <= tasks
     assert config.LEASE_RECLAIM_INTERVAL_S.read() <= 5

@@ -1,4 +1,4 @@
-"""`queue_workflows.jobs` and `queue-workflows jobs`: what is found, done, refused and told."""
+"""`queue_workflows.jobs` and `queue-workflows jobs`: list, retry, cancel, delete, refusals."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
 # --- retry, cancel, delete -----------------------------------------------------------------------
 
 
-def test_each_is_done_what_can_be_and_told_why_not(conn: Any, some: None) -> None:
+def test_each_job_gets_an_outcome_or_a_reason(conn: Any, some: None) -> None:
     node = factories.node(conn, id="n")
     told = jobs.retry_many(["done", "dead", "n", "nobody", "dead"], by="ann")
     assert told == [
@@ -424,7 +424,7 @@ def test_an_iso_time_with_its_zone_is_a_since(some: None, said: Callable[..., Sa
     assert json.loads(said("list", "--since", future, "--json").out) == []
 
 
-def test_whose_key_another_job_has_by_now_is_refused_and_the_rest_goes_on(
+def test_a_job_that_lost_its_key_is_refused_and_the_rest_is_retried(
     conn: Any, said: Callable[..., Said]
 ) -> None:
     for name in ("a", "b", "c"):

@@ -1,4 +1,4 @@
-"""Kill timers: real processes that leave on time whatever their Python code does."""
+"""Kill timers end real processes on time whatever their Python code does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LISTEN: wakes, polls, reconnects, notices a frozen peer, and ends when it is told to."""
+"""LISTEN: wakes, polls, reconnects, detects a frozen peer, and stops on request."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_one_that_is_never_iterated_leaves_nothing_open(db: ModuleType) -> None:
 # --- loss --------------------------------------------------------------------------------------
 
 
-def test_a_lost_connection_is_replaced_and_the_notification_after_it_is_heard(
+def test_a_lost_connection_is_replaced_and_later_notifications_are_received(
     follow: Callable[..., Heard], conn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = follow("one")

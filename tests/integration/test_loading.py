@@ -1,4 +1,4 @@
-"""What an engine connection makes of values that Python cannot hold."""
+"""Values that Python cannot load are returned as `Unreadable`."""
 
 from __future__ import annotations
 

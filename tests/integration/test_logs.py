@@ -1,4 +1,4 @@
-"""Logs of attempts: stored under their claim, beside the job's own statements, and forgotten."""
+"""Logs of attempts: stored per claim in the background, and deleted with their job."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_bodys_log_is_stored_with_its_attempt(toy: Flow) -> None:
     assert text == "to stdout \N{REPLACEMENT CHARACTER} \\ud800\nto stderr\n"
 
 
-def test_a_body_that_fails_leaves_its_log(toy: Flow) -> None:
+def test_a_handler_that_fails_leaves_its_log(toy: Flow) -> None:
     def talk() -> None:
         print("so far so good")
         raise ValueError
@@ -90,7 +90,7 @@ def test_the_end_of_a_worker_stores_what_is_left(
     assert texts(flow.job(run_id, "s/a")["id"]) == ["last words\n"]
 
 
-def test_a_silent_body_costs_no_statement(
+def test_a_silent_handler_costs_no_statement(
     toy: Flow, conn: engine.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unwanted(*_: object) -> None:
@@ -140,7 +140,7 @@ def test_each_attempt_has_its_own_log(db: ModuleType) -> None:
     assert texts(job_id) == ["try 1\n", "try 2\n"]
 
 
-def test_a_log_grows_while_its_body_runs(toy: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_grows_while_its_handler_runs(toy: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "STORE_S", 0.05)
     go = threading.Event()
     seen: list[list[str | None]] = []

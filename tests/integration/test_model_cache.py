@@ -229,7 +229,7 @@ def test_an_empty_registry_runs_the_registrar_given():
     assert log == ["load a"]
 
 
-def test_an_unknown_id_runs_the_hosts_registrar_once_and_keeps_the_warm_model():
+def test_an_unknown_id_runs_the_apps_registrar_once_and_keeps_the_warm_model():
     log: list[str] = []
     register("a", log)
     calls: list[int] = []

@@ -1,4 +1,4 @@
-"""Models on a live worker: swaps, failures, idle unload, and what it is asked to load or unload."""
+"""Models on a live worker: swaps, failures, idle unload, and requests to load or unload."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def gpu(models: Models) -> Iterator[Callable[..., Gpu]]:
 
 @contextmanager
 def held_body(name: str = "held") -> Generator[tuple[threading.Event, threading.Event]]:
-    """A node body that says when it runs and waits to be let go."""
+    """A node handler that says when it runs and waits to be let go."""
     started, go_on = threading.Event(), threading.Event()
 
     def body() -> None:
@@ -236,7 +236,7 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
         wait.until(lambda: advertised(conn) is None)
 
 
-def test_a_slow_idle_unload_holds_up_nothing_of_the_watch(
+def test_a_slow_idle_unload_does_not_block_the_lease_keeper(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_runtime, "REAP_S", 0.02)
@@ -432,7 +432,7 @@ def test_what_was_asked_of_an_earlier_process_is_not_asked_of_this_one(
     assert models.log == ["load b"]
 
 
-def test_one_of_two_workers_of_a_host_can_be_asked(models: Models, gpu: Any) -> None:
+def test_one_of_two_workers_of_a_machine_can_be_asked(models: Models, gpu: Any) -> None:
     models.add("a", "b")
     one, other = gpu(), gpu()
     request = models_api.load("box", "a", worker_id=one.worker.worker_id)
@@ -606,7 +606,7 @@ def test_the_command_says_what_it_waits_for_and_what_failed(
     assert out.rstrip().endswith("failed: loading model 'bad' failed: MemoryError: 24 GB short")
 
 
-def test_the_command_does_not_wait_when_told_so(
+def test_the_command_does_not_wait_with_no_wait(
     conn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(conn)

@@ -1,4 +1,4 @@
-"""Running one node: its arguments, its folders, its result, the host's bracket, its model."""
+"""Running one node: its arguments, folders, result, invoke context and model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def registry(db: ModuleType) -> Iterator[None]:
 def claimed(
     body: Any = None, *, out_dir: Path | None = None, context: Any = None, **job: Any
 ) -> Row:
-    """A node job under a claim of this process; its body is registered as `body`."""
+    """A node job under a claim of this process; its handler is registered as `body`."""
     if body is not None:
         queue_workflows.register_node("body", body)
     run_id = run_store.insert_run(
@@ -72,7 +72,7 @@ def after(job: Row) -> Row:
 
 
 def run(body: Any, inputs: Row | None = None, **more: Any) -> Row:
-    """The job's row after its body has run with these inputs."""
+    """The job's row after its handler has run with these inputs."""
     job = claimed(body, inputs=inputs, **more)
     node_executor.execute_node(job)
     return after(job)
@@ -159,7 +159,7 @@ def test_another_attempt_has_the_same_key_and_another_claim() -> None:
 
 
 def arguments(body: Callable[..., Any], inputs: Row, **more: Any) -> Row:
-    """What a body that returns its `locals()` was called with."""
+    """What a handler that returns its `locals()` was called with."""
     row = run(body, inputs, **more)
     assert row["error"] is None
     return row["context_delta"]
@@ -283,7 +283,7 @@ def test_an_input_wins_over_an_offer_of_its_name() -> None:
     assert arguments(body, {"out": "mine"}) == {"out": "mine"}
 
 
-def test_the_callers_event_and_callback_reach_the_body() -> None:
+def test_the_callers_event_and_callback_reach_the_handler() -> None:
     event, heard = threading.Event(), list[Any]()
 
     def body(cancel_event: threading.Event, status_callback: Callable[..., object]) -> Row:
@@ -295,7 +295,7 @@ def test_the_callers_event_and_callback_reach_the_body() -> None:
     assert (after(job)["context_delta"], heard) == ({"same": True}, [0.5])
 
 
-def test_whether_a_body_reports_progress_is_seen_by_its_parameters() -> None:
+def test_whether_a_handler_reports_progress_is_seen_by_its_parameters() -> None:
     assert node_executor.takes_status_callback(lambda status_callback: None)
     assert not node_executor.takes_status_callback(lambda **rest: None)
 
@@ -343,7 +343,7 @@ def test_a_run_without_out_dir_has_its_folder_in_the_outputs_folder() -> None:
     assert not Path(found["scratch"]).exists()
 
 
-def test_no_folder_is_made_for_a_body_that_asks_for_none(tmp_path: Path) -> None:
+def test_no_folder_is_made_for_a_handler_that_asks_for_none(tmp_path: Path) -> None:
     run(lambda: None, out_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -452,7 +452,7 @@ def test_a_result_that_cannot_be_stored_fails_the_node_with_the_reason(
     ],
     ids=repr,
 )
-def test_whatever_a_body_raises_fails_its_node_and_is_told(
+def test_whatever_a_handler_raises_fails_its_node_and_is_reported(
     raised: BaseException, error: str
 ) -> None:
     def body() -> None:
@@ -556,7 +556,7 @@ def test_resolved_inputs_are_stored_for_plain_inputs_too() -> None:
     assert flow.job(run_id, "s/a")["resolved_inputs"] == {"x": 3}
 
 
-# --- the host's bracket
+# --- the app's bracket
 
 
 class Bracket:
@@ -602,7 +602,7 @@ def test_the_bracket_is_entered_finalizes_a_success_and_is_left() -> None:
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_a_body_that_fails_is_not_finalized_and_fails_whatever_the_bracket_does(
+def test_a_handler_that_fails_is_not_finalized_and_fails_whatever_the_bracket_does(
     swallow: bool,
 ) -> None:
     def body() -> None:
@@ -633,7 +633,7 @@ def test_a_bracket_that_cannot_be_entered_fails_the_node() -> None:
     assert failure(lambda: None) == "OSError: no mock flag"
 
 
-def test_a_cancelled_body_is_not_finalized() -> None:
+def test_a_cancelled_handler_is_not_finalized() -> None:
     event = threading.Event()
     bracket = Bracket()
     bracketed(event.set, bracket, cancel_event=event)
@@ -682,7 +682,7 @@ def test_the_completion_hook_is_not_called_for_what_did_not_complete() -> None:
 # --- cancelled, lost, parked
 
 
-def test_a_body_told_to_end_leaves_nothing() -> None:
+def test_a_cancelled_handler_stores_nothing() -> None:
     event = threading.Event()
 
     def body(cancel_event: threading.Event) -> Row:
@@ -696,7 +696,7 @@ def test_a_body_told_to_end_leaves_nothing() -> None:
     assert (row["status"], row["context_delta"]) == ("cancelled", {})
 
 
-def test_a_body_that_raises_because_it_was_told_to_end_has_not_failed() -> None:
+def test_a_handler_that_raises_because_it_was_cancelled_has_not_failed() -> None:
     event = threading.Event()
 
     def body(cancel_event: threading.Event) -> Row:
@@ -728,7 +728,7 @@ def test_an_input_node_is_parked() -> None:
     assert event["kind"] == "awaiting_input"
 
 
-# --- an outage around the body
+# --- an outage around the handler
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -759,7 +759,7 @@ def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPa
     assert node_executor.execute_node(job, cancel_event=event) == "skipped"
 
 
-def test_a_hosts_own_database_error_is_the_bodys_failure() -> None:
+def test_a_database_error_of_the_app_is_the_handlers_failure() -> None:
     def body() -> None:
         raise engine.OperationalError("the host's own")
 

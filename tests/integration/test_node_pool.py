@@ -1,4 +1,4 @@
-"""The orchestrator's duties: it wakes at once, sweeps what is due, and touches nothing else."""
+"""The orchestrator wakes at once, sweeps what is due, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_what_a_look_finds_is_done_in_its_round(
     assert factories.one(conn, done)
 
 
-def test_no_job_loses_its_turn_before_workers_could_report(conn: Any, rounds: Rounds) -> None:
+def test_no_job_loses_its_lock_key_before_workers_could_report(conn: Any, rounds: Rounds) -> None:
     done = turn_of_nobody(conn)
     rounds.go_on(25)
     assert not factories.one(conn, done)

@@ -1,4 +1,4 @@
-"""Node jobs: queued, claimed in order, ended once, taken back; what hosts and operators call."""
+"""Node jobs: queued, claimed in order, ended once, taken back; functions for apps and operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from queue_workflows import config, errors, jobs, node_queue
 from queue_workflows.engine import claims, pending, promotion
 from tests.support import factories
-from tests.support.notifications import Ear
+from tests.support.notifications import NotificationListener
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 
@@ -26,9 +26,9 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @pytest.fixture
 def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    ear = Ear()
-    yield ear.heard
-    ear.close()
+    listener = NotificationListener()
+    yield listener.heard
+    listener.close()
 
 
 @pytest.fixture
@@ -73,7 +73,9 @@ def history(conn: Any, job_id: str) -> list[str]:
 # --- enqueue -----------------------------------------------------------------------------------
 
 
-def test_a_job_is_queued_with_what_the_host_gives(run: str, heard: Callable[[], Any]) -> None:
+def test_a_job_is_queued_with_the_values_that_the_app_gives(
+    run: str, heard: Callable[[], Any]
+) -> None:
     job_id = enqueue(
         run, queue="gpu", required_model="big", inputs={"a": 1}, priority=7, pipeline_name="p"
     )
@@ -211,13 +213,13 @@ def test_the_claim_takes_priority_then_age(run: str, conn: Any) -> None:
     assert claim_all(cpu()) == ["b", "d", "e", "a", "c"]
 
 
-def test_an_overflow_host_takes_the_newest_of_the_best_band(run: str, conn: Any) -> None:
+def test_an_overflow_machine_takes_the_newest_of_the_best_priority(run: str, conn: Any) -> None:
     for name, priority in [("a", 100), ("b", 5), ("c", 100), ("d", 5)]:
         factories.node(conn, run, name, priority=priority)
     assert claim_all(cpu(host_priority=-1)) == ["d", "b", "c", "a"]
 
 
-def test_each_queue_has_its_own_line(run: str) -> None:
+def test_each_queue_has_its_own_order(run: str) -> None:
     enqueue(run, "c")
     enqueue(run, "g", queue="gpu")
     assert claim_all(gpu()) == ["g"]
@@ -239,12 +241,12 @@ def test_nothing_of_a_run_that_is_over_is_claimed(conn: Any, over: str, overflow
 
 
 @pytest.mark.parametrize("status", ["draft", "paused", "queued"])
-def test_a_runs_host_status_stops_no_claim(conn: Any, status: str) -> None:
+def test_a_run_status_of_the_app_stops_no_claim(conn: Any, status: str) -> None:
     factories.node(conn, factories.run(conn, status=status))
     assert claim_all(cpu()) == ["n"]
 
 
-def test_a_host_that_is_off_claims_nothing(run: str, conn: Any) -> None:
+def test_a_machine_that_is_off_claims_nothing(run: str, conn: Any) -> None:
     enqueue(run)
     factories.insert(conn, "worker_controls", host_label="box", queue="cpu", desired_state="off")
     assert cpu()() is None
@@ -295,7 +297,7 @@ def test_a_worker_takes_only_models_that_it_knows_and_jobs_without_one(models: s
 
 
 @pytest.mark.parametrize("known", [None, ["a", "b"]])
-def test_a_gpu_overflow_host_takes_the_newest_of_the_best_band(
+def test_a_gpu_overflow_machine_takes_the_newest_of_the_best_priority(
     models: str, known: list[str] | None
 ) -> None:
     found = claim_all(gpu(known_models=known, host_priority=-1))
@@ -303,7 +305,7 @@ def test_a_gpu_overflow_host_takes_the_newest_of_the_best_band(
 
 
 @pytest.mark.parametrize("known", [None, ["a", "b"]])
-def test_a_warm_gpu_overflow_host_takes_the_newest_of_its_model_first(
+def test_a_warm_gpu_overflow_machine_takes_the_newest_of_its_model_first(
     models: str, known: list[str] | None
 ) -> None:
     found = claim_all(gpu("b", known_models=known, host_priority=-1))
@@ -319,7 +321,7 @@ def test_an_empty_model_is_none_for_plain_sql_too(run: str, conn: Any) -> None:
     assert claim_all(gpu(known_models=["n"])) == ["inserted", "updated"]
 
 
-def test_two_claimants_share_no_model_line_twice(models: str, db: ModuleType) -> None:
+def test_two_claimants_take_no_job_of_a_model_twice(models: str, db: ModuleType) -> None:
     with db.connect(autocommit=False) as one, db.connect(autocommit=False) as two:
         first = factories.claim_node(one, factories.who("gpu", "w1", models=["a", "b"]))
         second = factories.claim_node(two, factories.who("gpu", "w2", models=["a", "b"]))
@@ -366,7 +368,7 @@ def test_what_was_due_when_it_came_is_claimed_at_once(run: str, conn: Any) -> No
     assert claim_all(cpu()) == ["n"]
 
 
-def test_a_host_delays_and_releases_by_a_plain_update(
+def test_an_app_delays_and_releases_by_a_plain_update(
     run: str, conn: Any, heard: Callable[[], Any]
 ) -> None:
     job = factories.node(conn, run)
@@ -545,7 +547,7 @@ def test_a_fresh_lease_is_never_touched(run: str, conn: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["run", "job"])
-def test_a_lapsed_job_whose_end_was_asked_for_is_cancelled(run: str, conn: Any, how: str) -> None:
+def test_a_lapsed_job_with_a_cancel_request_is_cancelled(run: str, conn: Any, how: str) -> None:
     enqueue(run)
     job = factories.claim_node(conn)
     if how == "run":
@@ -648,7 +650,7 @@ def test_all_running_jobs_are_taken_back_for_a_resume(run: str, conn: Any) -> No
     )
 
 
-def test_one_hosts_running_jobs_of_a_queue_are_taken_back(run: str, conn: Any) -> None:
+def test_one_machines_running_jobs_of_a_queue_are_taken_back(run: str, conn: Any) -> None:
     enqueue(run, "a")
     enqueue(run, "b")
     enqueue(run, "g", queue="gpu")
@@ -731,7 +733,7 @@ def test_open_events_are_listed_oldest_first(run: str, conn: Any) -> None:
     assert found == ["n1", "n2"]
 
 
-def test_a_host_adds_to_a_nodes_history(run: str, conn: Any) -> None:
+def test_an_app_adds_to_a_nodes_history(run: str, conn: Any) -> None:
     node_queue.record_node_event(
         run_id=run,
         node_id="n",
@@ -827,7 +829,7 @@ def heartbeat(conn: Any) -> Any:
     return conn.execute("SELECT * FROM worker_heartbeats").fetchone()
 
 
-def test_a_heartbeat_says_what_a_host_serves(db: ModuleType, conn: Any) -> None:
+def test_a_heartbeat_says_what_a_machine_serves(db: ModuleType, conn: Any) -> None:
     beat(current_model="a", known_models=["b", "a"])
     row = heartbeat(conn)
     assert (row["concurrency"], row["current_model"], row["known_models"]) == (1, "a", ["a", "b"])
@@ -840,7 +842,7 @@ def test_a_heartbeat_says_what_a_host_serves(db: ModuleType, conn: Any) -> None:
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_a_hosts_warm_model_is_forgotten(db: ModuleType, conn: Any, stale: bool) -> None:
+def test_a_machines_warm_model_is_forgotten(db: ModuleType, conn: Any, stale: bool) -> None:
     beat(current_model="a")
     assert node_queue.clear_worker_current_model("box", "cpu", mark_stale=stale) is not None
     assert node_queue.clear_worker_current_model("nope", "cpu") is None
@@ -849,7 +851,7 @@ def test_a_hosts_warm_model_is_forgotten(db: ModuleType, conn: Any, stale: bool)
     assert factories.one(conn, old) is stale
 
 
-def test_a_stale_host_with_running_jobs_is_flagged_once(
+def test_a_stale_machine_with_running_jobs_is_flagged_once(
     run: str, conn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     enqueue(run)
@@ -868,7 +870,7 @@ def test_a_stale_host_with_running_jobs_is_flagged_once(
     assert heartbeat(conn)["last_flagged_dead_at"] is None
 
 
-def test_only_a_host_that_owns_running_jobs_of_that_queue_is_flagged(run: str, conn: Any) -> None:
+def test_only_a_machine_with_running_jobs_of_that_queue_is_flagged(run: str, conn: Any) -> None:
     enqueue(run)
     node_queue.claim_next_cpu_job(host="other")
     config.register_ingest_task("t", lambda reason: {})

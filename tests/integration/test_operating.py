@@ -1,4 +1,4 @@
-"""`retry`, `answer` and `inputs` in this process: what is done and what is told apart."""
+"""`retry`, `answer` and `inputs` in this process, with every refusal."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_retry_of_an_ingest_job(conn: Any) -> None:
 
 
 @pytest.mark.parametrize("any_id", ["nope", "", "a'b", "\udcff"])
-def test_retry_tells_an_unknown_id_apart(conn: Any, any_id: str) -> None:
+def test_retry_reports_an_unknown_id(conn: Any, any_id: str) -> None:
     assert retry.retried(any_id)["outcome"] == "unknown"
 
 
@@ -153,7 +153,7 @@ def test_an_answer_by_label_is_the_options_value(host: flow.Flow) -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_the_second_answer_is_told_that_the_first_counts(host: flow.Flow, taken: bool) -> None:
+def test_the_second_answer_is_refused_with_the_first(host: flow.Flow, taken: bool) -> None:
     run_id = asking(host)
     answer.answered(run_id, "q", "l")
     if taken:
@@ -212,7 +212,7 @@ def test_what_has_asked_nothing_yet_takes_only_an_unchecked_answer(
     assert answer.answered(run_id, "q", "l", check=False)["outcome"] == "answered"
 
 
-def test_what_does_not_wait_is_told_apart(host: flow.Flow) -> None:
+def test_a_node_that_does_not_wait_has_its_own_message(host: flow.Flow) -> None:
     run_id = asking(host)
     for run, node in (("nope", "q"), (run_id, "\udcff"), ("a'b", "")):
         assert answer.answered(run, node, 1)["outcome"] == "unknown"

@@ -1,4 +1,4 @@
-"""The orchestrator process: what it waits for, what it brings, what it takes back at boot."""
+"""The orchestrator process waits for the database, installs the schema and recovers jobs."""
 
 from __future__ import annotations
 

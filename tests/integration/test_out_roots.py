@@ -78,7 +78,7 @@ def test_a_run_outside_of_the_roots_fails_at_its_start_naming_folder_and_knob(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 
-def test_a_row_by_plain_sql_is_judged_as_any_other(root: Path, db: ModuleType) -> None:
+def test_a_row_by_plain_sql_is_checked_as_any_other(root: Path, db: ModuleType) -> None:
     with db.connect() as conn:
         conn.execute("INSERT INTO workflow_runs (id, workflow_name, mode, out_dir)"
                      " VALUES ('r', 'w', 'node', '/etc')")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The folder that a run gets which names none."""
+"""A run without `out_dir` gets a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool runs several jobs of several queues at once, and keeps for each what one worker keeps."""
+"""A pool runs several jobs of several queues at once, each treated as by a single worker."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_as_many_run_at_once_as_was_asked_for_and_the_next_when_one_ends(
     assert all(row["result"]["i"] is not None for row in rows(conn))
 
 
-def test_async_bodies_share_one_thread(conn: engine.Connection, bodies: Bodies) -> None:
+def test_async_handlers_share_one_thread(conn: engine.Connection, bodies: Bodies) -> None:
     enqueue("load.a", 50, task="wait")
     with running(bodies, [{"queue": "load.a", "concurrency": 40}]):
         until(lambda: len(bodies.began) == 40)
@@ -226,7 +226,7 @@ def test_one_statement_renews_all_that_runs(
     assert {row["crash_count"] for row in rows(conn)} == {0}
 
 
-def test_each_body_has_a_log_of_its_own(conn: engine.Connection, bodies: Bodies) -> None:
+def test_each_handler_has_a_log_of_its_own(conn: engine.Connection, bodies: Bodies) -> None:
     enqueue("load.a", 3)
     enqueue("load.b", 2, task="wait", first=10)
     with running(bodies):
@@ -290,7 +290,7 @@ def test_a_word_that_comes_while_an_empty_claim_returns_is_not_lost(
 # --- one of many ------------------------------------------------------------------------------
 
 
-def test_an_async_body_that_is_cancelled_ends_at_its_await_and_no_other_notices(
+def test_an_async_handler_that_is_cancelled_ends_at_its_await_and_no_other_notices(
     conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.2")
@@ -334,7 +334,7 @@ async def stops_the_loop() -> None:
 
 
 @pytest.mark.parametrize("ends", [exits_in_a_task, stops_the_loop])
-def test_a_body_that_ends_the_run_of_the_loop_ends_no_other(
+def test_a_handler_that_ends_the_run_of_the_loop_ends_no_other(
     conn: engine.Connection, bodies: Bodies, ends: Callable[[], object]
 ) -> None:
     config.register_ingest_task("ends", ends)
@@ -348,7 +348,7 @@ def test_a_body_that_ends_the_run_of_the_loop_ends_no_other(
         until(lambda: states(conn) == {"completed": 4})
 
 
-def test_a_body_that_cancels_all_tasks_of_the_loop_leaves_a_pool_that_works(
+def test_a_handler_that_cancels_all_tasks_of_the_loop_leaves_a_pool_that_works(
     conn: engine.Connection, bodies: Bodies
 ) -> None:
     async def cancels_all() -> None:
@@ -375,7 +375,7 @@ async def interrupts_async() -> None:
 
 
 @pytest.mark.parametrize("body", [interrupts, interrupts_async])
-def test_an_interrupt_that_a_body_raises_is_its_own_failure(
+def test_an_interrupt_that_a_handler_raises_is_its_own_failure(
     conn: engine.Connection, bodies: Bodies, body: Callable[[], object]
 ) -> None:
     config.register_ingest_task("interrupts", body)
@@ -406,7 +406,7 @@ def overrun(conn: engine.Connection, job_id: str) -> None:
         (overrun, guards.EXIT_BUDGET, ("failed", 0, 0, 1)),
     ],
 )
-def test_a_body_that_has_to_be_stopped_takes_nobody_along(
+def test_a_handler_that_has_to_be_stopped_charges_no_other_job(
     conn: engine.Connection,
     bodies: Bodies,
     monkeypatch: pytest.MonkeyPatch,
@@ -615,7 +615,7 @@ def test_a_claim_connection_that_is_cut_loses_and_doubles_nothing(
     assert {*factories.column(conn, finals)} == {1}
 
 
-def test_results_are_recorded_by_the_watch_while_the_pool_is_held_up(
+def test_the_lease_keeper_records_results_while_the_pool_is_blocked(
     conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_up, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Pausing and limiting queues: the doors, the command, `why` and `status`, and the worker."""
+"""Pausing and limiting queues: functions, command, `why`, `status`, and the worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return code, out, err
 
 
-def test_a_queue_that_nobody_spoke_of_is_open(db: ModuleType) -> None:
+def test_a_queue_without_settings_is_open(db: ModuleType) -> None:
     row = of()
     assert row["state"] == "open"
     assert (row["ready"], row["rate"], row["max_running"], row["partitions"]) == (0, None, None, [])
@@ -285,7 +285,7 @@ def test_a_worker_sleeps_no_longer_than_until_the_next_is_due(
     assert all(later - first >= 0.3 - 1e-6 for first, later in itertools.pairwise(started))
 
 
-def test_the_hosts_door_obeys_too(db: ModuleType) -> None:
+def test_the_function_that_apps_claim_by_obeys_too(db: ModuleType) -> None:
     with db.connect() as conn:
         factories.ingest(conn)
     queues.pause("fetch")

@@ -1,4 +1,4 @@
-"""What a bound of the database refuses reaches the caller of a public function as our own error."""
+"""A range check of the database reaches callers of public functions as an error of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is finished and old goes, in batches; what is not stays."""
+"""Old finished rows are deleted in batches, and other rows stay."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_the_orchestrator_prunes_and_stops_between_batches(
     assert stopped.wait(30)
 
 
-def test_the_laws_hold_after_it(conn: Any) -> None:
+def test_the_invariants_hold_after_it(conn: Any) -> None:
     finished_run(conn, 400)
     finished_job(conn, 400)
     history.prune()

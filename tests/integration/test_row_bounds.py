@@ -1,4 +1,4 @@
-"""Ranges of rows: every writer is held to them, and the engine's own counting meets none."""
+"""Ranges of columns hold for every writer, and never stop the engine's own counters."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_every_time_of_every_table_is_finite(conn: Any) -> None:
     assert open_ones == []
 
 
-def test_a_forged_count_of_starts_is_begun_anew(conn: Any) -> None:
+def test_a_forged_count_of_starts_begins_again(conn: Any) -> None:
     conn.execute(
         "INSERT INTO queue_settings (queue, rate_limit, rate_period_s) VALUES ('fetch', 5, 60)"
     )

@@ -1,4 +1,4 @@
-"""Runs as hosts insert, read and change them, and what a finished run refuses."""
+"""Apps insert, read and change runs; a finished run refuses changes of its status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from queue_workflows import errors, run_store
 from queue_workflows import runs as runs_api
 from queue_workflows.engine import runs
 from tests.support import factories
-from tests.support.notifications import Ear
+from tests.support.notifications import NotificationListener
 
 COLUMNS = {
     "id", "parcel_id", "workflow_name", "status", "priority", "current_step_id", "progress_pct",
@@ -33,9 +33,9 @@ def conn(db: ModuleType) -> Iterator[Any]:
 
 @pytest.fixture
 def heard(db: ModuleType) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    ear = Ear()
-    yield ear.heard
-    ear.close()
+    listener = NotificationListener()
+    yield listener.heard
+    listener.close()
 
 
 def insert(**given: Any) -> str:
@@ -57,7 +57,7 @@ def test_a_run_comes_back_with_every_column_and_its_defaults(db: ModuleType) -> 
     assert run_store.get_run("nope") is None
 
 
-def test_a_run_takes_what_the_host_gives(db: ModuleType) -> None:
+def test_a_run_takes_the_values_that_the_app_gives(db: ModuleType) -> None:
     context = {"a": [1, {"ü": None}], "$from": "data"}
     row = run_store.insert_run(
         run_id="r",
@@ -200,7 +200,7 @@ def test_other_columns_of_a_run_that_is_over_may_change(db: ModuleType, over: st
 
 
 @pytest.mark.parametrize("over", ["failed", "cancelled"])
-def test_a_host_reopens_a_failed_or_cancelled_run(
+def test_an_app_reopens_a_failed_or_cancelled_run(
     db: ModuleType, conn: Any, heard: Callable[[], Any], over: str
 ) -> None:
     insert(run_id="r", status=over)
@@ -216,7 +216,7 @@ def test_a_host_reopens_a_failed_or_cancelled_run(
     assert heard() == [("orchestrator_work", "run")]
 
 
-def test_a_step_run_is_the_hosts_own(db: ModuleType) -> None:
+def test_a_step_run_belongs_to_the_app(db: ModuleType) -> None:
     insert(run_id="r", mode="step", status="completed")
     assert run_store.update_run("r", status="running") is not None
     assert run_store.update_run("r", status="cancelled") is not None

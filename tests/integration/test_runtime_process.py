@@ -84,7 +84,7 @@ def test_any_other_error_is_logged_with_its_traceback_and_code_1(
     assert SECRET not in err
 
 
-def test_an_error_that_a_floor_above_explains_is_one_line(
+def test_an_error_that_a_layer_above_explains_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process, "_explanations", [])
@@ -154,7 +154,7 @@ def test_output_that_cannot_be_written_is_one_line(count: int, unbuffered: str) 
     assert (code, said.strip()) == (1, line)
 
 
-def test_an_os_error_of_the_body_is_not_blamed_on_the_output(
+def test_an_os_error_of_the_handler_is_not_blamed_on_the_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare_root(monkeypatch)
@@ -245,7 +245,7 @@ def test_log_lines_are_in_utc_wherever_the_machine_is(monkeypatch: pytest.Monkey
     assert line == "1970-01-01T00:00:00.007Z INFO name: text"
 
 
-def test_a_hosts_logging_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apps_logging_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     root = bare_root(monkeypatch)
     handler = logging.NullHandler()
     root.addHandler(handler)

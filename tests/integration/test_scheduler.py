@@ -1,4 +1,4 @@
-"""The scheduler: one row per due instant, whatever runs beside it, dies, or comes back."""
+"""The scheduler queues one job per due time, whatever runs beside it, dies, or comes back."""
 
 from __future__ import annotations
 

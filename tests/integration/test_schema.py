@@ -1,4 +1,4 @@
-"""The contract's tables, and chains that any number of processes apply, await and revert."""
+"""The contract's tables, and migration chains that any number of processes apply and revert."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_what_hangs_on_a_run_goes_with_it(at_12: dict[str, str]) -> None:
 # --- at the head -------------------------------------------------------------------------------
 
 
-def test_a_plain_insert_needs_only_what_a_host_knows(db: ModuleType) -> None:
+def test_a_plain_insert_needs_only_what_an_app_knows(db: ModuleType) -> None:
     with db.connect() as conn:
         factories.run(conn, id="r")
         for table, columns in PLAIN.items():
@@ -530,9 +530,7 @@ def test_a_downgrade_that_loses_nothing_needs_no_leave(fresh: ModuleType) -> Non
 
 
 @pytest.mark.parametrize("reason", ["unserved", "set_aside"])
-def test_a_downgrade_below_lock_keys_gives_their_turns_first(
-    fresh: ModuleType, reason: str
-) -> None:
+def test_a_downgrade_below_lock_keys_admits_waiters_first(fresh: ModuleType, reason: str) -> None:
     fresh.bootstrap()
     with fresh.connect() as conn:
         for _ in range(2):
@@ -631,7 +629,7 @@ def test_a_step_back_that_fails_leaves_everything(fresh: ModuleType, tmp_path: P
 # --- a second chain ----------------------------------------------------------------------------
 
 
-def test_a_host_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path: Path) -> None:
+def test_an_app_runs_its_own_chain_on_its_own_ledger(fresh: ModuleType, tmp_path: Path) -> None:
     folder = migration_folders.write_chain(
         tmp_path / "c",
         _0001_parcels="CREATE TABLE parcels (id text DEFAULT 'none')",

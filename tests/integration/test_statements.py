@@ -1,4 +1,4 @@
-"""Every named statement is one that the server takes, and one that the code uses."""
+"""The server accepts every named statement, and the code uses each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows supervise`: which flagged worker is restarted when, and how a command is run."""
+"""`queue-workflows supervise` restarts flagged workers, and runs commands without a shell."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def beat(queue: str = "cpu") -> None:
 # --- when
 
 
-def test_a_flagged_worker_of_this_host_is_restarted_once(conn: Any, bench: Bench) -> None:
+def test_a_flagged_worker_of_this_machine_is_restarted_once(conn: Any, bench: Bench) -> None:
     assert bench.look() == []
     flag(conn)
     flag(conn, host="elsewhere")

@@ -1,4 +1,4 @@
-"""Real children, real signals: what exits comes back, what must end ends."""
+"""Real children and signals: the supervisor restarts what exits and stops what must end."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_child_that_goes_by_itself_beside_a_verdict_keeps_its_code(
     assert run.exits[0].verdict is None
 
 
-def test_an_error_of_the_watch_does_not_end_the_supervision(
+def test_an_error_of_the_hang_detector_does_not_end_the_supervision(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     def watch(name: str, pid: int, due: bool) -> None:

@@ -1,4 +1,4 @@
-"""A row whose processing raises is set aside, and the rows beside it are processed all the same."""
+"""A row that raises is skipped, and the rows beside it are processed."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_waiter_that_cannot_have_its_turn_fails_no_holder_and_delays_no_other(
+def test_a_waiter_that_raises_fails_no_holder_and_delays_no_other(
     conn: engine.Connection, state: str
 ) -> None:
     for each in ("holder", "bad", "next"):
@@ -297,7 +297,7 @@ def test_a_waiter_that_cannot_have_its_turn_fails_no_holder_and_delays_no_other(
     assert factories.claim_ingest(conn)["id"] == "next"
 
 
-def test_the_sweep_of_turns_goes_past_a_waiter_that_raises(conn: engine.Connection) -> None:
+def test_the_sweep_of_lock_queues_skips_a_waiter_that_raises(conn: engine.Connection) -> None:
     for key in ("k", "l"):
         for each in ("holder", "bad", "next"):
             factories.ingest(conn, id=f"{each} of {key}", lock_key=key)

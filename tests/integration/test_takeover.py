@@ -1,4 +1,4 @@
-"""A database that the existing engine made and filled is swapped in flight, and back."""
+"""A database of version 0.3.0 with unfinished work is migrated, and reverted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def spare(own_database: database.Database) -> Generator[str]:
 
 @pytest.fixture
 def old(spare: str, clean_process: None, monkeypatch: pytest.MonkeyPatch) -> Generator[ModuleType]:
-    """`queue_workflows.db` on a database as 0.3.0 makes it; a host app is wired in."""
+    """`queue_workflows.db` on a database as 0.3.0 makes it, with an app."""
     from queue_workflows import db
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", spare)
@@ -175,7 +175,7 @@ def test_the_ledger_of_two_columns_is_taken_over(old: ModuleType, conn: Any) -> 
     assert old.bootstrap() == []
 
 
-def test_the_schema_taken_over_is_the_schema_made_anew(old: ModuleType, conn: Any) -> None:
+def test_the_schema_taken_over_equals_a_new_schema(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     old.bootstrap()
     taken = migration_folders.catalogue(conn)
@@ -251,7 +251,7 @@ def test_the_definition_is_frozen_at_first_touch(
     settle(lambda: factories.one(conn, over) == 1)
 
 
-def test_rows_keep_their_place_in_line(old: ModuleType, conn: Any) -> None:
+def test_rows_keep_their_place_in_the_queue(old: ModuleType, conn: Any) -> None:
     run_row(conn, "r", "graph")
     for name, priority, created in (
         ("x", 100, "2024-03-01"),
@@ -484,7 +484,7 @@ def test_the_old_worker_can_not_finish_what_ours_claimed(taken: str, conn: Any) 
 # --- what a host built on the tables -------------------------------------------------------------
 
 
-def test_views_triggers_and_indexes_of_the_host_stay(old: ModuleType, conn: Any) -> None:
+def test_views_triggers_and_indexes_of_the_app_stay(old: ModuleType, conn: Any) -> None:
     in_flight(conn)
     conn.execute(
         "CREATE VIEW host_jobs AS SELECT id, status, queue FROM workflow_node_jobs;"

@@ -1,4 +1,4 @@
-"""Tasks of every kind in a worker: progress, cancel, stop, what they are told and leave."""
+"""Tasks of every kind in a worker: progress, cancel, stop, context and result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def events(conn: engine.Connection, job_id: str) -> list[str]:
 
 @contextmanager
 def working(folder: Path, **more: Any) -> Generator[claim_worker.ClaimWorker]:
-    """A worker; at the end all bodies may end."""
+    """A worker; at the end all handlers may end."""
     subject = claim_worker.ClaimWorker(queue=task_app.QUEUE, host="box", **more)
     thread = threading.Thread(target=subject.run_forever, name="test-worker")
     thread.start()
@@ -83,7 +83,7 @@ def test_each_kind_leaves_its_result(conn: engine.Connection, tmp_path: Path, ba
 
 @NAMES
 @BATCHES
-def test_a_cancel_ends_a_body_that_yields_or_awaits_and_the_worker_goes_on(
+def test_a_cancel_ends_a_handler_that_yields_or_awaits_and_the_worker_goes_on(
     conn: engine.Connection, tmp_path: Path, batch: int, kind: str
 ) -> None:
     codes: list[int] = []
@@ -101,12 +101,12 @@ def test_a_cancel_ends_a_body_that_yields_or_awaits_and_the_worker_goes_on(
 
 
 @NAMES
-def test_a_stop_ends_a_body_in_good_order_and_hands_the_job_back(
+def test_a_stop_ends_a_handler_in_good_order_and_hands_the_job_back(
     conn: engine.Connection, tmp_path: Path, kind: str
 ) -> None:
     codes: list[int] = []
     job_id = queued(kind, folder=str(tmp_path))
-    # Far enough away: the body is ended well before it.
+    # Far enough away: the handler is ended well before it.
     with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=3) as subject:
         until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         subject.stop()
@@ -120,7 +120,7 @@ def test_a_stop_ends_a_body_in_good_order_and_hands_the_job_back(
 
 
 @pytest.mark.parametrize("kind", ["generator", "async"])
-def test_a_body_that_never_comes_to_a_point_is_stopped_after_its_grace(
+def test_a_handler_that_neither_yields_nor_awaits_is_stopped_after_its_grace(
     conn: engine.Connection, tmp_path: Path, monkeypatch: Any, kind: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CANCEL_GRACE_S", "0.2")
@@ -197,10 +197,10 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
 
 
-# --- what a body is told ----------------------------------------------------------------------
+# --- what a handler is told ----------------------------------------------------------------------
 
 
-def test_a_body_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
+def test_a_handler_of_any_kind_knows_its_job(conn: engine.Connection) -> None:
     told: list[tuple[Any, ...]] = []
 
     def tell() -> None:

@@ -1,4 +1,4 @@
-"""`queue_workflows.testing`: what hosts' tests are driven by, driven here by hosts of ours."""
+"""`queue_workflows.testing` runs workflows of test apps to their end."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_question_times_out_by_the_clock_that_is_moved(flows: Flows) -> None:
     assert flows.finish(waits.run_id).completed().outputs["q"] == {"answer": "none"}
 
 
-def test_what_is_tried_again_has_its_turn_with_its_lock_key(flows: Flows) -> None:
+def test_a_retried_job_is_admitted_with_its_lock_key(flows: Flows) -> None:
     flows.fail("k/a")
     done = flows.run_workflow("keyed").completed()
     assert (done.nodes["k/a"].attempts, done.nodes["k/a"].claims) == (1, 2)
@@ -203,7 +203,7 @@ def test_crashes_are_survived_and_the_third_is_poison(flows: Flows) -> None:
     assert "poison" in (flows.run_workflow("plain").nodes["s/b"].error or "")
 
 
-def test_a_hanging_body_ends_by_cancel_or_by_the_watchdog(flows: Flows) -> None:
+def test_a_hanging_handler_ends_by_cancel_or_by_the_watchdog(flows: Flows) -> None:
     flows.hang("s/a")
     cancelled = flows.run_workflow("plain")
     assert (cancelled.status, cancelled.nodes["s/a"].status) == ("cancelled", "cancelled")

@@ -1,4 +1,4 @@
-"""`why`: per live worker the first clause of the claim that keeps it from a job."""
+"""`why` prints per live worker the first reason that keeps it from a job."""
 
 from __future__ import annotations
 

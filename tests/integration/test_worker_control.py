@@ -84,7 +84,7 @@ def test_the_desired_state_is_on_where_nothing_was_written(conn: Any) -> None:
 
 
 def test_every_write_wakes_the_worker(db: ModuleType) -> None:
-    listener = notifications.Ear()
+    listener = notifications.NotificationListener()
     try:
         workers.disable("box", "gpu")
         workers.disable("box", "gpu")
@@ -119,7 +119,7 @@ def test_what_cannot_be_meant_is_refused_before_any_write(
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
-def test_a_host_may_register_a_policy_of_its_own(conn: Any) -> None:
+def test_an_app_may_register_a_policy_of_its_own(conn: Any) -> None:
     worker_control.STOP_POLICIES["soft"] = lambda worker, *, on_exit: None
     row = workers.disable("box", "gpu", stop_policy="soft")
     assert row["stop_policy"] == "soft"
@@ -179,7 +179,7 @@ PUBLISHED = (
 """As the README of 0.3.0 has it."""
 
 
-def test_an_off_of_a_host_that_knows_no_end_is_not_ended_by_an_earlier_one(conn: Any) -> None:
+def test_an_off_by_an_app_that_knows_no_end_is_not_ended_by_an_earlier_one(conn: Any) -> None:
     workers.disable("box", "gpu", until=timedelta(hours=1))
     conn.execute("UPDATE worker_controls SET until_at = now() - interval '1 second'")
     conn.execute(PUBLISHED, ["off"])
@@ -223,7 +223,7 @@ def test_an_until_that_makes_no_sense_is_refused(conn: Any, values: Row) -> None
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
-def test_queue_all_counts_for_every_queue_of_its_host(conn: Any) -> None:
+def test_queue_all_counts_for_every_queue_of_its_machine(conn: Any) -> None:
     workers.disable("box", "all", stop_policy="drain")
     for queue in ("cpu", "gpu", "fetch"):
         assert workers.policy_in_force("box", queue) == "drain"
@@ -440,7 +440,7 @@ def test_the_command_takes_an_iso_time_with_its_zone(
     assert "is neither a time span" in capsys.readouterr().err
 
 
-def test_the_commands_host_is_this_one(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_machine_is_this_one(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AI_LEADS_HOST_LABEL", "here")
     assert worker_control.main(["--queue", "cpu", "--off"]) == 0
     assert worker_control.desired_state_for("here", "cpu") == "off"
@@ -514,7 +514,7 @@ def test_the_command_refuses_a_queue_that_nobody_knows(
         " VALUES ('far:1', 'far', 'wheat', 1, 'idle')",
     ],
 )
-def test_the_command_knows_a_queue_that_has_a_row_of_any_host(conn: Any, row: str) -> None:
+def test_the_command_knows_a_queue_that_has_a_row_of_any_machine(conn: Any, row: str) -> None:
     conn.execute(row)
     assert worker_control.main(["--queue", "wheat", "--off", "--host", "box"]) == 0
     assert worker_control.desired_state_for("box", "wheat") == "off"

@@ -1,4 +1,4 @@
-"""`queue-workflows workers`: every state, who switched what off and why, and who is missing."""
+"""`queue-workflows workers`: every state, switches with their reason, and absent workers."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_an_input_of_the_wrong_type_fails_its_node_for_good(app: flow.Flow) -> N
     )
 
 
-def test_a_body_that_was_not_declared_gets_its_inputs_as_they_are(app: flow.Flow) -> None:
+def test_a_handler_that_was_not_declared_gets_its_inputs_as_they_are(app: flow.Flow) -> None:
     def run(day: datetime.date, least: int) -> dict[str, Any]:
         return {"is": [str(day), least]}
 

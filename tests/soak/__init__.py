@@ -1,1 +1,1 @@
-"""The soak: real processes under seeded faults; journal and database are compared."""
+"""The soak: run real processes under seeded faults, then compare journal and database."""

@@ -1,4 +1,4 @@
-"""`python -m tests.soak --minutes N --seed S`: 0 when clean, 1 on a violation."""
+"""Run `python -m tests.soak --minutes N --seed S`; exit with 0 when clean, 1 on a violation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.soak import mutants, proof, report, run
+from tests.soak import mutant_runs, mutants, report, run
 
 QUICK_S = 60.0
 
@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.mutants:
-            return proof.run_all(options.seed, options.markdown)
+            return mutant_runs.run_all(options.seed, options.markdown)
         return _soak(options)
     except KeyboardInterrupt:
         print("stopped; everything that was started has ended", file=sys.stderr)
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    seconds = proof.MUTANT_S if options.mutant else 180.0
+    seconds = mutant_runs.MUTANT_S if options.mutant else 180.0
     if options.quick:
         seconds = QUICK_S
     elif options.minutes is not None:
@@ -47,7 +47,7 @@ def _soak(options: argparse.Namespace) -> int:
     )
     print("\n" + made.text())
     if options.mutant:
-        return 0 if proof.say(options.mutant, made) else 1
+        return 0 if mutant_runs.say(options.mutant, made) else 1
     if options.markdown is not None:
         report.write(options.markdown, "soak", made.markdown())
     return 0 if made.clean else 1
@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mutant",
         type=_mutants,
         metavar="NAME[,NAME]",
-        help=f"switch a defence of the engine off, or several; {proof.MUTANT_S:g} s unless said "
-        f"otherwise: {', '.join(sorted(mutants.MUTANTS))}",
+        help="switch off one or several defences of the engine, for "
+        f"{mutant_runs.MUTANT_S:g} s by default: {', '.join(sorted(mutants.MUTANTS))}",
     )
     parser.add_argument(
         "--mutants", action="store_true", help="every mutant once, one after the other"

@@ -1,4 +1,4 @@
-"""What was acknowledged: the engine is held to it."""
+"""Record what the engine has acknowledged, for the comparison at the end."""
 
 from __future__ import annotations
 

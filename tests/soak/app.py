@@ -1,4 +1,4 @@
-"""The host app of the soak's processes: `--app tests.soak.app:setup`."""
+"""The app of the soak's processes: `--app tests.soak.app:setup`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.scheduler import ScheduleEntry
-from tests.soak import mutants, tasks, work, workflows
+from tests.soak import journaling, mutants, tasks, workflows
 from tests.support import frequent_schedule
 
 MUTANT_ENV = "SOAK_MUTANT"
@@ -40,53 +40,53 @@ def entries() -> list[ScheduleEntry]:
 
 
 def quick() -> dict[str, Any]:
-    return work.last(random.uniform(0, 0.03), "quick")
+    return journaling.last(random.uniform(0, 0.03), "quick")
 
 
 def instant() -> dict[str, Any]:
-    return work.last(0.0, "instant")
+    return journaling.last(0.0, "instant")
 
 
 def write(out: Path) -> dict[str, Any]:
     """Leave a file where the engine says that this node may write."""
-    done = work.last(0.0, "write")
+    done = journaling.last(0.0, "write")
     (out / "written").touch()
     return done
 
 
 def medium(cancel_event: threading.Event) -> dict[str, Any]:
-    return work.last(random.uniform(0.2, 1.0), "medium", cancel_event)
+    return journaling.last(random.uniform(0.2, 1.0), "medium", cancel_event)
 
 
 def long(cancel_event: threading.Event) -> dict[str, Any]:
     """Outlives its lease, so that it depends on renewals."""
-    return work.last(float(os.environ[tasks.LONG_ENV]), "long", cancel_event)
+    return journaling.last(float(os.environ[tasks.LONG_ENV]), "long", cancel_event)
 
 
 def link(before: int) -> dict[str, Any]:
-    return work.last(random.uniform(0, 0.2), "link") | {"value": before + 1}
+    return journaling.last(random.uniform(0, 0.2), "link") | {"value": before + 1}
 
 
 def hear(said: str | None = None) -> dict[str, Any]:
-    return work.last(0.0, "hear") | {"heard": said}
+    return journaling.last(0.0, "hear") | {"heard": said}
 
 
 def predict(model_handle: Mapping[str, str], cancel_event: threading.Event) -> dict[str, Any]:
-    return work.last(random.uniform(0.1, 0.6), "predict", cancel_event) | dict(model_handle)
+    return journaling.last(random.uniform(0.1, 0.6), "predict", cancel_event) | dict(model_handle)
 
 
 def raises() -> None:
-    work.last(0.05, "raises")
+    journaling.last(0.05, "raises")
     raise ValueError("this body always raises")
 
 
 def exits() -> None:
-    work.last(0.05, "exits")
+    journaling.last(0.05, "exits")
     sys.exit(3)
 
 
 def killed() -> None:
-    work.say("start", "killed")
+    journaling.say("start", "killed")
     os.kill(os.getpid(), random.choice([signal.SIGKILL, signal.SIGSEGV]))
 
 
@@ -103,9 +103,9 @@ def _models() -> None:
 def setup() -> None:
     """Everything; with `SOAK_MUTANT` one defence of the engine is off in this process."""
     register()
-    node_executor.run_body = work.noting(node_executor.run_body)
-    ingest_executor.run_task = work.noting(ingest_executor.run_task)
-    ingest_executor.run_task_async = work.noting(ingest_executor.run_task_async)
+    node_executor.run_body = journaling.noting(node_executor.run_body)
+    ingest_executor.run_task = journaling.noting(ingest_executor.run_task)
+    ingest_executor.run_task_async = journaling.noting(ingest_executor.run_task_async)
     if name := os.environ.get(MUTANT_ENV):
         mutants.switch_off(name)
 

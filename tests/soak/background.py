@@ -1,4 +1,4 @@
-"""What goes on beside the fleet: one thread each, waited for until it has ended."""
+"""Run a helper on its own thread beside the fleet, and wait for its end."""
 
 from __future__ import annotations
 

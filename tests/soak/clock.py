@@ -1,4 +1,4 @@
-"""One time for all: the machine's monotonic clock, to which the database's is set off."""
+"""Convert database times to the machine's monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checker judges: the database at the end, the journal, the books and the faults."""
+"""Collect what the checks read: final rows, journal, acknowledgements and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults: what is planned is done, and undone."""
+"""Inject the planned faults, and undo them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HELD = """
 
 
 class HeldJob(NamedTuple):
-    """A claim that a process held when it was hit; `long`: its body lasts longer than the lease."""
+    """A claim of a process that a fault hit; `long`: its handler outlasts the lease."""
 
     family: str
     id: str
@@ -159,7 +159,7 @@ class Faults(background.Beside):
         if chosen.share < plans.AT_WORK and working:
             pids = self._fleet.pids()
             held = {s: self._held((pids[s.name],)) for s in working if s.name in pids}
-            # What takes a process away for a while shows most on a body that lasts.
+            # What takes a process away for a while shows most on a handler that lasts.
             lasting = [s for s, jobs in held.items() if any(job[3] for job in jobs)]
             choice = lasting if kind in ("stop", "freeze") else []
             if chosen.focused and kind in ("stop", "freeze"):

@@ -1,4 +1,4 @@
-"""The processes under test, each behind a proxy of its own, kept running by a supervisor."""
+"""Start the processes under test, each behind its own proxy, and restart those that exit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 6.0
 SWEEP_S = 1.0
 LONG_S = 2.2 * LEASE_S
-"""The longest body: it depends on its renewals, and is seen when it goes on without."""
+"""The longest handler: it depends on its renewals, and is seen when it goes on without."""
 MAX_CRASHES = 3
 KNOBS = {
     "LEASE_RECLAIM_INTERVAL_S": SWEEP_S,
@@ -122,10 +122,10 @@ class Fleet:
         self.ended: list[Ended] = []
         self.proxies = {seat.name: proxy.Proxy(_named(dsn, seat.name)) for seat in SEATS}
         self._buried = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
-        self._burials = {
+        self._crash_recoveries = {
             label: crash_recovery.CrashRecovery(label) for label in set(self._buried.values())
         }
-        self._oversight = hang_detection.HangDetector()
+        self._hang_detector = hang_detection.HangDetector()
         """What a worker under `up` shows its parent, so do those whose parent is this process."""
         self._orphans: list[int] = []
         self._env = {
@@ -144,13 +144,13 @@ class Fleet:
         with ExitStack() as stack:
             for each in self.proxies.values():
                 stack.enter_context(each)
-            for each in self._burials.values():
+            for each in self._crash_recoveries.values():
                 stack.enter_context(each)
-            stack.enter_context(self._oversight)
+            stack.enter_context(self._hang_detector)
             self._supervisor = supervisor.Supervisor(
                 [self._spec(seat) for seat in SEATS],
                 on_exit=self._reaped,
-                watch=self._oversight.watch,
+                watch=self._hang_detector.watch,
                 backoff_max_s=1.0,
             )
             stack.callback(self.stop)
@@ -222,7 +222,9 @@ class Fleet:
         now = time.monotonic()
         self.ended.append(Ended(now, ended.name, ended.pid, ended.code, ended.signal))
         if (label := self._buried.get(ended.name)) is not None:
-            self._burials[label].report(ended, self._oversight.ended(ended.name, ended.code))
+            self._crash_recoveries[label].report(
+                ended, self._hang_detector.ended(ended.name, ended.code)
+            )
 
     def _spec(self, seat: Seat) -> supervisor.ChildSpec:
         log = self.base / f"{seat.name}.log"
@@ -257,7 +259,7 @@ class Fleet:
         spec = supervisor.ChildSpec(
             seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
         )
-        return self._oversight.attach_status(spec) if seat.care == REAPED else spec
+        return self._hang_detector.attach_status(spec) if seat.care == REAPED else spec
 
 
 def _children(pid: int) -> list[int]:

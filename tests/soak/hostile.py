@@ -1,4 +1,4 @@
-"""A hostile submitter, and a role without rights that calls every function: by their own seed."""
+"""A hostile submitter, and a role without rights that calls every function; both seeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal outside Postgres: one O_APPEND line per body start, beat and end."""
+"""Write and read the journal: one O_APPEND line per start, beat and end of a handler."""
 
 from __future__ import annotations
 

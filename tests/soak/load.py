@@ -1,4 +1,4 @@
-"""The open load: what hosts and people do, whether the fleet keeps up or not, and what was said."""
+"""Submit the load as apps and people do, at a rate that does not wait for the fleet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from queue_workflows import db, errors, jobs, run_store, runs
-from tests.soak import acknowledged, background, orders, rare, tasks, workflows
+from tests.soak import acknowledged, background, job_load, rare_load, tasks, workflows
 
 NEVER_ANSWERED = 0.03
 POISON = 0.05
@@ -58,8 +58,10 @@ class Load(background.Beside):
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._open = True
-        self._orders = orders.Orders(seed, self.books, self._plan, lambda: self._open, kinds or {})
-        self._rare = rare.Rare(seed, self.books)
+        self._orders = job_load.Orders(
+            seed, self.books, self._plan, lambda: self._open, kinds or {}
+        )
+        self._rare = rare_load.Rare(seed, self.books)
         self._rates: list[tuple[float, Callable[[], None]]] = [
             (runs_s, self._submit_run),
             (jobs_s, self._submit_job),
@@ -72,11 +74,11 @@ class Load(background.Beside):
             self._plan(now, lambda rate=rate, submit=submit: self._again(rate, submit))
         self._plan(now, self._answer)
         self._plan(now, self._write_late)
-        self._plan(now + orders.PAUSE_GAP_S, self._orders.pause)
+        self._plan(now + job_load.PAUSE_GAP_S, self._orders.pause)
         for gap_s, act in (
-            (rare.CROWD_GAP_S, self._rare.crowd),
-            (rare.RETRY_GAP_S, self._rare.retry),
-            (rare.LARGE_GAP_S, self._rare.large),
+            (rare_load.CROWD_GAP_S, self._rare.crowd),
+            (rare_load.RETRY_GAP_S, self._rare.retry),
+            (rare_load.LARGE_GAP_S, self._rare.large),
         ):
             self._plan(now + gap_s / 4, lambda gap_s=gap_s, act=act: self._each(gap_s, act))
         while not stop.is_set():

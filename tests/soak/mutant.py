@@ -1,4 +1,4 @@
-"""What a mutant is: an engine with one defence switched off."""
+"""A mutant: the engine with one defence switched off, and the check that must find it."""
 
 from __future__ import annotations
 

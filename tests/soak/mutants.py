@@ -1,4 +1,4 @@
-"""The engine with one defence switched off: the checker is worth what it finds in these."""
+"""List the mutants, with which the soak's checks are tested."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _no_renewal() -> None:
     replace(claims, "renew", pretend)
 
 
-def _bury_everybody() -> None:
+def _recover_all_workers() -> None:
     dead = recovery.reclaim_dead
 
     def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
@@ -137,11 +137,11 @@ def _bury_everybody() -> None:
     replace(recovery, "reclaim_dead", everybody)
 
 
-def _bury_nobody() -> None:
+def _recover_no_worker() -> None:
     replace(recovery, "reclaim_dead", lambda *_, **__: [])
 
 
-def _see_nobody_gone() -> None:
+def _ignore_ended_sessions() -> None:
     rewrite(statements.recovery.gone, b"LIMIT 100", b"LIMIT 0")
 
 
@@ -210,36 +210,37 @@ def _disobey() -> None:
 LAST_LONG = {"long": 3, "wide": 0, "diamond": 0}
 MUTANTS = {
     "fence": Mutant(
-        "the finish of a node asks for no claim, and no worker stops when it lost its own",
+        "a node finishes without its claim, and no worker stops when its claim is lost",
         "finalised by a superseded claim", _no_self_fence, _no_fence, "stop", LAST_LONG, 4.0,
     ),
     "self-fence": Mutant(
-        "a worker that lost its claim carries on",
-        "bodies that outlived their claim", _no_self_fence, None, "freeze", LAST_LONG, 4.0,
+        "a worker that lost its claim continues",
+        "handlers that outlived their claim", _no_self_fence, None, "freeze", LAST_LONG, 4.0,
     ),
     "renewal": Mutant(
         "leases are not renewed", "crashes counted without a fault", _no_renewal, load=LAST_LONG
     ),
     "terminal-guard": Mutant(
-        "the triggers that keep what is over as it is", "terminal rows moved", None, _no_guards
+        "the triggers that keep terminal states", "terminal rows moved", None, _no_guards
     ),
     "outbox": Mutant("one result in five comes without its event", "invariants", None, _no_outbox),
     "swapped-commits": Mutant(
-        "the event of a result has a commit of its own", "invariants", _send_later, _late_outbox
+        "the event of a result is a separate commit", "invariants", _send_later, _late_outbox
     ),
-    "burial": Mutant(
-        "a parent hands back what everybody holds, not only the dead",
-        "crashes counted without a fault", _bury_everybody, None, "kill",
+    "crash-recovery": Mutant(
+        "a parent hands back the jobs of all workers, not only of the dead one",
+        "crashes counted without a fault", _recover_all_workers, None, "kill",
     ),
-    "no-burial": Mutant(
-        "a parent hands nothing back", "recovered later than promised", _bury_nobody, None, "kill"
+    "no-crash-recovery": Mutant(
+        "a parent hands nothing back", "recovered later than promised",
+        _recover_no_worker, None, "kill",
     ),
     "evidence": Mutant(
-        "a lost session is no evidence: the lease decides",
-        "stuck", _see_nobody_gone, None, "kill", {"killed": 3},
+        "an ended session is ignored: only the lease decides",
+        "stuck", _ignore_ended_sessions, None, "kill", {"killed": 3},
     ),
     "early-reclaim": Mutant(
-        "leases are taken for lapsed 4.5 s too early",
+        "leases lapse 4.5 s too early",
         "crashes counted without a fault", _reclaim_early, load=LAST_LONG,
     ),
     "ready-check": Mutant(
@@ -247,17 +248,17 @@ MUTANTS = {
         _ready_at_once,
     ),
     "answers": Mutant(
-        "every answer to a question is taken", "answers", _accept_all, _two_answers
+        "every answer to a question is accepted", "answers", _accept_all, _two_answers
     ),
     "cancel": Mutant(
-        "a cancel leaves the queued jobs, and claims do not look at the run",
+        "a cancel leaves queued jobs, and claims do not check the run",
         "claimed after a cancel or while OFF", None, _claim_cancelled, load={"wide": 6, "long": 0},
     ),
     "control": Mutant(
         "OFF is not obeyed", "claimed after a cancel or while OFF", _disobey, focus="off"
     ),
     "fires": Mutant(
-        "schedulers do not agree on who fires", "doubled or missed fires", _fire_unclaimed
+        "schedulers fire without a claim", "doubled or missed fires", _fire_unclaimed
     ),
     **mutants_jobs.MUTANTS,
     **mutants_hostile.MUTANTS,

@@ -1,4 +1,4 @@
-"""Mutants of what keeps a hostile row from stopping others: loader, rights, isolation, display."""
+"""Mutants that let a hostile row stop others: loader, rights, isolation, display."""
 
 from __future__ import annotations
 
@@ -72,26 +72,26 @@ def _blame_nobody_else() -> None:
 
 MUTANTS = {
     "loader": Mutant(
-        "rows of any depth and size are taken, and loaded as they are",
+        "rows of any depth and size are accepted and loaded",
         "crashes charged without evidence",
         _load_anything, _take_any_payload, hostile=("args", "context", "value", "headers"),
         values="1200 levels|5000",
     ),
     "columns": Mutant(
-        "a role that submits may set every column, its own counters among them",
+        "a submitter may set every column, also counters",
         "crashes charged without evidence", hostile=("crash_count",),
         grants="INSERT ON workflow_runs, ingest_jobs, workflow_input_submissions",
     ),
     "functions": Mutant(
-        "everybody may call every function", "hostile roles that got their way",
+        "every role may call every function", "hostile roles that succeeded",
         None, _open_functions, calls=0.9,
     ),
     "isolation": Mutant(
-        "one row that raises stops the loop that meets it", "stuck",
+        "one row that raises stops the loop that processes it", "stuck",
         _isolate_nothing, _hole, hostile=("reason", "parcel_id"), values=r"^\{x\}$",
     ),
     "display": Mutant(
-        "what came from rows is printed as it is", "commands, logs and folders", _print_raw,
+        "values from rows are printed without escaping", "commands, logs and folders", _print_raw,
         hostile=("id", "task_name", "workflow_name"),
     ),
     "folders": Mutant(
@@ -99,7 +99,7 @@ MUTANTS = {
         hostile=("out_dir",),
     ),
     "charges": Mutant(
-        "a claim that the database's absence ended counts as a crash",
+        "a claim that ended because the database was away counts as a crash",
         "crashes charged without evidence", _blame_nobody_else, None, "freeze", {"long": 3}, 4.0,
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Mutants of the job family: keys, lock keys, limits, pauses, attempts and burials."""
+"""Mutants of ingest jobs: keys, lock keys, limits, pauses, attempts and crash charges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _two_of_a_key(conn: Conn) -> None:
     edit(conn, "queue_workflows_put_jobs", (known, ""))
 
 
-def _let_everybody_in(conn: Conn) -> None:
+def _admit_all(conn: Conn) -> None:
     """A job with a lock key waits for nobody."""
     conn.execute("DROP INDEX ingest_jobs_lock_idx")
     held = "AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))"
@@ -65,31 +65,32 @@ MUTANTS = {
         None, _two_of_a_key, jobs={"keyed": 24},
     ),
     "lock-keys": Mutant(
-        "a job waits for nobody with its lock key", "lock keys held twice or out of order",
-        None, _let_everybody_in, jobs={"locked": 24},
+        "a job does not wait for its lock key",
+        "two jobs of a lock key at once, or out of order",
+        None, _admit_all, jobs={"locked": 24},
     ),
     "limits": Mutant(
-        "of a partition any number runs", "more at once than a limit allows",
+        "any number of jobs of a partition runs", "more at once than a limit allows",
         None, _no_limit, jobs={"limited": 12},
     ),
     "rates": Mutant(
-        "of a partition any number starts", "more starts than a rate allows",
+        "any number of jobs of a partition starts", "more starts than a rate allows",
         None, _no_rate, jobs={"metered": 6},
     ),
     "pauses": Mutant(
-        "claims do not look whether their queue is paused", "claimed while paused",
+        "claims ignore that their queue is paused", "claimed while paused",
         None, _no_pause, jobs={"pooled": 36},
     ),
     "attempts": Mutant(
-        "a job has two attempts more than it is given",
+        "a job has two attempts more than allowed",
         "attempts miscounted or beyond the last", _two_attempts_more, jobs={"retried": 24},
     ),
     "snoozes": Mutant(
-        "a snooze counts as an attempt that failed",
+        "a snooze counts as a failed attempt",
         "attempts miscounted or beyond the last", _count_snoozes, jobs={"retried": 24},
     ),
     "innocents": Mutant(
-        "a parent counts a death against all that was held, whether its body ran or not",
-        "innocents charged below a parent", _charge_everybody, jobs={"mixed": 24},
+        "a parent charges a death to all claimed jobs, whether their handlers ran or not",
+        "jobs charged that did not run", _charge_everybody, jobs={"mixed": 24},
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Processes that differ from the others: they poll, their clock is stepped, they are older."""
+"""Processes with a difference: they poll, their clock is stepped, or they run an older revision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeded plan of what happens when."""
+"""The seeded plan of faults and load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
     share: float
     size: float
     focused: bool = False
-    """It waits for a victim with a body, and a lease, that it outlasts."""
+    """It waits for a victim with a handler, and a lease, that it outlasts."""
 
 
 def plan(seed: int, gap_s: float, focus: str | None = None) -> Callable[[], Plan]:

@@ -1,4 +1,4 @@
-"""What a soak prints, and the block that it writes into a page."""
+"""Format the report of a soak, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.soak import checker, evidence, fleet, judge_claims, judge_jobs, judge_recovery
+from tests.soak import check_claims, check_jobs, check_recovery, checker, evidence, fleet
 
 MARKS = "<!-- {}:{} -->"
 SHOWN = 12
@@ -100,14 +100,14 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
         ("faults", str(len(seen.faults))),
         ("runs", f"{len(seen.runs)} ({', '.join(f'{n} {s}' for s, n in sorted(status.items()))})"),
         ("jobs", str(len(seen.jobs))),
-        ("bodies started", str(sum(bodies.values()))),
-        ("bodies a job, mean and most", _mean_and_most(list(bodies.values()))),
+        ("handlers started", str(sum(bodies.values()))),
+        ("handlers per job, mean and most", _mean_and_most(list(bodies.values()))),
         ("crashes counted", str(sum(job["crash_count"] for job in seen.jobs.values()))),
         ("processes restarted", str(len(seen.ended) - len(fleet.SEATS))),
-        ("overlapping bodies, the older one fenced off", str(judge_claims.overlaps(seen))),
+        ("overlapping handlers, the older one fenced off", str(check_claims.overlaps(seen))),
         ("schedule fires", str(len(seen.fires))),
         ("answers refused as the second", str(seen.books.refused)),
-        *judge_jobs.figures(seen),
+        *check_jobs.figures(seen),
         ("late writes refused", str(seen.books.late_writes - len(seen.books.moved))),
         ("settled after the last fault", f"{settled_s:.1f} s"),
     ]
@@ -138,13 +138,13 @@ def _mean_and_most(counts: list[int]) -> str:
 
 
 def _recovery(seen: evidence.Evidence) -> list[tuple[str, ...]]:
-    deaths: dict[str, list[judge_recovery.Death]] = defaultdict(list)
-    for death in judge_recovery.deaths(seen):
+    deaths: dict[str, list[check_recovery.Death]] = defaultdict(list)
+    for death in check_recovery.deaths(seen):
         deaths[death.care].append(death)
     return [
         (
             meaning,
-            f"{judge_recovery.PROMISED_S[care]:g} s",
+            f"{check_recovery.PROMISED_S[care]:g} s",
             percentiles([d.taken - d.at for d in deaths[care] if not d.excused]),
             percentiles([d.again - d.at for d in deaths[care] if d.again and not d.excused]),
             str(sum(d.excused for d in deaths[care])),

@@ -1,4 +1,4 @@
-"""One soak from the empty server to the report."""
+"""Run one soak, from an empty server to the report."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.hostile import cli, folders
 from tests.soak import (
     app,
     background,
+    check_recovery,
     clock,
     evidence,
     faults,
     fleet,
     hostile,
     journal,
-    judge_recovery,
     load,
     mutants,
     observer,
@@ -40,7 +40,7 @@ from tests.soak import (
 )
 from tests.support import database
 
-QUIET_S = judge_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
+QUIET_S = check_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
 """Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""
 SETTLE_S = 240.0
 MUTANT_SETTLE_S = 60.0
@@ -183,7 +183,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         problems = [*busy.problems, *struck.problems]
         head = (
             f"{options.seconds:g} s, seed {options.seed}: {len(fleet.SEATS)} seats; {versions()}; "
-            f"{judge_recovery.knobs()}."
+            f"{check_recovery.knobs()}."
         )
         made = report.make(seen, head=head, settled_s=settled_s)
         made.figures.extend(attacking.figures())

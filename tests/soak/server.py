@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL of the soak's own, which can be stopped in the middle of everything."""
+"""A throw-away PostgreSQL for the soak, which can be stopped at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of the job family, of every kind there is, and the queues and limits of their jobs."""
+"""The tasks of the soak's ingest jobs, and the queues and limits of these jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import errors, queues
-from tests.soak import work
+from tests.soak import journaling
 
 NOTES, FEEDS, CALLS = "notes", "feeds", "calls"
 """Served by workers of one job at a time, by pools, and by pools under the limits below."""
@@ -26,38 +26,38 @@ METER, PERIOD_S = 3, 2.0
 
 def note(reason: str, args: dict[str, Any]) -> dict[str, Any]:
     lasts_s = args.get("lasts_s", random.uniform(0, 0.3))
-    return work.last(lasts_s, "note") | {"number": args.get("number")}
+    return journaling.last(lasts_s, "note") | {"number": args.get("number")}
 
 
 def parse(args: dict[str, Any]) -> Generator[float, None, dict[str, Any]]:
-    return (yield from work.stepwise(random.uniform(0, 0.8), "parse"))
+    return (yield from journaling.stepwise(random.uniform(0, 0.8), "parse"))
 
 
 async def fetch(args: dict[str, Any]) -> dict[str, Any]:
-    return await work.last_async(random.uniform(0, 0.8), "fetch")
+    return await journaling.last_async(random.uniform(0, 0.8), "fetch")
 
 
 async def crawl(args: dict[str, Any]) -> AsyncGenerator[float, None]:
-    async for share in work.stepwise_async(random.uniform(0, 0.8), "crawl"):
+    async for share in journaling.stepwise_async(random.uniform(0, 0.8), "crawl"):
         yield share
-    queue_workflows.current_job().set_result(work.say("end", "crawl"))
+    queue_workflows.current_job().set_result(journaling.say("end", "crawl"))
 
 
 async def nap(args: dict[str, Any]) -> dict[str, Any]:
     """Outlives its lease, so that it depends on renewals."""
-    return await work.last_async(float(os.environ[LONG_ENV]), "nap")
+    return await journaling.last_async(float(os.environ[LONG_ENV]), "nap")
 
 
 def flaky(args: dict[str, Any]) -> dict[str, Any]:
     """Fails as often as its args say, or sleeps on it now and then."""
-    done = work.last(random.uniform(0, 0.1), "flaky")
+    done = journaling.last(random.uniform(0, 0.1), "flaky")
     _fail(args, "flaky")
     return done
 
 
 async def shaky(args: dict[str, Any]) -> dict[str, Any]:
     """`flaky` on an event loop."""
-    done = await work.last_async(random.uniform(0, 0.1), "shaky")
+    done = await journaling.last_async(random.uniform(0, 0.1), "shaky")
     _fail(args, "shaky")
     return done
 
@@ -65,14 +65,14 @@ async def shaky(args: dict[str, Any]) -> dict[str, Any]:
 def _fail(args: dict[str, Any], what: str) -> None:
     if args["how"] == "snooze":
         if random.random() < 0.5:
-            work.say("snooze", what)
+            journaling.say("snooze", what)
             raise errors.Snooze(AGAIN_S)
     elif queue_workflows.current_job().attempt <= args["fails"]:
         raise errors.Retry(AGAIN_S) if args["how"] == "retry" else ValueError("one that fails")
 
 
 def hopeless(args: dict[str, Any]) -> None:
-    work.last(0.02, "hopeless")
+    journaling.last(0.02, "hopeless")
     raise ValueError("every attempt fails")
 
 

@@ -1,4 +1,4 @@
-"""What the soak runs: chains, joins, diamonds, skips, questions, models, and poison."""
+"""The workflows of the soak: chains, joins, diamonds, skips, questions, models, and poison."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Spec = dict[str, Any]
 MODELS = ("tiny", "small")
 CHAIN = 5
 POISON = ("raises", "exits", "killed")
-"""Workflows whose run must fail, each by a body of another kind."""
+"""Workflows whose run must fail, each by a handler of another kind."""
 CROWD, WRITES = "crowd", "writes"
 CROWD_NODES = 300
 """A join of so many; too much for the weights, `rare` submits it. The hostile submitter writes."""

@@ -1,4 +1,4 @@
-"""The console scripts as real processes: started, signalled, read, and gone at the end."""
+"""Start, signal and read the console scripts as real processes, and end them after the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of every kind that an app may pass as `conn=`, each on the test's database."""
+"""Open connections of every kind that an app may pass as `conn=`, on the test's database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy.ext import asyncio as sa
 
 
 class Host(NamedTuple):
-    """A host's connection, and how it ends its transaction."""
+    """An app's connection, and how it ends its transaction."""
 
     conn: Any
     commit: Callable[[], Any]

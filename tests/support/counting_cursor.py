@@ -1,4 +1,4 @@
-"""What the database is asked: a cursor that counts."""
+"""A cursor that counts its statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring CPU time of the code under test, not of a coverage tracer."""
+"""Measure the CPU time of the code under test, without that of a coverage tracer."""
 
 from __future__ import annotations
 

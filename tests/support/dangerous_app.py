@@ -1,6 +1,6 @@
-"""An app whose handlers end their worker, nap or fork: `--app tests.support.dangerous_app:setup`.
+"""An app whose handlers kill the worker, sleep or fork: `--app tests.support.dangerous_app:setup`.
 
-What `toy_app` has comes with it; bodies add their line to the `journal` of their `folder`.
+What `toy_app` has comes with it; handlers add their line to the `journal` of their `folder`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def setup() -> None:
 
 
 def enqueue(task: str, folder: Path, **args: Any) -> str:
-    """Queue one of the bodies above; the job's id."""
+    """Queue one of the handlers above; the job's id."""
     setup()
     args["folder"] = str(folder)
     return jobs.enqueue(task_name=task, queue=QUEUE, args=args)

@@ -1,4 +1,4 @@
-"""The test database: on a throw-away embedded server, or on the server that a DSN names."""
+"""Create the test database, on an embedded throw-away server or on the server of a DSN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages that are made from the code: `python -m tests.support.docgen` writes them anew."""
+"""Write the generated pages of the docs: `python -m tests.support.docgen`."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ MADE_SQL = (
 _VARYING = re.compile(r"--|SET |SELECT pg_catalog|\\|CREATE SCHEMA|COMMENT ON SCHEMA")
 
 ARGUMENTS = {
-    "db_url_env": "the variable that holds the DSN; once named, no other is looked at",
+    "db_url_env": "the variable with the DSN; if set, no other variable is read",
     "video_model_ids": "models whose nodes get the short gpu budget (1800 s)",
     "node_module_package": "`node_module` is imported as `<package>.<node_module>`",
-    "host_label_env": "the variable that holds the label of this host's workers",
-    "host_priority_env": "the variable of this host's claim direction; below 0: newest first",
-    "container_prefix": "how the names of containers start that count as ours",
+    "host_label_env": "the variable with the host label of this machine's workers",
+    "host_priority_env": "the variable with this machine's claim direction; below 0: newest first",
+    "container_prefix": "prefix of the names of containers that count as ours",
     "ingest_queues": "the queues of ingest jobs; `cpu` and `gpu` belong to nodes",
     "ingest_default_budget_s": "budget of ingest queues other than `fetch` and `load`, s",
     "embedded": "whether the embedded server may be used when no DSN is set",
 }
 VARIABLES = (
     ("the DSN", config.db_url_variables),
-    ("the host app, where `--app` names none", lambda: ("QUEUE_WORKFLOWS_APP",)),
+    ("the app, if `--app` is not given", lambda: ("QUEUE_WORKFLOWS_APP",)),
     (
-        "the label of this host's workers; default: the host name",
+        "the host label of this machine's workers; default: the host name",
         lambda: ("QUEUE_WORKFLOWS_HOST_LABEL", config.EngineConfig().host_label_env),
     ),
     (
-        "this host's claim direction, a whole number; default: 0",
+        "this machine's claim direction, a whole number; default: 0",
         lambda: ("QUEUE_WORKFLOWS_GPU_CONSUMER_PRIORITY", config.EngineConfig().host_priority_env),
     ),
     (
-        "the server for a host's tests (`queue_workflows.testing`), by a database named `*_test`",
+        "the server for tests of apps (`queue_workflows.testing`), by a database named `*_test`",
         lambda: (servers.VARIABLE,),
     ),
 )
@@ -89,7 +89,7 @@ _MARKS = {inspect.Parameter.KEYWORD_ONLY: "*, ", inspect.Parameter.VAR_KEYWORD: 
 
 def _hooks() -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    # The host's door to it checks the policy, which config cannot.
+    # The public function checks the policy, which config cannot.
     hooks = {**vars(config), "register_ingest_task": tasks.register_ingest_task}
     for name, function in hooks.items():
         if name.startswith(("set_", "register_")) and inspect.isfunction(function):
@@ -111,25 +111,25 @@ def _knob(knob: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def configuration() -> str:
-    """`docs/configuration.md` out of `config`."""
+    """Return the text of `docs/configuration.md`, from `config`."""
     named = [(", ".join(map(_code, names())), what) for what, names in VARIABLES]
     knobs = [_knob(knob) for knob in config.describe_knobs()]
     return f"""{MADE}
 
 # Configuration
 
-What a host passes to `queue_workflows.configure()`, which hooks it sets, and which environment
-variables each process reads. All of it is read when it is used: import order does not matter.
+After this page you can set every argument, hook and environment variable of an app. All of them are
+read when they are used: import order does not matter.
 
 ## `configure()`
 
-Keyword arguments only. It changes what is passed, keeps the rest, and may be called again.
+Keyword arguments only. A call changes the arguments that it names, and may be repeated.
 
 {_table(("argument", "default", "meaning"), _arguments())}
 
 ## Hooks
 
-Functions of `queue_workflows`, called by the host app before anything starts.
+Functions of `queue_workflows`. The app calls them before anything starts.
 
 {_table(("function", "meaning"), _hooks())}
 
@@ -137,15 +137,15 @@ Functions of `queue_workflows`, called by the host app before anything starts.
 
 The first variable that is set and not empty counts.
 
-{_table(("variables", "what it holds"), named)}
+{_table(("variables", "meaning"), named)}
 
-`configure(db_url_env=...)` replaces both variables of the DSN by the one it names.
+`configure(db_url_env=...)` replaces both variables of the DSN by another one.
 
-## Knobs
+## Settings
 
-A knob is looked up under its first name, then under its second, then its default is taken. A value
-that does not parse gives the default and one warning that names the variable. A flag is on when its
-variable is set and not empty.
+Each setting is read from its first variable, then from its second; otherwise its default applies. A
+value that does not parse gives the default and one warning that names the variable. A flag is on if
+its variable is set and not empty.
 
 {_table(("variable", "else", "default", "unit", "meaning"), knobs)}
 """
@@ -176,17 +176,18 @@ def _one_table(table: catalog.Table) -> str:
 
 
 def schema(found: catalog.Catalog) -> str:
-    """`docs/schema.md` out of a bootstrapped database's catalog."""
+    """Return the text of `docs/schema.md`, from the catalog of a bootstrapped database."""
     channels = [(_code(name), ", ".join(map(_code, by))) for name, by in found.channels.items()]
     return f"""{MADE}
 
 # Schema
 
-The database at version {found.version}, as its own catalog describes it. Hosts read and write these
-tables by plain SQL ([host guide](app-guide.md)). Tables come from the migrations in
-`queue_workflows/migrations/`, of which the ledger `queue_schema_version` lists the applied ones.
-Functions and triggers come from `queue_workflows/sql/`; `queue_schema_objects` says whose are
-installed. The same as one file of SQL: [schema.sql](schema.sql).
+After this page you can write queries on the tables: it lists every table, column, constraint,
+index, trigger, channel and function at version {found.version}, from the database's catalog. Apps
+read and write these tables by plain SQL ([app guide](app-guide.md#operations)). Tables come from
+the migrations in `queue_workflows/migrations/`; `queue_schema_version` lists the applied ones.
+Functions and triggers come from `queue_workflows/sql/`; `queue_schema_objects` has the version of
+the package that installed them. The same as one file of SQL: [schema.sql](schema.sql).
 
 ## Tables
 
@@ -198,8 +199,8 @@ installed. The same as one file of SQL: [schema.sql](schema.sql).
 
 ## Channels
 
-Every notification is sent by a trigger, inside the transaction of whoever wrote the row; only
-`hw_metrics` is sent by a function.
+A trigger sends each notification, in the transaction that writes the row; a function sends
+`hw_metrics`.
 
 {_table(("channel", "sent by"), channels)}
 
@@ -237,7 +238,7 @@ def _pg_dump() -> Path:
 
 
 def pages(dsn: str) -> dict[str, str]:
-    """Each generated page's text by its path from the root, for the database of this DSN."""
+    """Return each generated page's text by its path from the root, for the database of this DSN."""
     return {
         "docs/configuration.md": configuration(),
         "docs/schema.md": schema(catalog.read(dsn)),
@@ -246,7 +247,7 @@ def pages(dsn: str) -> dict[str, str]:
 
 
 def _database(stack: ExitStack) -> str:
-    """The DSN of a fresh database with the schema, on the server that the tests would use."""
+    """Return the DSN of a new database with the schema, on the server that tests would use."""
     from queue_workflows import db
     from tests.support import database
 
@@ -260,7 +261,7 @@ def _database(stack: ExitStack) -> str:
 
 
 def main() -> int:
-    """Write the pages; with `--check` only say which differ, exit code 1."""
+    """Write the pages; with `--check` only print which differ, with exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.docgen")
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()

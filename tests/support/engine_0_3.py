@@ -1,4 +1,4 @@
-"""What the existing engine, 0.3.0, does to its tables by plain SQL, one by one and as a fleet."""
+"""The statements that version 0.3.0 sends to its tables, one by one and as a fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that no writer of ours makes: extreme values in every column of every table."""
+"""Rows with extreme values in every column of every table, which no writer of ours creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as a host writes them, claimants, and the short way to put a claim where a test wants it."""
+"""Insert runs and jobs as an app does, and claim, finish or expire them in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failpoints: a host app whose processes die by SIGKILL right before or after their n-th commit."""
+"""An app whose processes die by SIGKILL right before or after their n-th commit."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def fails(tag: str, me: str) -> None:
 
 
 def executions(folder: Path, tag: str) -> dict[str, list[str]]:
-    """The tokens that the bodies of one workload have made, by job."""
+    """The tokens that the handlers of one workload have made, by job."""
     found: dict[str, list[str]] = {}
     for line in lines(folder / "bodies"):
         if line["tag"] == tag:

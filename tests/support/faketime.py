@@ -1,4 +1,4 @@
-"""A wall clock that tests shift, for processes of their own: libfaketime."""
+"""Shift the wall clock of one process by libfaketime."""
 
 from __future__ import annotations
 

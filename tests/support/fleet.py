@@ -1,4 +1,4 @@
-"""A fleet in one process: workers without their threads, orchestrators, and what befalls them."""
+"""Workers without threads and orchestrators in one process, and the faults that hit them."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Orchestrator:
 
 
 def outcome(how: str) -> outcomes.Outcome:
-    """How a body ended, by its kind."""
+    """How a handler ended, by its kind."""
     return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
 
 

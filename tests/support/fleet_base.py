@@ -1,4 +1,4 @@
-"""What a machine over a fleet has to hand: its world, its model, and how it chooses."""
+"""The base of the fleet's state machine: database, model of the rows, and drawn choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of a fleet: what befalls it, and what orchestrators and sweeps do."""
+"""Rules of the fleet's state machine: faults, orchestrators and sweeps."""
 
 from __future__ import annotations
 

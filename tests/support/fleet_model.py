@@ -1,4 +1,4 @@
-"""What the rows of a fleet should be: runs, jobs and answers in memory, one method a transition."""
+"""Model the rows of a fleet in memory: runs, jobs and answers, one method per transition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of a fleet: what workers do, and what claims may that are lost."""
+"""Rules of the fleet's state machine: workers, and claims that are lost."""
 
 from __future__ import annotations
 

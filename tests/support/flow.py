@@ -1,4 +1,4 @@
-"""A toy provider, and the short way to bring a run on: by hand, or by real workers in-process."""
+"""Toy workflows, and helpers that run them manually or by real workers in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 200
 
 
 def nodes(**deps: str) -> list[Spec]:
-    """Pipeline nodes out of `name="dep dep"`, each with the body `ok`."""
+    """Pipeline nodes out of `name="dep dep"`, each with the handler `ok`."""
     return [
         {"id": name, "node": "ok", "depends_on": text.split()}
         if text
@@ -34,7 +34,7 @@ def ask(step_id: str, widget: str = "file_upload", **more: Any) -> Spec:
 
 
 def nothing() -> Spec:
-    """A body that takes nothing and leaves nothing."""
+    """A handler that takes nothing and leaves nothing."""
     return {}
 
 
@@ -145,6 +145,6 @@ def fail(run_id: str, node_id: str, error: str = "broke") -> None:
 
 
 def body(returns: Callable[..., Any] | Mapping[str, Any], name: str = "body") -> None:
-    """Register a body under a name; a mapping is what it returns."""
+    """Register a handler under a name; a mapping is what it returns."""
     given = returns if callable(returns) else lambda: dict(returns)
     queue_workflows.register_node(name, given)

@@ -1,4 +1,4 @@
-"""A nursery: a process that has imported the engine once and forks its roles from there on.
+"""A process that has imported the engine once and forks role processes.
 
 What it forks is a process of its own, which lives and dies as a console script does.
 """
@@ -66,16 +66,16 @@ def _become(argv: list[str], env: dict[str, str], log: str) -> None:
 class Role:
     """A role's process."""
 
-    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+    def __init__(self, server: ForkServer, pid: int, log: Path) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._server = server
         self._log = log
         self._code: int | None = None
 
     def ended(self) -> int | None:
         """Its exit code, minus the signal that killed it; None while it runs."""
         if self._code is None:
-            self._code = self._nursery.ask(pid=self.pid)
+            self._code = self._server.ask(pid=self.pid)
         return self._code
 
     def wait(self, timeout_s: float = 30.0) -> int:
@@ -94,7 +94,7 @@ class Role:
         return self._log.read_text() if self._log.exists() else ""
 
 
-class Nursery:
+class ForkServer:
     """Forks roles out of a process of their own that has these modules; for one thread."""
 
     def __init__(self, *modules: str) -> None:
@@ -126,9 +126,9 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery(*modules: str) -> Generator[Nursery]:
-    """A `Nursery` for a `with` block."""
-    made = Nursery(*modules)
+def started(*modules: str) -> Generator[ForkServer]:
+    """A `ForkServer` for a `with` block."""
+    made = ForkServer(*modules)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""A schedule entry for tests that cannot wait for the hour."""
+"""A schedule entry that fires every few seconds."""
 
 from __future__ import annotations
 

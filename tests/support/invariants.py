@@ -1,4 +1,4 @@
-"""Check the invariants with the statements of `audit`, as a test may at every instant."""
+"""Check the invariants with the statements of `audit`."""
 
 from __future__ import annotations
 

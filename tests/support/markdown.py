@@ -1,4 +1,4 @@
-"""The fenced blocks and links of a Markdown page, and the marks beside a block."""
+"""Read the fenced blocks and links of a Markdown page, and the marks beside a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migration folders and the catalogue of a database, for tests of the schema."""
+"""Build migration folders and read a database's catalog, for tests of the schema."""
 
 from __future__ import annotations
 

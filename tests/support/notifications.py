@@ -1,4 +1,4 @@
-"""What was notified, heard without waiting for luck."""
+"""Receive notifications of a channel without sleeping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHANNELS = (
 )
 
 
-class Ear:
+class NotificationListener:
     """Listens to the engine's channels on a connection of its own."""
 
     def __init__(self) -> None:

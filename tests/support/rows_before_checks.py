@@ -1,4 +1,4 @@
-"""Rows that no INSERT accepts any more, as they may stand in a database that is older."""
+"""Rows that the current checks refuse, as an older database may have them."""
 
 from __future__ import annotations
 

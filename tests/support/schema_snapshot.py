@@ -1,4 +1,4 @@
-"""A database's schema as plain data, so that two ways of making one can be compared."""
+"""Read the schema of a database as plain data, to compare two ways of creating one."""
 
 from __future__ import annotations
 

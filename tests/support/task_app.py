@@ -1,4 +1,4 @@
-"""Tasks of every kind, in processes and in tests: `--app tests.support.task_app:setup`.
+"""An app with tasks of every kind: `--app tests.support.task_app:setup`.
 
 Each adds lines to `<folder>/journal`, works until the file `<folder>/go` is there, and says when it
 tidies up. `KINDS` are their names.

@@ -1,6 +1,6 @@
-"""A host app for end-to-end tests: `--app tests.support.toy_app:setup`.
+"""An app for end-to-end tests: `--app tests.support.toy_app:setup`.
 
-Runs take a `folder`: bodies add a line to its `journal` when they start, and some wait there for
+Runs take a `folder`: handlers add a line to its `journal` when they start, and some wait there for
 the file `go`.
 """
 
@@ -32,7 +32,7 @@ def journal(folder: Path, word: str) -> int:
 
 
 def pids(folder: Path, word: str) -> list[int]:
-    """The processes that started bodies with this word, in order."""
+    """The processes that started handlers with this word, in order."""
     path = folder / "journal"
     lines = path.read_text().splitlines() if path.exists() else []
     return [int(line.split()[1]) for line in lines if line.split()[0] == word]

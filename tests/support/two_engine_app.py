@@ -1,6 +1,6 @@
-"""A host app that both engines serve: `--app tests.support.two_engine_app:setup`.
+"""An app that runs under 0.3.0 and under this version: `--app tests.support.two_engine_app:setup`.
 
-Every body adds a line to the journal that QW_JOURNAL names: the run's and the node's name.
+Every handler adds a line to the journal that QW_JOURNAL names: the run's and the node's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def journal(path: Path, word: str) -> None:
 
 
 def run(out: Path) -> dict[str, Any]:
-    """The body: `out` ends in run/step/node."""
+    """The handler: `out` ends in run/step/node."""
     path = Path(os.environ["QW_JOURNAL"])
     journal(path, "/".join(out.parts[-3:]))
     hold = path.parent / "hold"

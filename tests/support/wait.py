@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, the only way in which tests wait."""
+"""Wait for a condition with a deadline; tests wait in no other way."""
 
 from __future__ import annotations
 

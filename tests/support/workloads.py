@@ -1,4 +1,4 @@
-"""Workloads that a test brings to their end past deaths, and what must have come of them."""
+"""Workloads that must end although processes die, and the checks of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLAUDE.md and AGENTS.md are one text, short, and true about what it names."""
+"""CLAUDE.md and AGENTS.md are the same text, short, and name only things that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an answer fits the spec of its widget, and what somebody who types one means."""
+"""An answer is checked against its widget, and typed text is read as a value."""
 
 from __future__ import annotations
 

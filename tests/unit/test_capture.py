@@ -1,4 +1,4 @@
-"""What is kept of a body's output: the cap, storable text, and which lines belong to whom."""
+"""The stored log of a handler: its size limit, storable text, and whose lines it has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.wait import until
 
 
 class Bodies:
-    """A worker without a database: `lease` is the claim of the body that runs."""
+    """A worker without a database: `lease` is the claim of the handler that runs."""
 
     def __init__(self) -> None:
         self.lease: job_tables.Lease | None = None
@@ -41,7 +41,7 @@ class Bodies:
         self._listening.__exit__(None, None, None)
 
     def text(self) -> str:
-        """What is kept of the body that runs, or ran last."""
+        """What is kept of the handler that runs, or ran last."""
         _, taken = self.source._take()
         return "".join((each.written().head or "") for each in taken)
 
@@ -164,7 +164,7 @@ def test_what_the_engine_says_is_left_out(bodies: Bodies) -> None:
         assert bodies.text() == ""
 
 
-def test_threads_that_a_body_starts_belong_to_it(bodies: Bodies) -> None:
+def test_threads_that_a_handler_starts_belong_to_it(bodies: Bodies) -> None:
     with bodies:
         thread = threading.Thread(target=print, args=("from a thread",))
         thread.start()
@@ -174,7 +174,7 @@ def test_threads_that_a_body_starts_belong_to_it(bodies: Bodies) -> None:
         assert bodies.text() == "from a thread\nfrom a pool\n"
 
 
-def test_a_thread_that_a_body_left_behind_prints_for_no_other(
+def test_a_thread_that_a_handler_left_behind_prints_for_no_other(
     bodies: Bodies, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go, said = threading.Event(), threading.Event()
@@ -248,7 +248,7 @@ def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:
         assert (bodies.text(), other.text()) == ("mine\nmine again\n", "other\n")
 
 
-def test_between_bodies_nothing_is_kept(bodies: Bodies) -> None:
+def test_between_handlers_nothing_is_kept(bodies: Bodies) -> None:
     with bodies:
         print("first")
         bodies.end()
@@ -260,7 +260,7 @@ def test_between_bodies_nothing_is_kept(bodies: Bodies) -> None:
         assert kept == [(1, "first\n"), (2, "second\n")]
 
 
-def test_a_silent_body_leaves_nothing_to_do(bodies: Bodies) -> None:
+def test_a_silent_handler_leaves_nothing_to_do(bodies: Bodies) -> None:
     with bodies:
         assert bodies.source._take() == ([], [])
         print("one that speaks")

@@ -1,4 +1,4 @@
-"""Our containers' part of the box, out of a cgroup tree and a docker socket that may be missing."""
+"""The share of our containers in a machine's use, also without cgroups or a docker socket."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_docker_that_refuses_is_unknown(
     assert attribution(tree, [0.0]).read() is None
 
 
-def test_a_container_whose_files_go_or_tell_rubbish_counts_nothing(
+def test_a_container_with_missing_or_invalid_files_counts_nothing(
     docker: Docker, tree: Path
 ) -> None:
     subject = attribution(tree, [50.0])

@@ -298,7 +298,7 @@ def test_a_module_that_does_not_import_is_shown_with_its_line(
         assert words in line
 
 
-def test_a_hosts_own_refs_are_the_hosts_business() -> None:
+def test_refs_of_an_apps_own_resolver_are_not_checked() -> None:
     config.set_workflow_provider(dict, dict, resolve_ref=lambda value, context: value)
     assert report(READ, tell(words={"$from": "mine://x"})).findings == ()
 

@@ -1,4 +1,4 @@
-"""What a worker of batches holds: who may do what with each job, and in which order."""
+"""The claims of a batch: which thread may do what with each job, and in which order."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_result_waits_for_its_batch_but_not_for_long(
     assert not subject.is_due(), "what the server refused is not tried again at once"
 
 
-def test_nothing_waits_behind_a_long_body(
+def test_nothing_waits_behind_a_long_handler(
     subject: claims_in_flight.ClaimsInFlight, clock: Clock
 ) -> None:
     subject.add([job(name) for name in "abc"], END)
@@ -96,7 +96,7 @@ def test_nothing_waits_behind_a_long_body(
     assert not subject.is_due()
 
 
-def test_nothing_waits_for_long_behind_many_bodies(
+def test_nothing_waits_for_long_behind_many_handlers(
     subject: claims_in_flight.ClaimsInFlight, clock: Clock
 ) -> None:
     subject.add([job(name) for name in "abcdefg"], END)
@@ -125,7 +125,7 @@ def test_a_job_that_came_back_is_not_forgotten_with_its_claim_of_before(
     assert work.lease == lease("a", 2)
 
 
-def test_what_a_renewal_tells_is_done_to_what_waits_and_to_what_runs(
+def test_a_renewal_applies_to_waiting_and_running_jobs(
     subject: claims_in_flight.ClaimsInFlight,
 ) -> None:
     subject.add([job(name) for name in "abcde"], END)

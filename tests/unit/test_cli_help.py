@@ -1,4 +1,4 @@
-"""What `--help` says: a whole sentence per command, a word on everything that one may type."""
+"""`--help` has a whole sentence per command, and a text for every option and argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands are made of: inputs, answers, durations, pictures, lines and chains."""
+"""Parts of the commands: inputs, answers, durations, pictures and lines."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_node_whose_attempt_failed_says_when_it_runs_again() -> None:
     assert views.again_text(node | {"blocked_reason": "locked"}, 1) == ""
 
 
-def test_lines_tell_changes_once_and_progress_now_and_then() -> None:
+def test_lines_print_changes_once_and_progress_now_and_then() -> None:
     said: list[str] = []
     now = [0.0]
     lines = views.Lines(said.append, now_fn=lambda: now[0])
@@ -326,7 +326,7 @@ TRACE = """Traceback (most recent call last):
 ValueError: secret line 7""".splitlines()
 
 
-def test_a_traceback_starts_with_the_hosts_first_frame() -> None:
+def test_a_traceback_starts_with_the_apps_first_frame() -> None:
     assert summary.host_frames(TRACE) == TRACE[3:]
     assert summary.host_frames(TRACE[:3] + TRACE[-1:]) == []
     demo = TRACE[1].replace("node_executor", "demo/workflow")

@@ -1,4 +1,4 @@
-"""Names, hooks and knobs as the contract has them, and what is refused."""
+"""Names, hooks and settings are those of the contract, and wrong values are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_knob_of_the_contract_has_its_default(name: str, default: object) -> N
     assert config.KNOBS[name].read() == default
 
 
-def test_our_variable_wins_over_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_variable_wins_over_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AI_LEADS_DB_POOL_MAX", "7")
     assert config.DB_POOL_MAX.read() == 7
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_POOL_MAX", "3")
@@ -183,7 +183,7 @@ def test_reset_restores_every_default() -> None:
 # --- the DSN -----------------------------------------------------------------------------------
 
 
-def test_the_dsn_is_ours_then_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dsn_is_ours_then_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.database_url() is None
     monkeypatch.setenv("AI_LEADS_DB_URL", "postgresql://theirs")
     assert config.database_url() == "postgresql://theirs"
@@ -191,7 +191,7 @@ def test_the_dsn_is_ours_then_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.database_url() == "postgresql://ours"
 
 
-def test_a_variable_that_the_host_named_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_the_app_named_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://ours")
     monkeypatch.setenv("AI_LEADS_DB_URL", "postgresql://theirs")
     config.configure(db_url_env="HOST_DB")
@@ -305,7 +305,7 @@ def test_a_registered_name_wins_over_the_resolver_and_that_over_the_package() ->
 # --- hooks and the app -------------------------------------------------------------------------
 
 
-def test_hooks_are_readable_where_hosts_read_them() -> None:
+def test_hooks_are_readable_where_apps_read_them() -> None:
     def anything(*_: object) -> None:
         return
 

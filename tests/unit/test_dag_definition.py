@@ -150,7 +150,7 @@ def test_paths_are_bound_to_the_runs_folder() -> None:
     [{"$out": "s/a"}, {"$out": ["x"], "b": {"$from": "k"}}, {"$out": {"$value": 1}}, {"$out": None},
      {"deep": {"$out": "x"}}],
 )  # fmt: skip
-def test_a_hosts_own_out_key_is_no_marker(mine: dict[str, Any]) -> None:
+def test_an_apps_own_out_key_is_no_marker(mine: dict[str, Any]) -> None:
     for templates in (
         inputs_of("pipeline.key", {"key": mine}),
         inputs_of(f"pipeline._implicit({json.dumps(mine)})"),
@@ -159,7 +159,7 @@ def test_a_hosts_own_out_key_is_no_marker(mine: dict[str, Any]) -> None:
         assert bound in (mine, {"$value": mine})
 
 
-def test_the_definition_is_json_and_detached_from_the_hosts_objects() -> None:
+def test_the_definition_is_json_and_detached_from_the_apps_objects() -> None:
     inputs = {"key": {"list": [1]}}
     nodes = [{"id": "t", "inputs": [{"name": "x", "from": "pipeline.key"}]}]
     expanded = expand(step("s", "p", inputs=inputs), pipelines={"p": {"nodes": nodes}})

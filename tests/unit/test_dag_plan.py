@@ -133,7 +133,7 @@ def test_a_run_is_complete_even_when_the_last_event_also_plans_an_existing_row_a
     assert ids(made) == ["w"] and made.complete
 
 
-def test_unknown_nodes_of_a_host_are_ignored() -> None:
+def test_unknown_nodes_of_an_app_are_ignored() -> None:
     run = FakeRun(built(*DIAMOND))
     run.finish("hosts-own")
     assert run.after("hosts-own") == plan.Plan([])
@@ -176,7 +176,7 @@ def test_inputs_are_resolved_once_and_the_template_keeps_the_refs() -> None:
     assert run.heads_read == [{"s", "key"}]
 
 
-def test_refs_inside_a_hosts_own_out_key_are_resolved() -> None:
+def test_refs_inside_an_apps_own_out_key_are_resolved() -> None:
     template = {"v": {"$out": {"$value": {"$out": 1, "x": {"$from": "key"}}}}}
     run = FakeRun(built(node("n", inputs=template)), key="ctx")
     (row,) = run.start().rows
@@ -432,7 +432,7 @@ def workflows(draw: st.DrawFn) -> tuple[graph.Graph, int, int]:
 def test_every_run_ends_complete_with_each_node_planned_once(
     drawn: tuple[graph.Graph, int, int],
 ) -> None:
-    """Several processes, any order, any batches, some rolled back: laws 6 and 8."""
+    """Several processes, any order, any batches, some rolled back: invariants 6 and 8."""
     of, processes, seed = drawn
     choose = random.Random(seed)
     run = FakeRun(of, yes=True)

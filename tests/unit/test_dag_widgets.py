@@ -81,7 +81,7 @@ def test_files_stand_beside_what_the_context_has_under_that_name(tmp_path: Path)
     assert len(spec(step, tmp_path, scan={"mine": [1]})["options"]) == 1
 
 
-def test_a_hosts_resolver_sees_the_files_of_every_folder(tmp_path: Path) -> None:
+def test_an_apps_resolver_sees_the_files_of_every_folder(tmp_path: Path) -> None:
     put(tmp_path, "one/a.txt", "two/b.txt", "loose.txt")
     seen: list[set[str]] = []
 
@@ -124,7 +124,7 @@ def test_any_other_widget_gets_the_steps_own_keys() -> None:
      ("a.md", "text"), ("a.las", "pointcloud"), ("a.glb", "mesh"), ("a.bin", "file"),
      ("png", "file"), (".png", "file"), ("a.tar.gz", "file")],
 )  # fmt: skip
-def test_the_kind_of_a_file_is_told_by_its_suffix(name: str, kind: str) -> None:
+def test_the_kind_of_a_file_follows_from_its_suffix(name: str, kind: str) -> None:
     assert folders.kind_of(name) == kind
 
 

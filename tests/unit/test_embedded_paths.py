@@ -70,7 +70,7 @@ def test_nobody_has_a_home(monkeypatch: pytest.MonkeyPatch, as_user: Path) -> No
         embedded.data_dir()
 
 
-def test_a_cluster_is_not_made_when_told_so(
+def test_a_cluster_is_not_created_with_create_false(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(KNOB, str(tmp_path / "above" / "pg"))

@@ -73,7 +73,7 @@ def test_a_refusal_of_what_the_handler_said_is_not_the_databases_fault() -> None
     (100.0, 26.0, False),
 ])  # fmt: skip
 @pytest.mark.parametrize("since_then", [0.0, 2.0])
-def test_a_process_that_was_held_up_itself_blames_nobody(
+def test_a_process_that_stalled_itself_does_not_blame_the_database(
     lease_s: float, held_up_s: float, blamed: bool, since_then: float
 ) -> None:
     made, kept, now = renewals(lease_s)

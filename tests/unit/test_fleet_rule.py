@@ -42,7 +42,7 @@ def test_an_urgent_job_waits_for_the_grace_and_no_longer() -> None:
     assert rule.choose("balanced", given).model == "a"
 
 
-def test_a_cold_worker_leaves_a_short_line_to_whoever_holds_its_model() -> None:
+def test_a_cold_worker_leaves_few_jobs_to_the_worker_with_their_model() -> None:
     few = line("a", rule.Job(100, 1, 30.0))
     held = {"a": [rule.Holder(free_s=20.0, run_s=10.0)]}
     assert rule.choose("balanced", view(few, holders=held)) == rule.LEFT
@@ -53,7 +53,7 @@ def test_a_cold_worker_leaves_a_short_line_to_whoever_holds_its_model() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_nobody_is_passed_over_by_one_that_waited_two_bounds_less(seed: int) -> None:
+def test_no_job_is_passed_over_by_one_that_waited_two_bounds_less(seed: int) -> None:
     rng = random.Random(seed)
     lines = [
         line(model, *(
@@ -98,14 +98,14 @@ def test_every_policy_serves_every_job(kind: str) -> None:
         ("", None, None),
     ],
 )
-def test_the_card_is_the_largest_one_visible(
+def test_the_gpu_is_the_largest_one_visible(
     text: str, visible: str | None, size: int | None
 ) -> None:
     assert gpu_memory.largest_mb(text, visible) == size
 
 
 @pytest.mark.parametrize("visible", ["0", "1", "1,GPU-aa"])
-def test_an_index_among_unequal_cards_is_only_known_when_counted_by_the_bus(visible: str) -> None:
+def test_an_index_among_unequal_gpus_is_only_known_when_counted_by_the_bus(visible: str) -> None:
     """CUDA counts the fastest first unless it is told otherwise, nvidia-smi by the bus."""
     text = "0, GPU-aa, 12288\n1, GPU-bb, 24564\n"
     assert gpu_memory.largest_mb(text, visible) is None

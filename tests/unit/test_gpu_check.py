@@ -137,7 +137,7 @@ def test_a_check_sees_what_is_broken_and_ends_the_report(
     assert all(line.startswith("ok ") for line in said[:-1])
 
 
-def test_without_a_card_there_is_a_reason_and_no_failure(
+def test_without_a_gpu_there_is_a_reason_and_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -160,7 +160,7 @@ def test_without_a_card_there_is_a_reason_and_no_failure(
         ),
     ],
 )
-def test_a_card_that_cannot_be_used_is_skipped_with_the_reason(
+def test_a_gpu_that_cannot_be_used_is_skipped_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, torch: Any, reason: str
 ) -> None:
     answer = SimpleNamespace(text="X\n", problem="")

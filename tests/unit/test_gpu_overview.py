@@ -1,4 +1,4 @@
-"""Every GPU of a box as its tools print it: driver generations, MIG, unified memory, AMD, none."""
+"""The GPUs of a machine, from its tools' output: drivers, MIG, unified memory, AMD, none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from queue_workflows.telemetry.gpu_overview import Card
         ("٣, 1, 2, 3\n-1, 1, 2, 3\n0, 1, 2\n", []),
     ],
 )
-def test_cards_of_nvidia(text: str, found: list[Card]) -> None:
+def test_gpus_of_nvidia(text: str, found: list[Card]) -> None:
     assert gpu_overview.nvidia_cards(text) == found
 
 
@@ -66,13 +66,13 @@ WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runt
         ("No AMD GPUs specified\n", []),
     ],
 )
-def test_cards_of_amd(text: str, found: list[Card]) -> None:
+def test_gpus_of_amd(text: str, found: list[Card]) -> None:
     assert gpu_overview.rocm_cards(text) == found
 
 
 @given(st.text(st.sampled_from('{}[]":,0123456789.%ard-cUseGP MBVTotlmy()\n')))
 @settings(max_examples=150, deadline=None)
-def test_rubbish_gives_cards_or_none(text: str) -> None:
+def test_invalid_output_gives_gpus_or_none(text: str) -> None:
     for card in gpu_overview.nvidia_cards(text) + gpu_overview.rocm_cards('{"card0": ' + text):
         assert card.id >= 0 and card.use_pct >= 0
 
@@ -126,7 +126,7 @@ def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_cards_of_nvml_even_where_one_tells_only_a_part() -> None:
+def test_gpus_of_nvml_even_with_partial_readings() -> None:
     nvml = Nvml((62, (1000, 24564)), (None, (14, 40960)), (5, None))
     reader = gpu_overview.Reader(nvml)
     assert reader.read() == [Card(0, 62, 1000, 24564), Card(1, 0, 14, 40960), Card(2, 5, 0, 0)]
@@ -150,7 +150,7 @@ def test_a_driver_that_goes_and_comes_back() -> None:
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_a_box_without_cards_and_tools() -> None:
+def test_a_machine_without_gpus_and_tools() -> None:
     reader = gpu_overview.Reader(None)
     assert (reader.read(), reader.source) == ([], "none")
     reader.close()

@@ -128,7 +128,7 @@ def test_use_of_own_processes(
         ("45 %, 12 %\n", None),
     ],
 )
-def test_use_of_a_box_with_nvidia(text: str, used: float | None) -> None:
+def test_use_of_a_machine_with_nvidia(text: str, used: float | None) -> None:
     assert gpu_health.nvidia_use(text) == used
 
 
@@ -146,7 +146,7 @@ def test_use_of_a_box_with_nvidia(text: str, used: float | None) -> None:
         ("", None),
     ],
 )
-def test_use_of_a_box_with_rocm(text: str, used: float | None) -> None:
+def test_use_of_a_machine_with_rocm(text: str, used: float | None) -> None:
     assert gpu_health.rocm_use(text) == used
 
 
@@ -183,7 +183,7 @@ def test_own_process_and_what_came_from_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parent", ["0", "1", "x", "-1", "900009", "900001"])
-def test_a_process_whose_parents_cannot_be_told_is_not_ours(tmp_path: Path, parent: str) -> None:
+def test_a_process_with_unknown_parents_is_not_ours(tmp_path: Path, parent: str) -> None:
     make_process(tmp_path, 900001, parent)
     assert not gpu_health.is_descendant(900001, tmp_path)
 
@@ -245,14 +245,14 @@ def test_own_rss_where_the_cgroup_is_out_of_sight(tmp_path: Path, proc: Path, na
     assert ram_mb(proc, name) == 200
 
 
-def test_own_rss_where_the_cgroup_tells_rubbish(tmp_path: Path, proc: Path) -> None:
+def test_own_rss_if_the_cgroup_is_invalid(tmp_path: Path, proc: Path) -> None:
     make_group(tmp_path, "/a", limit="1073741824")
     (tmp_path / "cgroup/a/memory.current").write_bytes(b"\xff\x00many")
     assert ram_mb(proc, "/a") == 200
 
 
 @pytest.mark.parametrize("status", ["", "VmRSS:\n", "VmRSS: much kB\n", None])
-def test_ram_that_nothing_tells_is_unknown(proc: Path, status: str | None) -> None:
+def test_ram_without_a_reading_is_unknown(proc: Path, status: str | None) -> None:
     if status is None:
         (proc / "self/status").unlink()
     else:

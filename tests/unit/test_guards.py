@@ -72,7 +72,7 @@ def code(trip: guards.Failure | None) -> int | None:
 # --- budget and lease --------------------------------------------------------------------------
 
 
-def test_budget_trips_at_its_end_and_hears_no_beat() -> None:
+def test_budget_trips_at_its_end_whatever_the_beats() -> None:
     guard = guards.Budget(T0, 10.0)
     guard.beat(T0 + 9)
     assert not guard.wants_sample(T0 + 9)
@@ -119,7 +119,7 @@ def test_health_samples_every_30_s_and_at_the_end_of_the_window() -> None:
     assert watcher.taken == [*(T0 + n * INTERVAL_S for n in range(1, 11)), T0 + 20 + BEAT_S]
 
 
-def test_health_starts_anew_with_a_busy_sample() -> None:
+def test_health_starts_again_with_a_busy_sample() -> None:
     watcher = health()
     watcher.beat()
     assert watcher.run(BEAT_S - INTERVAL_S) is None
@@ -423,7 +423,7 @@ def test_a_sample_that_does_not_confirm_calls_the_suspicion_off(denial: Sample) 
 
 
 @pytest.mark.parametrize("found", [BUSY, UNKNOWN])
-def test_a_silent_body_that_works_or_cannot_be_seen_is_let_be(found: Sample) -> None:
+def test_a_silent_handler_that_works_or_cannot_be_seen_goes_on(found: Sample) -> None:
     watcher = stall()
     watcher.beat()
     assert watcher.run(3600, found) is None
@@ -510,7 +510,7 @@ def test_stall_trips_only_after_120_s_of_silence_and_three_idle_samples(
 
 @given(st.floats(0, 5), st.lists(st.floats(0, 16), min_size=3, max_size=3), st.integers(0, 500))
 @settings(max_examples=50, deadline=None)
-def test_stall_always_trips_on_a_silent_idle_body(
+def test_stall_always_trips_on_a_silent_idle_handler(
     use_pct: float, moves_mb: list[float], first: int
 ) -> None:
     watcher = stall()

@@ -43,7 +43,7 @@ class Gpu:
 
 
 class Worker:
-    """One whose body keeps the GIL from T0 on, and its parent a second at a time."""
+    """One whose handler keeps the GIL from T0 on, and its parent a second at a time."""
 
     def __init__(self, own: shared_status.SharedStatus) -> None:
         self.board = own
@@ -92,7 +92,7 @@ def test_a_stall_is_confirmed_and_tripped_when_the_worker_would(worker: Worker) 
     assert case.decision[1:] == ("box", "gpu", LEASE, worker.now - T0)
 
 
-def test_a_body_that_never_beat_is_not_policed_for_stalls(worker: Worker) -> None:
+def test_a_handler_that_never_reported_is_not_judged_for_stalls(worker: Worker) -> None:
     worker.begin()
     assert worker.judged(worker.case(), 600) is None
 
@@ -105,7 +105,7 @@ def test_a_gpu_that_works_or_cannot_be_seen_trips_nothing(worker: Worker, found:
     assert worker.judged(worker.case(), 2000) is None
 
 
-def test_the_window_of_the_gpu_guard_is_carried_on_not_begun_anew(worker: Worker) -> None:
+def test_the_window_of_the_gpu_guard_continues(worker: Worker) -> None:
     health = worker.work.guards[1]
     while worker.now < T0 + 1000:
         worker.now += 30
@@ -192,7 +192,7 @@ def overseen() -> Iterator[Overseen]:
     made.subject.__exit__()
 
 
-def test_a_child_inherits_its_board(overseen: Overseen) -> None:
+def test_a_child_inherits_its_shared_status(overseen: Overseen) -> None:
     (fd,) = overseen.spec.fds
     assert overseen.spec.env == {"A": "1", shared_status.VARIABLE: str(fd)}
 
@@ -258,7 +258,7 @@ def test_what_a_dead_worker_showed_is_forgotten(overseen: Overseen) -> None:
 @pytest.mark.parametrize(("code", "fenced", "ran"), [
     (77, True, set[int]()), (77, False, {5}), (-9, True, {5}), (75, True, {5}),
 ])  # fmt: skip
-def test_what_ran_in_a_worker_that_the_database_left_is_charged_to_nobody(
+def test_jobs_of_a_worker_that_lost_the_database_are_not_charged(
     overseen: Overseen, code: int, fenced: bool, ran: set[int]
 ) -> None:
     overseen.board.enable_job_list()

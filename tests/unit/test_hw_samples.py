@@ -1,4 +1,4 @@
-"""A sample of the box: what it holds with and without psutil, its size, what many come to."""
+"""A sample of a machine, with and without psutil: its values, its size, its averages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ours:
 
 
 class Psutil:
-    """A box of 64 GB, of which 48 are in use."""
+    """A machine of 64 GB, of which 48 are in use."""
 
     def __init__(self) -> None:
         self.percents = iter([0.0, 37.5, 38.5])
@@ -88,7 +88,7 @@ def test_a_sample_has_every_key() -> None:
     }
 
 
-def test_without_psutil_the_cards_are_told_and_the_rest_is_unknown(
+def test_without_psutil_the_gpus_are_reported_and_the_rest_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hw_metrics, "_psutil", lambda: None)

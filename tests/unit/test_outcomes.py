@@ -1,4 +1,4 @@
-"""What a failed body leaves: its error and its traceback, without the passwords in them."""
+"""A failed handler leaves its error and its traceback, without passwords."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def _chained(error: Exception) -> Exception:
     return error
 
 
-def test_an_error_with_thousands_behind_it_is_told_as_far_as_can_be() -> None:
+def test_an_error_with_thousands_of_causes_is_shortened() -> None:
     made = failed(_chained(KeyError("first")))
     assert (made.kind, made.error) == ("failed", "ValueError: 2999")
     assert "raise error" in (made.detail or "")
 
 
-def test_an_error_whose_traceback_cannot_be_told_is_a_failure_all_the_same() -> None:
+def test_an_error_without_a_printable_traceback_is_a_failure_all_the_same() -> None:
     class Hostile(Exception):
         @property
         def __notes__(self) -> list[str]:
@@ -104,7 +104,7 @@ class _Again(errors.Retry):
         """As hosts forget to: ours is not called."""
 
 
-def test_a_signal_of_a_class_of_the_hosts_counts_as_ours() -> None:
+def test_a_signal_of_a_class_of_the_app_counts_as_ours() -> None:
     assert failed(_Later()).kind == "snoozed"
     made = failed(_Again())
     assert (made.kind, made.raised.wish, made.raised.after_s) == ("failed", "retry", None)

@@ -12,7 +12,7 @@ from queue_workflows.dag import definition, policy
 
 
 class Flaky(ConnectionError):
-    """An error of the host's own."""
+    """An error of the app's own."""
 
 
 def waits(backoff: Any, attempts: int = 5) -> list[float]:
@@ -71,7 +71,7 @@ def test_what_retry_on_does_not_name_is_not_tried_again() -> None:
     assert decided(None, ConnectionError())
 
 
-def test_discard_wins_over_retry_and_the_body_wins_over_both() -> None:
+def test_discard_wins_over_retry_and_the_handler_wins_over_both() -> None:
     both = {"retry_on": ["OSError"], "discard_on": ["Flaky"]}
     assert not decided(both, Flaky())
     assert decided(both, OSError())

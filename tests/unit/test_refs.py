@@ -298,7 +298,7 @@ def test_inputs_that_stopped_resolving_keep_their_value() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError, IndexError, TypeError, RuntimeError, RecursionError])
-def test_any_error_of_a_host_resolver_keeps_the_value(error: type[Exception]) -> None:
+def test_any_error_of_an_app_resolver_keeps_the_value(error: type[Exception]) -> None:
     def resolver(value: Any, context: Any) -> Any:
         raise error("boom")
 

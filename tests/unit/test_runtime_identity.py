@@ -19,7 +19,7 @@ def test_boot_id_is_the_kernels() -> None:
     assert identity.boot_id() == path.read_text().strip()
 
 
-def test_without_a_boot_id_the_hosts_name_gives_a_stable_one(
+def test_without_a_boot_id_the_host_name_gives_a_stable_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(identity, "_BOOT_ID", tmp_path / "missing")

@@ -104,7 +104,7 @@ def test_stop_from_the_own_thread_asks_and_does_not_wait() -> None:
     assert answers == [False] * 3
 
 
-def test_pool_runs_its_body_in_every_thread() -> None:
+def test_pool_runs_its_function_in_every_thread() -> None:
     meet = threading.Barrier(3)
     with service.Pool("three", 3, lambda _: meet.wait(5)) as pool:
         until(lambda: not pool.alive)
@@ -388,7 +388,7 @@ def test_follow_goes_on_after_an_error_of_act(caplog: pytest.LogCaptureFixture) 
     assert "f: an item failed: SystemExit: 1" in caplog.text
 
 
-def test_follow_iterates_anew_after_an_error_of_the_source(
+def test_follow_iterates_again_after_an_error_of_the_source(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source, seen = Source(OSError("gone"), "a"), []

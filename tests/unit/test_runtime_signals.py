@@ -109,7 +109,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs SO_PASSCRED")
 
 
 @linux
-def test_an_ear_hears_while_the_main_thread_is_in_c_code() -> None:
+def test_the_signal_thread_receives_while_the_main_thread_is_in_c_code() -> None:
     lock = ctypes.create_string_buffer(64)  # zeros are an open one
     libc = ctypes.CDLL(None)
     heard: list[int] = []

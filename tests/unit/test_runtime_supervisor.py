@@ -16,7 +16,7 @@ def test_the_delay_doubles_up_to_the_cap() -> None:
         assert rule.after_exit(None, 0.0) == 2.0
 
 
-def test_a_child_that_lived_for_a_while_starts_the_row_anew() -> None:
+def test_a_child_that_lived_for_a_while_resets_the_back_off() -> None:
     rule = supervisor.RestartRule(30.0)
     assert [rule.after_exit(1, 1.0) for _ in range(3)] == [0.2, 0.4, 0.8]
     assert rule.after_exit(1, supervisor.HEALTHY_AFTER_S) == 0.2

@@ -54,7 +54,9 @@ def test_the_parent_reads_what_its_child_writes(
     assert parents.read() == (0, 0, 0, None, None, False, {})
 
 
-def test_the_parent_sees_whose_bodies_run(parents: shared_status.SharedStatus, given: int) -> None:
+def test_the_parent_sees_which_handlers_run(
+    parents: shared_status.SharedStatus, given: int
+) -> None:
     own = shared_status.attach()
     own.begin()
     assert parents.read().ran is None, "whatever such a worker holds is what it runs"
@@ -90,7 +92,7 @@ def test_a_job_of_number_zero_is_shown_like_any(
     assert parents.read().ran == {-1}
 
 
-def test_as_many_bodies_are_shown_as_may_run(
+def test_as_many_handlers_are_shown_as_may_run(
     parents: shared_status.SharedStatus, given: int
 ) -> None:
     own = shared_status.attach()

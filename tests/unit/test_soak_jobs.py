@@ -8,12 +8,12 @@ import pytest
 
 from tests.soak import (
     acknowledged,
+    check_claims,
+    check_jobs,
     evidence,
     faults,
     fleet,
     journal,
-    judge_claims,
-    judge_jobs,
     tasks,
 )
 
@@ -83,36 +83,36 @@ def test_a_key_has_one_job_and_the_first_who_asked_made_it() -> None:
     story = Story()
     story.job("one", key="k")
     story.books.keys["k"] = [("one", True), ("one", False)]
-    assert not [*judge_jobs.keyed(story.seen())]
+    assert not [*check_jobs.keyed(story.seen())]
     story.books.keys["k"] = [("one", False)]
-    assert len([*judge_jobs.keyed(story.seen())]) == 1
+    assert len([*check_jobs.keyed(story.seen())]) == 1
     story.books.unheard.add("k")  # who made it never heard so
-    assert not [*judge_jobs.keyed(story.seen())]
+    assert not [*check_jobs.keyed(story.seen())]
     story.books.keys["k"] = [("one", True), ("one", True)]
-    assert len([*judge_jobs.keyed(story.seen())]) == 1
+    assert len([*check_jobs.keyed(story.seen())]) == 1
 
 
 def test_two_jobs_of_a_key_a_key_taken_over_and_an_undone_job_are_found() -> None:
     story = Story()
     story.job("one", key="k")
     story.job("two", key="k")
-    assert len([*judge_jobs.keyed(story.seen())]) == 1
+    assert len([*check_jobs.keyed(story.seen())]) == 1
     story.books.undone.add("two")
     story.books.taken.append("k")
-    assert len([*judge_jobs.keyed(story.seen())]) == 3
+    assert len([*check_jobs.keyed(story.seen())]) == 3
 
 
 @pytest.mark.parametrize(("since", "found"), [(2.1, 0), (1.9, 1)])
-def test_bodies_of_a_lock_key_side_by_side_are_found(since: float, found: int) -> None:
+def test_handlers_of_a_lock_key_that_run_at_once_are_found(since: float, found: int) -> None:
     story = Story()
     story.job("first", lock_key="k")
     story.job("second", lock_key="k")
     story.ran("first", 1.0, 2.0)
     story.ran("second", since, 3.0)
-    assert len([*judge_jobs.locked(story.seen())]) == found
+    assert len([*check_jobs.locked(story.seen())]) == found
 
 
-def test_a_body_counts_no_longer_than_its_claim() -> None:
+def test_a_handler_counts_no_longer_than_its_claim() -> None:
     """A stopped process goes on when it is woken; `outlived` judges that."""
     story = Story()
     story.job("first", lock_key="k")
@@ -122,18 +122,18 @@ def test_a_body_counts_no_longer_than_its_claim() -> None:
     story.event("first", "reclaimed", 8.0)
     story.ran("second", 8.1, 9.0)
     story.line("beat", "first", 8.5)
-    assert not [*judge_jobs.locked(story.seen())]
+    assert not [*check_jobs.locked(story.seen())]
 
 
-def test_who_overtakes_in_the_line_of_a_lock_key_is_found() -> None:
+def test_a_job_that_overtakes_in_a_lock_queue_is_found() -> None:
     story = Story()
     story.job("first", lock_key="k", seq=1)
     story.job("second", lock_key="k", seq=2)
     story.ran("second", 1.0, 2.0)
     story.ran("first", 3.0, 4.0)
-    assert len([*judge_jobs.locked(story.seen())]) == 1
+    assert len([*check_jobs.locked(story.seen())]) == 1
     story.jobs["second"]["reason"] = "hostile"  # its priority may be higher
-    assert not [*judge_jobs.locked(story.seen())]
+    assert not [*check_jobs.locked(story.seen())]
 
 
 def line() -> Story:
@@ -162,7 +162,7 @@ def test_a_job_in_a_queue_without_workers_may_be_overtaken(
 ) -> None:
     seen = line().seen()
     seen.unserved.append((queue, at))
-    assert len([*judge_jobs.locked(seen)]) == found
+    assert len([*check_jobs.locked(seen)]) == found
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_a_job_in_a_paused_queue_may_be_overtaken(
 ) -> None:
     story = line()
     story.books.pauses.append(acknowledged.Pause(queue, partition, since, until))
-    assert len([*judge_jobs.locked(story.seen())]) == found
+    assert len([*check_jobs.locked(story.seen())]) == found
 
 
 @pytest.mark.parametrize(("at", "found"), [(9.0, 0), (4.0, 1)])
-def test_a_job_that_stands_in_line_again_is_overtaken_no_more(at: float, found: int) -> None:
+def test_a_job_that_waits_again_is_overtaken_no_more(at: float, found: int) -> None:
     story = Story()
     for name in ("first", "second", "third"):
         story.job(name, lock_key="k")
@@ -192,16 +192,16 @@ def test_a_job_that_stands_in_line_again_is_overtaken_no_more(at: float, found: 
         story.ran(name, since, since + 1)
     seen = story.seen()
     seen.unserved.append((tasks.CALLS, at))
-    assert len([*judge_jobs.locked(seen)]) == found
+    assert len([*check_jobs.locked(seen)]) == found
 
 
 @pytest.mark.parametrize(("most", "found"), [(tasks.MOST, 0), (tasks.MOST + 1, 1)])
-def test_more_bodies_of_a_partition_than_its_limit_are_found(most: int, found: int) -> None:
+def test_more_handlers_of_a_partition_than_its_limit_are_found(most: int, found: int) -> None:
     story = Story()
     for number in range(most):
         story.job(f"j{number}", partition="red")
         story.ran(f"j{number}", 1.0 + number / 10, 2.0)
-    assert len([*judge_jobs.crowded(story.seen())]) == found
+    assert len([*check_jobs.crowded(story.seen())]) == found
 
 
 @pytest.mark.parametrize(("last", "found"), [(10.0 + tasks.PERIOD_S, 0), (11.9, 1)])
@@ -210,7 +210,7 @@ def test_a_start_too_many_in_a_period_is_found(last: float, found: int) -> None:
     for number in range(tasks.METER + 1):
         story.job(f"j{number}", partition=tasks.METERED)
         story.event(f"j{number}", "claimed", last if number == tasks.METER else 10.0 + number / 9)
-    assert len([*judge_jobs.hurried(story.seen())]) == found
+    assert len([*check_jobs.hurried(story.seen())]) == found
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_claim_while_its_queue_or_partition_is_paused_is_found(
     story.job("j", partition="red")
     story.event("j", "claimed", 5.0)
     story.books.pauses.append(pause)
-    assert len([*judge_jobs.paused(story.seen())]) == found
+    assert len([*check_jobs.paused(story.seen())]) == found
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_attempts_that_are_miscounted_or_too_many_are_found(
     story.job("j", **job)
     for claim in range(1, again + 1):
         story.event("j", "retried", claim, claim)
-    assert len([*judge_jobs.attempts(story.seen())]) == found
+    assert len([*check_jobs.attempts(story.seen())]) == found
 
 
 @pytest.mark.parametrize(("counted", "found"), [(0, 0), (1, 1)])
@@ -261,7 +261,7 @@ def test_a_timeout_is_no_attempt(counted: int, found: int) -> None:
     story.job("j", status="failed", attempts=counted, max_attempts=3, what="hopeless")
     for kind in ("claimed", "failed", "budget_trip"):
         story.event("j", kind, 1.0)
-    assert len([*judge_jobs.attempts(story.seen())]) == found
+    assert len([*check_jobs.attempts(story.seen())]) == found
 
 
 @pytest.mark.parametrize(("waited", "found"), [(tasks.AGAIN_S, 0), (tasks.AGAIN_S - 0.1, 1)])
@@ -270,7 +270,7 @@ def test_an_attempt_that_did_not_wait_is_found(waited: float, found: int) -> Non
     story.job("j", attempts=1, max_attempts=2)
     story.event("j", "retried", 3.0)
     story.ran("j", 3.0 + waited, 4.0, claim=2)
-    assert len([*judge_jobs.attempts(story.seen())]) == found
+    assert len([*check_jobs.attempts(story.seen())]) == found
 
 
 @pytest.mark.parametrize(
@@ -292,9 +292,9 @@ def test_a_death_that_is_charged_to_whom_it_was_not_due_is_found(
         story.line(word, "j", at)
     story.faults.append(faults.Fault("kill, supervised", POOL.name, 5.0, 5.0, (PID,)))
     story.event("j", "reclaimed", 5.1)
-    assert len([*judge_jobs.innocents(story.seen())]) == found
+    assert len([*check_jobs.innocents(story.seen())]) == found
     story.faults.clear()
-    assert not [*judge_jobs.innocents(story.seen())]
+    assert not [*check_jobs.innocents(story.seen())]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_crash_that_was_charged_for_the_database_is_found(
     story.event("j", "claimed", 10.0)
     story.faults = [faults.Fault(fault, POOL.name, 11.0, 20.0, (PID,))]
     story.event("j", kind, 17.0)
-    assert len([*judge_claims.charged(story.seen())]) == found
+    assert len([*check_claims.charged(story.seen())]) == found
 
 
 def test_a_parent_that_has_the_database_reports_before_a_job_is_poison() -> None:
@@ -329,4 +329,4 @@ def test_a_parent_that_has_the_database_reports_before_a_job_is_poison() -> None
     story.faults = [faults.Fault("freeze", reaped.name, 11.0, 20.0, (PID,))]
     seen = story.seen()
     seen.ended.append(fleet.Ended(18.0, reaped.name, PID, 77, None))
-    assert len([*judge_claims.charged(seen)]) == 1
+    assert len([*check_claims.charged(seen)]) == 1

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from tests.hostile import fleet
-from tests.soak import acknowledged, evidence, judge_liveness, tasks
+from tests.soak import acknowledged, check_liveness, evidence, tasks
 
-LATE = judge_liveness.WAIT_S + 1
+LATE = check_liveness.WAIT_S + 1
 
 
 def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
@@ -45,19 +45,19 @@ def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
 
 
 def test_innocents_that_are_claimed_in_time_are_fine() -> None:
-    assert list(judge_liveness.waited(seen(100 + judge_liveness.WAIT_S - 1))) == []
+    assert list(check_liveness.waited(seen(100 + check_liveness.WAIT_S - 1))) == []
 
 
 @pytest.mark.parametrize("claimed_at", [100 + LATE, None])
 def test_innocents_that_wait_too_long_are_found(claimed_at: float | None) -> None:
-    found = list(judge_liveness.waited(seen(claimed_at)))
+    found = list(check_liveness.waited(seen(claimed_at)))
     assert [text.split()[:2] for text in found] == [["job", "j"], ["run", "r"]]
 
 
 def test_a_pause_of_the_queue_excuses_its_jobs() -> None:
     paused = seen(100 + LATE)
     paused.books.pauses.append(acknowledged.Pause(tasks.NOTES, None, 110.0, 120.0))
-    assert [text.split()[0] for text in judge_liveness.waited(paused)] == ["run"]
+    assert [text.split()[0] for text in check_liveness.waited(paused)] == ["run"]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.soak import acknowledged, evidence, faults, fleet, judge_recovery, report, tasks
+from tests.soak import acknowledged, check_recovery, evidence, faults, fleet, report, tasks
 
 DEAD = next(seat for seat in fleet.SEATS if seat.name == "notes-2")
 OTHER = next(seat for seat in fleet.SEATS if seat.name == "notes-1")
 KILLED_AT = 100.0
 TAKEN_AT = KILLED_AT + fleet.LEASE_S
-LATE_AT = KILLED_AT + judge_recovery.limit_s(DEAD.care) + 3.0
+LATE_AT = KILLED_AT + check_recovery.limit_s(DEAD.care) + 3.0
 
 
 class Story:
@@ -61,7 +61,7 @@ class Story:
         )
 
     def late(self) -> list[str]:
-        return [*judge_recovery.late(self.seen())]
+        return [*check_recovery.late(self.seen())]
 
 
 def test_a_next_claim_is_late_when_somebody_was_idle_all_the_while() -> None:
@@ -85,7 +85,7 @@ def test_two_processes_of_one_pid_are_not_one_that_was_idle_in_between() -> None
     assert not story.late()
 
 
-def test_of_a_job_that_a_finding_names_its_story_is_told() -> None:
+def test_the_history_of_a_job_that_a_finding_names_is_printed() -> None:
     story = Story()
     name = "0" * 36
     story.events[name] = story.events["late"]
@@ -96,7 +96,7 @@ def test_of_a_job_that_a_finding_names_its_story_is_told() -> None:
 
 
 @pytest.mark.parametrize("order", [("cpu-1", "cpu-2"), ("cpu-2", "cpu-1")])
-def test_the_seat_of_a_claim_is_of_the_process_that_ended_next(order: tuple[str, str]) -> None:
+def test_a_claim_belongs_to_the_process_that_ended_next(order: tuple[str, str]) -> None:
     seats = [next(seat for seat in fleet.SEATS if seat.name == name) for name in order]
     story = Story()
     story.ended += [fleet.Ended(160, seats[1].name, 8, None, 9)]

@@ -1,4 +1,4 @@
-"""Rules of a fleet: what hosts and operators do."""
+"""Rules of the fleet's state machine: what apps and operators do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import fleet_model as model
 from tests.support.fleet_base import HOST, PICK, PRIORITY, graphs
 
 
-class Hosts(fleet_base.Base):
+class Apps(fleet_base.Base):
     """Hosts and operators."""
 
     @precondition(lambda self: len(self.unfinished()) < 3)

@@ -1,4 +1,4 @@
-"""What is rare and large in the load: joins of 300 nodes, retried runs, payloads near the limit."""
+"""Rare and large load: joins of 300 nodes, retried runs, payloads near the limit."""
 
 from __future__ import annotations
 

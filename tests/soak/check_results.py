@@ -1,4 +1,4 @@
-"""Checks of what came out: all that was acknowledged, once, in order, and as it had to."""
+"""Check results: all acknowledged work ended once, in order, with the right outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stuck(seen: Seen) -> Found:
 
 
 def unbacked(seen: Seen) -> Found:
-    """A completed job's result is what the body of the finalising claim returned."""
+    """A completed job's result is what the handler of the finalising claim returned."""
     ends = {(line.job, line.claim) for line in seen.lines if line.word == "end"}
     for job_id, job in seen.jobs.items():
         if job["status"] != "completed" or (job["what"] or "").startswith("__input__"):
@@ -42,7 +42,7 @@ def unbacked(seen: Seen) -> Found:
 
 
 def too_early(seen: Seen) -> Found:
-    """A node's body starts when all it depends on has ended."""
+    """A node's handler starts when all it depends on has ended."""
     jobs = {(j["run_id"], j["node_id"]): j for j in seen.jobs.values() if j["run_id"]}
     ends = {(line.job, line.claim): line.at for line in seen.lines if line.word == "end"}
     for run_id in seen.books.runs.keys() & seen.runs.keys():

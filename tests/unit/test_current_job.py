@@ -1,4 +1,4 @@
-"""A job while it runs: what its body reports, and how it is told to end."""
+"""The running job of a worker: progress, cancellation, verdicts of guards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
     assert (subject.unsaved, beats) == ('{"rows": 3}', [0.0, 0.0])
 
 
-def test_a_body_is_told_to_end_once_and_whenever_it_asks_to_be_told() -> None:
+def test_a_handler_is_interrupted_once_and_whenever_it_asks() -> None:
     subject, told = work(), list[str]()
     subject.when_interrupted(lambda: told.append("told"))
     subject.interrupt("shutdown")
@@ -59,7 +59,7 @@ def test_a_body_is_told_to_end_once_and_whenever_it_asks_to_be_told() -> None:
     assert told == ["told", "told late"]
 
 
-def test_a_body_that_has_ended_is_told_nothing() -> None:
+def test_a_handler_that_has_ended_is_not_interrupted() -> None:
     subject, told = work(), list[str]()
     subject.when_interrupted(lambda: told.append("told"))
     subject.when_interrupted(None)

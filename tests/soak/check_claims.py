@@ -1,4 +1,4 @@
-"""Checks of who ran what: one finalisation, by the newest claim, and no body without one."""
+"""Check who ran what: one finalisation, by the newest claim, and no handler without a claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.soak import evidence, fleet, journal
 
 GRACE_S = 1.5
-"""A body may be seen to act this long after its claim was taken: a trip is judged each 0.5 s."""
+"""A handler may be seen to act this long after its claim was taken: a trip is judged each 0.5 s."""
 RECOVERY_S = fleet.LEASE_S + fleet.SWEEP_S
 DEADLY = ("stop", "freeze", "restart", "stall")
 """Faults, kills aside, after which a claim may count as a crash: the short lease ends meanwhile."""
@@ -52,7 +52,7 @@ def superseded(seen: Seen) -> Found:
 
 
 def overlapping(seen: Seen) -> Found:
-    """Two bodies of one job at once are a fault only if the older one still wrote."""
+    """Two handlers of one job at once are a fault only if the older one still wrote."""
     for job_id, claim, _, after in _overlaps(seen):
         wrote = [e for e in seen.events[job_id] if e.claim == claim and e.kind in ENDED]
         if any(e.at >= after.at for e in wrote):
@@ -60,7 +60,7 @@ def overlapping(seen: Seen) -> Found:
 
 
 def _overlaps(seen: Seen) -> Iterator[tuple[str, int, journal.Line, evidence.Event]]:
-    """(job, older claim, its last line, the claim that its successor's body ran under)."""
+    """(job, older claim, its last line, the claim that its successor's handler ran under)."""
     for job_id, lines in seen.by_job.items():
         starts = sorted((line for line in lines if line.word == "start"), key=lambda s: s.claim)
         for older, newer in pairwise(starts):
@@ -70,12 +70,12 @@ def _overlaps(seen: Seen) -> Iterator[tuple[str, int, journal.Line, evidence.Eve
 
 
 def overlaps(seen: Seen) -> int:
-    """How often two bodies of a job were seen at the same time, most of them harmless."""
+    """How often two handlers of a job were seen at the same time, most of them harmless."""
     return sum(1 for _ in _overlaps(seen))
 
 
 def outlived(seen: Seen) -> Found:
-    """A body is dead before, or very soon after, its claim is taken away."""
+    """A handler is dead before, or very soon after, its claim is taken away."""
     stops = [fault for fault in seen.faults if fault.kind == "stop"]
     for job_id, lines in seen.by_job.items():
         claims = seen.claims(job_id)
@@ -89,7 +89,7 @@ def outlived(seen: Seen) -> Found:
 
 
 def twice(seen: Seen) -> Found:
-    """A claim runs its body once, and a body runs under a claim of its own process."""
+    """A claim runs its handler once, and a handler runs under a claim of its own process."""
     starts = [line for line in seen.lines if line.word == "start"]
     for (job_id, claim), count in Counter((s.job, s.claim) for s in starts).items():
         if count > 1:
@@ -101,7 +101,7 @@ def twice(seen: Seen) -> Found:
 
 
 def executions(seen: Seen) -> Found:
-    """A body runs again only for a reason: every claim but the last was taken back."""
+    """A handler runs again only for a reason: every claim but the last was taken back."""
     for job_id in seen.jobs:
         claims = sorted(seen.claims(job_id))
         ends = {e.claim for e in seen.events.get(job_id, []) if e.kind in LEFT}
@@ -113,7 +113,7 @@ def executions(seen: Seen) -> Found:
 
 
 def crashes(seen: Seen) -> Found:
-    """A crash is counted only against a process that a fault, or its own body, brought down."""
+    """A crash is counted only against a process that a fault, or its own handler, brought down."""
     bodies = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
         if job["crash_count"] > fleet.MAX_CRASHES:

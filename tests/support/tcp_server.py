@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL that listens on TCP and wants a password (scram), as others reach it."""
+"""A throw-away PostgreSQL that listens on TCP and requires a password (scram)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host app of bodies that will not end: `--app tests.support.stubborn_app:setup`."""
+"""An app whose handlers do not end: `--app tests.support.hanging_app:setup`."""
 
 from __future__ import annotations
 

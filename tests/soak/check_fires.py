@@ -1,4 +1,4 @@
-"""Checks of the schedule: one fire an instant, with its one job, and none missed."""
+"""Check the schedule: each time fires once, with one job, and none is missed."""
 
 from __future__ import annotations
 

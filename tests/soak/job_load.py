@@ -1,4 +1,4 @@
-"""The load of the job family: jobs with keys, limits, retries and pauses, and who asks twice."""
+"""The load of ingest jobs: keys, limits, retries, pauses and repeated requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon the others have what a dead worker held, against what is promised."""
+"""Check how soon jobs of a dead worker are claimed again, against the promised times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from queue_workflows import config
-from tests.soak import evidence, faults, fleet, judge_claims
+from tests.soak import check_claims, evidence, faults, fleet
 
 LAPSE_S = fleet.LEASE_S + fleet.SWEEP_S
 PROMISED_S = {
@@ -21,8 +21,8 @@ SLACK_S = {fleet.UNSEEN: 2.0}
 scaled down and they are not."""
 BOOT_S = 5.0
 """What a process that was started again may take before it does its duties."""
-BURIAL_S = 1.0
-"""A parent that died so soon after its child buried nobody."""
+RECOVERY_DELAY_S = 1.0
+"""A parent that died so soon after its child recovered no claim."""
 Found = Iterator[str]
 Seen = evidence.Evidence
 Holdings = dict[str, list[tuple[evidence.Event, float]]]
@@ -74,13 +74,13 @@ def _death(seen: Seen, held: Holdings, job: str, claim_no: int, at: float) -> De
     claim = seen.claims(job).get(claim_no)
     seat = seen.seat(claim) if claim else None
     ends = [
-        e for e in seen.events.get(job, []) if e.claim == claim_no and e.kind in judge_claims.LEFT
+        e for e in seen.events.get(job, []) if e.claim == claim_no and e.kind in check_claims.LEFT
     ]
     if claim is None or seat is None or not ends or ends[0].kind == "completed":
         return None
     taken, care = ends[0].at, seat.care
     own = [f for f in seen.faults if f.seat == seat.name and f.at != at]
-    if any(f.kind == faults.KILL_PARENT and at - BURIAL_S < f.at < taken for f in own):
+    if any(f.kind == faults.KILL_PARENT and at - RECOVERY_DELAY_S < f.at < taken for f in own):
         care = fleet.UNSEEN
     since = _since(seen, care, own, at, taken)
     return Death(care, job, claim_no, at, since, taken, _again(seen, held, claim, taken))
@@ -139,7 +139,7 @@ def _is_free(seen: Seen, held: Holdings, claim: evidence.Event, at: float, until
 def _holdings(seen: Seen) -> Holdings:
     found: Holdings = defaultdict(list)
     for events in seen.events.values():
-        ends = {e.claim: e.at for e in reversed(events) if e.kind in judge_claims.LEFT}
+        ends = {e.claim: e.at for e in reversed(events) if e.kind in check_claims.LEFT}
         for event in events:
             if event.kind == "claimed":
                 found[event.worker or ""].append((event, ends.get(event.claim, float("inf"))))

@@ -1,12 +1,12 @@
-"""Checks that hostile rows cost innocent ones nothing: no wait beyond the bound, no odd answer."""
+"""Check that hostile rows delay no normal work, and that commands work on every row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.soak import evidence, fleet, judge_recovery, tasks
+from tests.soak import check_recovery, evidence, fleet, tasks
 
-WAIT_S = judge_recovery.PROMISED_S[fleet.DEFAULT]
+WAIT_S = check_recovery.PROMISED_S[fleet.DEFAULT]
 """The longest that an innocent may wait for its first claim: faults stop some of the workers of its
 queue for up to three leases, never all of them for longer than the slowest recovery."""
 Found = Iterator[str]

@@ -1,4 +1,4 @@
-"""Innocent work: what must end within the bound whatever else lies in the tables."""
+"""Normal runs and jobs that must end within the bound whatever the hostile rows are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SELECT count(*) AS n FROM schedule_fires f JOIN ingest_jobs j ON j.id = f.job_id
 """
 
 
-class Innocents:
+class NormalWork:
     """Runs with a question that a bot answers, jobs of every kind of worker, and a schedule."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A row that makes the claim itself raise is taken out of the way, and the queue goes on."""
+"""A row that no claim can take is failed, blocked or skipped, and stops no queue."""
 
 from __future__ import annotations
 

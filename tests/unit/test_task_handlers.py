@@ -1,4 +1,4 @@
-"""Bodies of every kind: what they leave, what their yields say, and where they can be ended."""
+"""Tasks of every kind: results, progress, cancellation at yield and await, clean-up."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_task_is_async_by_its_definition(task: Any, is_async: bool) -> None:
     "raised", [ValueError("no"), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_a_body_raises_passes(kind: str, raised: BaseException) -> None:
+def test_what_a_handler_raises_passes(kind: str, raised: BaseException) -> None:
     def generator() -> Generator[None]:
         yield
         raise raised
@@ -142,7 +142,7 @@ def test_what_a_body_raises_passes(kind: str, raised: BaseException) -> None:
 
 
 @pytest.mark.parametrize("kind", ["generator", "async generator"])
-def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
+def test_a_signal_that_is_yielded_is_raised_behind_the_handler(kind: str) -> None:
     log: Log = []
 
     def generator() -> Generator[Any]:
@@ -166,7 +166,7 @@ def test_a_signal_that_is_yielded_is_raised_behind_the_body(kind: str) -> None:
         assert log == ["tidied"]
 
 
-def test_a_task_that_the_body_started_and_that_exits_ends_the_body_too() -> None:
+def test_a_task_that_the_handler_started_and_that_exits_ends_the_handler_too() -> None:
     log: Log = []
 
     async def leaves() -> None:
@@ -186,7 +186,7 @@ def test_a_task_that_the_body_started_and_that_exits_ends_the_body_too() -> None
     assert log == ["tidied"]
 
 
-def test_the_loop_is_kept_from_body_to_body_and_closed_with_what_is_left_on_it() -> None:
+def test_the_loop_is_reused_between_handlers_and_closed_with_what_is_left_on_it() -> None:
     loops: list[Any] = []
     left: Log = []
 
@@ -210,7 +210,7 @@ def test_the_loop_is_kept_from_body_to_body_and_closed_with_what_is_left_on_it()
     assert left == ["cancelled"] * 2
 
 
-def test_an_async_body_runs_where_a_loop_runs_already() -> None:
+def test_an_async_handler_runs_where_a_loop_runs_already() -> None:
     """As in an async test of a host."""
 
     async def outer() -> Any:
@@ -342,7 +342,7 @@ class _AtTheLastMoment(Script):
         self._reason = reason
 
 
-def test_what_was_told_at_a_yield_is_not_cut_off_while_it_tidies_up() -> None:
+def test_a_generator_that_was_interrupted_is_not_cut_off_while_it_cleans_up() -> None:
     log: Log = []
 
     async def body() -> AsyncGenerator[Any, None]:
@@ -366,7 +366,7 @@ def test_what_was_interrupted_before_it_began_ends_at_its_first_await() -> None:
 
 
 @pytest.mark.parametrize("kind", ["generator", "async generator"])
-def test_a_body_that_yields_on_is_told_again_at_each_yield(kind: str) -> None:
+def test_a_handler_that_yields_on_is_interrupted_again_at_each_yield(kind: str) -> None:
     told: Log = []
 
     def generator() -> Generator[Any]:
@@ -389,7 +389,7 @@ def test_a_body_that_yields_on_is_told_again_at_each_yield(kind: str) -> None:
     assert len(told) == 3
 
 
-def test_a_coroutine_that_swallows_the_cancel_may_tidy_up_and_is_told_once() -> None:
+def test_a_coroutine_that_swallows_the_cancel_may_clean_up_and_is_cancelled_once() -> None:
     script, log = Script(), Log()
     gate = _Gate(script, 0)
 
@@ -409,7 +409,7 @@ def test_a_coroutine_that_swallows_the_cancel_may_tidy_up_and_is_told_once() -> 
 
 @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
 @pytest.mark.parametrize("raised", [ValueError("in finally"), SystemExit(1)], ids=repr)
-def test_what_cleaning_up_raises_is_said_and_the_body_has_ended(
+def test_what_clean_up_raises_is_logged_and_the_handler_has_ended(
     kind: str, raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = Script(0 if kind != "async" else None)
@@ -450,7 +450,7 @@ def test_ctrl_c_while_cleaning_up_is_the_operators() -> None:
         run(generator(), Script(0))
 
 
-def test_a_body_that_yields_without_waiting_lets_others_have_the_loop() -> None:
+def test_a_handler_that_yields_without_waiting_lets_others_have_the_loop() -> None:
     turns: Log = []
 
     async def other() -> None:

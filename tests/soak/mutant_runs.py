@@ -1,4 +1,4 @@
-"""Whether the checker finds what it is for: every mutant once, and the table of who caught it."""
+"""Run the soak once per mutant, and print which checks found it."""
 
 from __future__ import annotations
 

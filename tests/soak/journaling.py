@@ -1,4 +1,4 @@
-"""What every body does: it lasts, and tells the journal under which claim."""
+"""The work of every handler in the soak: take time, and write to the journal under its claim."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.soak import journal
 
 BEAT_S = 0.25
 _held: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar("held")
-"""The row of the job whose body runs here; a pool runs several side by side."""
+"""The row of the job whose handler runs here; a pool runs several side by side."""
 
 
 def noting(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember the claimed job around its body, so that the journal can name the claim."""
+    """Remember the claimed job around its handler, so that the journal can name the claim."""
 
     def wrapper(job: dict[str, Any], *args: Any, **more: Any) -> Any:
         _held.set(job)
@@ -27,14 +27,14 @@ def noting(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say(word: str, what: str) -> dict[str, Any]:
-    """Write a line about the body that runs here; what its result says of its claim."""
+    """Write a line about the handler that runs here; what its result says of its claim."""
     job = _held.get()
     journal.write(word, job, what)
     return {"by": job["claim_no"]}
 
 
 def last(seconds: float, what: str, cancel: threading.Event | None = None) -> dict[str, Any]:
-    """A body that lasts so long by the clock, whether it is stopped meanwhile or not."""
+    """A handler that lasts so long by the clock, whether it is stopped meanwhile or not."""
     say("start", what)
     ends = time.monotonic() + seconds
     while (left := ends - time.monotonic()) > 0 and not (cancel and cancel.is_set()):

@@ -1,4 +1,4 @@
-"""What a test run starts is gone when the run is, however it ends."""
+"""Servers that a test run starts end with the run, however it ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.wait import until
 
 RUN = """
 import subprocess, sys
-from tests.support import reachable
+from tests.support import tcp_server
 started = subprocess.Popen(
-    ["sleep", "60"], start_new_session=True, preexec_fn=reachable.end_with_parent
+    ["sleep", "60"], start_new_session=True, preexec_fn=tcp_server.end_with_parent
 )
 print(started.pid, flush=True)
 started.wait()

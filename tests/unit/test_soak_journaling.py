@@ -1,4 +1,4 @@
-"""The soak's note of the claim whose body runs is in nobody's way."""
+"""The soak's wrapper around handlers passes on all arguments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 import pytest
 
 from queue_workflows import ingest_executor, node_executor
-from tests.soak import work
+from tests.soak import journaling
 
 
 @pytest.mark.parametrize(
     "run",
     [ingest_executor.run_task, ingest_executor.run_task_async, node_executor.run_body],
 )
-def test_whatever_a_body_is_run_with_is_passed_on(run: object) -> None:
+def test_all_arguments_are_passed_on(run: object) -> None:
     given: list[object] = []
 
     def stand_in(*args: object, **more: object) -> str:
@@ -25,5 +25,5 @@ def test_whatever_a_body_is_run_with_is_passed_on(run: object) -> None:
     count = len(inspect.signature(run).parameters)
     assert count > 1
     values = [{"id": "job"}, *range(1, count)]
-    assert work.noting(stand_in)(*values) == "ran"
+    assert journaling.noting(stand_in)(*values) == "ran"
     assert given == values

@@ -1,4 +1,4 @@
-"""Checks of the job family: keys, lock keys, limits, pauses, attempts, and a pool's innocents."""
+"""Check ingest jobs: keys, lock keys, limits, pauses, attempts, and charges of crashes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.soak import evidence, faults, fleet, journal, judge_claims, tasks
+from tests.soak import check_claims, evidence, faults, fleet, journal, tasks
 
 SLACK_S = 0.005
 """How exactly the database's time is known on the journal's clock."""
-BURIAL_S = 5.0
-"""A parent buries sooner; a claim that is taken back later was not taken back by it."""
+RECOVERY_DELAY_S = 5.0
+"""A parent takes claims back within this time; a later reclaim was not its own."""
 BEGUN_S = 0.6
-"""On a busy machine a body has begun a while before its first line, and its end is known later."""
+"""On a busy machine a handler begins this long before its first line in the journal."""
 PAUSE_S = 1.0
 """A pause may begin so long before its acknowledgement, and end so long after its request."""
 BACK_S = 5.0
@@ -23,7 +23,7 @@ Seen = evidence.Evidence
 
 
 class Span(NamedTuple):
-    """A body while it held its claim: by the journal, and no longer than the claim."""
+    """A handler while it held its claim: by the journal, and no longer than the claim."""
 
     since: float
     until: float
@@ -106,7 +106,7 @@ def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
 
 
 def crowded(seen: Seen) -> Found:
-    """Of a partition no more bodies at once than its limit says."""
+    """Of a partition no more handlers at once than its limit says."""
     for partition, ids in _partitions(seen).items():
         for span, beside in _crowds(seen, ids, tasks.MOST):
             others = ", ".join(map(_named, beside))
@@ -170,7 +170,7 @@ def _impatient(seen: Seen, job_id: str, job: dict[str, Any], again: list[evidenc
 
 
 def innocents(seen: Seen) -> Found:
-    """Below a parent a death is charged to those alone whose bodies ran."""
+    """Find crashes below a parent that are charged to jobs whose handlers did not run."""
     killed = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     kills = [f for f in seen.faults if f.is_kill and f.kind != faults.KILL_PARENT]
     for job_id in seen.jobs:
@@ -184,7 +184,7 @@ def innocents(seen: Seen) -> Found:
                 continue
             died = [f.at for f in kills if claim.pid in f.pids]
             died += [line.at for line in killed if line.pid == claim.pid]
-            died = [at for at in died if event.at - BURIAL_S < at <= event.at + SLACK_S]
+            died = [at for at in died if event.at - RECOVERY_DELAY_S < at <= event.at + SLACK_S]
             if not died or (event.kind == "failed" and event.worker == claim.worker):
                 continue
             if not _ran(seen, claim, min(died)):
@@ -192,7 +192,7 @@ def innocents(seen: Seen) -> Found:
 
 
 def _ran(seen: Seen, claim: evidence.Event, died: float) -> bool:
-    """Whether the body of a claim may have run when its process died."""
+    """Whether the handler of a claim may have run when its process died."""
     lines = [line for line in seen.by_job.get(claim.job, []) if line.claim == claim.claim]
     if not lines:
         return claim.at > died - BEGUN_S
@@ -237,7 +237,7 @@ def _spans(seen: Seen, job_id: str) -> Iterator[Span]:
     taken = {
         event.claim: event.at - SLACK_S
         for event in reversed(seen.events.get(job_id, []))
-        if event.kind in judge_claims.LEFT
+        if event.kind in check_claims.LEFT
     }
     for claim, since in first.items():
         until = min(last[claim].at, taken.get(claim, float("inf")))
@@ -245,7 +245,7 @@ def _spans(seen: Seen, job_id: str) -> Iterator[Span]:
 
 
 def _crowds(seen: Seen, ids: list[str], most: int) -> Iterator[tuple[Span, list[Span]]]:
-    """Each body that starts beside `most` others or more, and these."""
+    """Each handler that starts beside `most` others or more, and these."""
     running: list[Span] = []
     for span in sorted(span for job_id in ids for span in _spans(seen, job_id)):
         running = [other for other in running if other.until > span.since]
