@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-ENDS = {"demo": "demo --yes", "test": "-m pytest -n 3"}
+ENDS = {"demo": "demo --yes", "test": "-m pytest -n 4"}
 
 
 def command(name: str, text: str) -> str:

@@ -157,11 +157,11 @@ def flag(queue: str) -> None:
 
 
 def stops(started: Command, signum: signal.Signals) -> None:
-    """It ends within a second, with 0, and leaves no process."""
+    """Check that it ends with 0, long before what it waits for, and leaves no process."""
     asked = time.monotonic()
     started.send(signum)
     assert started.wait() == 0, started.err
-    assert time.monotonic() - asked < 1.0
+    assert time.monotonic() - asked < 10.0
     until(lambda: not started.family())
 
 

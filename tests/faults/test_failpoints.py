@@ -38,7 +38,7 @@ POOL = (
 )
 ORCHESTRATOR = ("queue-orchestrator",)
 SCHEDULER = ("queue-scheduler", "--boot-kick")
-LOOK_S = 0.004
+LOOK_S = 0.02
 ENDED_WELL = (0, -SIGTERM)
 """SIGTERM ends a process that it meets before its handlers are set."""
 ALLOW_ONE_RETRY = "ALTER TABLE ingest_jobs ALTER max_attempts SET DEFAULT {0}"

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import Any
 
-import psycopg
 import pytest
 
 import queue_workflows
@@ -16,7 +15,7 @@ from queue_workflows.engine import job_tables
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer
 from tests.integration.test_unreadable_rows import batches, pooled, serving
-from tests.support import factories, rows_before_checks
+from tests.support import factories, flow, rows_before_checks
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -61,18 +60,19 @@ def conn(db: ModuleType) -> Generator[engine.Connection]:
 
 def put_extremes(conn: engine.Connection, table: str, column: str, **given: str) -> list[str]:
     """A row for each extreme value of a column; the ids of those that could be stored."""
-    ids: list[str] = []
+    values = own_values(conn, table, column)
+    rows = [{"id": f"'bad-{number}'"} | given | {column: own} for number, own in enumerate(values)]
+    taken = rows_before_checks.put_each(conn, table, rows)
+    return [str(number) for number, one in enumerate(taken) if one]
+
+
+def own_values(conn: engine.Connection, table: str, column: str) -> list[str]:
+    """Return the extreme values of a column, as SQL; for an id, another one each."""
     kind = rows_before_checks.columns(conn, table)[column]
-    for number, value in enumerate(rows_before_checks.EXTREMES.get(kind, ())):
-        # A text that has to be another in each row.
-        own = f"{value} || '{number}'" if column in ("id", "run_id") else value
-        values = {"id": f"'bad-{number}'"} | given | {column: own}
-        try:
-            rows_before_checks.put(conn, table, **values)
-        except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
-            continue
-        ids.append(str(number))
-    return ids
+    values = rows_before_checks.EXTREMES.get(kind, ())
+    if column in ("id", "run_id"):
+        return [f"{value} || '{number}'" for number, value in enumerate(values)]
+    return [*values]
 
 
 def status(conn: engine.Connection, table: job_tables.JobTable, job_id: str) -> str:
@@ -89,10 +89,9 @@ def work_until(
 ) -> None:
     """Claims, at most `bound`, one after the other until the good job has completed."""
     worker = claim_worker.ClaimWorker(queue=queue, host="box", on_exit=exits)
-    for _ in range(bound):
+    for _ in flow.runs(worker, bound):
         if status(conn, table, good) == "completed":
             break
-        worker.run_once()
     assert status(conn, table, good) == "completed"
     # Nothing of it is left with a worker that is gone.
     row = conn.execute(
@@ -142,22 +141,19 @@ def test_an_ingest_job_behind_any_row_completes(
 def test_a_node_behind_any_row_completes(
     conn: engine.Connection, few_retries: None, column: str, node: str
 ) -> None:
-    kind = rows_before_checks.columns(conn, "workflow_node_jobs")[column]
-    for number, value in enumerate(rows_before_checks.EXTREMES.get(kind, ())):
-        run_id = factories.run(conn)
-        own = f"{value} || '{number}'" if column in ("id", "run_id") else value
-        given = {
+    rows = [
+        {
             "id": f"'bad-{number}'",
-            "run_id": f"'{run_id}'",
+            "run_id": f"'{factories.run(conn)}'",
             "node_id": "'n'",
             "node_module": f"'{node}'",
             "queue": "'cpu'",
             "priority": "0",
+            column: own,
         }
-        try:
-            rows_before_checks.put(conn, "workflow_node_jobs", **given | {column: own})
-        except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
-            continue
+        for number, own in enumerate(own_values(conn, "workflow_node_jobs", column))
+    ]
+    rows_before_checks.put_each(conn, "workflow_node_jobs", rows)
     good = factories.node(conn, id="good", node_id="good")["id"]
     work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
 
@@ -166,15 +162,14 @@ def test_a_node_behind_any_row_completes(
 def test_a_node_behind_those_of_any_run_completes(
     conn: engine.Connection, few_retries: None, column: str
 ) -> None:
-    kind = rows_before_checks.columns(conn, "workflow_runs")[column]
-    for number, value in enumerate(rows_before_checks.EXTREMES.get(kind, ())):
-        given = {"id": f"'run-{number}'", "workflow_name": "'w'", "status": "'running'"}
-        try:
-            rows_before_checks.put(conn, "workflow_runs", **given | {column: value})
-        except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
-            continue
-        template: Row = {"x": {"$from": "x"}}
-        factories.node(conn, f"run-{number}", input_template=template, ref_heads=["x"], priority=0)
+    rows = [
+        {"id": f"'run-{number}'", "workflow_name": "'w'", "status": "'running'", column: own}
+        for number, own in enumerate(own_values(conn, "workflow_runs", column))
+    ]
+    for number, taken in enumerate(rows_before_checks.put_each(conn, "workflow_runs", rows)):
+        if taken:
+            asks: Row = {"x": {"$from": "x"}}
+            factories.node(conn, f"run-{number}", input_template=asks, ref_heads=["x"], priority=0)
     good = factories.node(conn, id="good", node_id="good")["id"]
     work_until(conn, job_tables.NODE_JOBS, "cpu", good, 20)
 

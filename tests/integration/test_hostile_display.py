@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import unicodedata
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 import pytest
+import typer.main
 
 from queue_workflows import config
 from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from tests.support import extreme_rows as hostile
 
+_built = functools.cache(typer.main.get_command)
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 RUN = {"status": "queued"}
 NODE = {"run_id": "parent", "queue": "cpu"}
@@ -56,8 +59,9 @@ def said(
     """Runs a command in this process, on a database whose constraints are gone."""
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
     close = engine.close_pool
-    # A thousand commands would open as many pools.
+    # A thousand commands would open as many pools, and typer would build all commands as often.
     monkeypatch.setattr(engine, "close_pool", lambda: None)
+    monkeypatch.setattr(typer.main, "get_command", _built)
 
     def call(*argv: str) -> Said:
         config.reset_for_tests()

@@ -184,7 +184,9 @@ class Database:
         if self._conn is not None:
             # PostgreSQL copies no database that somebody is connected to.
             self._conn.close()
-        name = self.fresh_name()
+        # No `fresh_name`: what the tests' own `testing.database` takes for left behind, it drops.
+        name = f"{self.name[: -len(SUFFIX)][-40:]}_template{SUFFIX}"
+        self.drop(name)
         self.create(name, template=self.name)
         self._template = name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import queue_workflows
@@ -84,10 +84,10 @@ class Flow:
     def work(self, queue: str = "cpu", **more: Any) -> int:
         """Run what is queued with a worker of its own; how many jobs."""
         worker = claim_worker.ClaimWorker(queue=queue, host="box", **more)
-        for count in range(ROUNDS):
-            if not worker.run_once():
-                return count
-        raise AssertionError(f"the {queue} queue does not get empty")
+        count = sum(1 for _ in runs(worker, ROUNDS))
+        if count == ROUNDS:
+            raise AssertionError(f"the {queue} queue does not get empty")
+        return count
 
     def go(self, *queues: str) -> None:
         """Workers and orchestrator by turns until nothing is left to do."""
@@ -97,6 +97,18 @@ class Flow:
                 self.look()
                 return
         raise AssertionError("the run does not end")
+
+
+def runs(worker: claim_worker.ClaimWorker, most: int) -> Generator[None]:
+    """Run jobs one by one until there is none, at most so many; yield after each.
+
+    On the connections of one `run_once`, as each new connection makes the server plan anew.
+    """
+    with worker._working():
+        for _ in range(most):
+            if not worker._loop.run_once():
+                return
+            yield
 
 
 def run(run_id: str) -> Spec:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+
 import psycopg
 from psycopg import sql
 
@@ -72,13 +75,32 @@ def put(conn: db.Connection, table: str, **values: str) -> None:
 
     Raises what else the server says: a NOT NULL, a unique key, a value out of its type's range.
     """
-    _execute(
-        conn,
-        sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
-            sql.Identifier(table),
-            sql.SQL(", ").join(map(sql.Identifier, values)),
-            sql.SQL(", ").join(sql.SQL(value) for value in values.values()),  # pyright: ignore[reportArgumentType]
-        ),
+    with _past_checks(conn) as execute:
+        execute(_insert(table, values))
+
+
+def put_each(conn: db.Connection, table: str, rows: Iterable[dict[str, str]]) -> list[bool]:
+    """Insert each row as `put` does; return which of them the database took.
+
+    Left out is a row with NULL where none may stand, or with a value out of its type's range.
+    """
+    taken: list[bool] = []
+    with _past_checks(conn) as execute:
+        for values in rows:
+            try:
+                execute(_insert(table, values))
+            except (psycopg.errors.NotNullViolation, psycopg.errors.NumericValueOutOfRange):
+                taken.append(False)
+            else:
+                taken.append(True)
+    return taken
+
+
+def _insert(table: str, values: dict[str, str]) -> sql.Composed:
+    return sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+        sql.Identifier(table),
+        sql.SQL(", ").join(map(sql.Identifier, values)),
+        sql.SQL(", ").join(sql.SQL(value) for value in values.values()),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -91,7 +113,8 @@ def change(conn: db.Connection, table: str, row_id: str, *, key: str = "id", **v
     statement = sql.SQL("UPDATE {} SET {} WHERE {} = {}").format(
         sql.Identifier(table), sql.SQL(", ").join(given), sql.Identifier(key), sql.Literal(row_id)
     )
-    assert _execute(conn, statement) == 1
+    with _past_checks(conn) as execute:
+        assert execute(statement) == 1
 
 
 def quoted(value: str) -> str:
@@ -99,21 +122,29 @@ def quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _execute(conn: db.Connection, statement: sql.Composed) -> int:
-    """Execute past every trigger and CHECK; how many rows it wrote."""
-    with conn.transaction():
-        conn.execute("SET LOCAL session_replication_role = replica")
-        dropped: list[sql.Composed] = []
-        valid: list[str] = []
+@contextmanager
+def _past_checks(conn: db.Connection) -> Generator[Callable[[sql.Composed], int]]:
+    """Give a function that executes past triggers and CHECKs and returns how many rows it wrote.
+
+    All in one transaction, at whose end the CHECKs are there again: each change of a table makes
+    every connection plan anew.
+    """
+    dropped: list[sql.Composed] = []
+    valid: list[str] = []
+
+    def execute(statement: sql.Composed) -> int:
         while True:
             try:
                 with conn.transaction():
-                    count = conn.execute(statement).rowcount
-                break
+                    return conn.execute(statement).rowcount
             except psycopg.errors.CheckViolation as error:
                 add, name = _drop(conn, error)
                 dropped.append(add)
-                valid += [name] if name else []
+                valid.extend([name] if name else [])
+
+    with conn.transaction():
+        conn.execute("SET LOCAL session_replication_role = replica")
+        yield execute
         for add in dropped:
             conn.execute(add)
         # A CHECK that no longer counts as validated would show in what a test prints of the schema.
@@ -121,7 +152,6 @@ def _execute(conn: db.Connection, statement: sql.Composed) -> int:
         conn.execute(
             "UPDATE pg_constraint SET convalidated = true WHERE conname = ANY (%s)", (valid,)
         )
-    return count
 
 
 def _drop(conn: db.Connection, error: psycopg.Error) -> tuple[sql.Composed, str | None]:
