@@ -143,6 +143,8 @@ NEW = {
 }  # fmt: skip
 """What the database has now and the 21 migrations before 0013 did not make."""
 CHANGED = {
+    "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
+    "notify_node_jobs_inserted()",
     "queue_workflows_born(timestamp with time zone)",  # STABLE, so that it is inlined
     "queue_workflows_job_changed()",  # a queued job whose lock key is taken off is admitted
     "queue_workflows_refuse(text,jsonb,jsonb)",  # messages that say the range
