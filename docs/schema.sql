@@ -195,7 +195,7 @@ BEGIN
         SELECT FROM ingest_jobs j
          WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
            AND j.status = 'queued' AND j.admitted_at IS NOT NULL
-         ORDER BY j.partition_key LIMIT 4 * c_ahead) AS let_in;
+         ORDER BY j.partition_key LIMIT 4 * c_ahead) AS admitted;
     IF v_max IS NOT NULL THEN
         SELECT count(*) INTO v_running FROM (
             SELECT FROM ingest_jobs j
@@ -225,17 +225,17 @@ BEGIN
              WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.blocked_reason = 'limited'
              ORDER BY j.partition_key, j.priority, j.seq LIMIT 1),
-        let_in AS MATERIALIZED (
+        admitted AS MATERIALIZED (
             SELECT j.id, j.priority, j.seq FROM ingest_jobs j
              WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.admitted_at IS NOT NULL
              ORDER BY j.partition_key LIMIT 4 * c_ahead FOR UPDATE SKIP LOCKED),
         back AS MATERIALIZED (
             SELECT l.id FROM (SELECT i.*, row_number() OVER (ORDER BY i.priority DESC, i.seq DESC) AS place
-                                FROM let_in i) l
+                                FROM admitted i) l
              WHERE l.place <= -v_room OR l.place <= 16 AND (l.priority, l.seq) > (
                    SELECT h.priority, h.seq FROM head h))
-        UPDATE ingest_jobs j SET blocked_reason = 'held_back'
+        UPDATE ingest_jobs j SET blocked_reason = 'limited', admitted_at = NULL
          WHERE j.id = ANY (ARRAY(SELECT b.id FROM back b));
         GET DIAGNOSTICS v_count = ROW_COUNT;
         v_room := v_room + v_count;
@@ -247,7 +247,7 @@ BEGIN
                  WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                    AND j.status = 'queued' AND j.blocked_reason = 'limited'
                  ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
-            UPDATE ingest_jobs j SET blocked_reason = 'admitted'
+            UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
         EXCEPTION WHEN OTHERS THEN
             -- One of them cannot be written: admit the next ones instead.
@@ -259,10 +259,13 @@ BEGIN
             LOOP
                 EXIT WHEN v_room <= 0;
                 BEGIN
-                    UPDATE ingest_jobs j SET blocked_reason = 'admitted' WHERE j.id = v_id;
-                    v_room := v_room - 1;
+                    UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
+                     WHERE j.id = v_id AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE;
+                    IF FOUND THEN
+                        v_room := v_room - 1;
+                    END IF;
                 EXCEPTION WHEN OTHERS THEN
-                    RAISE WARNING 'job % cannot be let in: %', v_id, SQLERRM;
+                    RAISE WARNING 'job % cannot be admitted: %', v_id, SQLERRM;
                 END;
             END LOOP;
         END;
@@ -289,12 +292,12 @@ CREATE FUNCTION public.queue_workflows_ask_partition(p_queue text, p_key text, p
 BEGIN
     IF p_starts > 0 THEN
         UPDATE partition_turns SET starts = starts + p_starts
-         WHERE xid = pg_current_xact_id() AND queue = p_queue AND partition_key = p_key;
+         WHERE xid = pg_current_xact_id() AND queue = p_queue AND partition_key = p_key AND NOT admits;
         IF FOUND THEN
             RETURN;
         END IF;
     ELSIF EXISTS (SELECT FROM partition_turns WHERE xid = pg_current_xact_id() AND queue = p_queue
-                     AND partition_key = p_key) THEN
+                     AND partition_key = p_key AND NOT admits) THEN
         RETURN;
     END IF;
     INSERT INTO partition_turns (queue, partition_key, starts) VALUES (p_queue, p_key, p_starts);
@@ -305,7 +308,8 @@ CREATE FUNCTION public.queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS
     AS $$
 BEGIN
     IF p_key IS NOT NULL AND p_jobs IN ('workflow_node_jobs', 'ingest_jobs') AND NOT EXISTS (
-        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key) THEN
+        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key
+           AND NOT admits) THEN
         INSERT INTO lock_turns (jobs, lock_key) VALUES (p_jobs, p_key);
     END IF;
 END $$;
@@ -821,7 +825,7 @@ BEGIN
                           AND w.blocked_reason = 'locked'
                         ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
                    FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE %1$I j SET blocked_reason = 'taken_back' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
+        UPDATE %1$I j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
         $q$, p_jobs) USING p_keys;
     EXECUTE format($q$
         WITH heads AS MATERIALIZED (
@@ -832,7 +836,7 @@ BEGIN
                  ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
              WHERE NOT EXISTS (SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
                       AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE %1$I j SET blocked_reason = 'let_in' WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
+        UPDATE %1$I j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
         $q$, p_jobs) USING p_keys;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
@@ -858,9 +862,13 @@ BEGIN
              ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
         LOOP
             BEGIN
-                EXECUTE format('UPDATE %I SET blocked_reason = ''let_in'' WHERE id = $1', p_jobs) USING v_id;
-                v_count := v_count + 1;
-                EXIT;
+                EXECUTE format($q$ UPDATE %I SET blocked_reason = NULL
+                                    WHERE id = $1 AND (status = 'queued' AND blocked_reason = 'locked') IS TRUE
+                                   RETURNING 1 $q$, p_jobs) INTO v_one USING v_id;
+                IF v_one IS NOT NULL THEN
+                    v_count := v_count + 1;
+                    EXIT;
+                END IF;
             EXCEPTION WHEN OTHERS THEN
                 RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
             END;
@@ -1339,7 +1347,6 @@ CREATE FUNCTION public.queue_workflows_hold_back(p_queue text, p_look integer, p
     AS $$
 DECLARE
     v_all   boolean;
-    v_asked bigint;
     v_moved bigint;
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
@@ -1357,13 +1364,9 @@ BEGIN
         SELECT j.id FROM ingest_jobs j
          WHERE j.id = ANY (ARRAY(SELECT a.id FROM ahead a))
            AND (j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL) IS TRUE
-           FOR UPDATE OF j SKIP LOCKED),
-    moved AS (
-        UPDATE ingest_jobs j SET blocked_reason = 'held_back' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s))
-        RETURNING j.partition_key)
-    SELECT coalesce(sum(m.n), 0), count(queue_workflows_ask_partition(p_queue, m.partition_key) IS NULL)
-      INTO v_moved, v_asked
-      FROM (SELECT partition_key, count(*) AS n FROM moved GROUP BY partition_key) m;
+           FOR UPDATE OF j SKIP LOCKED)
+    UPDATE ingest_jobs j SET blocked_reason = 'limited' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s));
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
     RETURN v_moved;
 END $$;
 
@@ -1708,7 +1711,7 @@ CREATE FUNCTION public.queue_workflows_job_changed() RETURNS trigger
     SET search_path TO 'public', 'pg_temp'
     AS $$
 DECLARE
-    v_let_in boolean := false;
+    v_admits boolean := false;  -- whether this is the admission, which gives the lock key to the job or takes it back
 BEGIN
     -- Ranges of the columns that every claim writes. queue_workflows_bound_job checks the other columns.
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
@@ -1718,9 +1721,18 @@ BEGIN
                 NEW.cancel_requested_at) < '2000-01-01+00' THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
     END IF;
-    IF NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL THEN
+    IF NEW.lock_key = OLD.lock_key AND NEW.status = 'queued' AND OLD.status = 'queued'
+       AND (NEW.blocked_reason IS NULL) <> (OLD.blocked_reason IS NULL)
+       AND 'locked' IN (NEW.blocked_reason, OLD.blocked_reason) THEN
+        v_admits := EXISTS (SELECT FROM lock_turns t WHERE t.xid = pg_current_xact_id() AND t.admits
+                               AND t.jobs = TG_TABLE_NAME AND t.lock_key = NEW.lock_key);
+        IF v_admits AND NEW.blocked_reason = 'locked' THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    IF (NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL) AND NOT v_admits THEN
         IF TG_TABLE_NAME = 'ingest_jobs' THEN
-            IF OLD.admitted_at IS NOT NULL OR NEW.blocked_reason IN ('limited', 'admitted', 'held_back')
+            IF coalesce(OLD.admitted_at, NEW.admitted_at) IS NOT NULL OR NEW.blocked_reason = 'limited'
                OR EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue IN (OLD.queue, NEW.queue)) THEN
                 DECLARE
                     v_passed ingest_jobs;  -- declared here: each call of the declaring block allocates a row
@@ -1741,22 +1753,11 @@ BEGIN
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
         RETURN NEW;
     END IF;
-    IF OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL THEN
-        -- Two commands that are never stored: admit this job, or block it again.
-        IF NEW.blocked_reason = 'taken_back' THEN
-            NEW.blocked_reason := 'locked';
-            RETURN NEW;
-        END IF;
-        IF NEW.blocked_reason = 'let_in' THEN
-            NEW.blocked_reason := NULL;
-            v_let_in := true;
-        END IF;
-    END IF;
     IF NEW.status = OLD.status THEN
         IF NEW.status = 'queued' THEN
             IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
                 NEW.blocked_reason := 'not_due';
-            ELSIF NEW.lock_key IS NOT NULL AND NOT v_let_in AND (
+            ELSIF NEW.lock_key IS NOT NULL AND NOT v_admits AND (
                       NEW.blocked_reason IS NULL
                       AND (OLD.blocked_reason IS NOT NULL OR NEW.lock_key IS DISTINCT FROM OLD.lock_key)
                       OR NEW.available_at IS NULL AND NEW.blocked_reason = 'not_due') THEN
@@ -1778,7 +1779,7 @@ BEGIN
               AND OLD.cancel_requested_at IS NULL THEN
             PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
         END IF;
-        IF NOT v_let_in AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
+        IF NOT v_admits AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
            AND (NEW.lock_key IS DISTINCT FROM OLD.lock_key
                 OR NEW.blocked_reason IS DISTINCT FROM OLD.blocked_reason) THEN
             PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, OLD.lock_key);
@@ -1927,18 +1928,16 @@ DECLARE
     v_rated   boolean;
     v_counted boolean;
 BEGIN
-    IF p_new.blocked_reason IN ('let_in', 'taken_back') THEN
-        RETURN p_new;
+    IF p_old.status = 'queued' AND p_new.status = 'queued'
+       AND (p_old.admitted_at IS NULL) <> (p_new.admitted_at IS NULL)
+       AND 'limited' IN (p_old.blocked_reason, p_new.blocked_reason) THEN
+        IF EXISTS (SELECT FROM partition_turns t WHERE t.xid = pg_current_xact_id() AND t.admits
+                      AND t.queue = p_new.queue AND t.partition_key = p_new.partition_key) THEN
+            RETURN p_new;
+        END IF;
     END IF;
-    IF p_new.blocked_reason = 'admitted' THEN
-        p_new.blocked_reason := NULL;
-        p_new.admitted_at := now();
-        RETURN p_new;
-    END IF;
-    IF p_new.blocked_reason = 'held_back' THEN
-        p_new.blocked_reason := 'limited';
-        p_new.admitted_at := NULL;
-        RETURN p_new;
+    IF p_old.admitted_at IS NULL THEN
+        p_new.admitted_at := NULL;  -- only the admission sets it: else a plain UPDATE would pass the limits
     END IF;
     IF p_old.partition_key IS NOT NULL
        AND (p_old.queue, p_old.partition_key) IS DISTINCT FROM (p_new.queue, p_new.partition_key) THEN
@@ -2048,13 +2047,15 @@ BEGIN
 END $$;
 
 CREATE FUNCTION public.queue_workflows_mend_turns(p_jobs text) RETURNS bigint
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET search_path TO 'public', 'pg_temp'
     AS $_$
 DECLARE
     v_keys text[];
 BEGIN
+    PERFORM queue_workflows_demand('UPDATE', p_jobs, 'status');
     EXECUTE format($q$
         WITH RECURSIVE line (key) AS (
             (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
@@ -2069,15 +2070,8 @@ BEGIN
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
                   AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
         $q$, p_jobs) INTO v_keys;
-    IF v_keys IS NULL THEN
-        RETURN 0;
-    END IF;
-    PERFORM queue_workflows_lock_keys(p_jobs, v_keys);
-    BEGIN
-        RETURN queue_workflows_give_turns(p_jobs, v_keys);
-    EXCEPTION WHEN OTHERS THEN
-        RETURN queue_workflows_give_turns_singly(p_jobs, v_keys);
-    END;
+    PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
+    RETURN coalesce(cardinality(v_keys), 0);
 END $_$;
 
 CREATE FUNCTION public.queue_workflows_must_end(job public.ingest_jobs) RETURNS boolean
@@ -2969,7 +2963,8 @@ DECLARE
     v_one   partition_turns;
     v_turn  record;
 BEGIN
-    WITH mine AS (DELETE FROM partition_turns WHERE xid = pg_current_xact_id() RETURNING *)
+    WITH mine AS (
+        UPDATE partition_turns SET admits = true WHERE xid = pg_current_xact_id() AND NOT admits RETURNING *)
     SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
     IF v_asked IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- This snapshot lacks jobs that were admitted meanwhile: leave the check to the next claim.
@@ -2995,9 +2990,17 @@ BEGIN
             END LOOP;
         END;
     END IF;
+    IF v_asked IS NOT NULL THEN
+        DELETE FROM partition_turns t
+         WHERE t.xid = pg_current_xact_id() AND t.admits
+           AND (t.queue, t.partition_key) IN (SELECT a.queue, a.partition_key FROM unnest(v_asked) a);
+    END IF;
     FOR v_turn IN
-        WITH mine AS (DELETE FROM lock_turns WHERE xid = pg_current_xact_id() RETURNING jobs, lock_key)
-        SELECT jobs, array_agg(DISTINCT lock_key) AS keys FROM mine GROUP BY jobs ORDER BY jobs
+        WITH mine AS (
+            UPDATE lock_turns SET admits = true WHERE xid = pg_current_xact_id() AND NOT admits
+            RETURNING id, jobs, lock_key)
+        SELECT jobs, array_agg(DISTINCT lock_key) AS keys, array_agg(id) AS notes
+          FROM mine GROUP BY jobs ORDER BY jobs
     LOOP
         PERFORM queue_workflows_lock_keys(v_turn.jobs, v_turn.keys);
         BEGIN
@@ -3009,6 +3012,7 @@ BEGIN
             -- A waiting row that cannot be written must not fail the commit of another job's transaction.
             PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
         END;
+        DELETE FROM lock_turns WHERE id = ANY (v_turn.notes);
     END LOOP;
     RETURN NULL;
 END $$;
@@ -3120,7 +3124,8 @@ CREATE UNLOGGED TABLE public.lock_turns (
     id bigint NOT NULL,
     xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
     jobs text NOT NULL,
-    lock_key text NOT NULL
+    lock_key text NOT NULL,
+    admits boolean DEFAULT false NOT NULL
 );
 
 CREATE UNLOGGED SEQUENCE public.lock_turns_id_seq
@@ -3180,7 +3185,8 @@ CREATE UNLOGGED TABLE public.partition_turns (
     xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
     queue text NOT NULL,
     partition_key text NOT NULL,
-    starts integer DEFAULT 0 NOT NULL
+    starts integer DEFAULT 0 NOT NULL,
+    admits boolean DEFAULT false NOT NULL
 );
 
 CREATE TABLE public.queue_partitions (
@@ -3482,7 +3488,7 @@ ALTER TABLE ONLY public.partition_starts
     ADD CONSTRAINT partition_starts_pkey PRIMARY KEY (queue, partition_key, n);
 
 ALTER TABLE ONLY public.partition_turns
-    ADD CONSTRAINT partition_turns_pkey PRIMARY KEY (xid, queue, partition_key);
+    ADD CONSTRAINT partition_turns_pkey PRIMARY KEY (xid, queue, partition_key, admits);
 
 ALTER TABLE ONLY public.queue_partitions
     ADD CONSTRAINT queue_partitions_pkey PRIMARY KEY (queue, partition_key);
@@ -3668,7 +3674,7 @@ CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, at
 
 CREATE TRIGGER ingest_jobs_cancel_asked BEFORE UPDATE OF cancel_requested_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_audit_cancel();
 
-CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready');
+CREATE TRIGGER ingest_jobs_changed BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue, claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_job_changed('ingest_job_ready');
 
 CREATE TRIGGER ingest_jobs_forget AFTER DELETE ON public.ingest_jobs REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_forget_logs();
 

@@ -10,7 +10,7 @@ def workflows_app():
     return "hello"
 
 
-def test_words_are_counted_and_told(flows):
+def test_words_are_counted_and_reported(flows):
     done = flows.run_workflow("hello", {"text": "to be or not to be"}).completed()
     assert done.outputs == {"count/count": {"result": 6}, "tell/tell": {"result": "6 words"}}
 
@@ -25,7 +25,7 @@ def test_a_lost_connection_fails_the_run_and_a_retry_keeps_the_count(flows):
     }  # fmt: skip
 
 
-def test_a_dying_worker_costs_a_second_try(flows):
+def test_a_worker_that_dies_costs_a_second_claim(flows):
     flows.crash("count/*")
     done = flows.run_workflow("hello", {"text": "to be"}).completed()
     assert (done.nodes["count/count"].claims, done.nodes["count/count"].crashes) == (2, 1)

@@ -67,9 +67,9 @@ class ClaimWorker:
         self._cache = adapted(model_cache)
         if queue == "gpu" and model_cache is None:
             self._cache = gpu_model_cache.gpu_model_cache()
-        self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
+        self._metrics = _sampler(label, lambda: self._keeper.wake("metrics"))
         own = slot.Slot(self._claimant)
-        self._watch = lease_keeper.LeaseKeeper(
+        self._keeper = lease_keeper.LeaseKeeper(
             [own],
             metrics=self._metrics,
             model_cache=self._cache,
@@ -77,9 +77,9 @@ class ClaimWorker:
             on_exit=on_exit,
         )
         if self._cache is not None:
-            self._cache.set_publisher(lambda _: self._watch.wake("beat"))
+            self._cache.set_publisher(lambda _: self._keeper.wake("beat"))
         self._loop = loop.WorkLoop(
-            queue, own, self._watch, model_cache=self._cache, batch_size=batch
+            queue, own, self._keeper, model_cache=self._cache, batch_size=batch
         )
 
     @property
@@ -118,7 +118,7 @@ class ClaimWorker:
             self._pid = os.getpid()
             self._base = self._base._replace(worker_id=identity.new_worker_id(self._base.host))
         try:
-            with self._watch.watching():
+            with self._keeper.running():
                 yield
         finally:
             self._loop.close()
@@ -128,12 +128,12 @@ class ClaimWorker:
 
         Safe in a signal handler.
         """
-        self._watch.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
+        self._keeper.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
 
     def stop_now(self) -> None:
         """Give the running job back at once and leave."""
-        self._watch.stop_by(clock.boot_s())
+        self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
 
 
@@ -173,7 +173,7 @@ class WorkerPool:
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         obey, writing = not config.DISABLE_WORKER_CONTROL.read(), threading.Lock()
-        lanes: list[slot.Slot] = []
+        slots: list[slot.Slot] = []
         for entry in entries:
             who = claims.Claimant(
                 identity.new_worker_id(label),
@@ -183,7 +183,7 @@ class WorkerPool:
                 newest=priority < 0,
                 obey=obey,
             )
-            lanes.append(
+            slots.append(
                 slot.Slot(
                     lambda who=who: who,
                     concurrency=entry.concurrency,
@@ -191,19 +191,19 @@ class WorkerPool:
                     patient=True,
                 )
             )
-        self._lanes = lanes
-        self._metrics = _sampler(label, lambda: self._watch.wake("metrics"))
-        self._watch = lease_keeper.LeaseKeeper(lanes, metrics=self._metrics, on_exit=on_exit)
-        self._loop = pool.PoolLoop(lanes, self._watch)
+        self._slots = slots
+        self._metrics = _sampler(label, lambda: self._keeper.wake("metrics"))
+        self._keeper = lease_keeper.LeaseKeeper(slots, metrics=self._metrics, on_exit=on_exit)
+        self._loop = pool.PoolLoop(slots, self._keeper)
 
     @property
     def worker_ids(self) -> dict[str, str]:
         """The identity under which each queue is claimed."""
-        return {who.queue: who.worker_id for each in self._lanes for who in [each.who()]}
+        return {who.queue: who.worker_id for each in self._slots for who in [each.who()]}
 
     def run_forever(self) -> None:
         """Run jobs as they come until `stop` and the end of what runs then; once."""
-        with self._watch.watching(), self._metrics or nullcontext():
+        with self._keeper.running(), self._metrics or nullcontext():
             self._loop.run_forever()
 
     def stop(self) -> None:
@@ -211,12 +211,12 @@ class WorkerPool:
 
         Safe in a signal handler.
         """
-        self._watch.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
+        self._keeper.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
 
     def stop_now(self) -> None:
         """Give the running jobs back at once and leave."""
-        self._watch.stop_by(clock.boot_s())
+        self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
 
 
@@ -335,7 +335,9 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _serve(worker: ClaimWorker | WorkerPool) -> int:
-    request = signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now, ear=True)
+    request = signals.StopRequest(
+        on_first=worker.stop, on_second=worker.stop_now, signal_thread=True
+    )
     with request as stop:
         if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             pooled = isinstance(worker, WorkerPool)

@@ -14,8 +14,8 @@ from queue_workflows.dag.answers import meant as meant_answer
 from queue_workflows.dag.answers import options as answer_options
 from queue_workflows.dispatch import advance, inputs
 from queue_workflows.dispatch.drain import RUNS_A_ROUND, drain_outbox, drain_run
-from queue_workflows.dispatch.fast_path import look as look_ahead
 from queue_workflows.dispatch.fast_path import note as note_completed
+from queue_workflows.dispatch.fast_path import plan_from_result as look_ahead
 from queue_workflows.dispatch.hooks import HookFailed, NoProvider
 from queue_workflows.dispatch.inputs import (
     answer_delta,

@@ -37,7 +37,7 @@ def run_task(
     which an async task finds the loop of the last one again. A job that was cancelled meanwhile
     leaves no result; one that its worker interrupted is `cancelled`, with the reason as its error.
     """
-    attempt = _Attempt(job, control_ or control.Alone())
+    attempt = _Attempt(job, control_ or control.NoControl())
     token, own = jobs.current.set(attempt.job), runner or handlers.Runner()
     try:
         return attempt.completed(own.run(attempt.begun(), attempt.control))

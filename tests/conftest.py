@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from tests.support.database import Database
 
 PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
-DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database"})
+DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "migrated_database"})
 THREAD_GRACE_S = 2.0
+WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
+"""Folders whose tests wait for processes. They come first, so that no process of `-n` is last."""
 UNIT = Path(__file__).parent / "unit"
 
 
@@ -33,6 +36,9 @@ def _forget_environment() -> dict[str, str]:
 
 
 OUTPUTS = os.path.join(tempfile.gettempdir(), f"queue-workflows-outputs-{os.getpid()}")  # noqa: PTH118
+# Some thousand processes would each compile all that they import, and pytest every test module.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Before anything runs: no test, and no import of one, ever sees the database of the person here.
 GIVEN = _forget_environment()
 
@@ -48,14 +54,23 @@ def pytest_configure(config: pytest.Config) -> None:
     GIVEN.update(getattr(config, "workerinput", {}).get("given", {}))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of `-n`."""
+    from tests.support import distribution
+
+    return distribution.Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A unit test needs no database: one that asks for it is in the wrong folder."""
+    """Refuse unit tests that ask for a database, and put first the tests that wait long."""
     for item in items:
         asked = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if asked and UNIT in item.path.parents:
             raise pytest.UsageError(
                 f"{item.nodeid} asks for {', '.join(sorted(asked))}: no unit test"
             )
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
 
 
 def pytest_collection_finish() -> None:
@@ -103,7 +118,6 @@ def clean_process() -> Generator[None]:
 @pytest.fixture(scope="session")
 def own_database() -> Generator[Database]:
     """The run's own database with the schema in it; no PostgreSQL is a failure, never a skip."""
-    from queue_workflows import db
     from tests.support import database
 
     with ExitStack() as stack:
@@ -114,10 +128,7 @@ def own_database() -> Generator[Database]:
         else:
             url = stack.enter_context(database.throw_away_server())
         own = stack.enter_context(database.Database(url))
-        with database.environment(QUEUE_WORKFLOWS_DB_URL=own.dsn):
-            db.bootstrap()
-            db.close_pool()
-        own.keep_filled_tables()
+        own.migrate()
         yield own
 
 
@@ -149,4 +160,12 @@ def fresh_database(own_database: Database) -> Generator[str]:
     """The DSN of a new, empty database on the same server, dropped afterwards."""
     name = own_database.fresh_name()
     yield own_database.create(name)
+    own_database.drop(name)
+
+
+@pytest.fixture
+def migrated_database(own_database: Database) -> Generator[str]:
+    """Return the DSN of a new database with the schema on the same server; drop it afterwards."""
+    name = own_database.fresh_name()
+    yield own_database.create_migrated(name)
     own_database.drop(name)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queue_workflows import config, node_pool, node_queue, queues
+from queue_workflows import config, node_queue, queues
 from queue_workflows.engine import claims, handback, job_tables, pending, promotion, recovery
+from queue_workflows.maintenance import recovery as maintenance_recovery
 from tests.support import database, factories
 
 FUNCTIONS = (
@@ -172,20 +173,18 @@ def crowded(own_database: database.Database) -> Generator[dict[str, Any]]:
     found: dict[str, Any] = {}
     for states in (COUNTED, UNCOUNTED):
         name = own_database.fresh_name()
-        dsn = own_database.create(name)
-        with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
-            db.bootstrap()
-            with db.connect(limited=False) as conn:
-                for table in TABLES:
-                    conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
-                for state, todo in states.items():
-                    for statement in todo:
-                        conn.execute(statement.encode())
-                    found[state] = {
-                        (function, one.text): list(faults(plan(conn, one)))
-                        for function in FUNCTIONS
-                        for one in statements(conn, function)
-                    }
+        dsn = own_database.create_migrated(name)
+        with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn), db.connect(limited=False) as conn:
+            for table in TABLES:
+                conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
+            for state, todo in states.items():
+                for statement in todo:
+                    conn.execute(statement.encode())
+                found[state] = {
+                    (function, one.text): list(faults(plan(conn, one)))
+                    for function in FUNCTIONS
+                    for one in statements(conn, function)
+                }
         found[f"{state} at"] = dsn
         found.setdefault("names", []).append(name)
     yield found
@@ -342,7 +341,7 @@ def test_a_result_is_recorded_with_a_few_rows(many: Any, table: job_tables.JobTa
 
 def test_the_sweep_of_orphans_compares_no_job_with_each_run(many: Any) -> None:
     many.execute("SET LOCAL statement_timeout = '5s'")  # that would be 500 million comparisons
-    node_pool.sweep_orphans(many)
+    maintenance_recovery.cancel_orphans(many)
 
 
 def test_a_batch_is_recorded_and_the_next_claimed_with_a_few_rows(many: Any) -> None:

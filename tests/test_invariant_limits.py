@@ -420,6 +420,41 @@ def test_a_lower_limit_takes_back_who_is_let_in_and_a_higher_one_lets_in(db: Mod
         assert len(take(conn, 9)) == 3
 
 
+def test_only_the_admission_admits_a_job(db: ModuleType) -> None:
+    """A plain UPDATE may write what the admission writes, also beside a change that is checked."""
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        first, second = add(conn, 2)
+        for text in (
+            "blocked_reason = NULL, admitted_at = now()",
+            "admitted_at = now()",
+            "blocked_reason = NULL",
+            "admitted_at = now(), blocked_reason = 'limited'",
+        ):
+            plain(text)(conn, second)
+            assert states(conn) == [FREE, LINE], text
+            with conn.transaction():
+                plain("blocked_reason = 'limited'")(conn, first)
+                plain(text)(conn, second)
+                assert states(conn) == [LINE, LINE], text
+            assert states(conn) == [FREE, LINE], text
+        add(conn, admitted_at="2020-01-01", blocked_reason=None)
+        assert states(conn) == [FREE, LINE, LINE]
+        assert factories.reread(conn, second)["admitted_at"] is None
+        end(conn, *take(conn))
+        assert count(conn, FREE) == 1
+
+
+def test_an_unknown_reason_admits_nobody(db: ModuleType) -> None:
+    with db.connect() as conn:
+        say(conn, partition_max_running=1)
+        _, second = add(conn, 2)
+        for text in ("admitted", "let_in"):
+            plain(f"blocked_reason = '{text}'")(conn, second)
+            assert states(conn)[1] == ("queued", text)
+            assert factories.reread(conn, second)["admitted_at"] is None
+
+
 def test_without_limits_everybody_in_line_is_let_in_however_many(db: ModuleType) -> None:
     with db.connect() as conn:
         say(conn, partition_max_running=1)

@@ -188,14 +188,12 @@ def crowded(own_database: database.Database, request: pytest.FixtureRequest) -> 
     from queue_workflows import db
 
     name = own_database.fresh_name()
-    dsn = own_database.create(name)
-    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
-        db.bootstrap()
-        with db.connect(limited=False) as conn:
-            conn.execute("ALTER TABLE ingest_jobs SET (autovacuum_enabled = off)")
-            statements = {"empty": (SETTINGS, "ANALYZE", FILL), "full": (SETTINGS, FILL, "ANALYZE")}
-            for statement in statements[request.param]:
-                conn.execute(statement.encode())
+    dsn = own_database.create_migrated(name)
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn), db.connect(limited=False) as conn:
+        conn.execute("ALTER TABLE ingest_jobs SET (autovacuum_enabled = off)")
+        statements = {"empty": (SETTINGS, "ANALYZE", FILL), "full": (SETTINGS, FILL, "ANALYZE")}
+        for statement in statements[request.param]:
+            conn.execute(statement.encode())
     yield dsn
     own_database.drop(name)
 

@@ -221,6 +221,23 @@ def test_a_due_job_stands_in_line_too(db: ModuleType, family: str) -> None:
         assert states(conn, family) == [IN, OUT]
 
 
+def test_only_the_admission_gives_the_key(db: ModuleType, family: str) -> None:
+    """A plain UPDATE may write what the admission writes, also beside a change that is checked."""
+    with db.connect() as conn:
+        first, second, third = [add(conn, family) for _ in range(3)]
+        plain("blocked_reason = NULL")(conn, second)
+        assert states(conn, family) == [IN, OUT, OUT]
+        with conn.transaction():
+            plain("available_at = now() + interval '1 hour'")(conn, first)
+            plain("blocked_reason = NULL")(conn, third)
+            assert states(conn, family) == [("queued", "not_due"), OUT, OUT]
+        assert states(conn, family) == [("queued", "not_due"), IN, OUT]
+        plain("blocked_reason = 'locked'")(conn, second)
+        assert states(conn, family) == [("queued", "not_due"), IN, OUT]
+        plain("blocked_reason = 'let_in'")(conn, third)
+        assert states(conn, family) == [("queued", "not_due"), IN, ("queued", "let_in")]
+
+
 def test_the_database_refuses_a_second_one_running(db: ModuleType, family: str) -> None:
     with db.connect() as conn:
         add(conn, family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,21 +80,24 @@ def _dynamic(call: ast.Call) -> str:
     return str(first.value) if isinstance(first, ast.Constant) else ""
 
 
-ALL = [each for path in sorted(PACKAGE.rglob("*.py")) for each in _imports(path)]
+@functools.cache
+def _all() -> list[Import]:
+    """Return every import of the package. Each process of the tests imports this module."""
+    return [each for path in sorted(PACKAGE.rglob("*.py")) for each in _imports(path)]
 
 
 def test_there_are_modules_to_look_at() -> None:
-    assert len({each.where for each in ALL}) > 50
+    assert len({each.where for each in _all()}) > 50
 
 
 def test_nothing_foreign_is_imported() -> None:
     known = set(sys.stdlib_module_names) | OWN | HARD | EXTRAS.keys()
-    assert not [each for each in ALL if each.name not in known]
+    assert not [each for each in _all() if each.name not in known]
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_extras_are_imported_where_they_belong(extra: str) -> None:
-    for each in ALL:
+    for each in _all():
         if each.name == extra:
             top = each.where.partition("/")[0].removesuffix(".py")
             assert top in EXTRAS[extra], each

@@ -1,4 +1,4 @@
-"""`python examples/etl`: queue a job per file, work until they are over, say what came in."""
+"""`python examples/etl`: queue a job per file, run them to their end, print what was loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIVE = ("queued", "running")
 
 
 def queue() -> dict[str, str]:
-    """The id of each file's job, all queued in one transaction; the same content is the same job.
+    """Queue a job per file in one transaction; return their ids. The same content is the same job.
 
     Two at once would be in each other's way: of the jobs of one lock key one runs at a time, the
     oldest first, so that countries are there before their zones.

@@ -1,4 +1,4 @@
-"""Two CSV files in, three tables out: an import that may end anywhere and be run again."""
+"""Load two CSV files into three tables, by jobs that may stop anywhere and run again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from queue_workflows import db
 
 INBOX = Path(__file__).parent / "data"
 CHUNK = 50
-"""Rows of a transaction: what a job that is cancelled or killed has loaded by then stays."""
+"""Rows per transaction. A cancelled or killed job keeps the chunks that it committed."""
 BAD_PCT = 10
-"""Of a file with more bad rows than that somebody has to look at the file."""
+"""A file with a higher percentage of bad rows fails: a person has to check it."""
 
 TABLES = """
 CREATE SCHEMA IF NOT EXISTS atlas;
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS atlas.country_zone (
 CREATE TABLE IF NOT EXISTS atlas.rejected (
     file text, line integer, reason text NOT NULL, PRIMARY KEY (file, line));
 """
-# Each may be done twice: a job that is run again, after a crash or by hand, doubles nothing.
+# Each statement may run twice: a job that runs again inserts no duplicates.
 COUNTRY = """
 INSERT INTO atlas.country (code, name) VALUES (%(code)s, %(name)s)
     ON CONFLICT (code) DO UPDATE SET name = EXCLUDED.name
@@ -85,11 +85,11 @@ FILES: dict[str, tuple[Callable[[Row, Known], dict[str, Any]], str]] = {
     "countries.csv": (country, COUNTRY),
     "zones.csv": (zone, ZONE),
 }
-"""How a row of each file is read, and what is done with it; in the order of loading."""
+"""The function that reads a row, and the statement that stores it, per file in load order."""
 
 
 def load_file(*, file: str) -> Generator[float, None, dict[str, int]]:
-    """Load a file of the inbox, chunk by chunk; each `yield` is progress, and where it may end."""
+    """Load a file in chunks. Each `yield` reports progress and lets a cancel end the job."""
     if file not in FILES:
         raise queue_workflows.Discard(f"no file of ours: {file}")
     transform, statement = FILES[file]
@@ -120,7 +120,7 @@ def load_file(*, file: str) -> Generator[float, None, dict[str, int]]:
 
 
 def setup() -> None:
-    """What `--app etl:setup` calls."""
+    """Register the task and its queue; `--app etl:setup` calls this."""
     queue_workflows.configure(ingest_queues={"etl"}, embedded=True)
     # A disk or a database that is away may come back: four attempts in 2 min.
     queue_workflows.register_ingest_task(
@@ -133,13 +133,13 @@ def setup() -> None:
 
 
 def fingerprint(file: str) -> str:
-    """Of its content; of a file that is not there that it is not."""
+    """Return the hash of a file's content, or a fixed text for a file that does not exist."""
     path = INBOX / file
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else "missing"
 
 
 def prepare() -> None:
-    """The tables of the engine and of the host, where they are not there yet."""
+    """Create the tables of the engine and of this example if they do not exist."""
     db.bootstrap()
     with db.connection() as conn:
         conn.execute(TABLES)

@@ -93,7 +93,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  typer holds it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code, 2 for input that it refuses."""
+    """Run one command and return its exit code; 2 for refused input."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A node id or an error in a script that this terminal cannot show ends no command.

@@ -1,4 +1,4 @@
-"""`queue-workflows answer` and `inputs`: what runs ask people, and what people say."""
+"""`queue-workflows answer` and `inputs`: answer the questions of runs, and list them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answer(
 
 
 def value_given(text: str) -> Any:
-    """The value that an argument means. Raises `InvalidConfig` for a file that cannot be read."""
+    """Return the value of an argument. Raises `InvalidConfig` for a file that cannot be read."""
     if text != text.encode(errors="replace").decode():
         raise errors.InvalidConfig("VALUE: it is no UTF-8")
     if not text.startswith("@"):
@@ -68,11 +68,11 @@ def value_given(text: str) -> Any:
 
 
 def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> dict[str, Any]:
-    """Answer a node; what happened, with the keys that `--json` shows. One transaction.
+    """Answer a node; return the outcome with the keys that `--json` shows. One transaction.
 
-    `outcome`: `answered`, `already answered` (`value` is then the answer that counts, where it has
-    been taken), `not waiting` or `unknown`. Raises `InputRefused` for a value that was not asked
-    for, `check` only, `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
+    `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
+    taken), `not waiting` or `unknown`. Raises `InputRefused` for a value that the question does not
+    allow, `check` only, `InvalidPayload`, and `AmbiguousId` for a prefix of several runs.
     """
     done: dict[str, Any] = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
@@ -101,7 +101,7 @@ def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> di
 
 
 def _node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
-    """The node that has this id, or the one whose id is printed so; None: neither."""
+    """Return the node with this id, or the one whose id is printed so, or None."""
     for one in dict.fromkeys((node_id, display.restored(node_id))):
         job = nodes.get_by_node(conn, run_id, one) if payload.is_storable(one) else None
         if job is not None:
@@ -110,7 +110,7 @@ def _node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
 
 
 def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[str, Any]:
-    """What a refusal means; raised again where the value is what is wrong."""
+    """Return what a refusal means; raise it again if the value is wrong."""
     asks = job["node_module"].startswith("__input__")
     if asks and job["status"] == "completed":
         target = stored_json.text(stored_json.mapping(job["inputs"]).get("target"))
@@ -177,10 +177,10 @@ def waiting(
 
 
 def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, Any]]:
-    """The waiting input nodes of live runs, with the keys that `--json` shows.
+    """Return the waiting input nodes of live runs, with the keys that `--json` shows.
 
-    `input_spec`, `widget` and `prompt` are None until an orchestrator has stored what is asked;
-    `answered`: an answer has come in and is not taken yet.
+    `input_spec`, `widget` and `prompt` are None until an orchestrator has stored them. `answered`:
+    an answer was submitted and not taken yet.
     """
     with db.transaction() as conn:
         rows = overview.waiting_inputs(conn, run_id, limit=limit)
@@ -191,7 +191,7 @@ def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, An
 
 
 def _named(run_id: str) -> tuple[str, bool]:
-    """The stored id of a run that a person names, and whether there is such a run."""
+    """Return the stored id of the named run, and whether there is such a run."""
     with db.transaction() as conn:
         meant, found = ids.resolve(conn, run_id, kind="run")
     return meant, found is not None and found["kind"] == "run"

@@ -1,4 +1,4 @@
-"""Answers to input nodes: what `--yes` says, and the question as it is asked on a terminal."""
+"""Answers to input nodes: the default that `--yes` gives, and the prompt on a terminal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from queue_workflows.types import Row
 
 
 def default(spec: dict[str, Any]) -> Any:
-    """What `--yes` answers: the step's own `default`, else its first option, all of a multiple
-    choice, nothing for an upload, and true for any other question.
+    """Return the answer that `--yes` gives.
+
+    It is the step's own `default`, else its first option, all options of a multiple choice, nothing
+    for an upload, and true for any other question.
     """
     if "default" in spec:
         return spec["default"]
@@ -26,14 +28,18 @@ def default(spec: dict[str, Any]) -> Any:
 
 
 def options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The choices as (label, value), each label one line; [] for a question without."""
+    """Return the choices as (label, value), each label one line.
+
+    [] for a question without choices.
+    """
     return [(output.line(label), value) for label, value in dispatcher.answer_options(spec)]
 
 
 def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
-    """Ask on stderr and stdin until the answer fits; (True, value), or (False, None) for none.
+    """Ask on stderr and stdin until the answer fits.
 
-    An empty line takes what `--yes` would say. None at the end of the input or when asked to stop.
+    Return (True, value), or (False, None) for none. An empty line takes the answer of `--yes`. None
+    at the end of the input or when asked to stop.
     """
     spec: dict[str, Any] = node["input_spec"]
     choices = options(spec)
@@ -57,7 +63,7 @@ def _said(value: Any) -> str:
 
 
 def read(text: str, spec: dict[str, Any]) -> Any:
-    """The answer that a typed line means; `InputRefused` when it names no choice there is."""
+    """Return the answer of a typed line; raise `InputRefused` if it names no choice."""
     if not text:
         return default(spec)
     choices = options(spec)
@@ -89,7 +95,7 @@ def _line(stop: signals.StopRequest) -> str | None:
 
 
 def submit(run_id: str, node_id: str, value: Any) -> str:
-    """Hand the answer in; "" or, when another one was first, why it was refused."""
+    """Submit the answer; return "" or, if another one was first, why it was refused."""
     try:
         dispatcher.submit_input(run_id, node_id, value)
     except errors.InputRefused as error:

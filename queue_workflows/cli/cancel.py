@@ -34,10 +34,10 @@ def cancel(
 
 
 def cancelled(any_id: str) -> dict[str, Any]:
-    """Cancel what has this id; what happened, with the keys that `--json` shows.
+    """Cancel what has this id; return the outcome with the keys that `--json` shows.
 
-    `outcome`: `cancelled`, `asked to stop` (a job that runs), `already over` or `unknown`.
-    `stopping`: the jobs that still run, each with its worker. `nodes`: a run's, by status.
+    `outcome`: `cancelled`, `asked to stop` (a running job), `already over` or `unknown`.
+    `stopping`: the jobs that still run, each with its worker. `nodes`: a run's nodes by status.
     Raises `AmbiguousId` for a prefix of several ids.
     """
     # In one transaction: a worker obeys within milliseconds of its commit, and would not be named.
@@ -74,7 +74,7 @@ def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
 
 
 def _say(done: dict[str, Any], *, quiet: bool) -> None:
-    """A line for what was done; to stderr, also beside JSON, for what there was not to do."""
+    """Print one line about the result; to stderr with `--json`, or if nothing was cancelled."""
     if done["outcome"] == "unknown":
         _refuse(f"there is no run or job {done['id']!r}")
         return

@@ -1,4 +1,4 @@
-"""`queue-workflows check WORKFLOW`: what would fail, found before it runs."""
+"""`queue-workflows check WORKFLOW`: find what would fail before the workflow runs."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def _asked(workflow: str | None, app: str | None) -> list[str]:
 
 
 def _checked(workflow: str, app: str | None) -> checks.Report:
-    """Return the report on a name or a file.
+    """Return the report on a workflow's name or file.
 
-    A text that ends in .json or holds a slash is a file if there is one, else a name: names may
-    hold slashes too. A workflow that is declared in Python comes before a file.
+    A text that ends in .json or contains a slash is a file if it exists, else a name, since names
+    may contain slashes. A workflow declared in Python is preferred to a file.
     """
     wired = config.get_config()
     looks_like_file = workflow.endswith(".json") or os.sep in workflow
@@ -141,7 +141,7 @@ def _as_json(reports: list[checks.Report]) -> None:
 
 
 def _as_mermaid(reports: Iterable[checks.Report]) -> None:
-    """Several graphs one after the other; what was found goes to stderr."""
+    """Print several graphs one after the other; findings go to stderr."""
     for report in reports:
         if report.definition is not None:
             for line in graph_text.mermaid(report.definition):

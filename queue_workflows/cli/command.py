@@ -1,4 +1,4 @@
-"""What every command does around its body: exit codes, the app, the database in use."""
+"""What every command shares: exit codes, the app, and the database to use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from queue_workflows.runtime import process, signals
 
 PROG = "queue-workflows"
 asked_database = ""
-"""What `--db` of the command that runs names."""
+"""The database that `--db` of the running command names."""
 PERMISSION_DENIED = "42501"
 PATIENCE_S = 10.0
-"""How long a command that does one thing waits for a database that does not answer."""
+"""Seconds for which a single action waits for a database that does not reply."""
 
 
 def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
-    """Run a command's body and leave with its exit code; one line for an error of ours."""
+    """Run a command and exit with its code; an error of ours is one line on stderr."""
 
     def guarded() -> int:
         try:
@@ -43,7 +43,7 @@ def execute(name: str, body: Callable[[], int], *, debug: bool) -> NoReturn:
 
 
 def say(text: str) -> None:
-    """One line to stderr, where it disturbs no output that a program reads."""
+    """Print one line to stderr, so that stdout stays readable for programs."""
     output.complain(f"{PROG}: {text}")
 
 
@@ -52,18 +52,18 @@ STOPS_VIEW = "stopping the view; {} goes on"
 
 
 def until_stopped(stops: Callable[[], str] = lambda: STOPS_WORK) -> signals.StopRequest:
-    """Return what SIGTERM and Ctrl-C set; `stops` says on stderr what the first one stops."""
+    """Return the flag that SIGTERM and Ctrl-C set; `stops` is what stderr says at the first."""
     # Inside a signal handler: no lock may be taken, as the stream's own write would.
     return signals.StopRequest(on_first=lambda: os.write(2, f"{PROG}: {stops()}\n".encode()))
 
 
 @contextlib.contextmanager
 def database(*, create: bool, app: str | None = None, up: bool = False) -> Generator[str]:
-    """The database in words, while its connections live: the DSN's, else the embedded server's.
+    """Yield the name of the database while connections live: the DSN's, else the embedded one's.
 
-    `create=False` joins or starts an embedded server that exists and makes none. With a DSN the
-    embedded server is never touched. `app` names the app whose processes this command starts: it is
-    refused where an `up` of another app serves its database; `up` registers this process as one.
+    `create=False` uses or starts an embedded server that exists and creates none. With a DSN the
+    embedded server is never touched. `app` names the app whose processes this command starts. It is
+    refused if an `up` of another app serves its database; `up` registers this process as one.
     Raises `InvalidConfig`, also for a DSN that cannot be read.
     """
     with contextlib.ExitStack() as stack:
@@ -121,14 +121,17 @@ def _variable(name: str, value: str) -> Generator[None]:
 
 
 class UpCheck(NamedTuple):
-    """Which `up` may serve the database of an app; `shared`: the user asked for it by its name."""
+    """Which `up` may serve the database of an app.
+
+    `shared`: the user chose the database by name.
+    """
 
     app: str
     database: str
     shared: bool
 
     def refuse_up(self, running: list[running_apps.Up]) -> None:
-        """Raise `InvalidConfig` when an `up` of this app runs, or one that it must not meet."""
+        """Raise `InvalidConfig` if an `up` of this app runs, or a conflicting one."""
         for each in running:
             if _module(each.app) == _module(self.app):
                 raise errors.InvalidConfig(
@@ -139,7 +142,7 @@ class UpCheck(NamedTuple):
         self.refuse_other(running)
 
     def refuse_other(self, running: list[running_apps.Up]) -> None:
-        """Raise `InvalidConfig` when an `up` of another app runs and sharing was not asked for."""
+        """Raise `InvalidConfig` if an `up` of another app runs and sharing was not chosen."""
         for each in running:
             if not self.shared and _module(each.app) != _module(self.app):
                 raise errors.InvalidConfig(
@@ -156,7 +159,7 @@ def _module(app: str) -> str:
 
 @contextlib.contextmanager
 def reading(app: str | None) -> Generator[str]:
-    """The database for a command that reads: it must answer now, and have the schema.
+    """Yield the database for a command that reads: it must reply now, and have the schema.
 
     Raises `DatabaseUnavailable` and `SchemaTimeout`, each with the remedy.
     """
@@ -168,7 +171,7 @@ def reading(app: str | None) -> Generator[str]:
 
 
 def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
-    """Whether the database answers; False when asked to stop before. None: however long it takes.
+    """Wait until the database replies; return False if asked to stop before. None: without a limit.
 
     Raises `DatabaseUnavailable` after the patience, or at once for a refused login.
     """
@@ -178,7 +181,7 @@ def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S)
 
 
 def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
-    """`reached`, and the schema brought; False when asked to stop before the database answered."""
+    """Wait for the database and migrate it; return False if asked to stop before it replied."""
     process.setup_logging("warning")
     if not reached(stop, patience_s=patience_s):
         return False

@@ -1,4 +1,4 @@
-"""`queue-workflows connect`: check the way to the database step by step, up to the first fault."""
+"""`queue-workflows connect`: check the connection to the database step by step."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from queue_workflows.runtime import process
 TIMEOUT_S = 5.0
 TRIPS = 7
 SLOW_TRIP_MS = 50.0
-"""A job takes a worker two round trips and more; at 50 ms that is less than ten jobs a second."""
+"""A job takes a worker two round trips or more: 50 ms means less than ten jobs a second."""
 STEPS = (
     "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
     "round trip",
 )  # fmt: skip
-"""The steps, in the order in which they are checked."""
+"""The steps in the order of their checks."""
 
 Steps = Iterator[Finding]
 
@@ -73,7 +73,7 @@ def connect(
 
 @contextlib.contextmanager
 def _named(dsn: str | None) -> Generator[str]:
-    """Yield the database in words; a DSN that is given is in force from now on."""
+    """Yield the name of the database; use the given DSN from now on."""
     if dsn is not None:
         # Read before it is in force, so that an error names the argument and not a variable.
         db.describe(dsn)
@@ -178,7 +178,7 @@ def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding
 
 
 def _refused(where: connectivity.Destination, message: str) -> Steps:
-    """Yield what a refused connection means, after the step before it if that is known to pass."""
+    """Yield the step that a refused connection failed at, and those before it that passed."""
     user, dbname = where.user or "of this account", where.dbname or where.user
     kind = connectivity.refusal(message)
     remedies = {

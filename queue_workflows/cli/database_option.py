@@ -1,4 +1,4 @@
-"""The option --db, which every command that uses a database takes."""
+"""The option --db of every command that uses a database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from queue_workflows.cli import command
 
 NONE = frozenset({"check", "databases"})
-"""Commands that use no database, or all of them."""
+"""Commands that use no database, or all databases."""
 _Database = Annotated[
     str | None,
     typer.Option(
@@ -23,7 +23,7 @@ _Database = Annotated[
 
 
 def add(app: typer.Typer) -> None:
-    """Give each command of `app` the option, beside those of its function's signature."""
+    """Add the option to each command of `app`, after those of the function's signature."""
     for each in app.registered_commands:
         if each.callback is not None and each.name not in NONE:
             each.callback = _with_option(each.callback)

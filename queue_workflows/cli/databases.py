@@ -1,4 +1,4 @@
-"""`queue-workflows databases`: the databases of the embedded server, and who works on each."""
+"""`queue-workflows databases`: list the databases of the embedded server and who uses each."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def _show(words: str, found: list[dict[str, Any]]) -> None:
 
 
 def _ending(folder: str) -> str:
-    """The last part of a long path, which tells one project from another."""
+    """Return the last part of a long path, which distinguishes projects."""
     return folder if len(folder) <= PATH_MAX else "..." + folder[3 - PATH_MAX :]

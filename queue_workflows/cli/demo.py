@@ -109,7 +109,7 @@ def _source(folder: Path) -> Path:
 
 
 def _refuse_company() -> None:
-    """Refuse a database where other work waits: these workers would take it and fail it."""
+    """Refuse a database with other work: these workers would claim it and fail it."""
     cfg = config.get_config()
     with db.transaction() as conn:
         others = overview.foreign_work(conn, [WORKFLOW], cfg.ingest_task_map)
@@ -129,7 +129,7 @@ def _refuse_company() -> None:
 
 
 def _show_way_back(run_id: str) -> None:
-    """Name the command that shows the run: no folder leads to the demo's embedded database."""
+    """Print the command that shows the run, since the demo's database belongs to no folder."""
     if config.database_url() is None:
         name = config.EMBEDDED_DB.read()
         output.echo(f"what happened: {command.PROG} show {run_id} --db {name}")

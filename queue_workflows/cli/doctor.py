@@ -1,4 +1,4 @@
-"""`queue-workflows doctor`: what is wrong with an installation, and what to do about it."""
+"""`queue-workflows doctor`: find what is wrong with an installation, and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from queue_workflows.engine import lock_queues
 from queue_workflows.runtime import process
 
 MIN_SERVER = 140000
-"""PostgreSQL 14, the oldest that the tests run on."""
+"""PostgreSQL 14, the oldest tested version."""
 CLOCK_WARN_S = 5.0
-"""No decision uses a host's clock, but logs that differ more cannot be read side by side."""
+"""No decision uses a machine's clock, but logs with larger differences are hard to compare."""
 LISTEN_WAIT_S = 5.0
 """A notification takes milliseconds; the listener itself gives up on a connection after 4 s."""
 NOTIFY_QUEUE_WARN = 0.5
-"""PostgreSQL itself warns at half of the queue; when it is full, writers fail."""
+"""PostgreSQL itself warns at half; once the queue is full, writers fail."""
 TRANSACTION_WARN_S = 300.0
-"""Engine transactions end within 5 s; meanwhile vacuum removes nothing that died since."""
+"""Engine transactions end within 5 s. A longer one keeps vacuum from removing dead rows."""
 IDLE_WARN_S = 60.0
 """A transaction without a statement for a minute was forgotten."""
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
@@ -36,20 +36,20 @@ OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
 LAPSED_WARN_S = 60.0
 """Lapsed leases are swept every 5 s."""
 WAIT_WARN_S = 30.0
-"""A worker that restarts is back by then."""
+"""Seconds within which a restarting worker is back."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
-"""Autovacuum starts at a fifth; at half of a large table it does not keep up, or is held back."""
+"""Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
 UPDATES_JUDGED = 1_000
-"""Fewer updates say nothing about a ratio."""
+"""With fewer updates a ratio is meaningless."""
 HOT_SHARE_WARN = 0.5
-"""Of the updates of `workers`, which are all renewals and should all be HOT."""
+"""Share of HOT updates of `workers`: all of them are renewals and should be HOT."""
 COLD_UPDATES_WARN = 10.0
-"""Updates a job that are not HOT: its claim and its end are two, each time taken back two more."""
+"""Updates per job that are not HOT: its claim and its end are two, each requeue adds two."""
 CONNECTIONS_WARN, CONNECTIONS_ERROR = 0.8, 0.95
-"""Beyond, a restart of the fleet (three connections a worker) may not get in."""
+"""Above this, a restart of the fleet (three connections per worker) may fail."""
 
 SHOWN_BAD = 20
-"""Bad rows shown of each kind: enough to start from."""
+"""Bad rows that are shown per kind."""
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 DANGERS = {
@@ -60,7 +60,7 @@ DANGERS = {
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, how it is (`ok`, `warning`, `error`), and what to do."""
+    """One line: what was checked, its level (`ok`, `warning`, `error`), and what to do."""
 
     check: str
     level: str
@@ -155,7 +155,7 @@ Check = Callable[[db.Connection], Iterator[Finding]]
 
 
 def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
-    """Yield the findings of a check, or one that the server refused it.
+    """Yield the findings of a check, or one that says the server refused it.
 
     Raises `db.Error` if the connection is lost.
     """
@@ -199,7 +199,7 @@ def _settings(conn: db.Connection) -> Iterator[Finding]:
 
 
 def clock(conn: db.Connection) -> Iterator[Finding]:
-    """Report how far this host's clock is from the server's."""
+    """Report how far this machine's clock is from the server's."""
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
         before = datetime.datetime.now(datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""Which processes a host app needs, and keeping them running under one supervisor."""
+"""Start the processes that an app needs, under one supervisor."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _SERVING = frozenset({"idle", "busy"})
 
 
 class Roles(NamedTuple):
-    """How many processes of each kind; an orchestrator always is one of them."""
+    """The number of processes of each kind, besides the one orchestrator."""
 
     cpu: int
     gpu: int
     ingest: tuple[str, ...]
     scheduler: bool
     pool: tuple[pool_config.Entry, ...] = ()
-    """Of one process, if any."""
+    """The queues of the one pool process, if any."""
 
     def describe(self) -> str:
-        """`orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
+        """Return `orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
         named = [f"{n} {queue}" for n, queue in ((self.cpu, "cpu"), (self.gpu, "gpu")) if n]
         lanes = ", ".join(f"{entry.concurrency} {entry.queue}" for entry in self.pool)
         pool = [f"a pool ({lanes})"] if lanes else []
@@ -53,12 +53,13 @@ def roles(
     pool: Sequence[pool_config.Entry] = (),
     beside: Collection[str] = (),
 ) -> Roles:
-    """What the app that was loaded can use; None takes the knobs WORKFLOW_CPU_WORKERS and _GPU_.
+    """Return the processes that the loaded app needs.
 
-    Node workers need an app that knows nodes, gpu workers besides one that registers models, unless
-    asked for by number; ingest workers (one per queue that is not the pool's, or is among
-    `beside`) need tasks, the scheduler a schedule. Raises `InvalidConfig` for an app with nothing
-    to run, and for workers it has no nodes or tasks for; `UnknownQueue`.
+    None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
+    workers also need registered models, unless a number is given. Ingest workers need tasks: one
+    per queue that is not in the pool, or is in `beside`. The scheduler needs a schedule. Raises
+    `InvalidConfig` for an app with nothing to run, and for workers without nodes or tasks;
+    `UnknownQueue`.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
@@ -90,7 +91,7 @@ def roles(
 
 
 def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[str, ...]:
-    """The ingest queues that get a worker of their own."""
+    """Return the ingest queues that get a worker of their own."""
     own = config.get_config().ingest_queues
     if wrong := sorted(set(beside) - own):
         raise errors.UnknownQueue(
@@ -102,9 +103,9 @@ def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[
 def specs(
     wanted: Roles, *, app: str | None, log_level: str, log: Path | None = None, quiet: bool = False
 ) -> list[supervisor.ChildSpec]:
-    """The processes of these roles, each `python -m queue_workflows.<role>` with our own Python.
+    """Return the child specs of these roles, each `python -m queue_workflows.<role>`.
 
-    What they print goes where ours goes; `quiet`: all to stderr; `log`: all to that file.
+    Their output goes where this process's goes; `quiet`: all to stderr; `log`: all to that file.
     """
     commands = {"orchestrator": ["queue_workflows.orchestrator"]}
     for queue, count in (("cpu", wanted.cpu), ("gpu", wanted.gpu)):
@@ -128,16 +129,16 @@ def specs(
 
 
 def _redirect(log: Path | None, quiet: bool) -> list[str]:
-    """A shell that becomes the command by exec, with its output sent elsewhere."""
+    """Return a shell command that redirects the output and becomes the command by exec."""
     if log is not None:
         return ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', str(log)]
     return ["/bin/sh", "-c", 'exec "$@" >&2', "sh"] if quiet else []
 
 
 class Fleet:
-    """Processes under a supervisor on a thread of its own, and its guardian.
+    """Processes under a supervisor on a thread of its own.
 
-    Inside the `with` block they run; leaving it stops them all. A further request in `stop` hurries
+    They run inside the `with` block; leaving it stops them all. A further request in `stop` hurries
     them. They die with this process.
     """
 
@@ -164,7 +165,7 @@ class Fleet:
         self._guardian.__exit__()
 
     def check(self, *_: object) -> None:
-        """Raise `InvalidConfig` when the processes refuse to start."""
+        """Raise `InvalidConfig` if the processes refuse to start."""
         if names := self.supervisor.gave_up:
             raise errors.InvalidConfig(
                 f"{', '.join(names)} refused to start {supervisor.GIVE_UP_AFTER} times; "
@@ -173,7 +174,10 @@ class Fleet:
 
 
 def unserved(queues: set[str]) -> set[str]:
-    """Those of the queues that no live worker serves; a local one whose process is gone is dead."""
+    """Return those of the queues that no live worker serves.
+
+    A worker of this machine whose process has ended counts as dead.
+    """
     with contextlib.closing(db.connect()) as conn:
         rows = workers.listing(conn, config.STALE_WORKER_AFTER_S.read())
     here = identity.machine()
@@ -187,7 +191,7 @@ def unserved(queues: set[str]) -> set[str]:
 
 
 def switched_off(queues: set[str]) -> list[Row]:
-    """The OFF rows in force that keep this host's workers of these queues from claiming."""
+    """Return the OFF rows in force that stop this machine's workers of these queues."""
     if config.DISABLE_WORKER_CONTROL.read():
         return []
     with contextlib.closing(db.connect()) as conn:
@@ -197,7 +201,7 @@ def switched_off(queues: set[str]) -> list[Row]:
 
 
 def switch_text(row: Row) -> str:
-    """`box cpu is switched off by ops (new disk), on again in 29 min 10 s: COMMAND turns it on`."""
+    """Return `box cpu is switched off by ops (new disk), on again in 29 min 10 s: COMMAND ...`."""
     by = f" by {row['requested_by']}" if row["requested_by"] else ""
     reason = f" ({row['reason']})" if row["reason"] else ""
     ends = "" if row["until_s"] is None else f", on again in {output.seconds(row['until_s'])}"
@@ -209,7 +213,7 @@ def switch_text(row: Row) -> str:
 
 
 def pause_text(row: Row) -> str:
-    """`queue load, partition a is paused until TIME by ops: COMMAND goes on`; as limits.paused."""
+    """Return `queue load, partition a is paused until TIME by ops: COMMAND goes on`."""
     key = f", partition {row['partition']}" if row["partition"] is not None else ""
     until = f" until {display.moment(row['until'])}" if row["until"] else ""
     by = f" by {row['by']}" if row["by"] else ""
@@ -230,9 +234,9 @@ def unserved_text(row: Row) -> str:
 
 
 def strangers() -> str:
-    """Unfinished runs of workflows that this app does not know, in words; "" for none.
+    """Return a text about unfinished runs of workflows that this app does not know; "" for none.
 
-    An app without a workflow provider cannot tell, and has none.
+    An app without a workflow provider cannot tell, and reports none.
     """
     if not hooks.has_provider():
         return ""
@@ -256,7 +260,7 @@ def _knows(workflow: str) -> bool:
 
 
 class ChildLog:
-    """A file for what children print while the terminal shows a live picture; gone if empty."""
+    """A file for the output of children while a live picture is drawn; removed if empty."""
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="queue-workflows-", suffix=".log")
@@ -272,5 +276,5 @@ class ChildLog:
 
     @property
     def text(self) -> str:
-        """Where it is, or "" when nothing was printed."""
+        """Return where the file is, or "" if nothing was printed."""
         return f"what the processes printed: {self.path}" if self.path.stat().st_size else ""

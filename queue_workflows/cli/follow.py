@@ -1,4 +1,4 @@
-"""Going along with a run or a job to its end: its states, its events, and its log as it grows."""
+"""Follow a run or a job to its end: its states, its events, and its growing log."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from queue_workflows.types import Row
 _log = logging.getLogger(__name__)
 TICK_S = 0.5
 LAST_S = 0.5
-"""What a worker stores in the background is there this long after the end of its job."""
+"""Seconds after a job's end by which its worker has stored the log."""
 _MARGIN = timedelta(seconds=10)
-"""A transaction may commit this long after the instant that it wrote."""
+"""A transaction may commit this long after the time that it wrote."""
 OVER = ("completed", "failed", "cancelled", "skipped")
 
 
 class Tail:
-    """Gives the lines of a log that were not given yet."""
+    """Return the new lines of a growing log."""
 
     def __init__(self) -> None:
         self._given = 0
 
     def lines(self, log: Row, *, last: bool) -> list[str]:
-        """The new whole lines; `last`: what stands after the last of them too."""
+        """Return the new complete lines; `last`: the incomplete last one too."""
         head, tail = log["head"].encode(), log["tail"].encode()
         after_cut = len(head) + log["cut_bytes"]
         fresh = head[self._given :]
@@ -47,14 +47,14 @@ class Tail:
 
 
 class Tails:
-    """The logs of any number of attempts."""
+    """The logs of several attempts."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._tails: dict[tuple[str, int], Tail] = {}
 
     def show_jobs(self, jobs: Sequence[Row], *, last: bool) -> None:
-        """Say what is new in the logs of node jobs, which are read here: `job_id`, `node_id`."""
+        """Read and print what is new in the logs of node jobs (`job_id`, `node_id`)."""
         names = {job["job_id"]: job["node_id"] for job in jobs}
         with db.transaction() as conn:
             logs = attempt_logs.of_jobs(conn, job_tables.NODE_JOBS, list(names))
@@ -63,7 +63,7 @@ class Tails:
             self.show(names[log["job_id"]], log, last=last)
 
     def show(self, name: str, log: Row, *, last: bool = False) -> None:
-        """Say what is new in an attempt's log, each line behind the name."""
+        """Print what is new in an attempt's log, each line after the name."""
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
         for text in tail.lines(log, last=last):
             shown = process.mask(output.line(text, 1000))
@@ -71,7 +71,7 @@ class Tails:
 
 
 class RunLogs:
-    """Shows what the handlers of a run print, as their workers store it every two seconds.
+    """Print what the handlers of a run print, as their workers store it every two seconds.
 
     `nodes`: only of these; None: of all.
     """
@@ -85,9 +85,9 @@ class RunLogs:
         self._since: datetime | None = None
 
     def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
-        """Show what is new; `last`: of all logs, with the lines that have no end yet.
+        """Print what is new; `last`: of all logs, with incomplete lines too.
 
-        Nodes of the queues `without` are left out. Shows nothing while the database is away.
+        Nodes of the queues `without` are left out. Prints nothing while the database is away.
         """
         since = None if last else self._since
         with contextlib.suppress(db.OperationalError):
@@ -103,9 +103,10 @@ class RunLogs:
 def run(
     run_id: str, view: views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
 ) -> run_snapshot.Picture | None:
-    """The run when it is over; None when asked to stop, or its reader is gone, before that.
+    """Follow a run and return it when it is over.
 
-    `nodes`: only the logs of these. Raises `UnknownJob` when the run is deleted meanwhile.
+    Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs of
+    these. Raises `UnknownJob` if the run is deleted meanwhile.
     """
     reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.say, nodes)
     try:
@@ -127,7 +128,7 @@ def run(
 
 
 def _before(instant: datetime) -> datetime:
-    """The instant less the margin; the first instant of Python has none before it."""
+    """Return the time minus the margin, not before Python's first one."""
     try:
         return instant - _MARGIN
     except OverflowError:
@@ -135,7 +136,7 @@ def _before(instant: datetime) -> datetime:
 
 
 class _Progress:
-    """Says of one job what was not said yet: its attempts' events, and their logs."""
+    """Print what is new about one job: the events of its attempts, and their logs."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
@@ -144,7 +145,7 @@ class _Progress:
         self._status = ""
 
     def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
-        """The job as it is now. Raises `UnknownJob` when it is gone."""
+        """Print and return the job as it is now. Raises `UnknownJob` if it is gone."""
         table = job_tables.NODE_JOBS if kind == "node job" else job_tables.INGEST_JOBS
         with db.transaction() as conn:
             shown = history.get_job(job_id, conn=conn)
@@ -181,9 +182,9 @@ class _Progress:
 def job(
     kind: str, job_id: str, say: Callable[[str], object], stop: signals.StopRequest
 ) -> dict[str, Any] | None:
-    """The job when it is over, as `history.get_job` gives it; None as of `run`.
+    """Follow a job and return it when it is over, as `history.get_job` does; None as in `run`.
 
-    Raises `UnknownJob` when the job is deleted meanwhile.
+    Raises `UnknownJob` if the job is deleted meanwhile.
     """
     progress, away = _Progress(say), False
     try:

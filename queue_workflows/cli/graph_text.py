@@ -1,4 +1,4 @@
-"""An expanded graph as text: a tree for people, Mermaid for pages."""
+"""Render an expanded graph as text: a tree for people, Mermaid for pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INPUT = "__input__"
 
 
 def tree(definition: Mapping[str, Any], needs: Iterable[str], *, unicode: bool) -> Iterator[str]:
-    """The lines of a tree: steps in order, under each its nodes with what they take."""
+    """Return the lines of a tree: steps in order, below each its nodes with their inputs."""
     groups = _groups(definition["nodes"])
     ids = frozenset(node["id"] for node in definition["nodes"])
     count = output.counted(len(definition["nodes"]), "node")
@@ -39,7 +39,7 @@ def tree(definition: Mapping[str, Any], needs: Iterable[str], *, unicode: bool) 
 
 
 def mermaid(definition: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Mermaid flowchart: a subgraph per step of several nodes, an edge per wait."""
+    """Return the lines of a Mermaid flowchart: a subgraph per step, an edge per dependency."""
     yield "flowchart TD"
     keys = {node["id"]: f"n{index}" for index, node in enumerate(definition["nodes"])}
     for number, (step, nodes) in enumerate(_groups(definition["nodes"]).items()):
@@ -77,7 +77,7 @@ def _node_line(node: Mapping[str, Any], name: str) -> str:
 
 
 def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
-    """What a node waits for and takes, when it is skipped, and its policy."""
+    """Return what a node waits for, its inputs, its skip condition and its policy."""
     if node["deps"]:
         yield f"after {output.line(findings.listed(node['deps'], 6), 1000)}"
     if node["step"] is None:
@@ -93,7 +93,7 @@ def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
 
 
 def _value(value: Any, ids: frozenset[str]) -> str:
-    """A template in short: a ref by its path, `run.` before what is not a node's; else JSON."""
+    """Return a short template: a ref by its path, `run.` before the run's own keys; else JSON."""
     if not isinstance(value, dict):
         return output.compact(value)
     record = cast("dict[str, Any]", value)

@@ -1,4 +1,4 @@
-"""`queue-workflows health`: whether this host's workers give signs of life, as an exit code."""
+"""`queue-workflows health`: report by exit code whether this machine's workers are alive."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def health(
 
 
 def judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> dict[str, str]:
-    """Queue → `alive` or `silent`, for these queues and for all that the host had a worker on.
+    """Return `alive` or `silent` for these queues and for every queue with a worker here.
 
-    A queue whose only workers were reaped is silent where it was asked for, and else left out.
+    A queue whose only workers were reaped is silent if it was named, else it is left out.
     """
     found = dict.fromkeys(queues, SILENT)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Find what a person names by an id: as it is stored, as a command printed it, or by its prefix."""
+"""Find a run or job by its id: as it is stored, as a command printed it, or by a prefix."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from queue_workflows.types import Row
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
 PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
 CANDIDATES = 5
-"""Ids that are listed when a prefix has several."""
+"""The most ids that are listed for an ambiguous prefix."""
 
 
 class AmbiguousId(errors.InvalidConfig):
-    """A prefix that several ids begin with."""
+    """A prefix of several ids."""
 
 
 def find(conn: db.Connection, any_id: str) -> tuple[str, Row | None]:
-    """Return the stored id and what has it, as `overview.find` returns it; None: nothing has it.
+    """Return the stored id and what has it, as `overview.find` returns it; None if nothing has it.
 
-    The id as it was given comes first. An id with escapes (`a\\x1b`, as commands print it) stands
-    for the characters only where nothing has that very text as its id.
+    The exact id comes first. An id with escapes (`a\x1b`, as commands print it) stands for the
+    characters only if no stored id has that very text.
     """
     for one in dict.fromkeys((any_id, display.restored(any_id))):
         # The database takes neither NUL nor the surrogates that a shell makes of other bytes.

@@ -1,4 +1,4 @@
-"""`--input k=v` and `--input @file.json`: what a run's context is made of."""
+"""`--input k=v` and `--input @file.json`: build the context of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from queue_workflows import errors
 def context(
     given: Iterable[str], accepts: Callable[[str, Any], bool] = lambda _key, _value: True
 ) -> dict[str, Any]:
-    """Return the members of all `k=v` and files, the later ones win.
+    """Return the members of all `k=v` and files; later ones win.
 
-    A value that is no JSON is text; so is one that `accepts(key, value)` takes as text alone, as a
-    parameter annotated `str` takes `123`. Raises `InvalidConfig` that names the option and the form
-    it should have.
+    A value that is not JSON is text. So is one that `accepts(key, value)` takes only as text: a
+    parameter annotated `str` gets `123` as text. Raises `InvalidConfig` that names the option and
+    the right form.
     """
     merged: dict[str, Any] = {}
     for text in given:
@@ -34,7 +34,7 @@ def context(
 
 
 def value_of(text: str, what: str) -> Any:
-    """The text as JSON if it is, else the text itself."""
+    """Return the text as JSON if it is JSON, else the text itself."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:

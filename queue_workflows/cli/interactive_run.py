@@ -1,4 +1,4 @@
-"""Following a run to its end: show it, answer or ask what it asks, keep an eye on its processes."""
+"""Follow a run to its end: show it, answer its questions, and check its processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from queue_workflows.types import Row
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
 LOGS_S = 0.5
-"""How often the logs of handlers are read at most."""
+"""Seconds between two reads of the handlers' logs, at least."""
 
 
 class Follower(NamedTuple):
-    """What following needs besides the run; `yes` answers questions, else a terminal is asked."""
+    """The settings for following a run; `yes` answers questions, else the terminal is asked."""
 
     view: views.View
     stop: signals.StopRequest
@@ -30,10 +30,10 @@ class Follower(NamedTuple):
     """Queues whose handlers print to our terminal themselves; None: no print is shown."""
 
     def follow(self, run_id: str) -> run_snapshot.Picture | None:
-        """The run when it is over; None when asked to stop, or its reader is gone, before that.
+        """Follow the run and return it when it is over.
 
-        `tick` is called with every picture. Raises `UnknownJob` when the run is deleted meanwhile,
-        and what `tick` raises.
+        Returns None if asked to stop, or if the reader of stdout is gone. `tick` is called with
+        every picture. Raises `UnknownJob` if the run is deleted meanwhile, and what `tick` raises.
         """
         reader = run_snapshot.Reader(run_id)
         seen: run_snapshot.Picture | None = None
@@ -67,13 +67,13 @@ class Follower(NamedTuple):
         return None
 
     def _show_last(self, logs: follow.RunLogs, heard: Collection[str]) -> None:
-        """Show what is left of the logs, once the workers have had the time to store it."""
+        """Print the rest of the logs, once the workers have had time to store them."""
         if not heard:
             self.stop.requested.wait(follow.LAST_S)
         logs.show(last=True, without=heard)
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
-        """Answer a question, once; while the database is away, again."""
+        """Answer a question once; try again while the database is away."""
         if node["id"] in settled:
             return
         settled.add(node["id"])
@@ -84,7 +84,7 @@ class Follower(NamedTuple):
             self.view.say(output.line(process.mask(f"the answer waits for the database: {error}")))
 
     def _answer(self, run_id: str, node: Row) -> None:
-        """Answer a question; one that nobody here can answer is only told."""
+        """Answer a question, or report one that nobody here can answer."""
         where = output.line(node["node_id"])
         if self.yes:
             value = answers.default(node["input_spec"])
@@ -112,7 +112,7 @@ class Follower(NamedTuple):
 
 
 def exit_code(seen: run_snapshot.Picture | None) -> int:
-    """0 for a completed run, 1 for a failed or cancelled one, 130 when it was left."""
+    """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
     if seen is None:
         return process.INTERRUPTED
     return 0 if seen.run["status"] == "completed" else 1

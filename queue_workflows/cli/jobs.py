@@ -1,4 +1,4 @@
-"""`queue-workflows jobs`: ingest jobs listed, shown, queued anew, cancelled and deleted."""
+"""`queue-workflows jobs`: list, show, retry, cancel and delete ingest jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 LINES = 20
-"""Jobs that are named one by one; of more the counts are said."""
+"""Jobs that are named one by one; beyond that only the counts are printed."""
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
@@ -122,7 +122,7 @@ def retry(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Queue failed or cancelled jobs anew. They get all attempts; a filter means failed ones."""
+    """Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones."""
     wanted = _Wanted(job, queue, task, status, since, key, default=("failed",))
     _run("retry", wanted, lambda some, who: jobs.retry_jobs(some, by=who), by, dry_run,
          app=app, as_json=as_json, debug=debug)  # fmt: skip
@@ -171,7 +171,7 @@ def delete(
 
 
 def when(text: str | None) -> datetime | timedelta | None:
-    """`90m`, `24h` or `7d` as a time-span, an ISO time as a moment. Raises `InvalidConfig`."""
+    """Return a time span for `90m`, `24h` or `7d`, a time for ISO text. Raises `InvalidConfig`."""
     if text is None:
         return None
     ago = _AGO.fullmatch(text)
@@ -189,7 +189,7 @@ def when(text: str | None) -> datetime | timedelta | None:
 
 
 class _Wanted:
-    """Which jobs a command is about: the ids that it names, or what a filter finds."""
+    """The jobs that a command is about: named ids, or those that a filter finds."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Wanted:
         when(self._since)
 
     def found(self) -> list[str]:
-        """The ids, of a filter's the oldest first."""
+        """Return the ids; for a filter the oldest first."""
         if self.ids:
             with db.transaction() as conn:
                 return [ids.find(conn, one)[0] for one in self.ids]
@@ -260,7 +260,7 @@ def _run(
 
 
 def _me() -> str:
-    """`ann@box`: the login of who runs the command."""
+    """Return `ann@box`: the login of the user who runs the command."""
     try:
         login = getpass.getuser()
     except (KeyError, OSError):
@@ -313,7 +313,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _tries(row: Row) -> int:
-    """Which of its attempts it is at: those that failed, and the one that runs or succeeded."""
+    """Return the number of the attempt: the failed ones, and the one that runs or succeeded."""
     return row["attempts"] + (row["status"] in ("running", "completed"))
 
 

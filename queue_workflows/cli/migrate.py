@@ -1,4 +1,4 @@
-"""`queue-workflows migrate`: bring the schema to a version, or say what that would do."""
+"""`queue-workflows migrate`: migrate the schema to a version, or show what that would do."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def migrate(
 
 
 class _Plan(NamedTuple):
-    """What the command does to a database, or did."""
+    """The steps that the command will take on a database, or has taken."""
 
     before: int
     target: int
     is_down: bool
     steps: list[schema.Migration]
-    """In the order in which they are done."""
+    """In the order of their execution."""
     parts: list[functions.Part]
-    """Parts of the set of functions and triggers to install, as they are not this code's."""
+    """Parts of the set of functions and triggers that differ from this code's and are installed."""
     damaged: list[functions.Part]
-    """Parts of the set to install again, as somebody changed one of their objects."""
+    """Parts of the set that are installed again, because one of their objects was changed."""
     problems: list[functions.Problem]
 
 
@@ -93,7 +93,7 @@ def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, ta
 
 
 def _verify(words: str, plan: _Plan, *, as_json: bool) -> int:
-    """Report what differs from this code's schema and set; return the exit code, 1 if anything."""
+    """Report differences from this code's schema and set; return the exit code, 1 for any."""
     found = [f"migration {step.version:04d}_{step.name} is not applied" for step in plan.steps]
     found += [each.text for each in plan.problems]
     is_older = any(each.is_newer for each in plan.problems)
@@ -131,7 +131,7 @@ def _carry_out(plan: _Plan, folder: Path | None, table: str, *, allow_data_loss:
 
 
 def _target(chain: list[schema.Migration], to: int | None, before: int) -> int:
-    """The version to reach; a database that is newer than this code stays as it is."""
+    """Return the version to reach; a database that is newer than this code stays as it is."""
     newest = chain[-1].version
     if to is None:
         return max(newest, before)
@@ -145,7 +145,7 @@ def _target(chain: list[schema.Migration], to: int | None, before: int) -> int:
 def _steps(
     chain: list[schema.Migration], target: int, before: int, folder: Path | None, table: str
 ) -> list[schema.Migration]:
-    """What leads to the target, in the order in which it is done."""
+    """Return the migrations that lead to the target, in order."""
     if target < before:
         return [step for step in reversed(chain) if target < step.version <= before]
     missing = db.pending(migrations_dir=folder, version_table=table)

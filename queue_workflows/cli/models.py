@@ -1,4 +1,4 @@
-"""`queue-workflows models`: what gpu workers hold, and loading and unloading it on request."""
+"""`queue-workflows models`: list the models of gpu workers, and load or unload them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _ask(
 
 
 def _meant(request: Row) -> list[Row]:
-    """The live workers that a request is for."""
+    """Return the live workers that a request is for."""
     return [
         row
         for row in model_control.holdings(request["host_label"])
@@ -103,7 +103,7 @@ def _meant(request: Row) -> list[Row]:
 
 
 def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
-    """The workers that a request is for once each has answered, died, or been asked otherwise."""
+    """Wait until each worker has answered, died or got another request; return the workers."""
     number = request["request_no"]
     rows = {row["worker_id"]: row for row in _meant(request)}
     told: set[str] = set()
@@ -174,7 +174,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
 
 
 def _cards(gpus: Any) -> str:
-    """Memory in use of each card of the host: `21.3/24.0, 0.2/24.0 GB`; `-`: no sample tells."""
+    """Return the memory in use of each GPU: `21.3/24.0, 0.2/24.0 GB`; `-` without a sample."""
     each = [
         sample_text.of(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")).removesuffix(" GB")
         for gpu in map(stored_json.mapping, stored_json.sequence(gpus))

@@ -1,4 +1,4 @@
-"""How commands print: JSON, tables, lines and durations; `runtime.display` escapes the values."""
+"""Print JSON, tables, lines and durations; `runtime.display` escapes the values."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ line = display.line
 compact = display.compact
 seconds = display.duration
 CELL = 60
-"""Characters of a table's cell."""
+"""Maximum characters of a table's cell."""
 
 
 def dump(value: Any) -> None:
-    """Print JSON to stdout: times in ISO 8601 (UTC), keys in the order given, ASCII only."""
+    """Print JSON to stdout: times in ISO 8601 (UTC), keys in the given order, ASCII only."""
     sys.stdout.write(display.strict_json(value) + "\n")
 
 
 def echo(text: str = "") -> None:
-    """Print one line to stdout. What a caller did not escape is escaped here."""
+    """Print one line to stdout, escaped if the caller has not done so."""
     sys.stdout.write(display.line(text, None) + "\n")
 
 
 def complain(text: str) -> None:
-    """Print one line to stderr, escaped, with every password masked."""
+    """Print one line to stderr, escaped, with secrets masked."""
     sys.stderr.write(process.mask(display.line(text, None)) + "\n")
     sys.stderr.flush()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print columns, as wide as their content; nothing but the head for no rows."""
+    """Print columns as wide as their content; only the head if there are no rows."""
     cells = [list(head), *([line(cell, CELL) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
@@ -41,5 +41,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def counted(number: int, word: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """Return `1 node`, `2 nodes`."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,4 +1,4 @@
-"""The processes that one run needs: those that serve the database already, else our own."""
+"""The processes that one run needs: those that serve the database already, else new ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from queue_workflows.types import NowFn
 
 LOOK_EVERY_S = 2.0
 PATIENCE_S = 2.0
-"""Time that others get to start a queued run (a new run starts within 2 s)."""
+"""Seconds for others to start a queued run (a new run starts within 2 s)."""
 
 
 class RunProcesses:
-    """Starts what nobody else does, at once or when those who did are gone; stops it when left.
+    """Start the processes that a run lacks, now or when others end; stop them on leaving.
 
     `queues`: how many nodes of the run go to each. `wanted` None: no app to start any with.
     """
@@ -59,25 +59,26 @@ class RunProcesses:
 
     @property
     def started(self) -> bool:
-        """Whether it started processes."""
+        """Return whether it started processes."""
         return self._own is not None
 
     @property
     def served(self) -> frozenset[str]:
-        """The queues whose workers it started."""
+        """Return the queues whose workers it started."""
         return self._served
 
     def begin(self) -> None:
-        """Start the workers that are missing. Raises `InvalidConfig` when that takes an app.
+        """Start the workers that are missing.
 
-        So it does where unfinished runs of another app are: the processes would not be shared.
+        Raises `InvalidConfig` if that needs an app, or if there are unfinished runs of another app:
+        these processes would not be shared.
         """
         self._refuse_strangers()
         if missing := self._missing():
             self._start(missing)
 
     def tick(self, seen: Picture) -> None:
-        """Look after them: raises `InvalidConfig` when they refuse to start."""
+        """Check the processes; raise `InvalidConfig` if they refuse to start."""
         if self._own is not None:
             self._own.check()
         # While the database is away nobody can be seen to serve it: the next look decides.
@@ -98,7 +99,7 @@ class RunProcesses:
                 self._take_over(missing)
 
     def _missing(self) -> set[str]:
-        """The queues that nobody serves; a switch that may be why is told, once."""
+        """Return the queues that nobody serves; report once a switch that may be the reason."""
         missing = fleet.unserved(set(self._queues))
         for row in fleet.switched_off(missing) if missing else ():
             if row["queue"] not in self._told:
@@ -141,7 +142,7 @@ class RunProcesses:
 
 
 class Ours:
-    """The processes that a `run` started, if any, and what its Ctrl-C therefore stops."""
+    """The processes that a `run` started, if any, and so what its Ctrl-C stops."""
 
     def __init__(self) -> None:
         self._crew: RunProcesses | None = None
@@ -149,12 +150,12 @@ class Ours:
         """Whether the run is in the database."""
 
     def add(self, made: RunProcesses) -> None:
-        """Ask this one what was started."""
+        """Add processes that may be started."""
         self._crew = made
 
     @property
     def started(self) -> bool:
-        """Whether processes were started."""
+        """Return whether processes were started."""
         return self._crew is not None and self._crew.started
 
     def stops(self) -> str:

@@ -1,4 +1,4 @@
-"""`queue-workflows queues`: how queues stand; pausing, resuming and limiting them."""
+"""`queue-workflows queues`: show, pause, resume and limit queues."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def queues(
 
 
 def _rows(queue: str | None) -> list[Row]:
-    """Return the queue that was named, used or not, or all that are used."""
+    """Return the named queue, used or not, or all queues that are used."""
     rows = doors.show(used_only=queue is None)
     return [row for row in rows if queue in (None, row["queue"])]
 

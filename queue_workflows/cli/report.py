@@ -1,4 +1,4 @@
-"""The account of a run or a job as text: states, attempts in order, values, tracebacks, logs."""
+"""Print a run or a job in detail: states, attempts in order, values, tracebacks, logs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from queue_workflows.runtime import display, process, stored_json
 
 UNCUT = 100_000
 LINES = 40
-"""Lines of a log, from its end, and of a value, from its start, that are shown of a longer one."""
+"""Lines shown of a longer log (its last) and of a longer value (its first)."""
 DEPENDENCIES = 3
 AT_ONCE = 20
-"""Nodes whose logs are in memory at one time."""
+"""Nodes whose logs are in memory at the same time."""
 ReadLogs = Callable[[list[dict[str, Any]]], None]
 _DETAILED = ("failed", "running", "awaiting_input")
 _WORDS = {
@@ -30,7 +30,7 @@ _QUIET = frozenset({"claimed", "completed", "failed", "cancelled", *_WORDS})
 
 
 class Page:
-    """Prints to stdout, cut to the terminal's width where there is one.
+    """Print to stdout, cut to the terminal's width if there is one.
 
     `full`: every node in detail, nothing cut.
     """
@@ -42,10 +42,10 @@ class Page:
         self._width = UNCUT if full or width is None else max(width, 20)
 
     def run(self, shown: dict[str, Any], *, read_logs: ReadLogs = lambda _: None) -> None:
-        """A run with its nodes; of a large one those that run, wait or failed.
+        """Print a run with its nodes; of a large one those that run, wait or failed.
 
-        `read_logs` puts the logs into some nodes that `shown` has without them; they are dropped
-        once they are printed.
+        `read_logs` adds the logs to nodes that `shown` has without them; they are dropped once
+        printed.
         """
         counts = shown["counts"]
         done = sum(counts.get(status, 0) for status in run_snapshot.DONE)
@@ -81,7 +81,7 @@ class Page:
             self._line(f"and {output.counted(left, 'node')} more: --node NODE, --full or --json")
 
     def job(self, shown: dict[str, Any]) -> None:
-        """A job of either family."""
+        """Print a job of either family."""
         self._line(
             f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
         )
@@ -94,7 +94,7 @@ class Page:
         self._body(shown, detailed=True)
 
     def end(self, shown: dict[str, Any]) -> None:
-        """How a job ended that was followed, without what was shown of it by then."""
+        """Print how a followed job ended, without what was printed before."""
         self._line(
             f"{shown['kind']} {shown['id']} ({output.line(name_of(shown))}): {_state(shown)}"
         )
@@ -150,7 +150,7 @@ class Page:
             self._line(f"... {len(lines) - LINES} lines more: --full", "    ")
 
     def _trace(self, job: dict[str, Any]) -> None:
-        """Of the job, or of each attempt that left one where several did; the same one once."""
+        """Print the traceback, or each attempt's if several left one; the same one once."""
         told = [attempt for attempt in job["attempts"] if attempt["traceback"]]
         if len(told) < 2:
             self._traceback("traceback", job["traceback"])
@@ -193,12 +193,12 @@ class Page:
 
 
 def name_of(job: dict[str, Any]) -> str:
-    """Its node id or its task's name."""
+    """Return its node id or its task's name."""
     return job["node_id"] if "node_id" in job else job["task_name"]
 
 
 def keys_text(job: dict[str, Any]) -> str:
-    """`lock key feed, headers {"by": "ann"}`: what an ingest job was given, or nothing."""
+    """Return `lock key feed, headers {"by": "ann"}`: the options of an ingest job, or ""."""
     given = [("idempotency key", "idempotency_key"), ("lock key", "lock_key")]
     given += [("partition", "partition_key"), ("headers", "headers"), ("time-out", "timeout_s")]
     parts: list[str] = []
@@ -210,7 +210,7 @@ def keys_text(job: dict[str, Any]) -> str:
 
 
 def act_text(act: dict[str, Any]) -> str:
-    """`09:12:01.250 cancel requested by ann`."""
+    """Return `09:12:01.250 cancel requested by ann`."""
     reason = stored_json.mapping(act["detail"]).get("reason")
     why = f": {output.line(reason)}" if reason else ""
     what = act["event_type"].replace("_", " ")
@@ -218,7 +218,7 @@ def act_text(act: dict[str, Any]) -> str:
 
 
 def place_text(attempt: dict[str, Any]) -> str:
-    """`09:12:01.250 box pid 77, waited 0.1 s`."""
+    """Return `09:12:01.250 box pid 77, waited 0.1 s`."""
     pid = f" pid {attempt['pid']}" if attempt["pid"] else ""
     text = (
         f"{display.clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
@@ -229,7 +229,7 @@ def place_text(attempt: dict[str, Any]) -> str:
 
 
 def attempt_text(attempt: dict[str, Any]) -> str:
-    """`09:12:01.250 box pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
+    """Return `09:12:01.250 box pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
     parts = [place_text(attempt)]
     if attempt["ran_s"] is not None:
         parts.append(f"ran {output.seconds(attempt['ran_s'])}")
@@ -242,7 +242,7 @@ def attempt_text(attempt: dict[str, Any]) -> str:
 
 
 def event_text(event: dict[str, Any]) -> str:
-    """`09:12:01.250 model load done, 3.1 s`."""
+    """Return `09:12:01.250 model load done, 3.1 s`."""
     text = f"{display.clock(event['at'])} {event['event_type'].replace('_', ' ')}"
     if event["elapsed_s"] is not None:
         text += f", {output.seconds(event['elapsed_s'])}"
@@ -251,7 +251,7 @@ def event_text(event: dict[str, Any]) -> str:
 
 
 def _state(job: dict[str, Any]) -> str:
-    """The state, and what an attempt does not say: progress, why it waits, the error."""
+    """Return the state, progress, the reason of a wait, and the error."""
     status: str = job["status"]
     prompt = stored_json.mapping(job.get("input_spec")).get("prompt")
     parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]

@@ -1,4 +1,4 @@
-"""`queue-workflows retry`: a finished run, or a failed or cancelled job, once more."""
+"""`queue-workflows retry`: run a finished run, or a failed or cancelled job, again."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def retry(
 
 
 def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
-    """Retry what has this id; what happened, with the keys that `--json` shows.
+    """Retry what has this id; return the outcome with the keys that `--json` shows.
 
     `outcome`: `queued`, `refused` (`reason` says why, nothing was written) or `unknown`. `nodes`: a
-    run's nodes by status, as they stand before its start queues those that run again.
-    Raises `AmbiguousId` for a prefix of several ids.
+    run's nodes by status, before its start queues those that run again. Raises `AmbiguousId` for a
+    prefix of several ids.
     """
     with db.transaction() as conn:
         any_id, found = ids.resolve(conn, any_id)
@@ -90,7 +90,7 @@ def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
 
 
 def _say(done: dict[str, Any], *, quiet: bool) -> None:
-    """A line for what was done; to stderr, also beside JSON, for what there was not to do."""
+    """Print one line about the result; to stderr with `--json`, or if nothing was retried."""
     if done["outcome"] == "unknown":
         _refuse(f"there is no run or job {done['id']!r}")
         return

@@ -1,4 +1,4 @@
-"""`queue-workflows run WORKFLOW`: one run from its insert to its end."""
+"""`queue-workflows run WORKFLOW`: submit one run and follow it to its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from queue_workflows.runtime import signals
 from queue_workflows.types import JsonDict
 
 DEFAULT_OUT = Path("queue-workflows-out")
-"""Above the folder of a run that was given none; made when a node asks for its own."""
+"""Parent of the folders of runs without one; created when a node asks for its folder."""
 
 
 def run(
@@ -108,7 +108,7 @@ def _see_through(
     watch: bool,
     as_json: bool,
 ) -> tuple[str, run_snapshot.Picture | None] | None:
-    """The run's id and how it ended, as `finish` takes them; None: stopped before its insert."""
+    """Return the run's id and how it ended, for `finish`; None if stopped before the insert."""
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
         view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
@@ -137,7 +137,7 @@ def _see_through(
 
 
 class Request:
-    """A run as it was asked for, checked; `out_dir` None: a folder of its own, named by its id."""
+    """A validated request for a run; `out_dir` None: a folder of its own, named by its id."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Request:
         self.queues = queues
 
     def insert(self) -> dict[str, Any]:
-        """Insert the run; its row. Raises `InvalidPayload` before any write."""
+        """Insert the run and return its row. Raises `InvalidPayload` before any write."""
         run_id = str(uuid.uuid4())
         return run_store.insert_run(
             run_id=run_id,
@@ -180,7 +180,7 @@ def _context(workflow: str, given: Iterable[str]) -> JsonDict:
 
 
 def folder(out: Path | None) -> Path | None:
-    """The folder, made and absolute. Raises `InvalidConfig` for one that cannot be used."""
+    """Create the folder and return it, absolute. Raises `InvalidConfig` if it cannot be used."""
     if out is None:
         return None
     try:
@@ -191,7 +191,7 @@ def folder(out: Path | None) -> Path | None:
 
 
 def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
-    """How many nodes of the workflow go to each queue; a cpu one when no provider is here to ask.
+    """Return how many nodes of the workflow go to each queue; one cpu node without a provider.
 
     Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
     """
@@ -229,7 +229,7 @@ def _queue_only(request: Request, *, as_json: bool) -> int:
 def view_for(
     stack: contextlib.ExitStack, *, live: bool, quiet: bool, as_json: bool
 ) -> tuple[views.View, Path | None]:
-    """How to show a run, and the file that takes the processes' output while a picture is drawn.
+    """Return how to show a run, and a file for the processes' output while a picture is drawn.
 
     A live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
     """
@@ -252,13 +252,13 @@ def _print(text: str) -> None:
 
 
 def stopped_early() -> int:
-    """Say that nothing was queued; the exit code."""
+    """Report that nothing was queued; return the exit code."""
     command.say("stopped before a run was queued")
     return interactive_run.exit_code(None)
 
 
 def _ahead(run_id: str) -> str:
-    """Which older runs come before this one; "" for none."""
+    """Return a text about the older runs that come before this one; "" for none."""
     with db.transaction() as conn:
         found = overview.runs_ahead(conn, run_id)
     if not found["n"]:
@@ -276,7 +276,7 @@ def _paused(used: Collection[str]) -> list[str]:
 
 
 def _left(run_id: str, *, ours: bool) -> str:
-    """Return what was stopped by leaving a run, and what happens to the run."""
+    """Return a text about what leaving the run has stopped, and what happens to the run."""
     ends = f"`{command.PROG} cancel {run_id}` ends it"
     if ours:
         return (
@@ -298,7 +298,7 @@ def finish(
     debug: bool = False,
     ours: bool = False,
 ) -> int:
-    """Say how the run ended, and what raised; the exit code.
+    """Report how the run ended, and its errors; return the exit code.
 
     `debug`: whole tracebacks. `ours`: this command started processes, which are stopped now.
     """

@@ -1,4 +1,4 @@
-"""A run as it is right now, read in one transaction: its steps, and the nodes worth showing."""
+"""Read a run in one transaction: its steps, and the nodes worth showing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 SMALL = 60
-"""Nodes up to which a run is shown in full; of a larger one those that run, wait or failed."""
+"""Up to this many nodes all are shown; of a larger run those that run, wait or failed."""
 SHOWN = 40
 DONE = ("completed", "skipped")
 
 
 class Step(NamedTuple):
-    """A step of the workflow: its nodes by status, of `total` that it has."""
+    """A step of the workflow: its nodes by status, out of `total`."""
 
     name: str
     total: int
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The word for it: the first that applies of failed, waits for input, running, ..."""
+        """Return the first state that applies of failed, waits for input, running, ..."""
         for status in ("failed", "awaiting_input", "running"):
             if self.counts.get(status):
                 return status
@@ -65,13 +65,13 @@ class Picture(NamedTuple):
 
     @property
     def questions(self) -> list[Row]:
-        """The nodes that wait for a person and say what they ask."""
+        """Return the nodes that wait for a person and have a question."""
         waiting = (n for n in self.nodes if n["status"] == "awaiting_input")
         return [node for node in waiting if isinstance(node["input_spec"], dict)]
 
 
 class Reader:
-    """Reads pictures of one run over a connection of its own; survives the loss of it."""
+    """Read pictures of one run on a connection of its own; survive the loss of it."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -86,7 +86,10 @@ class Reader:
             conn.close()
 
     def read(self) -> Picture | None:
-        """The run now; None while the database is away. `UnknownJob` for a run that is gone."""
+        """Return the run now; None while the database is away.
+
+        Raises `UnknownJob` if it is gone.
+        """
         try:
             if self._conn is None:
                 self._conn = db.connect()

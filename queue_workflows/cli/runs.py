@@ -1,4 +1,4 @@
-"""`queue-workflows runs`: the newest runs."""
+"""`queue-workflows runs`: list the newest runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check(status: str) -> None:
 
 
 def show(rows: list[Row], width: int | None) -> None:
-    """Print a table, or, where it does not fit `width` columns, lines below each run's id."""
+    """Print a table, or lines below each run's id if it does not fit `width` columns."""
     cells = [_cells(row) for row in rows]
     columns = zip(_HEAD, *cells, strict=True)
     needed = sum(2 + max(len(output.line(cell, 60)) for cell in column) for column in columns) - 2

@@ -1,4 +1,4 @@
-"""A sample of what a box did, as text."""
+"""Format a sample of a machine as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queue_workflows.types import JsonDict
 
 
 def cards(row: JsonDict) -> str:
-    """`97 % 21.3/24.0 GB, 0 % 0.2/24.0 GB`; `-` for none."""
+    """Return `97 % 21.3/24.0 GB, 0 % 0.2/24.0 GB`; `-` for none."""
     each = [
         f"{percent(gpu.get('use_pct'))} {of(gpu.get('vram_used_mb'), gpu.get('vram_total_mb'))}"
         for gpu in map(stored_json.mapping, stored_json.sequence(row.get("gpus")))
@@ -18,7 +18,7 @@ def cards(row: JsonDict) -> str:
 
 
 def line(row: JsonDict) -> str:
-    """A sample in a line: `cpu 98 %, ram 63.1/64.0 GB, swap 2.0 GB, cards 0 % 23.9/24.0 GB`."""
+    """Return a sample as a line: `cpu 98 %, ram 63.1/64.0 GB, swap 2.0 GB, cards 0 % ...`."""
     return (
         f"cpu {percent(row.get('cpu_percent'))},"
         f" ram {of(row.get('ram_used_mb'), row.get('ram_total_mb'))},"
@@ -27,18 +27,18 @@ def line(row: JsonDict) -> str:
 
 
 def percent(value: Any) -> str:
-    """`97 %`, or `-`."""
+    """Return `97 %`, or `-`."""
     return display.number(value, ".0f", " %")
 
 
 def gb(value: Any) -> str:
-    """MB as `21.3 GB`, or `-`."""
+    """Return MB as `21.3 GB`, or `-`."""
     mb = stored_json.number(value)
     return "-" if mb is None else f"{mb / 1024:.1f} GB"
 
 
 def of(used: Any, total: Any) -> str:
-    """`21.3/24.0 GB` of MB, or `-`."""
+    """Return MB as `21.3/24.0 GB`, or `-`."""
     used_mb, total_mb = stored_json.number(used), stored_json.number(total)
     if used_mb is None or total_mb is None:
         return "-"

@@ -1,4 +1,4 @@
-"""`queue-workflows samples`: what a box did lately, from the ring of its samples."""
+"""`queue-workflows samples`: show the recent CPU, RAM and GPU use of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queue_workflows.types import JsonDict
 
 LINES = 30
 BEFORE_S = 300.0
-"""How long before the end of a job's attempt its box is shown."""
+"""Seconds before the end of a job's attempt from which its machine is shown."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -86,7 +86,7 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
 
 
 def _of_job(start: str) -> list[JsonDict] | None:
-    """None after saying that nothing has this id."""
+    """Return the machine and time span of a job; None after reporting that nothing has this id."""
     kind, job_id = show.found(start, "samples")
     if kind is None:
         return None
@@ -104,7 +104,7 @@ def _of_job(start: str) -> list[JsonDict] | None:
 
 
 def drawn_together(rows: list[JsonDict], lines: int = LINES) -> list[JsonDict]:
-    """At most so many rows, each of as many samples in a row, with the time of the last."""
+    """Return at most so many rows, each made of consecutive samples, with the last one's time."""
     size = -(-len(rows) // lines) if rows else 1
     parts = [rows[at : at + size] for at in range(0, len(rows), size)]
     return [
@@ -116,7 +116,7 @@ def drawn_together(rows: list[JsonDict], lines: int = LINES) -> list[JsonDict]:
 
 
 def table(rows: list[JsonDict]) -> None:
-    """Print them, the oldest first."""
+    """Print the samples, the oldest first."""
     output.table(
         ("UTC", "cpu", "ours", "ram", "ours", "swap", "cards: use, memory"),
         [

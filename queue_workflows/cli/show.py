@@ -1,4 +1,4 @@
-"""`queue-workflows show RUN|JOB`: what happened, node by node and attempt by attempt."""
+"""`queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def found(start: str, name: str) -> tuple[str | None, str]:
 def collect(
     kind: str, any_id: str, nodes: Sequence[str] | None = None, *, logs: bool | None = None
 ) -> dict[str, Any]:
-    """What `--json` shows; `logs` as `history.get_run` has it.
+    """Return what `--json` shows; `logs` as in `history.get_run`.
 
-    Raises `UnknownJob` when it is gone, and for a node it does not have.
+    Raises `UnknownJob` if it is gone, and for a node it does not have.
     """
     if kind != "run":
         shown = history.get_job(any_id)
@@ -110,7 +110,7 @@ def collect(
 
 
 def print_out(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
-    """Print what `collect` gave: as JSON, or as a page cut to the terminal, unless `full`."""
+    """Print what `collect` returned: as JSON, or as a page cut to the terminal, unless `full`."""
     if as_json:
         output.dump(shown)
         return
@@ -151,7 +151,7 @@ def _follow(
 
 
 def _left(kind: str, any_id: str) -> int:
-    """Say that only the view was stopped; the exit code."""
+    """Report that only the view was stopped; return the exit code."""
     shown = output.line(any_id)
     command.say(
         f"stopped the view of {kind} {shown}, which goes on: `{command.PROG} show {shown} --follow`"

@@ -1,4 +1,4 @@
-"""`queue-workflows status`: the whole system on one page."""
+"""`queue-workflows status`: show the whole system on one page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queue_workflows.engine import workers as workers_rows
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
-"""Age at which a queued run counts as one that nobody starts (a new run starts within 2 s)."""
+"""Age in seconds at which a queued run counts as not started (it takes 2 s)."""
 _NOT_SERVING = frozenset({"dead", "stopped", "parked", "paused", "draining"})
 
 
@@ -76,7 +76,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
 
 
 def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> list[dict[str, Any]]:
-    """One entry per queue that the app names, that has work, or that a worker serves."""
+    """Return one entry per queue that the app names, that has work, or that a worker serves."""
     names = known | {row["queue"] for row in counts} | {row["queue"] for row in workers}
     queues: dict[str, dict[str, Any]] = {
         name: {
@@ -100,7 +100,7 @@ def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> lis
 
 
 def _psql(url: str) -> str:
-    """The psql command that connects to the embedded server at this URL."""
+    """Return the psql command that connects to the embedded server at this URL."""
     parts = urlsplit(url)
     found = {name: values[0] for name, values in parse_qs(parts.query).items()}
     found |= {"user": parts.username or "", "dbname": parts.path.lstrip("/")}

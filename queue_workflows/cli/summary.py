@@ -1,4 +1,4 @@
-"""What a finished run amounts to: which workers ran how many nodes, and its longest chain."""
+"""Summarize a finished run: which workers ran its nodes, and its longest chain."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from queue_workflows.runtime import display, process, stored_json
 
 FAILURES = 20
 TRACES = 3
-"""Failed nodes whose tracebacks are printed: of more the first ones tell what is wrong."""
+"""Failed nodes whose tracebacks are printed: the first ones are enough."""
 TRACE_LINES = 20
 _FRAME = re.compile(r'[ |+-]*File "(.+)", line \d+')
 _PACKAGE = Path(queue_workflows.__file__).parent
 
 
 def collect(seen: Picture) -> dict[str, Any]:
-    """The run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
+    """Return the run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
 
-    `failed`: the first nodes that failed, each with its error and the traceback, which may be None.
+    `failed`: the first nodes that failed, each with its error and traceback, which may be None.
     """
     run_id = seen.run["id"]
     with db.transaction() as conn:
@@ -70,7 +70,7 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
-    """The longest chain of a stored definition; [] for one that is no graph."""
+    """Return the longest chain of a stored definition; [] if it is not a graph."""
     nodes = stored_json.graph_nodes(frozen)
     fields = dict.fromkeys(graph.Node._fields)
     entries = [fields | {"id": name, "deps": node["deps"]} for name, node in nodes.items()]
@@ -80,7 +80,7 @@ def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
 
 
 def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
-    """The ids of the path whose bodies took longest together (if equal: of most), in order."""
+    """Return the node ids of the path with the longest total handler time, in order."""
     reached: dict[str, tuple[float, int]] = {}
     before: dict[str, str] = {}
     open_deps = {node.id: len(node.deps) for node in walk.nodes.values()}
@@ -101,7 +101,7 @@ def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print it."""
+    """Print the summary."""
     nodes = ", ".join(f"{n} {status}" for status, n in sorted(found["nodes"].items()))
     name = output.line(found["workflow_name"])
     output.echo(
@@ -139,7 +139,7 @@ def _is_folder(name: str) -> bool:
 
 
 def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
-    """Print to stderr where the bodies of failed nodes raised; `whole`: all of it."""
+    """Print to stderr where the handlers of failed nodes raised; `whole`: all of it."""
     sys.stdout.flush()
     for node in found["failed"][:TRACES]:
         trace = node["traceback"]
@@ -163,6 +163,6 @@ def host_frames(lines: list[str]) -> list[str]:
 
 
 def _is_engine(path: str) -> bool:
-    """Whether a worker, perhaps of another machine, has this path from the package; not its demo"""
+    """Return whether a path, perhaps of another machine, is in this package but not its demo."""
     _, package, name = path.rpartition(f"/{_PACKAGE.name}/")
     return bool(package) and not name.startswith("demo/") and (_PACKAGE / name).is_file()

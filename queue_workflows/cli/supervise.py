@@ -1,4 +1,4 @@
-"""`queue-workflows supervise`: restart this host's workers when they are flagged dead."""
+"""`queue-workflows supervise`: restart this machine's workers that are flagged dead."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from queue_workflows.runtime import child, process, service, signals
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
-"""Longest run of one command; a unit's own stop may take systemd's 90 s."""
+"""Seconds for one command; a systemd unit's own stop may take 90 s."""
 FIRST_DELAY_S = 10.0
 MAX_DELAY_S = 300.0
-"""The wait after a bounce: FIRST_DELAY_S, doubled each time up to this; twice this long without
-a bounce starts the row anew."""
+"""The longest wait after a restart.
+
+It starts at FIRST_DELAY_S and doubles each time. Twice this long without a restart resets it.
+"""
 POLL_S = 0.05
 GRACE_S = 0.3
 STOP_S = 0.8
-"""What is left of the second in which the command stops, once it has told the loop to."""
+"""What is left of the second in which the command stops, after it has told the loop."""
 OUTPUT_BYTES = 4000
 
 _log = logging.getLogger("queue_workflows.supervise")
@@ -83,9 +85,9 @@ def _serve(bouncer: Restarter, every_s: float, stop: signals.StopRequest) -> Non
 
 
 def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
-    """The command that restarts the worker of each queue, as a list of words.
+    """Return the command that restarts the worker of each queue, as a list of words.
 
-    Raises `InvalidConfig` for an option that names no queue, nothing to run, or what is not here.
+    Raises `InvalidConfig` for an option without a queue or a command, and for a missing program.
     """
     found: dict[str, list[str]] = {}
     for option, takes, texts in (("--bounce", "COMMAND", bounces), ("--unit", "NAME", units)):
@@ -120,14 +122,14 @@ def _words(option: str, text: str, value: str) -> list[str]:
 
 
 class Runner:
-    """Runs a command to its end and logs what it prints; `stopped` cuts it short."""
+    """Run a command to its end and log its output; `stopped` ends it early."""
 
     def __init__(self, stopped: signals.Flag, *, timeout_s: float = TIMEOUT_S) -> None:
         self._stopped = stopped
         self._timeout_s = timeout_s
 
     def __call__(self, queue: str, words: list[str]) -> bool:
-        """Whether it ended with exit code 0 in time."""
+        """Return whether it ended with exit code 0 in time."""
         with tempfile.NamedTemporaryFile() as printed:
             argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', printed.name, *words]
             try:
@@ -140,7 +142,7 @@ class Runner:
         return not how
 
     def _wait(self, running: child.Child) -> str:
-        """How it failed, "" when it did not."""
+        """Return how it failed, or ""."""
         deadline = time.monotonic() + self._timeout_s
         while (death := running.reap()) is None:
             if self._stopped.wait(POLL_S):
@@ -153,7 +155,7 @@ class Runner:
 
 
 def _end(running: child.Child, why: str) -> str:
-    """End the command, and what it started in its session."""
+    """End the command and its descendants in its session."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signum)
@@ -171,7 +173,7 @@ def _log_output(queue: str, printed: int) -> None:
 
 
 class _Seat:
-    """What was done about one queue: the flagging that was acted on, and when to act next."""
+    """The state of one queue: the flag that was handled, and when to act next."""
 
     def __init__(self) -> None:
         self.handled: object = None
@@ -181,10 +183,10 @@ class _Seat:
 
 
 class Restarter:
-    """Runs a queue's command when its worker on this host is flagged dead, once for each flagging.
+    """Run a queue's command when its worker here is flagged dead, once per flag.
 
-    A command that fails is tried again, and a flagging that follows soon has to wait: FIRST_DELAY_S
-    after the last bounce, doubled each time up to MAX_DELAY_S. A queue that is OFF is left alone.
+    A command that fails is tried again. A flag that follows soon has to wait: FIRST_DELAY_S after
+    the last restart, doubled each time up to MAX_DELAY_S. A queue that is OFF is left alone.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class Restarter:
         self._said = ""
 
     def look(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Act on every flagging that is due. Each is read again right before its turn."""
+        """Handle every due flag; each is read again right before."""
         try:
             while not stopped() and (row := self._next()) is not None:
                 self._bounce(row)

@@ -1,4 +1,4 @@
-"""The live tree of a run: steps with bars, and under them the nodes that matter now."""
+"""Draw a run as a live tree: steps with bars, and below them the nodes that matter now."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _RESERVED = 6
 class Tree:
     """A picture that stays in place; enter it before the first `show`.
 
-    It is drawn by whoever calls `show`: no thread of its own. What is logged appears above it.
+    The caller of `show` draws it, without a thread. Log lines appear above it.
     """
 
     def __init__(self, console: Console) -> None:
@@ -80,7 +80,7 @@ class Tree:
             handler.setStream(self._stderr)
 
     def show(self, picture: Picture) -> None:
-        """Draw it."""
+        """Draw the run."""
         self._last = self.render(picture)
         self._live.update(self._last, refresh=True)
 
@@ -90,7 +90,7 @@ class Tree:
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
-        """Take the picture away while something else has the terminal."""
+        """Remove the picture while something else uses the terminal."""
         self._live.stop()
         try:
             yield
@@ -101,7 +101,7 @@ class Tree:
             self._live.start()
 
     def render(self, picture: Picture) -> RenderableType:
-        """The whole picture, no higher and no wider than the terminal."""
+        """Return the whole picture, no higher and no wider than the terminal."""
         width = self._console.size.width
         lines = _heading(picture, width)
         room = self._console.size.height - _RESERVED - len(picture.steps)
@@ -130,7 +130,7 @@ class Tree:
         return Group(*lines)
 
     def _line(self, state: str, indent: str, name: str, column: int, bar: Text) -> Text:
-        """Sign, name in its column and bar, for a text that ends where the terminal ends."""
+        """Return sign, name in its column and bar, with a text cut at the terminal's width."""
         sign = self._signs.get(state, "." if self._signs is _ASCII else "·")
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(f"  {indent}{sign} ", style=_STYLES.get(state, "dim"))
@@ -151,12 +151,12 @@ class Tree:
 
 
 def _own_name(node: Row) -> str:
-    """A node's name within its step."""
+    """Return a node's name within its step."""
     return node["node_id"].partition("/")[2]
 
 
 def _heading(picture: Picture, width: int) -> list[Text]:
-    """The heading on as many lines as it needs, no value folded; what is too long is cut."""
+    """Return the heading on as many lines as it needs; too long values are cut."""
     lines: list[str] = []
     for part in views.heading_parts(picture):
         if lines and cell_len(f"{lines[-1]} {part}") <= width:

@@ -1,4 +1,4 @@
-"""`queue-workflows up`: every process of a host app, kept running until Ctrl-C."""
+"""`queue-workflows up`: run every process of an app until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def up(
 
 
 def _pool(workers: str | None) -> list[pool_config.Entry]:
-    """What the option says, else WORKERS_JSON; none where neither is given."""
+    """Return the pool of the option, else of WORKERS_JSON, else none."""
     if workers is None and not config.WORKERS_JSON.read().strip():
         return []
     if workers == "":

@@ -1,4 +1,4 @@
-"""Two ways to show a run: a live tree on a terminal, plain lines anywhere else."""
+"""Show a run while it runs: a live tree on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from queue_workflows.runtime import display
 from queue_workflows.types import NowFn, Row
 
 AGAIN_S = 2.0
-"""Least time between two lines about one step that goes on."""
+"""Least seconds between two lines about one running step."""
 
 
 class View(Protocol):
-    """Shows a run as it goes."""
+    """A way to show a running run."""
 
     def show(self, picture: Picture) -> None:
-        """Show it as it is now."""
+        """Show the run as it is now."""
         ...
 
     def say(self, text: str) -> None:
-        """One line beside the picture."""
+        """Print one line beside the picture."""
         ...
 
     def aside(self) -> AbstractContextManager[object]:
-        """Step aside while a question is asked on the terminal."""
+        """Free the terminal while a question is asked."""
         ...
 
 
 class Quiet:
-    """Shows nothing but what must be said."""
+    """Show only important lines."""
 
     def __init__(self, echo: Callable[[str], object]) -> None:
         self._echo = echo
@@ -50,9 +50,9 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """One line per change of a step's state, and at most every 2 s per step that goes on.
+    """Print one line per change of a step's state, and at most every 2 s per running step.
 
-    How the run ended is the summary's to say.
+    The summary reports how the run ended.
     """
 
     def __init__(self, echo: Callable[[str], object], *, now_fn: NowFn = time.monotonic) -> None:
@@ -90,12 +90,12 @@ class Lines(Quiet):
 
 
 def heading(picture: Picture) -> str:
-    """`run ID (workflow): running, 3/10 nodes, 1.2 s`."""
+    """Return `run ID (workflow): running, 3/10 nodes, 1.2 s`."""
     return " ".join(heading_parts(picture))
 
 
 def heading_parts(picture: Picture) -> list[str]:
-    """The heading in the pieces between which a line may end."""
+    """Return the parts of the heading, between which a line may break."""
     run = picture.run
     nodes = f" {picture.done}/{picture.total} nodes," if picture.total else ""
     name, elapsed = output.line(run["workflow_name"]), output.seconds(run["elapsed_s"])
@@ -105,7 +105,7 @@ def heading_parts(picture: Picture) -> list[str]:
 
 
 def step_text(step: Step) -> str:
-    """`12/300 completed, 4 running, 1.2 s`; of a step of one node its state and time."""
+    """Return `12/300 completed, 4 running, 1.2 s`; for a step of one node its state and time."""
     elapsed = f", {output.seconds(step.elapsed_s)}" if step.elapsed_s is not None else ""
     if step.total == 1:
         return f"{_words(step.state)}{elapsed}"
@@ -117,7 +117,7 @@ def step_text(step: Step) -> str:
 
 
 def node_text(node: Row) -> str:
-    """A node's state, time, progress, where it runs, and what went wrong."""
+    """Return a node's state, time, progress, worker and error."""
     parts = [_words(node["status"])]
     if node["elapsed_s"] is not None and node["status"] != "queued":
         parts.append(output.seconds(node["elapsed_s"]))
@@ -135,7 +135,7 @@ def node_text(node: Row) -> str:
 
 
 def again_text(job: Row, failed: int) -> str:
-    """Return when a job runs again of which `failed` attempts failed; "" for any other."""
+    """Return when a job runs again that failed `failed` times; "" for any other."""
     if job["status"] != "queued" or failed < 1:
         return ""
     if job["blocked_reason"] not in (None, "not_due"):
@@ -145,7 +145,7 @@ def again_text(job: Row, failed: int) -> str:
 
 
 def place(worker_id: str | None) -> str:
-    """`queue host pid 123` without the rest of a worker's id; `?` for none."""
+    """Return `queue host pid 123` without the rest of a worker's id; `?` for none."""
     label, _, rest = (worker_id or "").partition(":")
     pid = rest.partition(":")[0]
     return (
@@ -154,7 +154,7 @@ def place(worker_id: str | None) -> str:
 
 
 def progress_text(progress: Any) -> str:
-    """`40 %` for a number from 0 to 1, else the members of the dict; "" for none."""
+    """Return `40 %` for a number from 0 to 1, else the members of the dict; "" for none."""
     if isinstance(progress, (int, float)) and not isinstance(progress, bool):
         return display.number(progress * 100, ".0f", " %")
     if isinstance(progress, dict):

@@ -1,4 +1,4 @@
-"""`queue-workflows why RUN|JOB`: what keeps each live worker from a queued job, or from a run's."""
+"""`queue-workflows why RUN|JOB`: explain what keeps each live worker from a queued job."""
 
 from __future__ import annotations
 

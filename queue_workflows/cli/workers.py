@@ -1,4 +1,4 @@
-"""`queue-workflows workers`: the worker processes seen within a day, and what is switched off."""
+"""`queue-workflows workers`: list the workers of the last day, and what is switched off."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def workers(
 
 
 def listing() -> list[Row]:
-    """The workers with the keys that `--json` shows.
+    """Return the workers with the keys that `--json` shows.
 
-    What they hold is read from the jobs: their own reports are up to a heartbeat old.
+    Their jobs are read from the job tables, since their reports are up to a heartbeat old.
     """
     with db.transaction() as conn:
         rows = rows_of.listing(conn, config.STALE_WORKER_AFTER_S.read())
@@ -63,7 +63,7 @@ def listing() -> list[Row]:
 
 
 def absent(rows: list[Row]) -> list[Row]:
-    """A row, with the same keys, for each switch that is OFF where no live worker is listed."""
+    """Return a row, with the same keys, for each OFF switch without a live worker."""
     live = {
         (row["host_label"], queue)
         for row in rows
@@ -80,9 +80,9 @@ def absent(rows: list[Row]) -> list[Row]:
 
 
 def _state(row: Row) -> str:
-    """The state now: a switch works before the worker's next report tells of it.
+    """Return the state now: a switch works before the worker's next report shows it.
 
-    A report made after the switch decides: a worker that obeys none reports idle or busy.
+    A report made after the switch decides: a worker that ignores switches reports idle or busy.
     """
     state: str = row["state"]
     if state not in _OBEYING | {"idle", "busy"}:
@@ -96,7 +96,7 @@ def _state(row: Row) -> str:
 
 
 def _death(detail: Any) -> str:
-    """How a dead worker died, as far as its parent saw it."""
+    """Return how a dead worker died, as far as its parent knows."""
     told = stored_json.mapping(detail)
     number, code = told.get("signal"), told.get("exit_code")
     if number is not None:
@@ -106,7 +106,7 @@ def _death(detail: Any) -> str:
 
 
 def show(rows: list[Row]) -> None:
-    """Print them as a table."""
+    """Print the workers as a table."""
     output.table(
         ("host", "queue", "pid", "state", "switch", "model", "jobs", "seen", "why"),
         [
@@ -127,7 +127,7 @@ def show(rows: list[Row]) -> None:
 
 
 def _why(row: Row) -> str:
-    """`killed by SIGKILL, flagged; drain by ops, on again in 29 min 10 s: new disk`."""
+    """Return `killed by SIGKILL, flagged; drain by ops, on again in 29 min 10 s: new disk`."""
     parts: list[str] = []
     if row["death"]:
         parts.append(row["death"] + (", flagged" if row["last_flagged_dead_at"] else ""))

@@ -28,7 +28,12 @@ CREATE TABLE queue_schema_objects (
     objects         jsonb NOT NULL,
     installed_at    timestamptz NOT NULL DEFAULT now()
 );
-GRANT SELECT ON queue_schema_objects TO PUBLIC
+GRANT SELECT ON queue_schema_objects TO PUBLIC;
+ALTER TABLE lock_turns ADD COLUMN IF NOT EXISTS admits boolean NOT NULL DEFAULT false;
+ALTER TABLE partition_turns
+    ADD COLUMN IF NOT EXISTS admits boolean NOT NULL DEFAULT false,
+    DROP CONSTRAINT partition_turns_pkey,
+    ADD PRIMARY KEY (xid, queue, partition_key, admits)
 """
 """What 0013 makes and that chain did not."""
 
@@ -45,8 +50,8 @@ def version(conn: pool.Connection, ledger: str) -> int | None:
 def convert(conn: pool.Connection, ledger: str, checksum: str) -> None:
     """Replace what the ledger has above 12 by 0013 with its checksum; joins the transaction.
 
-    The tables of that chain are those of 0013, but for one. Does nothing to any other database.
-    Raises `MigrationFailed` where the chain is not complete.
+    The tables of that chain are those of 0013, but for what `_OBJECTS` makes. Does nothing to any
+    other database. Raises `MigrationFailed` where the chain is not complete.
     """
     rows = _rows(conn, ledger)
     if not rows:

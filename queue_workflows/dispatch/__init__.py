@@ -1,1 +1,1 @@
-"""The dispatcher's wing: what a run knows, one plan at a time, and the outbox that drives it."""
+"""Dispatch of runs: the knowledge of a run, one plan at a time, and the outbox that drives it."""

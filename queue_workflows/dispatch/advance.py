@@ -1,4 +1,4 @@
-"""One step of a run: plan what its nodes allow now, and write it under the run's lock."""
+"""Advance a run by one step: plan which nodes are ready, and write that under the run's lock."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ NEVER_RUNS = (
     errors.ArgsRefused,
     errors.FolderRefused,
 )
-"""What a run's definition, context, inputs or `out_dir` raise that no retry fixes: it fails."""
+"""Errors of a run's definition, context, inputs or `out_dir` that no retry fixes: the run fails."""
 
-# Progress is shared by the threads of a process. Whoever waits for it holds no pooled connection
-# that its holder could need: under the run's lock all reads go over the transaction's own.
+# The threads of a process share the progress. A thread that waits for it may hold no pooled
+# connection: its holder could need that one, so under the run's lock all reads use the
+# transaction's own connection.
 _planning = threading.Lock()
 
 
 def is_queued(run: Row) -> bool:
-    """A run of ours that waits for its start."""
+    """Return whether a run of this app waits for its start."""
     return run["mode"] == "node" and run["status"] == "queued"
 
 
 def is_live(run: Row) -> bool:
-    """A run of ours that was started and is not over; a host's own status counts as live."""
+    """Return whether a run of this app was started and is not over.
+
+    An app's own status counts as live.
+    """
     return run["mode"] == "node" and run["status"] not in (*job_tables.TERMINAL, "queued")
 
 
@@ -45,7 +49,7 @@ def make_plan(
     *,
     committed: bool = True,
 ) -> plan.Plan:
-    """What follows from these finished nodes; None: all that has not been done yet.
+    """Return what follows from these finished nodes; None: from all that is not dispatched yet.
 
     Raises `UnreadableRow` for values that are nested deeper than Python can follow, and
     `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
@@ -64,7 +68,7 @@ def _plan(
     committed: bool,
 ) -> plan.Plan:
     resolver = config.get_config().get_resolve_ref()
-    out_dir, custom = run["out_dir"], hooks.host_resolves()
+    out_dir, custom = run["out_dir"], hooks.app_resolves()
     if finished is None:
         confinement.check(out_dir)
     with _planning:
@@ -84,15 +88,15 @@ def _plan(
 
 
 def must_read(progress: readiness.Progress, node_id: str) -> bool:
-    """Whether a plan from this node alone would have to ask what else is done."""
+    """Return whether a plan from this node alone needs to know which other nodes are done."""
     with _planning:
         return progress.waits_for_more(node_id)
 
 
 def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:
-    """Write a plan under the run's lock; how many rows are new.
+    """Write a plan under the run's lock; return the number of new rows.
 
-    A node that cannot get its inputs, or only such as cannot be stored, fails the run.
+    The run fails if a node's inputs cannot be resolved or stored.
     """
     count = 0
     try:
@@ -118,11 +122,12 @@ def advance(
     nowait: bool = False,
     head: Row | None = None,
 ) -> int | None:
-    """Plan from `finished` and write it, `settle` in the same transaction; how many rows are new.
+    """Plan from `finished` and write it, with `settle` in the same transaction.
 
-    None, and nothing written, unless the run is still as `expected` and in the generation that the
-    plan was made for, or when `nowait` and it is locked. With the built-in resolver all happens
-    under the run's lock; a host's resolver runs before it is taken. `head` saves reading the run.
+    Return the new rows. Returns None and writes nothing if the run is no longer as `expected`, if
+    its generation has changed, or if it is locked and `nowait` is set. With the built-in resolver
+    all of it happens under the run's lock. An app's resolver runs before the lock is taken. `head`
+    saves reading the run.
     """
     with run_cache.reading(begin) as conn:
         run = head or runs.head(conn, run_id)
@@ -140,7 +145,7 @@ def advance(
                 return count
             progress = readiness.Progress(progress.graph)
         made = None
-        if hooks.host_resolves():
+        if hooks.app_resolves():
             made = make_plan(progress, run, run_cache.Reader(begin, run_id), finished)
         with begin() as conn:
             locked = runs.lock(conn, run_id, nowait=nowait)
@@ -159,8 +164,8 @@ def advance(
 def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     """Raise `ArgsRefused` for inputs that a declared workflow does not take.
 
-    A plain SQL INSERT submits a run that nothing has checked yet. Raises `UnreadableRow` for a
-    context that cannot be loaded or is no object.
+    Nothing has checked a run that a plain SQL INSERT submitted. Raises `UnreadableRow` for a
+    context that cannot be loaded or is not an object.
     """
     name = run["workflow_name"]
     if name not in config.get_config().workflow_map:
@@ -175,7 +180,7 @@ def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
 
 
 class _NothingYet(run_cache.NoKnowledge):
-    """Knows a run that has no node yet; what its context holds it does not know."""
+    """The knowledge of a run that has no node yet, without its context."""
 
     def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
         return set()
@@ -190,8 +195,8 @@ class _NothingYet(run_cache.NoKnowledge):
 def _start_fresh(
     begin: run_cache.Begin, run: Row, progress: readiness.Progress, unfrozen: dict[str, Any]
 ) -> int | None:
-    """Start a run that was never started, in one statement; None: it takes more than that."""
-    if hooks.host_resolves() or run["generation"]:
+    """Start a run for the first time in one statement; return None if that is not enough."""
+    if hooks.app_resolves() or run["generation"]:
         return None
     try:
         made = make_plan(progress, run, _NothingYet(), None)
@@ -213,14 +218,14 @@ def _plan_locked(
     finished: list[str] | None,
     made: plan.Plan | None,
 ) -> int:
-    """Plan if need be, start a queued run, and write the plan; how many rows are new."""
+    """Plan if needed, start a queued run, write the plan; return the number of new rows."""
     if locked["out_dir"] is None:
         locked = outputs.given(locked)
         runs.set_out_dir(conn, locked["id"], locked["out_dir"])
     if finished is None:
         _check_context(conn, locked["id"])
     if made is None:
-        reader = run_cache.Reader(run_cache.joined(conn), locked["id"])
+        reader = run_cache.Reader(run_cache.in_open_transaction(conn), locked["id"])
         made = make_plan(progress, locked, reader, finished)
     if is_queued(locked):
         runs.start(conn, locked["id"])
@@ -228,7 +233,7 @@ def _plan_locked(
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:
-    """Raise `UnreadableRow` for a context that no ref could be resolved in."""
+    """Raise `UnreadableRow` for a context in which no ref can be resolved."""
     kind = runs.context_type(conn, run_id)
     if kind != "object":
         raise errors.UnreadableRow(f"its context is a JSON {kind}, not an object")
@@ -237,19 +242,19 @@ def _check_context(conn: db.Connection, run_id: str) -> None:
 def _unchanged(
     conn: db.Connection, seen: Row, locked: Row, expected: State, unfrozen: dict[str, Any] | None
 ) -> bool:
-    """Whether the run is still what the plan is made for; a new definition is frozen then."""
+    """Return whether the run is still as planned for; then freeze a new definition."""
     if not expected(locked) or run_cache.identity(locked) != run_cache.identity(seen):
         return False
     return unfrozen is None or run_cache.freeze(conn, locked, unfrozen)
 
 
 def fail(begin: run_cache.Begin, run_id: str, reason: str) -> None:
-    """Fail a run that is not over, which cancels its waiting nodes."""
+    """Fail a run that is not over, which also cancels its waiting nodes."""
     with begin() as conn:
         runs.lock(conn, run_id)
         runs.fail(conn, run_id, payload.error_text(reason))
 
 
 def node_failure(node_id: str, error: str | None) -> str:
-    """A run's error for a node that failed."""
+    """Return the run's error for a failed node."""
     return payload.error_text(f"node {node_id} failed: {error or 'no error was given'}")

@@ -1,4 +1,4 @@
-"""The outbox drain: what nodes became, acted on in batches, one transaction a run."""
+"""Drain the outbox: act on the events of finished nodes in batches, one transaction per run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ RUNS_A_ROUND = 50
 DISPATCH, EVENT = "dispatch of run", "event"
 
 
-class _Outside(Exception):
-    """The definition has to be read or made, or a host's resolver called, without the lock."""
+class _LockNotNeeded(Exception):
+    """The definition must be read or expanded, or an app's resolver called, without the lock."""
 
     def __init__(self, events: list[Row]) -> None:
         self.events = events
 
 
 class _Done(NamedTuple):
-    """What a batch came to: new rows, nodes parked by it, and whether there may be more events."""
+    """The result of a batch: new rows, parked nodes, and whether there may be more events."""
 
     rows: int = 0
     parked: list[Row] = []  # noqa: RUF012  never changed
@@ -39,10 +39,10 @@ def drain_run(
     nowait: bool = False,
     only: int | None = None,
 ) -> int:
-    """Dispatch a run's open events (`only`: one of them); how many new rows.
+    """Dispatch a run's open events (`only`: one of them); return the number of new rows.
 
-    `nowait`, for workers: 0 at once when another dispatcher has the run, and what needs the host's
-    hooks is left open.
+    `nowait` is for workers. It returns 0 at once if another dispatcher has the run, and it leaves
+    events open that need the app's hooks.
     """
     total, failed = 0, False
     while True:
@@ -53,7 +53,7 @@ def drain_run(
                 raise
             if nowait:
                 return total
-            # What is left of its events is closed by the next round, as the run is over then.
+            # The next round closes its remaining events, since the run is over then.
             advance.fail(begin, run_id, str(error))
             failed = True
             continue
@@ -65,8 +65,8 @@ def drain_run(
 def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) -> _Done:
     try:
         done = _batch(run_id, begin, nowait, only)
-    except _Outside as request:
-        done = _outside(run_id, begin, request.events)
+    except _LockNotNeeded as request:
+        done = _learn_without_lock(run_id, begin, request.events)
     except BaseException:
         # The progress may hold skips that were rolled back.
         run_cache.forget(run_id)
@@ -87,19 +87,19 @@ def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
         finished = _finished(events)
         outside = False
         if finished and advance.is_live(run):
-            if nowait and (hooks.host_resolves() or not run["has_definition"]):
+            if nowait and (hooks.app_resolves() or not run["has_definition"]):
                 return _Done()
-            outside = hooks.host_resolves() or run_cache.recall(run) is None
+            outside = hooks.app_resolves() or run_cache.recall(run) is None
         count, parked = (0, []) if outside else _settle(conn, run, events, finished)
     if outside:
-        # Not from within: psycopg discards every prepared statement after a rollback.
-        raise _Outside(events)
+        # Outside the transaction: psycopg discards every prepared statement after a rollback.
+        raise _LockNotNeeded(events)
     more = len(events) == EVENTS_A_BATCH and not (nowait and parked)
     return _Done(count, parked, more)
 
 
 def _finished(events: list[Row]) -> list[str]:
-    """The nodes that these events say are done, and that are."""
+    """Return the nodes that these events name and that are done."""
     return list(
         dict.fromkeys(
             event["node_id"]
@@ -110,7 +110,10 @@ def _finished(events: list[Row]) -> list[str]:
 
 
 def _fatal(conn: db.Connection, run: Row, events: list[Row]) -> Row | None:
-    """The first failure that ends the run: of one that waits for its start, in its generation."""
+    """Return the first failure that ends the run.
+
+    If the run waits for its start, only a failure in its generation counts.
+    """
     failed = (e for e in events if e["kind"] == "failed" and e["node_status"] == "failed")
     return next((e for e in failed if advance.is_live(run) or _fails_queued(conn, run, e)), None)
 
@@ -118,9 +121,9 @@ def _fatal(conn: db.Connection, run: Row, events: list[Row]) -> Row | None:
 def _settle(
     conn: db.Connection, run: Row, events: list[Row], finished: list[str]
 ) -> tuple[int, list[Row]]:
-    """Act on events under the lock and close them, but for the parked ones, which are returned.
+    """Act on events under the lock and close them; return the parked ones, which stay open.
 
-    What a queued run's nodes have completed its start sees for itself.
+    A queued run ignores completed nodes: its start sees them.
     """
     count, parked = 0, list[Row]()
     live = advance.is_live(run)
@@ -136,7 +139,7 @@ def _settle(
         ]
         progress = run_cache.recall(run) if live and finished else None
         if progress is not None:
-            reader = run_cache.Reader(run_cache.joined(conn), run["id"])
+            reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
             made = advance.make_plan(progress, run, reader, finished)
             count = advance.write(conn, run, made)
     kept = {event["id"] for event in parked}
@@ -145,21 +148,24 @@ def _settle(
 
 
 def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
-    """Whether it failed in the generation that waits for its start, which would not mend it."""
+    """Return whether the node failed in the generation that waits for its start."""
     if not advance.is_queued(run):
         return False
     job = nodes.get_by_node(conn, run["id"], failed["node_id"])
     return job is not None and job["generation"] == run["generation"]
 
 
-def _outside(run_id: str, begin: run_cache.Begin, events: list[Row]) -> _Done:
-    """Learn the run, and with a host's resolver plan it, with no transaction open; look again."""
+def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: list[Row]) -> _Done:
+    """Learn the run, and plan it with an app's resolver, outside any transaction.
+
+    Then try again.
+    """
     with begin() as conn:
         run = runs.head(conn, run_id)
     if run is None:
         return _Done()
     run_cache.learn(begin, run)
-    if not hooks.host_resolves():
+    if not hooks.app_resolves():
         return _Done(more=True)
     with begin() as conn:
         locked = runs.lock(conn, run_id)
@@ -186,15 +192,15 @@ def drain_outbox(
     limit: int = RUNS_A_ROUND,
     rows: row_isolation.Isolation | None = None,
 ) -> int:
-    """Dispatch open events of up to `limit` runs, oldest first; of how many it did.
+    """Dispatch the open events of up to `limit` runs, oldest first; return the number of runs.
 
-    A run whose dispatch fails is retried event by event with back-off; at DISPATCH_MAX_ATTEMPTS the
-    event is poison and the run fails with a message that says so. A run of which not even that can
-    be written is set aside in `rows`.
+    If a dispatch fails, its run is retried event by event with back-off. After
+    DISPATCH_MAX_ATTEMPTS the run fails with a message. A run for which not even that can be written
+    is added to `rows`.
     """
     kept = rows or row_isolation.Isolation()
     aside = kept.aside(DISPATCH)
-    # Runs that this process cannot continue must not hide those behind them.
+    # Runs that this process cannot continue must not use up the limit.
     with run_cache.reading(begin) as conn:
         ids = outbox.runs_with_events(conn, limit, undefined=hooks.has_provider(), aside=aside)
     went_on = 0
@@ -203,7 +209,7 @@ def drain_outbox(
             DISPATCH,
             run_id,
             lambda run_id=run_id: _drained(run_id, begin),
-            lambda error, _, run_id=run_id: _singly(begin, run_id, error),
+            lambda error, _, run_id=run_id: _dispatch_one_by_one(begin, run_id, error),
         )
         went_on += bool(done)
     return went_on
@@ -218,9 +224,9 @@ def _drained(run_id: str, begin: run_cache.Begin) -> bool:
     return True
 
 
-def _singly(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
-    """Dispatch a run's events one by one, so that only those that fail are counted; True."""
-    _log.warning("dispatch of run %s failed: %s", run_id, hooks.told(error))
+def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
+    """Dispatch a run's events one by one, so that only failing ones are counted; return True."""
+    _log.warning("dispatch of run %s failed: %s", run_id, hooks.describe_error(error))
     with begin() as conn:
         events = outbox.open_events(conn, run_id, EVENTS_A_BATCH)
     singly = row_isolation.Isolation()
@@ -235,8 +241,10 @@ def _singly(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
 
 
 def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseException) -> bool:
-    """Let the event rest, or after too many failures fail its run, the run locked first; True."""
-    reason = payload.error_text(error if isinstance(error, hooks.HookFailed) else hooks.told(error))
+    """Delay the event, or fail its run after too many failures (run locked first). Return True."""
+    reason = payload.error_text(
+        error if isinstance(error, hooks.HookFailed) else hooks.describe_error(error)
+    )
     with begin() as conn:
         runs.lock(conn, run_id)
         delay_s = row_isolation.backoff_s(event["attempts"] + 1)

@@ -1,4 +1,4 @@
-"""What a worker can decide about the node it completes without a look at the database."""
+"""Decide what follows from a node that a worker completes, without reading the database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_workflows.types import Row
 
 
 class _OwnReader(run_cache.NoKnowledge):
-    """Knows the completed node's result, and nothing else."""
+    """The knowledge of the completed node's result alone."""
 
     def __init__(self, node_id: str, result: str) -> None:
         self._node_id = node_id
@@ -30,20 +30,20 @@ def _run_of(job: Row) -> Row:
 
 
 def note(job: Row) -> None:
-    """A claimed node was recorded as completed: that is known from now on."""
+    """Remember that a claimed node was recorded as completed."""
     progress = run_cache.recall(_run_of(job))
     if progress is not None:
         progress.known.add(job["node_id"])
 
 
-def look(job: Row, result: str) -> claims.Ahead | None:
-    """What follows from a claimed node whose result is this JSON; None: ask the database.
+def plan_from_result(job: Row, result: str) -> claims.Ahead | None:
+    """Return what follows from a claimed node with this result (JSON); None: read the database.
 
-    Changes nothing; `note` what was committed.
+    Changes nothing. Call `note` after the commit.
     """
     run = _run_of(job)
-    progress = None if hooks.host_resolves() else run_cache.recall(run)
-    # The second is what the plan would come to, at a fraction of its cost: a fan's nodes.
+    progress = None if hooks.app_resolves() else run_cache.recall(run)
+    # The second condition gives the same result as the plan for a fan's nodes, at less cost.
     if progress is None or advance.must_read(progress, job["node_id"]):
         return None
     try:

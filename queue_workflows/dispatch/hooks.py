@@ -1,4 +1,4 @@
-"""The boundary around host code that the dispatcher calls: never inside an engine transaction."""
+"""Call app code for the dispatcher, never inside an engine transaction."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from queue_workflows.dag import definition
 from queue_workflows.types import Row
 
 NOT_FOUND = (LookupError, FileNotFoundError)
-"""What a provider raises for a workflow it does not know: the run fails at once (the contract)."""
+"""Errors of a provider that does not know a workflow: the run fails at once (the contract)."""
 
 
 class NoProvider(errors.InvalidConfig):
-    """This process was given no workflow provider, so it cannot start or continue the run."""
+    """This process has no workflow provider, so it cannot start or continue the run."""
 
 
 class HookFailed(errors.QueueWorkflowsError, RuntimeError):
-    """A hook of the host raised; the text names the hook, the type and what it said."""
+    """A hook of the app raised; the text has the hook's name, the error's type and message."""
 
 
-def told(error: BaseException) -> str:
-    """An error's type and text; its type alone when the text is empty or cannot be had."""
+def describe_error(error: BaseException) -> str:
+    """Return an error's type and text, or only its type if the text is empty or unavailable."""
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  host code: an exception's __str__
+    except Exception:  # noqa: BLE001  app code: an exception's __str__
         return f"{name} (its text cannot be read)"
     return f"{name}: {text}" if text else name
 
 
-def host_resolves() -> bool:
-    """Whether refs are resolved by the host's own function."""
+def app_resolves() -> bool:
+    """Return whether an app's own function resolves refs."""
     return config.get_config().resolve_ref is not None
 
 
 def has_provider() -> bool:
-    """Whether this process can make the definition of a run that has none."""
+    """Return whether this process can expand the definition of a run that has none."""
     cfg = config.get_config()
     return cfg.workflow_loader is not None and cfg.pipeline_schema_loader is not None
 
 
 def expand(run: Row) -> dict[str, Any]:
-    """The definition of a run's workflow as the provider has it now.
+    """Return the definition of a run's workflow as the provider returns it now.
 
-    Raises `NoProvider`, `HookFailed` for what the provider raised, and for what can never work
-    `UnknownWorkflow` and `InvalidWorkflow`.
+    Raises `NoProvider`. Raises `HookFailed` if the provider raised. Raises `UnknownWorkflow` and
+    `InvalidWorkflow` for a workflow that can never run.
     """
     cfg = config.get_config()
     workflows, pipelines = cfg.workflow_loader, cfg.pipeline_schema_loader
@@ -66,14 +66,14 @@ def _load(kind: str, load: Callable[[str], Any], name: str) -> Any:
         raise
     except NOT_FOUND as error:
         raise errors.UnknownWorkflow(
-            f"the provider knows no {kind} {name!r} ({told(error)})"
+            f"the provider knows no {kind} {name!r} ({describe_error(error)})"
         ) from error
     except (Exception, SystemExit) as error:
-        raise HookFailed(f"loading {kind} {name!r}: {told(error)}") from error
+        raise HookFailed(f"loading {kind} {name!r}: {describe_error(error)}") from error
 
 
 def widget_spec(step: dict[str, Any], run: Row) -> dict[str, Any] | None:
-    """What the host's builder makes of an input step; None when its widget has none."""
+    """Return the spec that the app's builder makes of an input step, or None without a builder."""
     widget = str(step.get("widget"))
     build = config.get_config().input_widgets.get(widget)
     if build is None:
@@ -81,4 +81,4 @@ def widget_spec(step: dict[str, Any], run: Row) -> dict[str, Any] | None:
     try:
         return dict(build(step, run))
     except (Exception, SystemExit) as error:
-        raise HookFailed(f"building widget {widget!r}: {told(error)}") from error
+        raise HookFailed(f"building widget {widget!r}: {describe_error(error)}") from error

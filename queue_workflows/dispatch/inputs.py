@@ -1,4 +1,4 @@
-"""What nodes receive: a job's inputs when it is executed, and people's answers."""
+"""Resolve the inputs of a job when it runs, and store people's answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from queue_workflows.types import Row, Unreadable
 
 _log = logging.getLogger(__name__)
 PREFIX = "__input__"
-"""How the `node_module` of an input node starts (the contract's name)."""
+"""The prefix of an input node's `node_module` (a contract name)."""
 
 
 def ask(begin: run_cache.Begin, run_id: str, node_id: str, event_id: int | None = None) -> None:
-    """Store what a parked node asks for as its `input_spec`, and close the event that said so.
+    """Store the `input_spec` of a parked node, and close the event that parked it.
 
-    The spec is made with no transaction open, and written only if the node still waits as it did.
+    The spec is built outside any transaction. It is written only if the node still waits as before.
     """
     with begin() as conn:
         run = runs.get(conn, run_id)
@@ -57,7 +57,7 @@ def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, A
     made = hooks.widget_spec(step, run)
     if made is not None:
         return widgets.head(step) | made
-    wanted = None if hooks.host_resolves() else refs.heads(step)
+    wanted = None if hooks.app_resolves() else refs.heads(step)
     with begin() as conn:
         context = nodes.context(conn, run["id"], wanted)
     resolver = config.get_config().get_resolve_ref()
@@ -65,7 +65,7 @@ def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, A
 
 
 def answer_delta(job: Row, value: Any) -> str:
-    """The `context_delta` (JSON text) that an answer makes: `{target: value}`, or `{}`.
+    """Return the `context_delta` (JSON text) of an answer: `{target: value}`, or `{}`.
 
     Raises `InvalidPayload` for a value that cannot be stored, and `UnreadableRow` for one that
     cannot be loaded and for a node whose inputs cannot.
@@ -108,7 +108,7 @@ def submit_input(
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
     with app_connections.transaction(conn) as own:
-        # First, and outside: without a transaction under way the block below would commit its own.
+        # First, and outside the block: without an open transaction the block would commit its own.
         job = _refuse_unless_open(nodes.get_by_node(own, run_id, node_id), where)
         if check:
             answers.check(
@@ -120,8 +120,8 @@ def submit_input(
                 raise errors.InputRefused(
                     f"{where} has been answered already; the first answer counts"
                 )
-            # The insert may have waited for the transaction that took the first answer; and held,
-            # as the end of a wait (`timeout_s`) counts the answers that it sees.
+            # The insert may have waited for the transaction of the first answer. The row is locked,
+            # since the end of a wait (`timeout_s`) counts the answers that it sees.
             _refuse_unless_open(input_answers.hold_node(own, run_id, node_id), where)
         return row["id"]
 
@@ -162,9 +162,9 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, 
             raise errors.UnknownJob(f"no node job {job_id!r}")
     where = f"node {job['node_id']!r}"
     inputs = _record(job["inputs"], f"inputs of {where}")
-    by_host = job["input_template"] is None
-    template = inputs if by_host else _record(job["input_template"], f"input_template of {where}")
-    custom = hooks.host_resolves()
+    from_app = job["input_template"] is None
+    template = inputs if from_app else _record(job["input_template"], f"input_template of {where}")
+    custom = hooks.app_resolves()
     if not custom and not refs.has_refs(template):
         return dict(inputs)
     context = job.get("context")

@@ -1,4 +1,4 @@
-"""What people do to runs and jobs: cancel, and run again. Each call is one transaction."""
+"""Cancel and retry runs and jobs; each call is one transaction."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from queue_workflows.types import Row
 
 
 def cancel_run(run_id: str, *, conn: Any = None) -> Row | None:
-    """Cancel a run and, in one transaction, its waiting nodes; running ones get `cancel_event`.
+    """Cancel a run and its waiting nodes in one transaction; running nodes get `cancel_event`.
 
-    Returns the run's row; None when there is no such run or it is over. `conn` (psycopg,
+    Returns the run's row, or None if there is no such run or it is over. `conn` (psycopg,
     SQLAlchemy, Django): join the caller's transaction.
     """
     with app_connections.transaction(conn) as own:
@@ -34,8 +34,8 @@ async def cancel_run_async(run_id: str, *, conn: Any = None) -> Row | None:
 def cancel_job(job_id: str, *, conn: db.Connection | None = None) -> Row | None:
     """Cancel a job of either family: a waiting one at once, a running one through `cancel_event`.
 
-    A cancelled node takes its run with it, since what depends on it can never run. The job's row;
-    None when there is no such job or it is over. `conn`: join a transaction.
+    A cancelled node cancels its run too, since its dependents can never run. Returns the job's row,
+    or None if there is no such job or it is over. `conn`: join a transaction.
     """
     with db.transaction(conn) as own:
         job = nodes.get(own, job_id)
@@ -58,8 +58,8 @@ def retry_run(run_id: str, *, from_node: str | None = None, conn: Any = None) ->
     is not over, a completed one without `from_node`, and while a node to be run again still runs.
     """
     with app_connections.transaction(conn) as own:
-        # This statement begins the caller's transaction, if need be: the block below would
-        # otherwise begin and commit one. The block is for connections in autocommit, on which the
+        # This statement begins the caller's transaction if there is none; otherwise the block
+        # below would begin and commit one. The block is for autocommit connections, on which the
         # row's lock would not last from one statement to the next.
         if runs.head(own, run_id) is None:
             raise errors.UnknownJob(f"no run {run_id!r}")
@@ -91,7 +91,7 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
             "stored: submit it again as a new run"
         )
     if from_node is not None:
-        again = _from(conn, run_id, from_node)
+        again = _with_dependents(conn, run_id, from_node)
         _refuse_running(conn, run_id, again)
         reopened = runs.reopen_nodes(conn, run_id, sorted(again))
     elif run["status"] == "completed":
@@ -102,8 +102,8 @@ def _retry(conn: db.Connection, run_id: str, from_node: str | None) -> Row:
     return reopened
 
 
-def _from(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
-    """A node and all that depends on it."""
+def _with_dependents(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
+    """Return a node and all nodes that depend on it."""
     stored = runs.definition(conn, run_id)
     walk = None if stored is None else frozen_definition.check(stored)
     if walk is None or node_id not in walk.nodes:
@@ -117,7 +117,7 @@ def _from(conn: db.Connection, run_id: str, node_id: str) -> set[str]:
 
 
 def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
-    """What still runs would bring in a result of the old generation."""
+    """Refuse if a node still runs: it would add a result of the old generation."""
     for node_id in sorted(nodes.running_among(conn, run_id, again)):
         raise errors.InvalidConfig(
             f"node {node_id!r} of run {run_id!r} still runs: retry once it has ended"
@@ -126,11 +126,11 @@ def _refuse_running(conn: db.Connection, run_id: str, again: set[str]) -> None:
 
 @check_violations.translated()
 def retry_job(job_id: str, *, conn: db.Connection | None = None) -> Row:
-    """Run a failed or cancelled job again in a new generation; its row.
+    """Run a failed or cancelled job again in a new generation; return its row.
 
     A node's retry reopens its run, whose start queues the node. Raises `UnknownJob` (a KeyError),
-    `InvalidConfig` (a ValueError), and `IdempotencyClash` when another job has its idempotency key
-    by now. `conn`: join a transaction.
+    `InvalidConfig` (a ValueError), and `IdempotencyClash` if another job has its idempotency key by
+    now. `conn`: join a transaction.
     """
     with db.transaction(conn) as own:
         job = nodes.get(own, job_id)

@@ -1,4 +1,4 @@
-"""What this process knows of the runs it works on, and how it reads the rest from the database."""
+"""Cache what this process knows of its runs, and read the rest from the database."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from queue_workflows.engine import nodes, runs
 from queue_workflows.types import Row
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
-"""Opens a transaction: from the pool, or on a connection that the caller keeps."""
+"""Opens a transaction, from the pool or on a connection of the caller's."""
 
 CACHED_RUNS = 64
 CACHED_GRAPHS = 16
 CACHED_GRAPH_CHARS = 4_000_000
-"""A larger definition is read and checked anew by each run that has it."""
+"""A definition longer than this is not cached: each run reads and checks it."""
 
 
 class OnConnection:
-    """A `Begin` on one autocommit connection, for callers that keep theirs."""
+    """A `Begin` on one autocommit connection of the caller's."""
 
     def __init__(self, connection: Callable[[], db.Connection]) -> None:
         self._connection = connection
@@ -38,22 +38,22 @@ class OnConnection:
 
     @contextmanager
     def read(self) -> Generator[db.Connection]:
-        """The connection for a single statement, which needs no transaction around it."""
+        """Return the connection for a single statement, which needs no transaction around it."""
         yield self._connection()
 
 
 def on_connection(conn: db.Connection | db.DedicatedConnection) -> OnConnection:
-    """A `Begin` on one autocommit connection, for callers that keep theirs."""
+    """Return a `Begin` on one autocommit connection of the caller's."""
     return OnConnection(conn.get if isinstance(conn, db.DedicatedConnection) else lambda: conn)
 
 
 def reading(begin: Begin) -> AbstractContextManager[db.Connection]:
-    """A connection for a single statement, without a transaction where that is enough."""
+    """Yield a connection for a single statement, without a transaction where none is needed."""
     return begin.read() if isinstance(begin, OnConnection) else begin()
 
 
-def joined(conn: db.Connection) -> Begin:
-    """A `Begin` that joins the transaction which is open on `conn`."""
+def in_open_transaction(conn: db.Connection) -> Begin:
+    """Return a `Begin` that joins the open transaction of `conn`."""
 
     @contextmanager
     def begin() -> Generator[db.Connection]:
@@ -63,11 +63,11 @@ def joined(conn: db.Connection) -> Begin:
 
 
 class ReadNeeded(Exception):
-    """A plan asked for something that only the database knows."""
+    """A plan needs something that only the database knows."""
 
 
 class NoKnowledge:
-    """Knows nothing of a run's nodes."""
+    """A reader that knows nothing about a run's nodes."""
 
     def done_among(self, ids: Collection[str]) -> set[str]:  # noqa: ARG002  the protocol's name
         raise ReadNeeded
@@ -83,7 +83,7 @@ class NoKnowledge:
 
 
 class Reader:
-    """The database's truth about a run's nodes, read in the transactions that `begin` opens."""
+    """Read a run's nodes from the database, in the transactions that `begin` opens."""
 
     def __init__(self, begin: Begin, run_id: str) -> None:
         self._begin = begin
@@ -110,7 +110,7 @@ Identity: TypeAlias = "tuple[str, int, int]"
 
 
 def identity(run: Row) -> Identity:
-    """A run's id, generation and birth: one that was deleted and made again is another run."""
+    """Return a run's id, generation and creation time: a recreated run is another one."""
     return run["id"], run["generation"], run["born"]
 
 
@@ -119,7 +119,7 @@ V = TypeVar("V")
 
 
 class _Cache(Generic[K, V]):
-    """Values by key; the least recently used goes."""
+    """Values by key; the least recently used is dropped."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -147,23 +147,25 @@ class _Cache(Generic[K, V]):
 
 _cache: _Cache[Identity, readiness.Progress] = _Cache(CACHED_RUNS)
 _graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
-"""Graphs by the SHA-256 of their definition's text: `definition_hash` may be forged."""
+"""Graphs by the SHA-256 of their definition's text, since a stored `definition_hash` may be forged.
+"""
 
 
 def forget(run_id: str) -> None:
-    """Drop what this process remembers of a run; the database stays the truth."""
+    """Drop what this process knows of a run; the database keeps the truth."""
     _cache.drop(lambda key: key[0] == run_id)
 
 
 def recall(run: Row) -> readiness.Progress | None:
-    """What is known of a run in its generation, without a look at the database."""
+    """Return what is known of a run in its generation, without reading the database."""
     return _cache.get(identity(run))
 
 
 def learn(begin: Begin, run: Row) -> readiness.Progress:
-    """What is known of a run; its definition is read now if need be, or made and frozen.
+    """Return what is known of a run; read its definition if needed, or expand and freeze it.
 
-    Opens transactions, and outside of them may call the provider. Raises what `hooks.expand` does.
+    Opens transactions, and may call the provider outside of them. Raises what `hooks.expand`
+    raises.
     """
     progress, made = prepare(begin, run)
     if made is None:
@@ -178,9 +180,9 @@ def learn(begin: Begin, run: Row) -> readiness.Progress:
 
 
 def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] | None]:
-    """What is known of a run and, if its definition was only just made, that for `freeze`.
+    """Return what is known of a run, and its new definition for `freeze` if it was just expanded.
 
-    What hangs on a definition that is not stored yet is not remembered: `keep` it after the commit.
+    Nothing is cached for a definition that is not stored yet: call `keep` after the commit.
     """
     progress = recall(run)
     if progress is not None:
@@ -196,8 +198,7 @@ def prepare(begin: Begin, run: Row) -> tuple[readiness.Progress, dict[str, Any] 
 def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:
     """Return the graph of a run's stored definition, checked once per process and content.
 
-    Raises `InvalidWorkflow` for a definition that cannot run: whoever wrote the row may have
-    forged it.
+    Raises `InvalidWorkflow` for a definition that cannot run, since its row may be forged.
     """
     with reading(begin) as conn:
         text = runs.definition_text(conn, run_id)
@@ -207,18 +208,18 @@ def _frozen_graph(begin: Begin, run_id: str) -> graph.Graph:
     known = _graphs.get(key)
     if known is None:
         known = frozen_definition.check(db.load_json(text))
-        # A resolver of the app's may change the templates that it is given.
-        if len(text) <= CACHED_GRAPH_CHARS and not hooks.host_resolves():
+        # An app's resolver may change the templates that it receives.
+        if len(text) <= CACHED_GRAPH_CHARS and not hooks.app_resolves():
             _graphs.put(key, known)
     return known
 
 
 def keep(run: Row, progress: readiness.Progress) -> None:
-    """Remember what is known of a run in its generation."""
+    """Cache what is known of a run in its generation."""
     _cache.put(identity(run), progress)
 
 
 def freeze(conn: db.Connection, run: Row, made: dict[str, Any]) -> bool:
-    """Store a definition under the run's lock; False when there is one already."""
+    """Store a definition under the run's lock; return False if the run has one already."""
     text = payload.encode_definition(made)
     return runs.freeze_definition(conn, run["id"], text, definition.digest(made))

@@ -1,4 +1,4 @@
-"""Starting runs: freeze the definition, queue the first nodes, flip the status."""
+"""Start runs: freeze the definition, queue the first nodes, set the status to running."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ STARTS = "start of run"
 
 
 def start_run(run_id: str, *, begin: run_cache.Begin = db.transaction) -> int:
-    """Freeze the definition, queue the first nodes, and flip the run to running; how many new rows.
+    """Freeze the definition, queue the first nodes, set the run to running; return the new rows.
 
-    Takes a queued run, and one that an app inserted as `running` and that has no definition yet.
-    Idempotent: 0 for any other. A definition that cannot run fails the run, with the
-    node and the reason in its `error`. Raises `NoProvider` and `HookFailed` with nothing changed.
+    Accepts a queued run, and one that an app inserted as `running` without a definition. Returns 0
+    for any other, so a repeated call is harmless. A definition that cannot run fails the run, with
+    the node and the reason in its `error`. Raises `NoProvider` and `HookFailed` with nothing
+    changed.
     """
     return _start(run_id, begin, nowait=False, expected=_is_unstarted) or 0
 
@@ -37,7 +38,10 @@ def _start(
     head: Row | None = None,
     expected: advance.State = advance.is_queued,
 ) -> int | None:
-    """How many rows are new; None for a run that is not as `expected`, or `nowait` and locked."""
+    """Return the number of new rows.
+
+    None if the run is not as `expected`, or locked with `nowait`.
+    """
     run_cache.forget(run_id)
     try:
         return advance.advance(begin, run_id, None, expected=expected, nowait=nowait, head=head)
@@ -52,11 +56,12 @@ def start_queued(
     limit: int = 50,
     rows: row_isolation.Isolation | None = None,
 ) -> tuple[int, list[str]]:
-    """Start the queued runs that are due; how many have left the queue, and some without provider.
+    """Start the queued runs that are due.
 
-    A start that raises (other than not-found) delays its run with back-off; at
-    DISPATCH_MAX_ATTEMPTS the run fails. A run that cannot even be delayed is set aside in `rows`.
-    A run whose row is locked keeps its place for the next round.
+    Return how many left the queue, and some without provider. A start that raises (other than
+    not-found) delays its run with back-off. After DISPATCH_MAX_ATTEMPTS the run fails. A run that
+    cannot even be delayed is added to `rows`. A run whose row is locked keeps its place for the
+    next round.
     """
     kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()
@@ -86,7 +91,7 @@ def _left_queue(begin: run_cache.Begin, head: Row, waiting: list[str]) -> bool:
 
 
 def _delay(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
-    """Let a run rest that could not start, or fail it after its last try; True."""
+    """Delay a run that could not start, or fail it after its last try. Return True."""
     reason = payload.error_text(error)
     with begin() as conn:
         run = runs.lock(conn, run_id)

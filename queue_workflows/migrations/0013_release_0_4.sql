@@ -441,12 +441,14 @@ CREATE TABLE partition_dues (
 CREATE INDEX partition_dues_due_idx ON partition_dues (queue, due_at);
 CREATE INDEX partition_dues_partition_idx ON partition_dues (queue, partition_key);
 -- The lock keys, and the partitions with the number of their jobs that it started, that a transaction checks when it
--- commits. Empty but for open transactions, so that a crash of the server, which empties them, loses nothing.
+-- commits. `admits`: the commit admits their jobs now. Empty but for open transactions, so that a crash of the
+-- server, which empties them, loses nothing.
 CREATE UNLOGGED TABLE lock_turns (
     id       bigserial PRIMARY KEY,
     xid      xid8 NOT NULL DEFAULT pg_current_xact_id(),
     jobs     text NOT NULL,
-    lock_key text NOT NULL
+    lock_key text NOT NULL,
+    admits   boolean NOT NULL DEFAULT false
 );
 CREATE INDEX lock_turns_xid_idx ON lock_turns (xid);
 CREATE UNLOGGED TABLE partition_turns (
@@ -454,7 +456,8 @@ CREATE UNLOGGED TABLE partition_turns (
     queue         text NOT NULL,
     partition_key text NOT NULL,
     starts        integer NOT NULL DEFAULT 0,
-    PRIMARY KEY (xid, queue, partition_key)
+    admits        boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (xid, queue, partition_key, admits)
 );
 
 -- Functions and triggers ---------------------------------------------------------------------------------------

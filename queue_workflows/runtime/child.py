@@ -1,4 +1,4 @@
-"""One child process: how it is started, that it dies with its parent, and how it ended."""
+"""Start one child process that dies with its parent, and report how it ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# Becomes the child by exec. The kernel sends it SIGTERM when the starting thread dies; when that
-# happened before prctl, its parent is another one by now. Python ignores SIGPIPE and SIGXFSZ, and
-# exec keeps what is ignored.
+# Becomes the child by exec. The kernel sends it SIGTERM when the starting thread ends; if that
+# happened before prctl, its parent has changed. Python ignores SIGPIPE and SIGXFSZ, and exec keeps
+# ignored signals ignored.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
@@ -29,7 +29,7 @@ except OSError as error:
 
 
 class Death(NamedTuple):
-    """An exit code, or the signal that killed it, or neither if unknown; its largest RSS in MB."""
+    """The end of a process: exit code or signal, neither if unknown; and its largest RSS in MB."""
 
     code: int | None
     signal: int | None
@@ -37,11 +37,12 @@ class Death(NamedTuple):
 
 
 class Child:
-    """A process in a session of its own, without stdin, which a Ctrl-C of ours does not reach.
+    """A process in a session of its own, without stdin; the parent's Ctrl-C does not reach it.
 
-    On Linux it gets SIGTERM when the thread that made it ends. A tiny interpreter sets that up and
-    becomes the child by exec, as code between fork and exec is not safe beside threads; `env` is
-    added to our own, of our descriptors it inherits `fds`. OSError when nothing could be started.
+    On Linux it gets SIGTERM when the thread that created it ends. A small interpreter sets that up
+    and then becomes the child by exec, since code between fork and exec is unsafe beside threads.
+    `env` is added to this process's environment; it inherits the descriptors `fds`. Raises OSError
+    if nothing could be started.
     """
 
     def __init__(
@@ -66,15 +67,15 @@ class Child:
             self.pidfd = os.pidfd_open(self.pid)
 
     def send(self, signum: signal.Signals) -> None:
-        """Send a signal; only for a child that was not reaped."""
+        """Send a signal to a child that was not reaped yet."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signum)
 
     def reap(self) -> Death | None:
-        """How it ended, asked once; None while it runs. Takes no other child's status."""
+        """Return how it ended, once; None while it runs. Leaves other children's status alone."""
         try:
             reaped, status, usage = os.wait4(self.pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else took it
+        except ChildProcessError:  # another caller has reaped it
             death = Death(None, None, 0)
         else:
             if not reaped:

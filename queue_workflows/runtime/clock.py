@@ -1,4 +1,4 @@
-"""The clock that goes on while the machine sleeps."""
+"""A clock that also counts while the machine sleeps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BOOT_CLOCK = _boot_clock()
 
 
 def boot_s() -> float:
-    """Seconds since the machine booted, suspend included; for intervals and deadlines only.
+    """Return the seconds since boot, suspend included; for intervals and deadlines only.
 
-    Where there is no such clock (macOS), the monotonic one, which may stand still in suspend. A
-    process always gets the same of the two.
+    Without such a clock (macOS) it is the monotonic one, which may stop during suspend. A process
+    always gets the same clock.
     """
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)

@@ -1,4 +1,4 @@
-"""A tool that is run now and then for what it prints, and that may hang, fail or print rubbish."""
+"""Run an external tool for its output, although it may hang, fail or print garbage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import time
 from typing import NamedTuple
 
 PRINTED_LIMIT = 1 << 20
-"""Bytes; a tool that prints more is cut off."""
+"""Bytes of output after which a tool is stopped."""
 REAP_S = 0.2
 
 
 class Answer(NamedTuple):
-    """What a tool printed; None with the problem when it ended badly, `hung` when not in time."""
+    """What a tool printed; None with the problem if it failed, `hung` if it was too slow."""
 
     text: str | None
     problem: str = ""
@@ -25,10 +25,10 @@ class Answer(NamedTuple):
 
 
 class Tool:
-    """A command on PATH, by name. Not for two threads at once.
+    """A command on PATH, by name; not for two threads at once.
 
-    One that even SIGKILL does not end (it sits in a driver) is left behind and not run again while
-    it is there, so that neither the caller waits for it nor the process table fills.
+    A process that SIGKILL does not end (it waits in a driver) is left behind. It is not started
+    again while it exists. So the caller does not wait, and the process table does not fill.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Tool:
         self._left: subprocess.Popen[bytes] | None = None
 
     def ask(self, *arguments: str, timeout_s: float) -> Answer:
-        """Run it for at most `timeout_s`, REAP_S and the start aside; raises nothing."""
+        """Run it for at most `timeout_s`, apart from REAP_S and the start; raises nothing."""
         if self._left is not None and self._left.poll() is None:
             return Answer(None, f"an earlier {self.name} still hangs", hung=True)
         self._left = None
@@ -85,7 +85,7 @@ class Tool:
 
 
 def _read(fd: int, deadline: float) -> bytes:
-    """All that comes until the end; TimeoutError, or OSError past PRINTED_LIMIT."""
+    """Return all output to its end; raise TimeoutError, or OSError beyond PRINTED_LIMIT."""
     printed = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)

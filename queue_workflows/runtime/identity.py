@@ -21,7 +21,7 @@ _MAX_LABEL = 80
 
 @functools.cache
 def boot_id() -> str:
-    """This boot of the machine's kernel; where it tells none, a digest of the host's name."""
+    """Return the id of this boot of the kernel, or a digest of the host name if there is none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -30,7 +30,10 @@ def boot_id() -> str:
 
 @functools.cache
 def machine() -> str:
-    """Eight hex digits of this boot and pid namespace: containers of one host share the boot id."""
+    """Return eight hex digits of this boot and pid namespace.
+
+    Containers of one machine share the boot id.
+    """
     try:
         namespace = _PID_NAMESPACE.stat().st_ino
     except OSError:
@@ -53,24 +56,25 @@ def process_exists(pid: int) -> bool:
 
 
 def process_prefix(host_label: str, pid: int) -> str:
-    """`label:pid:machine:`, with which every worker id of that process starts, and no other's.
+    """Return `label:pid:machine:`, the prefix of every worker id of that process and of no other.
 
-    Characters of the label outside `A-Z a-z 0-9 _ . -` become `-`; it is cut at 80, or `host`.
+    Characters of the label outside `A-Z a-z 0-9 _ . -` become `-`. It is cut at 80 characters;
+    `host` stands for an empty one.
     """
     label = _NOT_IN_LABEL.sub("-", host_label)[:_MAX_LABEL] or "host"
     return f"{label}:{pid}:{machine()}:"
 
 
 def new_worker_id(host_label: str) -> str:
-    """`label:pid:machine:random`, at most 120 characters, new on every call."""
+    """Return `label:pid:machine:random`, at most 120 characters, different on every call."""
     return process_prefix(host_label, os.getpid()) + secrets.token_hex(6)
 
 
 def new_job_prefix() -> str:
     """Return the first 24 characters of the ids of new jobs; `job_ids` adds the other twelve.
 
-    Such an id is a UUID of version 8 (RFC 9562): 74 random bits, then the job's place. Ids of one
-    INSERT follow one another, so that they meet the same pages of their index.
+    Such an id is a UUID of version 8 (RFC 9562): 74 random bits, then the job's place. The ids of
+    one INSERT are consecutive, so they go to the same pages of their index.
     """
     drawn = os.urandom(10).hex()
     variant = "89ab"[int(drawn[15], 16) & 3]

@@ -1,4 +1,4 @@
-"""An exit by a kernel timer: it runs no Python code, so that no body can hold it up."""
+"""Exit by a kernel timer that runs no Python code, so that no handler can delay it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import threading
 import weakref
 
 CLOCK_BOOTTIME = 7
-"""linux/time.h; `time.CLOCK_BOOTTIME` exists on Linux only."""
+"""From linux/time.h; `time.CLOCK_BOOTTIME` exists on Linux only."""
 SIGEV_THREAD = 2
-"""glibc's bits/sigevent.h."""
+"""From glibc's bits/sigevent.h."""
 RETRY_NS = 100_000_000
-"""It fires again until the process is gone: glibc drops a firing for which it gets no thread."""
+"""Fire again until the process has ended: glibc drops a firing if it gets no thread."""
 NS_PER_S = 1_000_000_000
 
 logger = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class _SigEvent(ctypes.Structure):
     """glibc's `struct sigevent`; it has 64 bytes, this one at least as many.
 
-    `value` is its union of an int and a pointer, here as wide as the pointer: so the code is in the
-    low half of the argument register, where `_exit(int)` reads, on machines of either byte order.
+    `value` is its union of an int and a pointer, here as wide as the pointer. So the exit code is
+    in the low half of the argument register, where `_exit(int)` reads it, for either byte order.
     """
 
     _fields_ = (
@@ -42,14 +42,14 @@ _TimerSpec = ctypes.c_long * 4
 
 
 class _Process:
-    """What a forked child must not share with its parent: the lock; and whose the timers are."""
+    """State that a forked child must not share with its parent: the lock and the owner pid."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a collection inside it may close another fuse
+        self.lock = threading.RLock()  # garbage collection inside it may close another timer
 
 
 _process = _Process()
-_said = False
+_warned = False
 
 
 def _start_anew_in_child() -> None:
@@ -61,12 +61,12 @@ os.register_at_fork(after_in_child=_start_anew_in_child)
 
 
 class KillTimer:
-    """Leaves this process with `code` when its time has come, as `os._exit` would.
+    """Exit this process with `code` at a given time, as `os._exit` would.
 
-    The time counts suspend; a stopped process exits when it is continued. A firing under way when
-    `disarm` comes still exits. Any thread may call, a signal handler must not. A forked child has
-    no timer until it arms the fuse itself. One that is garbage collected is closed. Where it is not
-    `available` no method does anything.
+    The time includes suspend. A stopped process exits when it is continued. A timer that fires
+    during `disarm` still exits. Any thread may call, a signal handler must not. A forked child has
+    no timer until it arms one itself. Garbage collection closes it. If it is not `available`, its
+    methods do nothing.
     """
 
     def __init__(self, code: int) -> None:
@@ -79,12 +79,12 @@ class KillTimer:
 
     @property
     def available(self) -> bool:
-        """Whether it has a timer; False once closed, and without glibc or when no timer is left."""
+        """Return whether there is a timer; False once closed, and without glibc or free timers."""
         with _process.lock:
             return self._ready() is not None
 
     def arm(self, seconds: float) -> None:
-        """Exit that many seconds from now, not when it was armed for before; at once if <= 0."""
+        """Exit after that many seconds, at once if <= 0; replaces an earlier time."""
         nanoseconds = max(1, int(seconds * NS_PER_S))
         with _process.lock:
             timer = self._ready()
@@ -92,13 +92,13 @@ class KillTimer:
                 self._set(timer, nanoseconds)
 
     def disarm(self) -> None:
-        """Exit no more; nothing if it is not armed."""
+        """Cancel the exit; do nothing if it is not armed."""
         with _process.lock:
             if self._timer is not None and self._made_in is _process:
                 self._set(self._timer, 0)
 
     def close(self) -> None:
-        """Disarm it for good and give its timer back."""
+        """Disarm it for good and free the timer."""
         with _process.lock:
             self._closed = True
             timer, self._timer = self._timer, None
@@ -108,14 +108,16 @@ class KillTimer:
                 self._at_collection.detach()
 
     def _ready(self) -> int | None:
-        """The timer, made at the first use in this process; None when closed or not available."""
+        """Return the timer, created on first use in this process; None if closed or unavailable."""
         if self._made_in is not _process:
             self._made_in, self._timer = _process, None
         if self._timer is None and not self._closed:
             self._timer = _create(self.code)
             if self._timer is not None:
                 self._at_collection = weakref.finalize(self, _delete, self._timer, _process)
-                self._at_collection.atexit = False  # armed, it bounds the interpreter's exit too
+                self._at_collection.atexit = (
+                    False  # an armed timer also limits the interpreter's exit
+                )
         return self._timer
 
     def _set(self, timer: int, nanoseconds: int) -> None:
@@ -128,10 +130,10 @@ class KillTimer:
 
 @functools.cache
 def _libc() -> ctypes.PyDLL | None:
-    """glibc, or None.
+    """Return glibc, or None.
 
-    A PyDLL keeps the GIL: to give it up and ask for it again, a call that takes a microsecond would
-    wait for a body that keeps it; and no fork can come while one is under way.
+    A PyDLL keeps the GIL. Otherwise a call of a microsecond would wait for a handler that keeps the
+    GIL. It also prevents a fork during the call.
     """
     libc = ctypes.PyDLL(None, use_errno=True)
     if not hasattr(libc, "gnu_get_libc_version"):
@@ -146,7 +148,7 @@ def _libc() -> ctypes.PyDLL | None:
 
 
 def _create(code: int) -> int | None:
-    """A timer that is not armed; None where there can be none, which is said once."""
+    """Return a new timer that is not armed; None if there can be none, which is logged once."""
     libc = _libc()
     if libc is None:
         return _say_unavailable("the C library is not glibc")
@@ -159,18 +161,18 @@ def _create(code: int) -> int | None:
 
 
 def _say_unavailable(reason: str) -> None:
-    global _said
-    if not _said:
-        _said = True
+    global _warned
+    if not _warned:
+        _warned = True
         logger.warning(
-            "no exit by kernel timer here (%s): a body that keeps the GIL delays the exit from a"
-            " time-out or a lost lease; run the worker with --supervise",
+            "no kernel timer here (%s): a handler that keeps the GIL delays the exit after a"
+            " timeout or a lost lease; run the worker with --supervise",
             reason,
         )
 
 
 def _delete(timer: int, made_in: _Process) -> None:
-    """Give a timer back; a child's kernel may have given the number of its parent's to its own."""
+    """Free a timer, unless it is the parent's: a child may have a timer of the same number."""
     libc = _libc()
     if libc is not None and made_in is _process:
         libc.timer_delete(timer)

@@ -1,4 +1,4 @@
-"""The outermost layer of every command: logging, exit codes, and secrets kept out of both."""
+"""The outermost layer of every command: logging, exit codes, and masking in both."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
 
 Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
-"""Makes an error of ours of one that it knows, else None."""
+"""Converts a foreign error that it recognizes to an error of this package, else returns None."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
 FLUSH_TIMEOUT_S = 0.5
 MESSAGE_CHARACTERS = 8000
-"""Length of a refusal's line. An error may contain an id of any length."""
+"""Length of an error's line, since an error may contain an id of any length."""
 
 logger = logging.getLogger(__name__)
 _explanations: list[Explain] = []
 
 
 class MaskSecrets(logging.Filter):
-    """Masks and escapes message and traceback of a record.
+    """Mask secrets in, and escape, the message and traceback of a log record.
 
-    It belongs to handlers: a logger's filter does not see the records of its descendants. A line
-    end in an argument becomes `\\n`. Every line after a record's first is indented, so that no
-    text of a row can look like a record of its own.
+    It belongs to handlers: a logger's filter does not see the records of child loggers. A line end
+    in an argument becomes `\n`. Every line after a record's first is indented, so that no text of a
+    row can look like a record of its own.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -54,7 +54,7 @@ class MaskSecrets(logging.Filter):
 
 
 class _Argument:
-    """An argument of a log message, which escapes the text that it becomes."""
+    """An argument of a log message, escaped when it is formatted."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -67,7 +67,7 @@ class _Argument:
 
 
 def _safe_arguments(given: Any) -> Any:
-    """The arguments of a record; numbers stay what they are, as `%d` takes nothing else."""
+    """Return the arguments of a record, escaped; numbers stay, since `%d` accepts nothing else."""
     if isinstance(given, Mapping):
         members = cast("Mapping[str, object]", given)
         return {name: _safe_argument(value) for name, value in members.items()}
@@ -85,14 +85,14 @@ def _indented(text: str) -> str:
 
 
 def print_by_lines() -> None:
-    """Write each line that handlers print at once, also to a pipe or a file."""
+    """Flush stdout and stderr after each line, also when it is a pipe or a file."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
 
 
 def setup_logging(level: str = "info") -> None:
-    """Log to stderr in UTC, masked; nothing when the root logger already has a handler."""
+    """Log to stderr in UTC, masked; do nothing if the root logger already has a handler."""
     root = logging.getLogger()
     if root.handlers:
         return
@@ -108,9 +108,9 @@ def setup_logging(level: str = "info") -> None:
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:
-    """`--app`, `--embedded`, `--debug` and `--log-level`, which every role script takes."""
+    """Add `--app`, `--embedded`, `--debug` and `--log-level`, which every role script takes."""
     parser.add_argument(
-        "--app", metavar="MODULE[:CALLABLE]", help="the host app (or env QUEUE_WORKFLOWS_APP)"
+        "--app", metavar="MODULE[:CALLABLE]", help="the app (or env QUEUE_WORKFLOWS_APP)"
     )
     parser.add_argument(
         "--embedded", action="store_true", help="without a DSN, use the embedded PostgreSQL"
@@ -123,20 +123,20 @@ def add_common_arguments(parser: ArgumentParser) -> None:
 
 
 def explain_by(explain: Explain) -> None:
-    """Ask this for an error of ours in place of one that a command's body lets pass."""
+    """Add a function that converts foreign errors which leave a command."""
     _explanations.append(explain)
 
 
-def run_main(prog: str, body: Callable[[], int], *, debug: bool = False) -> int:
-    """The body's exit code; 2 for an error of ours, 130 for Ctrl-C, 1 for any other exception.
+def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> int:
+    """Run a command and return its exit code: 2 for an error of ours, 130 for Ctrl-C, 1 otherwise.
 
-    An error of ours, or what `explain_by` makes one, is one line on stderr; `debug` or the knob
-    DEBUG adds the traceback. Output that nobody reads: 1, quietly; that cannot be written: 1 and a
-    line. Any other exception is logged with its traceback. SystemExit passes.
+    An error of ours, or one that `explain_by` converts, is one line on stderr; `debug` or the
+    setting DEBUG adds the traceback. If nobody reads the output: 1, silently. If it cannot be
+    written: 1 and a line. Any other exception is logged with its traceback. SystemExit passes.
     """
     _open_streams()
     try:
-        code = body()
+        code = command()
         sys.stdout.flush()
     except errors.QueueWorkflowsError as error:
         return _refuse(prog, error, debug=debug)
@@ -175,7 +175,7 @@ def _say(text: str) -> None:
 
 
 def _open_streams() -> None:
-    """Open on nothing what was closed before the start, so that nothing else gets its number."""
+    """Open closed standard streams on /dev/null, so that no other file gets their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
@@ -184,15 +184,15 @@ def _open_streams() -> None:
 
 
 def lost_output(error: OSError) -> OSError | None:
-    """Why stdout or stderr takes nothing more; None where neither is to blame.
+    """Return why stdout or stderr can no longer be written, or None if both can.
 
-    What a lost stream still holds goes nowhere, or the flush at exit would fail too.
+    What a broken stream still holds is dropped, or the flush at exit would fail too.
     """
     lost = error if isinstance(error, BrokenPipeError) else None
     for stream in (sys.stdout, sys.stderr):
         try:
             if error.errno == errno.ENOSPC and stream is sys.stdout:
-                # It may hold nothing of what failed, so that a flush alone would find no fault.
+                # After the failure its buffer may be empty, so a flush would find no fault.
                 stream.write("\n")
             stream.flush()
         except OSError as refused:
@@ -203,9 +203,10 @@ def lost_output(error: OSError) -> OSError | None:
 
 
 def exit_now(code: int) -> None:
-    """Leave at once, without clean-up; what is printed is flushed if that takes no time.
+    """Exit at once, without clean-up; flush the output if that takes no time.
 
-    A full pipe that nobody reads would block the flush for ever, hence the thread and its limit.
+    A full pipe that nobody reads would block the flush for ever, so a thread flushes, with a time
+    limit.
     """
     try:
         flush = service.Pool("exit-flush", 1, lambda _: _flush())

@@ -1,4 +1,4 @@
-"""The one thread abstraction: a `Service` whose body is a `Loop`, a `Follow` or a `Pool`."""
+"""The one abstraction of threads: a `Service` that is a `Loop`, a `Follow` or a `Pool`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _DIGITS = re.compile(r"\d+")
 
 logger = logging.getLogger(__name__)
 NameOutage: TypeAlias = "Callable[[BaseException], str | None]"
-"""Says of an error that something is away for a while, and what; None: it is not that."""
+"""Returns a text if an error means that something is away, else None."""
 
 _name_outages: list[NameOutage] = []
 
 
 def name_outages_by(name: NameOutage) -> None:
-    """Log what this names in one line an outage; the rest, and tracebacks, at the debug level."""
+    """Log an error that this function names in one line per outage; the rest at debug level."""
     _name_outages.append(name)
 
 
@@ -55,11 +55,11 @@ class Service(abc.ABC):
 
     @property
     def alive(self) -> bool:
-        """Whether any thread of it still runs."""
+        """Return whether any of its threads still runs."""
         return any(thread.is_alive() for thread in self._threads)
 
     def start(self) -> None:
-        """Start the threads; RuntimeError when they were started before."""
+        """Start the threads; raise RuntimeError if they were started before."""
         with self._starting:
             if self._threads:
                 raise RuntimeError(f"{self.name} was started before; make a new one")
@@ -72,9 +72,9 @@ class Service(abc.ABC):
                 thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ask the threads to end and wait for them; whether all have ended.
+        """Ask the threads to end and wait for them; return whether all have ended.
 
-        Called from one of its own threads it asks, does not wait, and returns False.
+        Called on one of its own threads it does not wait, and returns False.
         """
         if not self._stopping.is_set():
             self._stopping.set()
@@ -98,17 +98,17 @@ class Service(abc.ABC):
 
     @abc.abstractmethod
     def _run(self) -> None:
-        """What each thread does until `_stopping` is set."""
+        """Run in each thread until `_stopping` is set."""
 
-    def _interrupt(self) -> None:  # noqa: B027  a body that only looks at the event needs none
-        """Wake what `_run` waits for; called once, after `_stopping` was set."""
+    def _interrupt(self) -> None:  # noqa: B027  a thread that only checks the event needs none
+        """Wake a waiting `_run`; called once, after `_stopping` was set."""
 
 
 class Task(NamedTuple):
-    """What a `Loop` does every `every_s` seconds, measured from start to start.
+    """A function that a `Loop` calls every `every_s` seconds, measured from start to start.
 
-    A callable interval is asked after each run, so that a knob is read when used; `math.inf` is
-    "once at the start, then only when woken". Intervals under `MIN_EVERY_S` are raised to it.
+    A callable interval is called after each run, so that a setting is read when used; `math.inf`
+    means once at the start, then only when woken. Intervals under `MIN_EVERY_S` are raised to it.
     """
 
     name: str
@@ -117,10 +117,10 @@ class Task(NamedTuple):
 
 
 class Loop(Service):
-    """Runs tasks when they are due, one after the other, each for the first time at once.
+    """Run tasks when they are due, one after the other; each for the first time at once.
 
-    The instants lie on a grid: a late or long run moves none of the later ones, and those it made
-    the task miss are left out. A task that raises is logged and runs again when next due.
+    The times lie on a grid: a late or long run does not move the later ones, and missed ones are
+    skipped. A task that raises is logged and runs again when next due.
     """
 
     def __init__(self, name: str, tasks: Iterable[Task], *, now_fn: NowFn = time.monotonic) -> None:
@@ -136,7 +136,7 @@ class Loop(Service):
         self._due: dict[str, float] = {}
 
     def wake(self, *task_names: str) -> None:
-        """Make these tasks due at once, all without a name; wakes fold, none is lost in a run."""
+        """Make the named tasks due at once, or all without names; a wake-up during a run counts."""
         known = {task.name for task in self._tasks}
         if unknown := set(task_names) - known:
             raise ValueError(f"{self.name} has no task {', '.join(sorted(unknown))}")
@@ -145,7 +145,7 @@ class Loop(Service):
             self._wakeup.notify_all()
 
     def run_due(self) -> float:
-        """Run what is due, in the order of the list; seconds until the next one is (or inf)."""
+        """Run the due tasks in order; return the seconds until the next one is due (or inf)."""
         for task in self._tasks:
             if self._stopping.is_set():
                 break
@@ -187,11 +187,11 @@ class Loop(Service):
 
 
 class Follow(Service, Generic[T]):
-    """Calls `act(item)` for each item of a source, until stopped or until the source ends.
+    """Call `act(item)` for each item of a source, until stopped or until the source ends.
 
-    Errors of `act` are logged and the next item is taken. When the source raises, it is logged and
-    iterated anew after a jittered pause of at most `BACKOFF_MAX_S`. `stop()` calls the source's
-    `close()` if it has one, which must end an iteration that waits, or that starts later.
+    Errors of `act` are logged and the next item follows. If the source raises, that is logged and
+    it is iterated again after a jittered pause of at most `BACKOFF_MAX_S`. `stop()` calls the
+    source's `close()` if it has one, which must end a present or later iteration.
     """
 
     def __init__(self, name: str, source: Iterable[T], act: Callable[[T], object]) -> None:
@@ -239,23 +239,23 @@ class Follow(Service, Generic[T]):
 
 
 class Pool(Service):
-    """Runs `body(stop_event)` in `size` threads; a body ends soon after the event is set.
+    """Run `body(stop_event)` in `size` threads; it must end soon after the event is set.
 
-    An exception that leaves a body ends its thread and goes to `threading.excepthook`.
+    An uncaught exception ends its thread and goes to `threading.excepthook`.
     """
 
-    def __init__(self, name: str, size: int, body: Callable[[threading.Event], object]) -> None:
+    def __init__(self, name: str, size: int, target: Callable[[threading.Event], object]) -> None:
         super().__init__(name, threads=size)
-        self._body = body
+        self._target = target
 
     def _run(self) -> None:
-        self._body(self._stopping)
+        self._target(self._stopping)
 
 
 class _ErrorLog:
-    """Logs an error with its traceback; the same text again within `QUIET_S` is only counted.
+    """Log an error with its traceback; the same text again within `QUIET_S` is only counted.
 
-    Digits do not make a text another one: ids and ports would turn every line into a new one.
+    Digits are ignored in that comparison: ids and ports would make every line a new text.
     """
 
     def __init__(self, owner: str, now_fn: NowFn) -> None:
@@ -263,10 +263,10 @@ class _ErrorLog:
         self._now = now_fn
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
         self._away: dict[str, float] = {}
-        """What failed for an outage when it was last done, and when."""
+        """The tasks that failed by an outage, and when."""
 
     def guard(self, what: str, call: Callable[[], T]) -> T | None:
-        """The call's value; None, after logging, whatever it raised."""
+        """Return the call's value; log any error and return None."""
         try:
             value = call()
         except BaseException as error:  # noqa: BLE001  SystemExit in a task must not end its loop

@@ -20,14 +20,17 @@ from queue_workflows.runtime import service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RECHECK_S = 1.0
-"""Longest wait in one system call: a signal that comes just before the call does not interrupt it,
-and its Python handler runs only when the call is over."""
+"""Longest wait in one system call, in seconds.
+
+A signal just before the call does not interrupt it, and its Python handler runs only after the
+call.
+"""
 
 
 class Flag:
     """An event that a signal handler may set: it is a pipe, not a lock.
 
-    `threading.Event.set()` in a handler deadlocks when the interrupted code is in `wait()`.
+    `threading.Event.set()` in a handler deadlocks if the interrupted code is in `wait()`.
     """
 
     def __init__(self) -> None:
@@ -37,20 +40,20 @@ class Flag:
         weakref.finalize(self, _close, self._reader, self._writer)
 
     def fileno(self) -> int:
-        """A descriptor that is readable once the flag is set; nobody may read from it."""
+        """Return a descriptor that is readable once the flag is set; nobody may read from it."""
         return self._reader
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
-        """Set it for good and wake every waiter."""
+        """Set the flag for good and wake every waiter."""
         if not self._set:
             self._set = True
             os.write(self._writer, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it is set, after waiting for that at most `timeout_s` (None: for ever)."""
+        """Wait at most `timeout_s` (None: for ever) for the flag; return whether it is set."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
@@ -63,12 +66,12 @@ class Flag:
 
 
 class StopRequest:
-    """Turns SIGTERM and SIGINT into `requested` while the `with` block runs.
+    """Turn SIGTERM and SIGINT into `requested` while the `with` block runs.
 
     Outside the main thread no handler is installed, and only `request()` sets it. The callbacks run
-    inside the handler at the first and second request: they must take no lock. With `ear` (Linux)
-    signals are also heard while the main thread is in C code that gives up the GIL: a thread of its
-    own waits for them, and a callback may then run twice, as neither waits for the other.
+    inside the handler at the first and second request, so they must take no lock. With
+    `signal_thread` (Linux) a thread also receives signals while the main thread is in C code that
+    releases the GIL. Then a callback may run twice, since the two do not wait for each other.
     """
 
     def __init__(
@@ -76,28 +79,28 @@ class StopRequest:
         *,
         on_first: Callable[[], object] | None = None,
         on_second: Callable[[], object] | None = None,
-        ear: bool = False,
+        signal_thread: bool = False,
     ) -> None:
         self.requested = Flag()
         self._callbacks = {1: on_first, 2: on_second}
-        self._lone = itertools.count(1)
+        self._requested = itertools.count(1)
         self._handled = itertools.count(1)
-        self._heard = itertools.count(1)
+        self._received = itertools.count(1)
         self._requests: dict[tuple[bool, int], None] = {}
-        """Those of signals that the ear hears too, each once, and all others."""
+        """Requests by signals that the extra thread sees too, each once, and all others."""
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], object] | int] = {}
-        self._with_ear = ear and sys.platform == "linux"
-        self._ear: _Ear | None = None
+        self._use_thread = signal_thread and sys.platform == "linux"
+        self._signal_thread: _SignalThread | None = None
 
     @property
     def count(self) -> int:
-        """How many requests have come."""
+        """Return the number of requests so far."""
         return len(self._requests)
 
     def request(self) -> None:
-        """Do what a signal does."""
+        """Act as a signal does."""
         # A second signal may interrupt this very function: the number is drawn in one step.
-        self._act((False, next(self._lone)))
+        self._act((False, next(self._requested)))
 
     def _act(self, name: tuple[bool, int]) -> None:
         self._requests[name] = None
@@ -107,19 +110,19 @@ class StopRequest:
             if callback is not None:
                 callback()
         finally:
-            # Last, as it gives up the GIL: who goes on meanwhile finds the callback's work done.
+            # Last, since it releases the GIL: a waiter then finds the callback's work done.
             self.requested.set()
 
     def _handle(self, _signum: int, _frame: FrameType | None) -> None:
-        if self._ear is None or not self._ear.has_heard():
+        if self._signal_thread is None or not self._signal_thread.has_received():
             self.request()
         else:
             self._act((True, next(self._handled)))
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            if self._with_ear:
-                self._ear = _Ear(lambda: self._act((True, next(self._heard))))
+            if self._use_thread:
+                self._signal_thread = _SignalThread(lambda: self._act((True, next(self._received))))
             for signum in SIGNALS:
                 previous = signal.signal(signum, self._handle)
                 self._previous[signum] = signal.SIG_DFL if previous is None else previous
@@ -129,51 +132,54 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             while self._previous:
                 signal.signal(*self._previous.popitem())
-            ear, self._ear = self._ear, None
-            if ear is not None:
-                ear.close()
+            signal_thread, self._signal_thread = self._signal_thread, None
+            if signal_thread is not None:
+                signal_thread.close()
 
 
-class _Ear:
-    """Acts on each SIGTERM and SIGINT of this process while its main thread may be in C code.
+class _SignalThread:
+    """Act on SIGTERM and SIGINT of this process while its main thread may be in C code.
 
-    The interpreter's handler in C writes a signal's number to the wakeup descriptor at once; the
-    one in Python waits for the main thread, to which all methods belong. A forked child shares the
-    descriptor: the kernel says who wrote.
+    The interpreter's C handler writes a signal's number to the wakeup descriptor at once. The
+    Python handler waits for the main thread, which alone may call these methods. A forked child
+    shares the descriptor, so the kernel's sender pid tells who wrote.
     """
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._pid = os.getpid()
-        self._mouth, drum = socket.socketpair()
-        self._mouth.setblocking(False)
-        self._thread = service.Follow("stop-signals", _Drum(drum), lambda _: act())
+        self._wakeup_end, receiving_end = socket.socketpair()
+        self._wakeup_end.setblocking(False)
+        self._thread = service.Follow(
+            "stop-signals", _ReceivedSignals(receiving_end), lambda _: act()
+        )
         self._thread.start()
-        self.has_heard()
+        self.has_received()
 
-    def has_heard(self) -> bool:
-        """Whether it heard a signal that is handled now; its descriptor is put back if nobody's is.
+    def has_received(self) -> bool:
+        """Return whether it saw a signal that is handled now.
 
-        Not in a forked child, nor while an event loop of the body has a descriptor of its own.
+        Restore its descriptor if there is none. Not in a forked child, nor while a handler's event
+        loop has a wakeup descriptor of its own.
         """
         if os.getpid() != self._pid:
             return False
-        before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        if before not in (self._mouth.fileno(), -1):
+        before = signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
+        if before not in (self._wakeup_end.fileno(), -1):
             signal.set_wakeup_fd(before)
-        return before == self._mouth.fileno()
+        return before == self._wakeup_end.fileno()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving signals."""
         before = signal.set_wakeup_fd(-1)
-        if before not in (self._mouth.fileno(), -1):
+        if before not in (self._wakeup_end.fileno(), -1):
             signal.set_wakeup_fd(before)
         if os.getpid() == self._pid:
             self._thread.stop()
-        self._mouth.close()
+        self._wakeup_end.close()
 
 
-class _Drum:
-    """The signals that were written to the other end by this very process, for one thread."""
+class _ReceivedSignals:
+    """The signals that this very process wrote to the other end, for one thread."""
 
     _SENDER = struct.Struct("=iII")
     """`struct ucred`: pid, uid, gid."""
@@ -186,10 +192,10 @@ class _Drum:
         own = os.getpid()
         with self._end as end:
             while True:
-                number, told, _, _ = end.recvmsg(1, socket.CMSG_SPACE(self._SENDER.size))
+                number, ancillary, _, _ = end.recvmsg(1, socket.CMSG_SPACE(self._SENDER.size))
                 if not number:
                     return
-                senders = [self._SENDER.unpack(data)[0] for _, _, data in told]
+                senders = [self._SENDER.unpack(data)[0] for _, _, data in ancillary]
                 if number[0] in SIGNALS and senders in ([], [own]):
                     yield number[0]
 

@@ -1,4 +1,4 @@
-"""Child processes that are restarted when they exit, and die with the process that started them."""
+"""Restart child processes that exit; they die with the process that started them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ GIVE_UP_AFTER = 3
 FIRST_DELAY_S = 0.2
 HEALTHY_AFTER_S = 30.0
 STOP_MARGIN_S = 4.0
-"""What a child gets beyond SHUTDOWN_TIMEOUT_S, to hand its job back and exit."""
+"""Seconds beyond SHUTDOWN_TIMEOUT_S for a child to hand its job back and exit."""
 KILL_WAIT_S = 5.0
 POLL_S = 0.1
 
 WATCH_S = 0.5
-"""How often a `watch` is asked about a child."""
+"""Seconds between two calls of `watch` for a child."""
 
 T = TypeVar("T")
 SpawnFn: TypeAlias = Callable[..., child.Child]
-"""Called as `child.Child`; without the descriptors when there are none."""
+"""Called as `child.Child`, without `fds` if there are none."""
 
 logger = logging.getLogger(__name__)
 
 
 class ChildSpec(NamedTuple):
-    """A child to keep running; `env` is added to this process's own environment.
+    """A child to keep running; `env` is added to this process's environment, `fds` are inherited.
 
     Of this process's descriptors it inherits `fds`.
     """
@@ -44,19 +44,19 @@ class ChildSpec(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A child has to be killed: the exit code that then counts as its own, and why."""
+    """A decision to kill a child: the exit code that then counts as its own, and the reason."""
 
     code: int
     reason: str
     more: Any = None
-    """For `on_exit`; nothing here looks at it."""
+    """Passed on to `on_exit`; the supervisor ignores it."""
 
 
 class Exit(NamedTuple):
     """How a child ended: an exit code, or the signal that killed it, or neither if unknown.
 
-    One that was killed by a `verdict` has that code and no signal. `max_rss_mb` is its largest
-    resident size, never below that of the supervisor, whose image it is until exec.
+    One that was killed by a `verdict` has its code and no signal. `max_rss_mb` is its largest
+    resident size. It is never below that of the supervisor, whose image the child is until exec.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Exit(NamedTuple):
 
 
 class ChildStatus(NamedTuple):
-    """`state` is running, waiting (for its restart), gave_up or stopped; `pid` while it runs."""
+    """`state` is running, waiting (for a restart), gave_up or stopped; `pid` while it runs."""
 
     pid: int | None
     state: str
@@ -77,9 +77,9 @@ class ChildStatus(NamedTuple):
 
 
 class RestartRule:
-    """How long to wait before a restart: 0.2 s, doubled by each quick exit in a row, capped.
+    """The delay before a restart: 0.2 s, doubled by each quick exit in a row, with a maximum.
 
-    A child that lived `HEALTHY_AFTER_S` starts the row anew.
+    A child that lived `HEALTHY_AFTER_S` resets it.
     """
 
     def __init__(self, max_delay_s: float) -> None:
@@ -88,7 +88,7 @@ class RestartRule:
         self._refused = 0
 
     def after_exit(self, code: int | None, seconds: float) -> float | None:
-        """Seconds until the restart; None after `GIVE_UP_AFTER` quick usage errors in a row."""
+        """Return the seconds until the restart; None after `GIVE_UP_AFTER` quick usage errors."""
         if seconds >= HEALTHY_AFTER_S:
             self._quick = self._refused = 0
         else:
@@ -101,13 +101,13 @@ class RestartRule:
 
 
 class Supervisor:
-    """Keeps a fixed set of child processes running, each in a session of its own.
+    """Keep a fixed set of child processes running, each in a session of its own.
 
-    A Ctrl-C reaches the supervisor only. `start`, `run` and `stop` belong to one thread that lives
-    as long as the children: on Linux they get SIGTERM when it ends. `children` is for any thread.
-    `on_exit` runs right after the child was reaped. `watch(name, pid, due)` is asked every WATCH_S
-    about each that runs: a `Verdict` kills it. `due`: it was told to stop, and has had its time.
-    While either runs nothing else is supervised.
+    Ctrl-C reaches only the supervisor. `start`, `run` and `stop` belong to one thread that lives as
+    long as the children: on Linux they get SIGTERM when it ends. Any thread may read `children`.
+    `on_exit` runs right after a child was reaped. `watch(name, pid, due)` is called every WATCH_S
+    for each running child, and a `Verdict` kills the child; `due`: it was told to stop, and its
+    time is over. Both callbacks block the supervisor.
     """
 
     def __init__(
@@ -128,7 +128,9 @@ class Supervisor:
             )
         if backoff_max_s is None:
             backoff_max_s = config.SUPERVISOR_BACKOFF_MAX_S.read()
-        self._seats = [_Seat(spec, RestartRule(backoff_max_s), spawn, now_fn) for spec in specs]
+        self._managed = [
+            _ManagedChild(spec, RestartRule(backoff_max_s), spawn, now_fn) for spec in specs
+        ]
         self._on_exit = on_exit
         self._watch = watch
         self._tick_s = signals.RECHECK_S if watch is None else WATCH_S
@@ -136,31 +138,31 @@ class Supervisor:
         self._now = now_fn
 
     def children(self) -> dict[str, ChildStatus]:
-        """Every child by name, as it is now."""
-        return {seat.spec.name: seat.status() for seat in self._seats}
+        """Return the present state of every child by name."""
+        return {managed.spec.name: managed.status() for managed in self._managed}
 
     @property
     def gave_up(self) -> tuple[str, ...]:
-        """The children that refused to start with exit code 2 too often, by name."""
-        return tuple(seat.spec.name for seat in self._seats if seat.state == "gave_up")
+        """Return the children that exited with code 2 too often, by name."""
+        return tuple(managed.spec.name for managed in self._managed if managed.state == "gave_up")
 
     def start(self) -> None:
-        """Start each child that is due, which at first is all."""
-        for seat in self._seats:
-            if seat.state == "waiting" and self._now() >= seat.due:
-                seat.start()
+        """Start each child that is due; at first that is every child."""
+        for managed in self._managed:
+            if managed.state == "waiting" and self._now() >= managed.due:
+                managed.start()
 
     def run(self, stop: signals.StopRequest, *, deadline_s: float | None = None) -> int:
-        """Supervise until asked to stop, then stop all; 0, or 2 when it ends by giving up.
+        """Supervise until asked to stop, then stop all; return 0, or 2 after giving up.
 
-        It ends by giving up when every child has been given up, with `fail_fast` when one has.
+        It gives up when every child was given up, with `fail_fast` when one was.
         """
         try:
             while not stop.requested.is_set():
                 self.start()
-                if len(self.gave_up) >= (1 if self._fail_fast else len(self._seats)):
+                if len(self.gave_up) >= (1 if self._fail_fast else len(self._managed)):
                     return process.USAGE_ERROR
-                due = [seat.due for seat in self._seats if seat.state == "waiting"]
+                due = [managed.due for managed in self._managed if managed.state == "waiting"]
                 pause_s = max(0.0, min(due) - self._now()) if due else self._tick_s
                 self._wait(min(pause_s, self._tick_s), stop.requested)
                 self._look(due=False)
@@ -172,15 +174,16 @@ class Supervisor:
     def stop(
         self, deadline_s: float | None = None, again: signals.StopRequest | None = None
     ) -> bool:
-        """SIGTERM to all, SIGKILL to what is left after the deadline; whether all are reaped.
+        """Send SIGTERM to all, SIGKILL after the deadline; return whether all were reaped.
 
-        None: SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again` sends SIGTERM again,
-        and ends the children's time. That SIGKILL counts as exit code 0, by a verdict.
+        Deadline None: SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again` sends
+        SIGTERM again and ends the children's time. That SIGKILL counts as exit code 0, by a
+        verdict.
         """
         if deadline_s is None:
             deadline_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S
-        for seat in self._seats:
-            seat.retire()
+        for managed in self._managed:
+            managed.retire()
         self._send(signal.SIGTERM)
         seen = min(1, again.count) if again else 0
         deadline = self._now() + deadline_s
@@ -192,9 +195,11 @@ class Supervisor:
                 seen, due = again.count, self._now()
                 self._send(signal.SIGTERM)
             self._look(due=self._now() >= due)
-        for seat, _ in self._running():
-            logger.warning("%s did not stop within %.1f s: killed", seat.spec.name, deadline_s)
-            seat.verdict = seat.verdict or Verdict(0, f"did not stop within {deadline_s:.1f} s")
+        for managed, _ in self._running():
+            logger.warning("%s did not stop within %.1f s: killed", managed.spec.name, deadline_s)
+            managed.verdict = managed.verdict or Verdict(
+                0, f"did not stop within {deadline_s:.1f} s"
+            )
         self._send(signal.SIGKILL)
         deadline = self._now() + KILL_WAIT_S
         while self._running() and self._now() < deadline:
@@ -202,15 +207,15 @@ class Supervisor:
             self._reap()
         return not self._running()
 
-    def _running(self) -> list[tuple[_Seat, child.Child]]:
-        return [(seat, seat.child) for seat in self._seats if seat.child is not None]
+    def _running(self) -> list[tuple[_ManagedChild, child.Child]]:
+        return [(managed, managed.child) for managed in self._managed if managed.child is not None]
 
     def _send(self, signum: signal.Signals) -> None:
         for _, running in self._running():
             running.send(signum)
 
     def _wait(self, timeout_s: float, wake: signals.Flag | None = None) -> None:
-        """Until a child exits, `wake` is set or the time is over, whichever is first."""
+        """Wait until a child exits, `wake` is set or the time is over."""
         poll = select.poll()
         if wake is not None:
             poll.register(wake, select.POLLIN)
@@ -222,31 +227,33 @@ class Supervisor:
         poll.poll(timeout_s * 1000)
 
     def _look(self, *, due: bool) -> None:
-        for seat, running in self._running():
-            if self._watch is None or seat.verdict is not None:
+        for managed, running in self._running():
+            if self._watch is None or managed.verdict is not None:
                 continue
-            seat.verdict = self._guard(
-                "while watching", seat, self._watch, seat.spec.name, running.pid, due
+            managed.verdict = self._guard(
+                "while watching", managed, self._watch, managed.spec.name, running.pid, due
             )
-            if seat.verdict is not None:
+            if managed.verdict is not None:
                 running.send(signal.SIGKILL)
 
     def _reap(self) -> None:
-        for seat, _ in self._running():
-            ended = seat.reap()
+        for managed, _ in self._running():
+            ended = managed.reap()
             if ended is not None and self._on_exit is not None:
-                self._guard("after the exit of", seat, self._on_exit, ended)
+                self._guard("after the exit of", managed, self._on_exit, ended)
 
-    def _guard(self, when: str, seat: _Seat, call: Callable[..., T], *given: object) -> T | None:
+    def _guard(
+        self, when: str, managed: _ManagedChild, call: Callable[..., T], *given: object
+    ) -> T | None:
         try:
             return call(*given)
         except Exception:
-            logger.exception("%s %s", when, seat.spec.name)
+            logger.exception("%s %s", when, managed.spec.name)
             return None
 
 
-class _Seat:
-    """A spec and its child: the process while it runs, when it is due while it waits."""
+class _ManagedChild:
+    """A child spec with its process while it runs, or its start time while it waits."""
 
     def __init__(self, spec: ChildSpec, rule: RestartRule, spawn: SpawnFn, now_fn: NowFn) -> None:
         self.spec = spec
@@ -254,7 +261,7 @@ class _Seat:
         self.due = now_fn()
         self.child: child.Child | None = None
         self.verdict: Verdict | None = None
-        """By which it is being killed."""
+        """The verdict by which it is being killed."""
         self._rule = rule
         self._spawn = spawn
         self._now = now_fn
@@ -280,12 +287,12 @@ class _Seat:
         logger.info("%s: started, pid %d", self.spec.name, self.child.pid)
 
     def retire(self) -> None:
-        """From now on it is not started again."""
+        """Do not start it again."""
         if self.state != "gave_up":
             self.state = "stopped"
 
     def reap(self) -> Exit | None:
-        """How its child ended, which decides on the restart; None while it runs."""
+        """Return how its child ended, and plan the restart; None while it runs."""
         death = self.child.reap() if self.child else None
         if self.child is None or death is None:
             return None
@@ -295,7 +302,7 @@ class _Seat:
             death = death._replace(code=verdict.code, signal=None)
             how = f"a kill that counts as exit code {verdict.code} ({verdict.reason})"
         else:
-            verdict = None  # it went by itself, just before
+            verdict = None  # it exited by itself just before
         seconds = self._now() - self._started_at
         ended = Exit(self.spec.name, self.child.pid, *death, seconds=seconds, verdict=verdict)
         self.child = None

@@ -1,1 +1,1 @@
-"""Which instants a schedule has, and which of them are due; pure."""
+"""Compute the instants of a schedule and which of them are due; pure functions."""

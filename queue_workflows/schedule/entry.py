@@ -16,10 +16,10 @@ _HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """Runs `task_name` on the ingest queue `queue` at `minute` of each of `hours`, in UTC.
+    """Run `task_name` on the ingest queue `queue` at `minute` of each of `hours`, in UTC.
 
     `hours` is any iterable of 0-23, kept as a frozenset; None means every hour. Raises
-    `InvalidConfig` (a ValueError) that names the entry and the field. A name is at most 200
+    `InvalidConfig` (a ValueError) that names the entry and the field. A name has at most 200
     characters and must not end in `:boot`, which marks the fires of the boot kick.
     """
 
@@ -45,7 +45,7 @@ class ScheduleEntry:
             object.__setattr__(self, "hours", _checked_hours(self.name, self.hours))
 
     def next_fire_at(self, now: datetime) -> datetime:
-        """The first instant strictly after `now`, aware, in UTC; a naive `now` is taken as UTC."""
+        """Return the first instant strictly after `now`, aware, in UTC; a naive `now` is UTC."""
         fire_at = self._in_hour(as_utc(now))
         if fire_at <= as_utc(now):
             fire_at += _HOUR
@@ -54,7 +54,7 @@ class ScheduleEntry:
         return fire_at
 
     def previous_fire_at(self, now: datetime) -> datetime:
-        """The last instant at or before `now`, aware, in UTC; a naive `now` is taken as UTC."""
+        """Return the last instant at or before `now`, aware, in UTC; a naive `now` is UTC."""
         fire_at = self._in_hour(as_utc(now))
         if fire_at > as_utc(now):
             fire_at -= _HOUR
@@ -70,7 +70,7 @@ class ScheduleEntry:
 
 
 def as_utc(moment: datetime) -> datetime:
-    """The same instant in UTC; a naive one is taken as UTC already."""
+    """Return the same instant in UTC; a naive one is in UTC already."""
     if moment.tzinfo is None:
         return moment.replace(tzinfo=timezone.utc)
     return moment.astimezone(timezone.utc)

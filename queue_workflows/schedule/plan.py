@@ -1,4 +1,4 @@
-"""What a schedule asks for: due instants, the next wake-up, what an outage left."""
+"""Plan a schedule: due instants, the next wake-up, and what an outage missed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Entry = schedule_entry.ScheduleEntry
 Fire = tuple[Entry, datetime]
 
 CATCH_UP_S = 3600.0
-"""How late an instant may still fire: one period of an hourly entry."""
+"""Seconds after which an instant does not fire any more: one period of an hourly entry."""
 
 
 def due_between(entries: Iterable[Entry], after: datetime, until: datetime) -> list[Fire]:
-    """Every (entry, fire_at) with after < fire_at <= until, by instant, then name."""
+    """Return every (entry, fire_at) with after < fire_at <= until, by instant, then name."""
     last = schedule_entry.as_utc(until)
     due: list[Fire] = []
     for entry in entries:
@@ -28,7 +28,7 @@ def due_between(entries: Iterable[Entry], after: datetime, until: datetime) -> l
 
 
 def next_wake(entries: Iterable[Entry], now: datetime) -> datetime | None:
-    """The next instant of any entry strictly after `now`; None for an empty schedule."""
+    """Return the next instant of any entry strictly after `now`; None for an empty schedule."""
     return min((entry.next_fire_at(now) for entry in entries), default=None)
 
 
@@ -39,11 +39,11 @@ def missed(
     *,
     catch_up_s: float = CATCH_UP_S,
 ) -> list[Fire]:
-    """What to fire now when the schedule was last looked at `last_seen`; by instant, then name.
+    """Return what to fire now if the schedule was last checked at `last_seen`.
 
-    At most one fire an entry: its latest instant <= `now`, if that is after `last_seen` and no
-    older than `catch_up_s`. Earlier instants of the stretch are skipped for good: the one fire
-    stands for them. `last_seen` may be given per entry name; a name without one missed nothing.
+    By instant, then name. At most one fire per entry: its latest instant <= `now`, if that is after
+    `last_seen` and no older than `catch_up_s`. Earlier instants are skipped for good. `last_seen`
+    may be given per entry name; a name without one missed nothing.
     """
     oldest = schedule_entry.as_utc(now) - timedelta(seconds=catch_up_s)
     fires: list[Fire] = []
@@ -56,15 +56,15 @@ def missed(
 
 
 def order(fire: Fire) -> tuple[datetime, str]:
-    """One order for all: schedulers that claim the same keys in it cannot deadlock."""
+    """Return the fires in one fixed order, so that schedulers that claim them cannot deadlock."""
     return fire[1], fire[0].name
 
 
 def check(entries: Iterable[object]) -> list[Entry]:
-    """The entries as a list.
+    """Return the entries as a list.
 
-    Raises `InvalidConfig` for what is no `ScheduleEntry`, and for two different jobs under one name
-    at one instant, of which only one could ever be claimed.
+    Raises `InvalidConfig` for a value that is no `ScheduleEntry`, and for two different jobs under
+    one name at one instant, since only one could ever be claimed.
     """
     checked: list[Entry] = []
     for candidate in entries:

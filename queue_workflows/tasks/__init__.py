@@ -1,4 +1,4 @@
-"""Register ingest tasks, check their args, and tell a task or a node about its job."""
+"""Register ingest tasks, check their args, call them, and report to them about their job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task takes of its job: reason, args, a model of them, or keywords; by its signature."""
+"""Call a task with what its signature takes: reason, args, a model of them, or keywords."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 class Taker:
     """How a task is called.
 
-    Positionally with `reason`, `args`, both or neither: a sole parameter is the args if it is named
-    so or annotated with a model or dataclass, else the reason. Without a place for the args, its
-    keyword-only parameters take them by name, and `**rest` what they leave.
+    Positionally with `reason`, `args`, both or neither. A single parameter is the args if its name
+    or its annotation (a model or dataclass) says so, else the reason. If no parameter takes the
+    args, the keyword-only parameters take them by name, and `**rest` takes the others.
     """
 
     def __init__(self, task: Callable[..., Any]) -> None:
         try:
             found = list(inspect.signature(task).parameters.values())
         except (TypeError, ValueError):
-            found = [inspect.Parameter("reason", _NAMED[0])]  # a builtin that does not tell
+            found = [inspect.Parameter("reason", _NAMED[0])]  # a builtin without a signature
         scope = arguments.scope_of(task)
         places = [p for p in found if p.kind in _NAMED]
         self.reason = self.args = len(places) > 1
@@ -40,14 +40,14 @@ class Taker:
             kind = annotated.read(places[1 if len(places) > 1 else 0].annotation, scope)
             self._record = kind if annotated.is_record(kind) else None
         named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
-        # Hosts of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
+        # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
         strict = not self.reason or any(p.default is p.empty for p in named)
         self._keywords = annotated.Keywords([] if self.args else named, scope, strict=strict)
         self.checks = self._record is not None or bool(self._keywords)
-        """Whether there are args that it refuses."""
+        """Whether the task may refuse args."""
 
     def call(self, task: Callable[..., Any], reason: str, args: dict[str, Any], name: str) -> Any:
-        """What calling the task gives. Raises `ArgsRefused` that names it by `name`."""
+        """Call the task and return its value. Raises `ArgsRefused` with `name` in the message."""
         if self.checks:
             taken = self.checked(args, f"args of task {name!r}")
             if self._record is None:
@@ -58,14 +58,14 @@ class Taker:
         return task(reason) if self.reason else task()
 
     def checked(self, args: Any, where: str) -> Any:
-        """The model or the keywords that are made of the args, for a taker that `checks`."""
+        """Return the model or the keywords made of the args, for a taker that `checks`."""
         if self._record is None:
             return self._keywords.bound(args, where)
         return annotated.taken(args, self._record, where)
 
 
 def taker(task: Callable[..., Any]) -> Taker:
-    """The taker of a task, remembered where the task can be hashed."""
+    """Return the taker of a task, cached if the task is hashable."""
     try:
         return _cached(task)
     except TypeError:
@@ -78,9 +78,9 @@ _cached = functools.lru_cache(maxsize=512)(Taker)
 def check_args(task_name: str, args: Any) -> dict[str, Any]:
     """Return the args as a new job of this task stores them.
 
-    A dict stays as it is; a pydantic model and a dataclass become the dict that JSON has of them.
-    Raises `ArgsRefused` (a ValueError) for args that the task does not take, as far as its
-    signature tells; a task that is not registered here takes all.
+    A dict stays as it is. A pydantic model or a dataclass becomes its JSON dict. Raises
+    `ArgsRefused` (a ValueError) for args that do not fit the task's signature. A task that is not
+    registered here accepts all args.
     """
     task = config.get_config().ingest_task_map.get(task_name)
     takes = None if task is None else taker(task)

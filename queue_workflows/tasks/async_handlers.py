@@ -1,4 +1,4 @@
-"""Async bodies: told to end at the await or yield where they wait, on a loop that is kept."""
+"""Run async handlers on a reused event loop, and end them at the await or yield they are at."""
 
 from __future__ import annotations
 
@@ -16,67 +16,72 @@ from queue_workflows.tasks import control
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 TIDY_S = 2.0
-"""What bodies have left on a loop may take to end when it is closed; threads are not waited for."""
+"""Seconds for leftover tasks of handlers to end when the loop closes.
+
+Threads are not waited for.
+"""
 
 
 class Loop:
-    """One event loop, run in the thread that calls, kept from body to body until it is closed."""
+    """An event loop on the calling thread that is reused for every handler until `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._over = False
         self._served: set[asyncio.Task[None]] = set()
-        """An event loop itself keeps none of them alive."""
+        """The running handlers: an event loop itself keeps only weak references."""
 
     def serve(self) -> None:
         """Run what `spawn` is given until `end`, then close the loop.
 
-        A body of many may stop the loop, or have a task that exits, which ends the loop's run, too:
-        the others go on.
+        A handler may stop the loop, or raise SystemExit in a task, which also ends the loop's run.
+        The other handlers continue.
         """
         try:
             while not self._over:
                 try:
                     self._loop.run_forever()
                 except (SystemExit, KeyboardInterrupt) as error:
-                    _log.warning("a task that a body had started raised %s", type(error).__name__)
+                    _log.warning(
+                        "a task that a handler had started raised %s", type(error).__name__
+                    )
         finally:
             self._close()
 
-    def spawn(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin this on the loop that another thread serves, or is about to."""
-        self._loop.call_soon_threadsafe(self._begin, body)
+    def spawn(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start this coroutine on the loop that another thread serves, or is about to."""
+        self._loop.call_soon_threadsafe(self._begin, handler)
 
-    def _begin(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = self._loop.create_task(body())
+    def _begin(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self._loop.create_task(handler())
         self._served.add(task)
         task.add_done_callback(self._served.discard)
 
     def end(self) -> None:
-        """Let `serve` come to its end, from any thread; once."""
+        """Let `serve` end; callable from any thread, once."""
         self._over = True
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def run(self, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the coroutine that this makes returns or raises."""
-        return _where_none_runs(lambda: self._run(body()))
+    def run(self, handler: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run the coroutine and return its value, or raise its error."""
+        return _run_without_loop(lambda: self._run(handler()))
 
-    def _run(self, body: Coroutine[Any, Any, T]) -> T:
-        task = self._loop.create_task(body)
+    def _run(self, handler: Coroutine[Any, Any, T]) -> T:
+        task = self._loop.create_task(handler)
         try:
             return self._loop.run_until_complete(task)
         except BaseException:
             if not task.done():
-                # A task that the body had started has called sys.exit, which ends the loop's run.
+                # A task that the handler had started called sys.exit, which ends the loop's run.
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task]))
             if not task.cancelled():
-                task.exception()  # it is known, and asyncio need not say it once more
+                task.exception()  # it is handled, and asyncio must not log it again
             raise
 
     def close(self) -> None:
-        """Cancel what bodies have left running, and close the loop."""
-        _where_none_runs(self._close)
+        """Cancel leftover tasks of handlers, and close the loop."""
+        _run_without_loop(self._close)
 
     def _close(self) -> None:
         try:
@@ -85,19 +90,19 @@ class Loop:
             self._loop.close()
 
 
-def _where_none_runs(call: Callable[[], T]) -> T:
-    """Call it here, or where a loop runs already (an async test of a host), in a thread apart."""
+def _run_without_loop(call: Callable[[], T]) -> T:
+    """Call it here, or on another thread if a loop runs here already (an app's async test)."""
     if not _runs_here():
         return call()
     context, ended = contextvars.copy_context(), concurrent.futures.Future[T]()
 
-    def body(_: object) -> None:
+    def run(_: object) -> None:
         try:
             ended.set_result(context.run(call))
-        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised in the waiting thread
             ended.set_exception(error)
 
-    with service.Pool("task-loop", 1, body):
+    with service.Pool("task-loop", 1, run):
         return ended.result()
 
 
@@ -110,97 +115,99 @@ def _runs_here() -> bool:
 
 
 async def _tidied() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    result = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in result:
         task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=TIDY_S)
+    if result:
+        await asyncio.wait(result, timeout=TIDY_S)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-async def drive(body: Awaitable[Any] | AsyncGenerator[Any, None], control_: control.Control) -> Any:
-    """What an async body leaves: None for a generator, which cannot return.
+async def drive(
+    handler: Awaitable[Any] | AsyncGenerator[Any, None], control_: control.Control
+) -> Any:
+    """Run an async handler and return its value; None for a generator, which cannot return one.
 
-    Each yield is told to `control_`. Interrupted, a body gets CancelledError at the await where it
-    is, or GeneratorExit at its yield, once; from then on GeneratorExit at each further yield.
-    Raises `Interrupted` behind it.
+    Each yielded value is reported to `control_`. On an interrupt the handler gets CancelledError at
+    its await, or GeneratorExit at its yield, once; afterwards GeneratorExit at each further yield.
+    Raises `Interrupted` once it has ended.
     """
-    ending, left = _Ending(control_), None
-    control_.when_interrupted(ending.ask)
+    request, result = _EndRequest(control_), None
+    control_.when_interrupted(request.send_soon)
     try:
-        if isinstance(body, AsyncGenerator):
-            await _follow(body, control_, ending)
+        if isinstance(handler, AsyncGenerator):
+            await _follow(handler, control_, request)
         else:
-            left = await body
+            result = await handler
     except BaseException as error:
-        if not ending.told or isinstance(error, KeyboardInterrupt):
+        if not request.sent or isinstance(error, KeyboardInterrupt):
             raise
         if not isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             control.not_clean(error)
     finally:
-        ending.over = True
+        request.over = True
         control_.when_interrupted(None)
-    if ending.told:
+    if request.sent:
         raise control.Interrupted(control_.interrupted or "")
-    return left
+    return result
 
 
-class _Ending:
-    """Whether a body was told to end; all of it in the thread of its loop, but for `ask`."""
+class _EndRequest:
+    """A request to a handler to end; only `send_soon` may be called outside the loop's thread."""
 
     def __init__(self, control_: control.Control) -> None:
         self._control = control_
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self.told = False
+        self.sent = False
         self.over = False
         self.at_yield = False
 
-    def ask(self) -> None:
-        """Tell it, from any thread."""
-        self._loop.call_soon_threadsafe(self._tell)
+    def send_soon(self) -> None:
+        """Tell the handler to end, from any thread."""
+        self._loop.call_soon_threadsafe(self._send)
 
-    def _tell(self) -> None:
-        # What waits at a yield is told there: a cancel would hit who drives it.
-        if not (self.told or self.over or self.at_yield) and self._task is not None:
-            self.told = True
+    def _send(self) -> None:
+        # A handler at a yield is told there: a cancel would hit `drive` itself.
+        if not (self.sent or self.over or self.at_yield) and self._task is not None:
+            self.sent = True
             self._task.cancel()
 
-    async def turn(self) -> bool:
-        """At a yield: let the loop's other tasks run; whether the body is to end."""
+    async def should_end(self) -> bool:
+        """Let the loop's other tasks run at a yield; return whether the handler is to end."""
         self.at_yield = True
         await asyncio.sleep(0)
         self.at_yield = False
         if self._control.interrupted is not None:
-            self.told = True
-        return self.told
+            self.sent = True
+        return self.sent
 
 
-async def _close(body: AsyncGenerator[Any, None], control_: control.Control) -> None:
-    """As `bodies._close`."""
+async def _close(handler: AsyncGenerator[Any, None], control_: control.Control) -> None:
+    """Close an async generator as `handlers._close` closes a generator."""
     try:
-        said = await body.athrow(GeneratorExit())
+        yielded = await handler.athrow(GeneratorExit())
         for _ in range(control.LAST_YIELDS):
-            control_.said(said)
-            said = await body.__anext__()
+            control_.report_progress(yielded)
+            yielded = await handler.__anext__()
     except (StopAsyncIteration, GeneratorExit):
         return
-    await body.aclose()
+    await handler.aclose()
 
 
 async def _follow(
-    body: AsyncGenerator[Any, None], control_: control.Control, ending: _Ending
+    handler: AsyncGenerator[Any, None], control_: control.Control, request: _EndRequest
 ) -> None:
     try:
-        said = await body.__anext__()
+        yielded = await handler.__anext__()
         while True:
-            control_.said(said)
-            if isinstance(said, errors.JobSignal):
-                await _close(body, control_)
-                raise said
-            if await ending.turn():
-                said = await body.athrow(GeneratorExit())
+            control_.report_progress(yielded)
+            if isinstance(yielded, errors.JobSignal):
+                await _close(handler, control_)
+                raise yielded
+            if await request.should_end():
+                yielded = await handler.athrow(GeneratorExit())
             else:
-                said = await body.__anext__()
+                yielded = await handler.__anext__()
     except StopAsyncIteration:
         return

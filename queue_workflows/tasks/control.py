@@ -1,4 +1,4 @@
-"""What a task's body says to its worker while it runs, and hears from it."""
+"""The link between a running task and its worker: progress one way, interrupts the other."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any, Protocol
 
 _log = logging.getLogger(__name__)
 LAST_YIELDS = 100
-"""How often a body may yield after a signal that it yielded; then it is closed, which raises."""
+"""Yields that a handler may do after it yielded a signal; then it is closed, which raises."""
 
 
 class Control(Protocol):
-    """The worker's side of one body; `worker.current.Work` is one. Any thread may ask."""
+    """The worker's side of one handler, for example `worker.current_job.Work`; thread-safe."""
 
-    def said(self, value: Any) -> None:
-        """A sign of life, and progress if the value is 0 to 1, a text or a dict."""
+    def report_progress(self, value: Any) -> None:
+        """Report activity, and progress if the value is 0 to 1, a text or a dict."""
         ...
 
     @property
     def interrupted(self) -> str | None:
-        """Why the body is to end (`cancelled`, `shutdown`); None: it goes on."""
+        """Return why the handler is to end (`cancelled`, `shutdown`), or None."""
         ...
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether the job was cancelled."""
+        """Return whether the job was cancelled."""
         ...
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Call this once the body is to end, at once if it is already; None: no longer."""
+        """Set the function to call on an interrupt, at once if it came before; None removes it."""
         ...
 
 
-class Alone:
-    """Nobody listens, and nobody interrupts: a body that runs outside of a worker."""
+class NoControl:
+    """A control for a handler that runs outside a worker: reports are dropped, no interrupts."""
 
     interrupted: str | None = None
     cancel_requested = False
 
-    def said(self, value: Any) -> None:
-        """Dropped."""
+    def report_progress(self, value: Any) -> None:
+        """Do nothing."""
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Never."""
+        """Do nothing."""
 
 
 class Interrupted(Exception):
-    """A body was told to end, and has ended; raised behind it, never into it."""
+    """A handler was told to end, and has ended; raised to the caller, never into the handler."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,5 +55,5 @@ class Interrupted(Exception):
 
 
 def not_clean(error: BaseException) -> None:
-    """A body that was told to end raised something else: that is said, and nothing more."""
+    """Log that a handler raised another error after it was told to end."""
     _log.warning("a task that was told to end raised %s", type(error).__name__, exc_info=error)

@@ -1,4 +1,4 @@
-"""Running a body of any kind: a value, a generator, a coroutine, an async generator."""
+"""Run a task function of any kind: plain, generator, coroutine or async generator."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """Runs bodies in the thread that calls, async ones on one event loop that is made for them.
+    """Run handlers on the calling thread, async ones on an event loop of its own.
 
-    The loop is kept until `close`, and stands still while no async body runs.
+    The loop is kept until `close`, and does not run while no async handler runs.
     """
 
     def __init__(self) -> None:
         self._loop: async_handlers.Loop | None = None
 
     def run(self, value: Any, control_: control.Control) -> Any:
-        """What a body leaves, of which calling the task gave `value`.
+        """Return the result of a handler; `value` is what calling the task returned.
 
-        Each yield is told to `control_`, which may interrupt it there, or at an await: then raises
-        `Interrupted` once it has ended.
+        Each yielded value is reported to `control_`, which may interrupt the handler there or at an
+        await. Raises `Interrupted` once an interrupted handler has ended.
         """
         if type(value) is dict:
             return value  # pyright: ignore[reportUnknownVariableType]
@@ -39,67 +39,67 @@ class Runner:
 
         if self._loop is None:
             self._loop = async_handlers.Loop()
-        body = cast("Awaitable[Any] | AsyncGenerator[Any, None]", value)
-        return self._loop.run(lambda: async_handlers.drive(body, control_))
+        handler = cast("Awaitable[Any] | AsyncGenerator[Any, None]", value)
+        return self._loop.run(lambda: async_handlers.drive(handler, control_))
 
     def close(self) -> None:
-        """Cancel what async bodies have left on the loop, and close it."""
+        """Cancel leftover tasks of async handlers on the loop, and close it."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
 
 
-def _follow(body: Generator[Any, None, Any], control_: control.Control) -> Any:
+def _follow(handler: Generator[Any, None, Any], control_: control.Control) -> Any:
     try:
-        said = next(body)
+        yielded = next(handler)
         while True:
-            control_.said(said)
-            if isinstance(said, errors.JobSignal):
-                _close(body, control_)
-                raise said
+            control_.report_progress(yielded)
+            if isinstance(yielded, errors.JobSignal):
+                _close(handler, control_)
+                raise yielded
             if (reason := control_.interrupted) is not None:
-                _end(body, control_)
+                _end(handler, control_)
                 raise control.Interrupted(reason)
-            said = next(body)
+            yielded = next(handler)
     except StopIteration as end:
         return end.value
 
 
-def _close(body: Generator[Any, None, Any], control_: control.Control) -> None:
-    """End it as an error at its yield would: what stands in `finally` may yield, and raise."""
+def _close(handler: Generator[Any, None, Any], control_: control.Control) -> None:
+    """End the generator as an error at its yield would: its `finally` may yield and raise."""
     try:
-        said = body.throw(GeneratorExit())
+        yielded = handler.throw(GeneratorExit())
         for _ in range(control.LAST_YIELDS):
-            control_.said(said)
-            said = next(body)
+            control_.report_progress(yielded)
+            yielded = next(handler)
     except (StopIteration, GeneratorExit):
         return
-    body.close()
+    handler.close()
 
 
-def _end(body: Generator[Any, None, Any], control_: control.Control) -> None:
-    """Raise GeneratorExit at its yields until it ends; the worker bounds how long that takes."""
+def _end(handler: Generator[Any, None, Any], control_: control.Control) -> None:
+    """Raise GeneratorExit at each yield until the generator ends; the worker limits the time."""
     while True:
         try:
-            said = body.throw(GeneratorExit())
+            yielded = handler.throw(GeneratorExit())
         except (StopIteration, GeneratorExit):
             return
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001  the boundary around host code
+        except BaseException as error:  # noqa: BLE001  the boundary around app code
             control.not_clean(error)
             return
-        control_.said(said)
+        control_.report_progress(yielded)
 
 
 def is_async(task: Callable[..., Any]) -> bool:
-    """Whether calling the task gives a coroutine or an async generator; by its definition."""
+    """Return whether calling the task returns a coroutine or an async generator."""
     found = _function(task)
     return inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
 
 
 def can_be_ended(task: Callable[..., Any]) -> bool:
-    """Whether the task yields or awaits, so that a worker can end it there; by its definition."""
+    """Return whether the task yields or awaits, so that a worker can end it there."""
     return is_async(task) or inspect.isgeneratorfunction(_function(task))
 
 

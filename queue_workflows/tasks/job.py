@@ -1,4 +1,4 @@
-"""The job that runs here, an ingest task's or a node's: what it was given, what it may report."""
+"""The current job of a task or a node: what it was given, and what it may report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from queue_workflows.types import Row
 
 
 class Job:
-    """The job that runs: `queue_workflows.current_job()`. In a node it is a `NodeJob`."""
+    """The running job, as `queue_workflows.current_job()` returns it.
+
+    In a node it is a `NodeJob`.
+    """
 
     __slots__ = ("_control", "_row", "left")
 
@@ -22,11 +25,11 @@ class Job:
         self._row = row
         self._control = control_
         self.left: Any = None
-        """What `set_result` was given."""
+        """The value passed to `set_result`."""
 
     @property
     def id(self) -> str:
-        """Its id: the same for every attempt, so that it can key what must happen once."""
+        """Return the job's id: the same for every attempt, so it can key what must happen once."""
         return self._row["id"]
 
     @property
@@ -63,55 +66,58 @@ class Job:
 
     @property
     def task_name(self) -> str:
-        """The name under which the task is registered."""
+        """Return the name under which the task is registered."""
         return self._row["task_name"]
 
     @property
     def queue(self) -> str:
-        """The queue from which it was claimed."""
+        """Return the queue from which the job was claimed."""
         return self._row["queue"]
 
     @property
     def reason(self) -> str:
-        """Why it was queued."""
+        """Return why the job was queued."""
         return self._row["reason"]
 
     @property
     def args(self) -> dict[str, Any]:
-        """Its args as they are stored."""
+        """Return the args as they are stored."""
         return self._row["args"]
 
     @property
     def attempt(self) -> int:
-        """1 for the first; crashes, snoozes and hand-backs count none."""
+        """Return the number of this attempt, from 1.
+
+        Crashes, snoozes and hand-backs do not count.
+        """
         return self._row["attempts"] + 1
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the enqueuer sent along with it; {} for nothing."""
+        """Return what the enqueuer sent along with the job, or {}."""
         return self._row.get("headers") or {}
 
     @property
     def lock_key(self) -> str | None:
-        """Of the jobs of one lock key one runs at a time."""
+        """Return the lock key; of the jobs with one key only one runs at a time."""
         return self._row.get("lock_key")
 
     @property
     def partition_key(self) -> str | None:
-        """The partition that it belongs to."""
+        """Return the partition of the job."""
         return self._row.get("partition_key")
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether it was cancelled: a plain function that asks may end before it is stopped."""
+        """Return whether the job was cancelled, for functions that neither yield nor await."""
         return self._control.cancel_requested
 
     def report(self, value: Any = None) -> None:
-        """What a `yield` of this value would say: a sign of life, and progress."""
-        self._control.said(value)
+        """Report a value as `yield` would: activity, and progress."""
+        self._control.report_progress(value)
 
     def set_result(self, value: Any) -> None:
-        """The result, for a body that returns none, as an async generator cannot."""
+        """Set the result, for a handler that cannot return one, such as an async generator."""
         self.left = value
 
     def __repr__(self) -> str:
@@ -167,10 +173,10 @@ class NodeJob(Job):
 
 
 class _NodeControl:
-    """The `control.Control` of a node: passes on what it reports, and whether it was cancelled."""
+    """The `control.Control` of a node: forwards its reports, and knows if it was cancelled."""
 
     interrupted: str | None = None
-    """A node is ended by its `cancel_event`, or with its process."""
+    """Always None: a node ends by its `cancel_event`, or with its process."""
 
     def __init__(
         self, cancel_event: threading.Event, status_callback: Callable[..., object]
@@ -178,8 +184,8 @@ class _NodeControl:
         self._cancel_event = cancel_event
         self._status_callback = status_callback
 
-    def said(self, value: Any) -> None:
-        """Report progress or a sign of life."""
+    def report_progress(self, value: Any) -> None:
+        """Report progress or activity."""
         self._status_callback(value)
 
     @property

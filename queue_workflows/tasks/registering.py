@@ -1,4 +1,4 @@
-"""Ingest tasks by name, with the policy of their jobs."""
+"""Register ingest tasks by name, with the policy of their jobs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TaskPolicy(TypedDict, total=False):
-    """What counts for a job of the task whose row does not say otherwise; as a node's policy.
+    """Defaults for the jobs of a task, as in a node's policy; a job's row overrides them.
 
-    `max_attempts` is `retries` + 1; `queue` is where its jobs go whose enqueuer names none.
-    `retry_on`, `discard_on`: errors by class or name.
+    `max_attempts` is `retries` + 1. `queue` takes jobs whose enqueuer names no queue. `retry_on`
+    and `discard_on` name errors by class or name.
     """
 
     queue: str
@@ -43,10 +43,10 @@ def register_ingest_task(name: str, **policy: Unpack[TaskPolicy]) -> Callable[[F
 def register_ingest_task(
     name: str, fn: Callable[..., Any] | None = None, **policy: Unpack[TaskPolicy]
 ) -> Any:
-    """Make `fn` what runs ingest jobs whose `task_name` this is; without `fn` a decorator.
+    """Register `fn` as the task for ingest jobs with this `task_name`; without `fn` a decorator.
 
-    A function, generator, async function or async generator that takes `reason`, `args`, both or
-    neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) naming what is wrong.
+    A task is a function, generator, async function or async generator. It takes `reason`, `args`,
+    both or neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) with the fault.
     """
     where = f"ingest task {name!r}"
     found, queue = _checked(policy, where), _queue(policy.get("queue"), where)
@@ -67,25 +67,25 @@ class _Decorated(NamedTuple):
 
 
 _decorated: dict[str, _Decorated] = {}
-"""What modules registered when they were imported, which happens once in a process."""
+"""What modules registered on import, which happens once per process."""
 
 
 def register_decorated() -> None:
-    """Register again what decorators have, after the configuration was reset; a test's business."""
+    """Register decorated tasks again after the configuration was reset; for tests."""
     for name, (task, found, queue) in _decorated.items():
         if getattr(task, "__module__", None) in sys.modules:
             config.register_ingest_task(name, task, policy=found, queue=queue)
 
 
-def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
-    for key in said:
+def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for key in options:
         if key not in _OPTIONS:
             raise errors.InvalidConfig(
                 f"{where}: unknown option {key!r}; known are {', '.join(sorted(_OPTIONS))}"
                 f"{policies.hint(key, _OPTIONS)}"
             )
-    entry = {key: value for key, value in said.items() if key in policies.KEYS}
-    if (most := said.get("max_attempts")) is not None:
+    entry = {key: value for key, value in options.items() if key in policies.KEYS}
+    if (most := options.get("max_attempts")) is not None:
         if entry.get("retries") is not None:
             raise errors.InvalidConfig(f"{where}: max_attempts is retries + 1: give one of them")
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -111,9 +111,10 @@ def _queue(queue: Any, where: str) -> str | None:
 
 
 def row_defaults(task_name: str) -> dict[str, Any]:
-    """What a new job's row takes from its task: of `queue`, `priority`, `lock_key` what it names.
+    """Return the columns that a new job takes from its task, of `queue`, `priority`, `lock_key`.
 
-    The rest of its policy the worker reads when it counts: a row may stay as a plain INSERT has it.
+    The worker reads the rest of the policy when it counts attempts, so that a row of a plain SQL
+    INSERT works too.
     """
     cfg = config.get_config()
     task = cfg.ingest_task_policies.get(task_name, {})

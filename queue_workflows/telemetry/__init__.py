@@ -1,1 +1,1 @@
-"""What a worker can learn about its own use of the machine."""
+"""Measure a worker's own use of the machine."""

@@ -1,4 +1,4 @@
-"""One worker's use of GPU and RAM, from tools that may be missing, hang or print rubbish."""
+"""Measure one worker's use of GPU and RAM, by tools that may be missing, hang or print garbage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from queue_workflows.runtime import command
 
 TIMEOUT_S = 3.0
-"""For all that one sample runs."""
+"""Seconds for all tools of one sample."""
 MB = 1024 * 1024
 
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
@@ -22,14 +22,14 @@ _MOST_ANCESTORS = 64
 
 
 class Sample(NamedTuple):
-    """GPU use in percent and RAM in MB; None is unknown, which is not idle."""
+    """GPU use in percent and RAM in MB; None means unknown, which is not idle."""
 
     gpu_pct: float | None
     ram_mb: float | None
 
 
 class Process(NamedTuple):
-    """A row of `nvidia-smi pmon`: a process on a GPU, and the use of each engine as printed."""
+    """A row of `nvidia-smi pmon`: a process on a GPU, with the use of each engine as printed."""
 
     gpu: str
     pid: int
@@ -37,13 +37,14 @@ class Process(NamedTuple):
 
 
 class _Unknown(Exception):
-    """The GPU use cannot be told; the text says why."""
+    """The GPU use is unknown; the text says why."""
 
 
 class Sampler:
-    """Samples a process with its descendants; made once, as it learns what pmon can show.
+    """Sample a process and its descendants; reuse it, since it learns what pmon can show.
 
-    `pid`: that process; None: this one. `shown`: pmon has shown a number on this box already.
+    `pid`: that process; None: this one. `shown`: whether pmon has shown a number on this machine
+    already.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Sampler:
         self.shown = shown
         """Whether pmon has shown a number yet."""
         self.problem: str | None = None
-        """Why the latest sample knows no GPU use; None when it does."""
+        """Why the latest sample has no GPU use, or None."""
 
     def sample(self) -> Sample:
-        """The use now. Blocks for about TIMEOUT_S at the worst, raises nothing."""
+        """Return the use now. Blocks for about TIMEOUT_S at worst, raises nothing."""
         used = None
         try:
             used, self.problem = self._gpu_pct(), None
@@ -94,17 +95,17 @@ class Sampler:
         raise _Unknown(f"{box.problem}, {other.problem}")
 
     def _confirm(self, silent: set[str], deadline: float) -> None:
-        """Raise `_Unknown` if a GPU that shows nothing but `-` cannot tell its use at all.
+        """Raise `_Unknown` if a GPU for which pmon shows only `-` cannot report its use at all.
 
-        A card in MIG mode prints of every process what others print of one that does nothing.
+        A GPU in MIG mode prints for every process what others print for an idle one.
         """
         if not silent:
             return
         asked = self._ask(
             self._nvidia, deadline, "--query-gpu=index,utilization.gpu", "--format=csv,noheader"
         )
-        told = nvidia_use_by_card(asked.text or "")
-        if any(told.get(gpu) is None for gpu in silent):
+        use_by_gpu = nvidia_use_by_card(asked.text or "")
+        if any(use_by_gpu.get(gpu) is None for gpu in silent):
             raise _Unknown("nvidia-smi tells no use of the GPU")
 
     def _own_rows(self, text: str) -> list[Process]:
@@ -114,7 +115,7 @@ class Sampler:
         return [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
 
     def _ask(self, tool: command.Tool, deadline: float, *arguments: str) -> command.Answer:
-        """One that hangs ends the sample: others would wait for the same driver."""
+        """Run one tool; if it hangs, end the sample: others would wait for the same driver."""
         answer = tool.ask(*arguments, timeout_s=max(0.0, deadline - time.monotonic()))
         if answer.hung:
             raise _Unknown(answer.problem)
@@ -128,7 +129,7 @@ def _known(used: float | None, problem: str) -> float:
 
 
 def _percent(text: str) -> float | None:
-    """0 to 100; None for anything else."""
+    """Return a number from 0 to 100, or None."""
     if not _NUMBER.fullmatch(text):
         return None
     value = float(text)
@@ -136,10 +137,10 @@ def _percent(text: str) -> float | None:
 
 
 def pmon_processes(text: str) -> list[Process]:
-    """The rows of a process, with their `%` columns; none without pmon's two lines of headers.
+    """Return the rows of a process with their `%` columns; none without pmon's two header lines.
 
-    Columns differ by driver; the headers tell their names and units. A row that breaks off has the
-    use that is missing as "".
+    Columns differ by driver; the headers have their names and units. A truncated row has "" for
+    what is missing.
     """
     names: list[str] = []
     units: list[str] = []
@@ -162,9 +163,9 @@ def pmon_processes(text: str) -> list[Process]:
 
 
 def pmon_use(rows: Sequence[Process], *, shown: bool) -> float | None:
-    """The use of the busiest GPU by these processes together; None when any of it is unknown.
+    """Return the use of the busiest GPU by these processes together; None if any of it is unknown.
 
-    An engine that shows `-` does nothing, once the box has `shown` that it knows numbers at all.
+    `-` for an engine means idle, once the machine has `shown` that it reports numbers at all.
     """
     per_gpu: defaultdict[str, float] = defaultdict(float)
     for row in rows:
@@ -177,19 +178,25 @@ def pmon_use(rows: Sequence[Process], *, shown: bool) -> float | None:
 
 
 def nvidia_use(text: str) -> float | None:
-    """The busiest GPU, of one line each; None when one cannot tell (`[N/A]`), or there is none."""
+    """Return the use of the busiest GPU, from one line each.
+
+    None if one has `[N/A]`, or without GPU.
+    """
     lines = [line.strip().removesuffix("%").strip() for line in text.splitlines()]
     return _busiest([line for line in lines if line])
 
 
 def nvidia_use_by_card(text: str) -> dict[str, float | None]:
-    """The use of each card by its index, of lines `index, use`; None: it cannot tell."""
+    """Return the use of each GPU by its index, from lines `index, use`; None if unknown."""
     pairs = [line.partition(",")[::2] for line in text.splitlines() if "," in line]
     return {index.strip(): nvidia_use(use) for index, use in pairs}
 
 
 def rocm_use(text: str) -> float | None:
-    """The busiest GPU of `rocm-smi --showuse`, JSON or not; None as in `nvidia_use`."""
+    """Return the use of the busiest GPU of `rocm-smi --showuse`, JSON or not.
+
+    None as in `nvidia_use`.
+    """
     return _busiest(_ROCM_USE.findall(text))
 
 
@@ -200,7 +207,7 @@ def _busiest(texts: Sequence[str]) -> float | None:
 
 
 def is_descendant(pid: int, proc: Path, of: int | None = None) -> bool:
-    """Whether it is process `of` (None: this one) or came from it; False when nothing tells."""
+    """Return whether it is process `of` (None: this one) or its descendant; False if unknown."""
     first = of or os.getpid()
     for _ in range(_MOST_ANCESTORS):
         if pid == first:
@@ -216,16 +223,17 @@ def is_descendant(pid: int, proc: Path, of: int | None = None) -> bool:
 
 
 def ram_mb(proc: Path, cgroups: Path, pid: int | None = None) -> float | None:
-    """RAM of a process's container, or without one its RSS; in MB of 2**20, None: unknown."""
+    """Return the RAM of a process's container, else its RSS, in MB of 2**20; None if unknown."""
     folder = proc / ("self" if pid is None else str(pid))
     found = container_mb(folder, cgroups)
     return found if found is not None else _rss_mb(folder)
 
 
 def container_mb(folder: Path, cgroups: Path) -> float | None:
-    """`memory.current` of a process's cgroup (v2); None when no namespace or limit contains it.
+    """Return `memory.current` of a process's cgroup (v2).
 
-    Only a namespace shows a cgroup that has this file as `/`: the machine's root has none.
+    None if no namespace or limit contains it. Only a namespace shows a cgroup with this file as
+    `/`: the machine's root has none.
     """
     try:
         groups = (folder / "cgroup").read_text(encoding="utf-8").splitlines()

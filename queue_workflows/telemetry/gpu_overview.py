@@ -1,4 +1,4 @@
-"""Every GPU of the box at a glance, for people: by NVML, by nvidia-smi, by rocm-smi, or none."""
+"""Read every GPU of the machine for display: by NVML, nvidia-smi or rocm-smi."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from queue_workflows.runtime import command
 
 TIMEOUT_S = 3.0
-"""For all the tools that one reading runs."""
+"""Seconds for all tools of one reading."""
 MB = 1024 * 1024
 QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,6})?", re.ASCII)
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Card(NamedTuple):
-    """One GPU. What its driver does not tell is 0 here: judging by it is for `gpu_health`."""
+    """One GPU. What its driver does not report is 0; `gpu_health` decides by known values only."""
 
     id: int
     use_pct: float
@@ -30,9 +30,9 @@ class Card(NamedTuple):
 
 
 class Reader:
-    """Reads the cards, by the first way that works; for one thread.
+    """Read the GPUs by the first method that works; for one thread.
 
-    `nvml`: the module to ask, by default `pynvml` of nvidia-ml-py, if it is installed; None: none.
+    `nvml`: the module to use, by default `pynvml` of nvidia-ml-py if it is installed; None: none.
     """
 
     def __init__(self, nvml: Any = ..., *, timeout_s: float = TIMEOUT_S) -> None:
@@ -42,29 +42,34 @@ class Reader:
         self._nvidia = command.Tool("nvidia-smi")
         self._rocm = command.Tool("rocm-smi")
         self.source = "none"
-        """What the latest reading came from: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
+        """The source of the latest reading: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
 
     def read(self) -> list[Card]:
-        """The cards now, in order; [] when nothing tells. Blocks for about TIMEOUT_S at worst."""
+        """Return the GPUs now, in order; [] if nothing reports.
+
+        Blocks for about TIMEOUT_S at worst.
+        """
         if self._nvml is not None and (found := self._by_nvml()) is not None:
             self.source = "nvml"
             return found
         deadline = time.monotonic() + self._timeout_s
-        asked = self._nvidia.ask(QUERY, "--format=csv,noheader,nounits", timeout_s=self._timeout_s)
-        if asked.text is not None and (found := nvidia_cards(asked.text)):
+        answer = self._nvidia.ask(QUERY, "--format=csv,noheader,nounits", timeout_s=self._timeout_s)
+        if answer.text is not None and (found := nvidia_cards(answer.text)):
             self.source = "nvidia-smi"
             return found
-        if not asked.hung:
+        if not answer.hung:
             left_s = max(0.0, deadline - time.monotonic())
-            asked = self._rocm.ask("--showuse", "--showmeminfo", "vram", "--json", timeout_s=left_s)
-            if asked.text is not None and (found := rocm_cards(asked.text)):
+            answer = self._rocm.ask(
+                "--showuse", "--showmeminfo", "vram", "--json", timeout_s=left_s
+            )
+            if answer.text is not None and (found := rocm_cards(answer.text)):
                 self.source = "rocm-smi"
                 return found
         self.source = "none"
         return []
 
     def _by_nvml(self) -> list[Card] | None:
-        """None where there is no driver, or it has gone; it is opened again the next time."""
+        """Return None if there is no driver, or if it has gone; it is opened again next time."""
         try:
             if not self._open:
                 self._nvml.nvmlInit()
@@ -77,29 +82,29 @@ class Reader:
     def _card(self, index: int) -> Card:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        use = self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu, 0)
-        memory = self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
+        use = self._value_or(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu, 0)
+        memory = self._value_or(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
         used, total = (memory.used, memory.total) if memory else (0, 0)
         return Card(index, float(use), used // MB, total // MB)
 
-    def _told(self, ask: Callable[[], T], otherwise: T) -> T:
-        """A card may tell one thing and not another: MIG no use, unified memory no memory."""
+    def _value_or(self, ask: Callable[[], T], otherwise: T) -> T:
+        """Return a value, or None: MIG reports no use, unified memory no memory."""
         try:
             return ask()
         except self._nvml.NVMLError:
             return otherwise
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Close the driver library."""
         if self._open:
             self._open = False
-            self._told(self._nvml.nvmlShutdown, None)
+            self._value_or(self._nvml.nvmlShutdown, None)
 
 
 def _pynvml() -> Any:
     try:
         with warnings.catch_warnings():
-            # An old package of this name says on import that it is deprecated.
+            # An old package of this name warns on import that it is deprecated.
             warnings.simplefilter("ignore")
             return importlib.import_module("pynvml")
     except ImportError:
@@ -107,7 +112,7 @@ def _pynvml() -> Any:
 
 
 def nvidia_cards(text: str) -> list[Card]:
-    """The rows of `nvidia-smi --query-gpu` QUERY; a field that is no number (`[N/A]`) is 0."""
+    """Return the rows of `nvidia-smi --query-gpu` QUERY; a field like `[N/A]` becomes 0."""
     found: list[Card] = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
@@ -118,16 +123,16 @@ def nvidia_cards(text: str) -> list[Card]:
 
 
 def rocm_cards(text: str) -> list[Card]:
-    """The cards of `rocm-smi --showuse --showmeminfo vram --json`, whatever it prints before."""
+    """Return the GPUs of `rocm-smi --showuse --showmeminfo vram --json`, after any other output."""
     try:
         listed: Any = json.loads(text[text.index("{") :])
     except ValueError:
         return []
     found: list[Card] = []
-    for name, told in cast("dict[str, Any]", listed).items() if isinstance(listed, dict) else ():
+    for name, values in cast("dict[str, Any]", listed).items() if isinstance(listed, dict) else ():
         index = re.fullmatch(r"card(\d{1,4})", name, re.ASCII)
-        if index and isinstance(told, dict):
-            fields = cast("dict[str, Any]", told)
+        if index and isinstance(values, dict):
+            fields = cast("dict[str, Any]", values)
             use, used, total = (
                 _number(str(fields.get(key, "")))
                 for key in ("GPU use (%)", "VRAM Total Used Memory (B)", "VRAM Total Memory (B)")

@@ -20,7 +20,6 @@ from queue_workflows import (
     input_listener,
     model_registry,
     node_executor,
-    node_pool,
     node_queue,
     run_store,
     scheduler,
@@ -28,6 +27,7 @@ from queue_workflows import (
 from queue_workflows.db import functions, schema, scratch
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import job_tables, schedules
+from queue_workflows.maintenance import input_timeouts, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.testing import apps, clock, faults, result, servers
 from queue_workflows.types import JsonDict, Row
@@ -201,8 +201,8 @@ class Harness:
         with db.transaction() as conn:
             clock.pass_time(conn, seconds)
         self._passed_s += seconds
-        node_pool.reclaim()
-        node_pool.expire_inputs()
+        recovery.reclaim()
+        input_timeouts.expire_inputs()
 
     def advance_to(self, instant: datetime.datetime) -> None:
         """`advance` up to an instant of `now()`, such as a schedule entry's `next_fire_at`."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-from queue_workflows import config, db, dispatcher, errors, ingest_executor, node_pool
+from queue_workflows import config, db, dispatcher, errors, ingest_executor
 from queue_workflows.engine import attempts, finish, job_tables, outcomes
+from queue_workflows.maintenance import recovery
 from queue_workflows.tasks import control, handlers
 from queue_workflows.testing import clock
 from queue_workflows.types import Row
@@ -62,7 +63,7 @@ def _crash(table: job_tables.JobTable, job: Row) -> None:
     """The worker dies with the job: nothing is recorded, the lease lapses, a sweep takes it."""
     with db.transaction() as conn:
         clock.expire(conn, job_tables.lease_of(table, job))
-    node_pool.reclaim()
+    recovery.reclaim()
 
 
 def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
@@ -73,7 +74,7 @@ def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
         attempts.end_by_watchdog(conn, lease, error=text, seconds=budget_s)
 
 
-class _Cancelled(control.Alone):
+class _Cancelled(control.NoControl):
     """The job was cancelled already: its body ends at its first yield or await."""
 
     interrupted = "cancelled"

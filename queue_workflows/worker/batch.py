@@ -25,18 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """Runs batches one job after the other; results are recorded together, in claim order.
+    """Run a batch of jobs one after the other and record their results together, in claim order.
 
-    A crash in the middle re-runs what was not recorded. A job that fails is recorded on its own.
-    The watch has a hand in it: see `LeaseKeeper.hold`.
+    A crash in the middle runs unrecorded jobs again. A failed job is recorded on its own. The lease
+    keeper records and hands back too, see `LeaseKeeper.add_claims`.
     """
 
     def __init__(
         self,
         size: int,
         claims_: claimer.Claimer,
-        watcher: lease_keeper.LeaseKeeper,
-        lane_: slot.Slot,
+        keeper: lease_keeper.LeaseKeeper,
+        own_slot: slot.Slot,
         *,
         runner: handlers.Runner | None = None,
         now_fn: NowFn = clock.boot_s,
@@ -44,12 +44,12 @@ class Batch:
         self._runner = runner
         self._size = self._next = size
         self._claimer = claims_
-        self._watch = watcher
-        watcher.batches()
-        self._held = lane_.held
-        self._lease_s = lane_.who().lease_s
+        self._keeper = keeper
+        keeper.enable_batches()
+        self._in_flight = own_slot.in_flight
+        self._lease_s = own_slot.who().lease_s
         self._now = now_fn
-        claims_.also_held = self._held.ids
+        claims_.other_jobs = self._in_flight.ids
 
     def drain(self, stopping: Callable[[], bool], *, promote: bool) -> None:
         """Claim and run batches until the queue is empty or the worker stops."""
@@ -58,9 +58,9 @@ class Batch:
         while jobs:
             self._run(jobs, stopping)
             full, asked = len(jobs) == asked, 0 if stopping() else self._next
-            if full and asked and self._held.unrecorded() <= self._size:
-                # The watch records them meanwhile; a queue that is empty soon needs no second hand.
-                self._watch.record()
+            if full and asked and self._in_flight.unrecorded() <= self._size:
+                # The lease keeper records them while the next batch is claimed and runs.
+                self._keeper.record()
                 jobs = self._claimer.claim_batch(asked)
             else:
                 jobs = self._flush(asked)
@@ -68,31 +68,33 @@ class Batch:
 
     def _run(self, jobs: list[Row], stopping: Callable[[], bool]) -> None:
         sent_at = self._claimer.sent_at
-        self._watch.hold(self._held, jobs, guards.LeaseEnd(sent_at, self._lease_s), sent_at)
+        self._keeper.add_claims(
+            self._in_flight, jobs, guards.LeaseEnd(sent_at, self._lease_s), sent_at
+        )
         begun, ran, pid = self._now(), 0, os.getpid()
-        while not stopping() and (work := self._held.next()) is not None:
+        while not stopping() and (work := self._in_flight.start_next()) is not None:
             self._run_one(work, pid)
             ran += 1
-        self._next = self._paced(ran, self._now() - begun)
+        self._next = self._next_size(ran, self._now() - begun)
 
-    def _paced(self, ran: int, seconds: float) -> int:
-        """How many to claim next: as many as end soon, so that few have to be handed back."""
+    def _next_size(self, ran: int, seconds: float) -> int:
+        """Return the size of the next batch: as many as end soon, so that few are handed back."""
         if seconds >= claims_in_flight.LONG_S:
             return max(1, min(self._size, int(ran * claims_in_flight.LONG_S / seconds)))
         return min(self._size, 2 * self._next)
 
     def _run_one(self, work: current_job.Work, pid: int) -> None:
-        self._watch.begin(work)
+        self._keeper.begin(work)
         try:
             outcome = ingest_executor.run_task(work.job, work, self._runner)
-            shutdown.unless_forked(pid, outcome)
-            self._watch.settle(work)
+            shutdown.exit_if_forked(pid, outcome)
+            self._keeper.handler_ended(work)
             if outcome.kind == "completed":
-                self._held.keep((work, outcome))
+                self._in_flight.add_done((work, outcome))
             else:
                 self._record(work, outcome)
         finally:
-            self._watch.end(work)
+            self._keeper.end(work)
 
     def _record(self, work: current_job.Work, outcome: outcomes.Outcome) -> None:
         try:
@@ -100,22 +102,22 @@ class Batch:
         except errors.ClaimLost as error:
             _log.warning("nothing was written: %s", error)
         finally:
-            self._held.settled([work.lease])
+            self._in_flight.remove([work.lease])
 
     def _flush(self, claim: int) -> list[Row]:
-        """Record what is done and claim the next batch; one by one if that fails."""
-        done = self._held.take_done()
+        """Record the results and claim the next batch; record one by one if that fails."""
+        done = self._in_flight.take_done()
         if not done and not claim:
             return []
         results = [finish.Done(work.lease, outcome) for work, outcome in done]
         try:
-            with self._held.writing():
+            with self._in_flight.writing():
                 jobs = self._claimer.claim_batch(claim, results)
-                self._held.settled([work.lease for work, _ in done])
+                self._in_flight.remove([work.lease for work, _ in done])
         except (errors.ClaimLost, db.Error):
-            self._held.put_back(done)
-            while found := self._held.take_done(1):
-                with self._watch.recording(found[0][0]):
+            self._in_flight.put_back(done)
+            while found := self._in_flight.take_done(1):
+                with self._keeper.recording(found[0][0]):
                     self._record(*found[0])
             return []
         return jobs

@@ -1,4 +1,4 @@
-"""What a body prints and logs, kept beside where it goes anyway, for the history of its job."""
+"""Capture what a handler prints and logs, for the history of its job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KIB = 1024
 STORE_S = 2.0
 SOON_S = 0.25
 LAST_S = 2.0
-"""How long the end of a worker waits for the database to take what is left."""
+"""Seconds for which the end of a worker waits for the database to store the rest."""
 KEPT_MAX = 256
-"""Attempts that have ended and whose log is not stored yet; of more the oldest are dropped."""
+"""Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 ENGINE = "queue_workflows"
 _FORMAT = logging.Formatter(
     "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
@@ -34,7 +34,7 @@ _FORMAT.converter = time.gmtime
 
 
 class Recording:
-    """The log of one attempt: its first and its last half of the cap, in bytes of UTF-8."""
+    """The captured log of one attempt: the first and last half of the limit, in bytes of UTF-8."""
 
     def __init__(self, lease: job_tables.Lease, cap_kb: int) -> None:
         self.lease = lease
@@ -45,23 +45,23 @@ class Recording:
         self._head_stored = 0
         self._lock = threading.RLock()
         self.changed = False
-        """Whether anything came since the last `written`."""
+        """Whether anything was added since the last `written`."""
 
     def add(self, data: bytes | bytearray) -> None:
-        """Keep what is of it to be kept."""
+        """Add output; keep what the limit allows."""
         with self._lock:
             self._total += len(data)
             self.changed = True
             if room := self._half - len(self._head):
                 self._head += data[:room]
                 data = data[room:]
-            # One byte more than is kept tells whether a line begins there.
+            # One byte more than is kept shows whether a line begins there.
             self._tail += data[-self._half - 1 :]
             if len(self._tail) > 2 * self._half:
                 del self._tail[: -self._half - 1]
 
     def written(self) -> logs.Written:
-        """The log as it is stored now; a head that is stored already is left out."""
+        """Return the log to store now, without a head that is stored already."""
         with self._lock:
             self.changed = False
             head, tail, total = bytes(self._head), bytes(self._tail), self._total
@@ -78,8 +78,8 @@ class Recording:
         self._head_stored = len(head)
         return logs.Written(self.lease, _text(head) if new else None, _text(tail), cut)
 
-    def forgotten(self) -> None:
-        """The last `written` was not stored: the next one is whole."""
+    def mark_unstored(self) -> None:
+        """Note that the last `written` was not stored, so that the next one is complete."""
         self._head_stored = 0
         self.changed = True
 
@@ -88,9 +88,9 @@ _DSN_BEGUN = re.compile(rb":(?:/|//\S*)?\Z")
 
 
 def _end_of_whole(head: bytes) -> int:
-    """Where to end a head: a secret that a cut goes through would be in neither half as a whole.
+    """Return where to end a head, so that a cut does not hide a secret from masking.
 
-    At a line or a word, unless that leaves out more than half.
+    Cut at a line or a word, unless that drops more than half.
     """
     for mark in (b"\n", b" "):
         if (at := head.rfind(mark)) >= len(head) // 2:
@@ -100,7 +100,7 @@ def _end_of_whole(head: bytes) -> int:
 
 
 def _start_of_whole(tail: bytes) -> int:
-    """Where to begin a tail whose first byte is not to be kept, likewise."""
+    """Return where to begin a tail whose first byte is not kept, by the same rule."""
     for mark in (b"\n", b" "):
         if (at := tail.find(mark, 0, len(tail) // 2)) >= 0:
             return at + 1
@@ -110,35 +110,35 @@ def _start_of_whole(tail: bytes) -> int:
 
 
 def _text(data: bytes) -> str:
-    """As the database takes it, masked; a character that a cut went through is left out."""
+    """Return the text as the database takes it, masked and without a character that was cut."""
     text = data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}")
     return process.mask(text)
 
 
 class Source:
-    """What the bodies of one worker print, and the thread that stores it.
+    """Capture the output of one worker's handlers, and store it on a thread of its own.
 
-    `current` gives the claim of the body that runs now, or None; where several run at once, that of
-    the body that asks.
+    `current` returns the claim whose handler runs now, or None. If several run at once, it returns
+    that of the calling handler.
     """
 
     def __init__(self, current: Callable[[], job_tables.Lease | None]) -> None:
         self._current = current
         self._lock = threading.Lock()
         self._open: dict[job_tables.Lease, Recording] = {}
-        """Of the bodies that run, once they have printed."""
+        """The recordings of running handlers that have printed."""
         self._ended: list[Recording] = []
         self._thread = threading.get_ident()
         self._before: list[threading.Thread] = []
-        """Threads that ran when the body began: none of them is its own."""
+        """Threads that ran when the handler began: none of them is its own."""
         self._pid = os.getpid()
-        self._kept = db.DedicatedConnection()
+        self._dedicated = db.DedicatedConnection()
         self._loop: service.Loop | None = None
         self._soon = False
-        """Whether ends of attempts come one after the other: they are stored together."""
+        """Whether attempts end in quick succession, so that they are stored together."""
 
     def recording(self) -> Recording | None:
-        """That of the body that runs, begun when it first prints; None: nothing is to be kept."""
+        """Return the recording of the running handler, or None if nothing is to be kept."""
         lease = self._current()
         if lease is None or self._pid != os.getpid():
             return None
@@ -150,32 +150,32 @@ class Source:
         return self._open.setdefault(lease, Recording(lease, cap_kb)) if cap_kb > 0 else None
 
     def begin(self) -> None:
-        """A body begins: a thread that an earlier one left behind does not print for it.
+        """Note that a handler begins, so that threads of earlier handlers do not print for it.
 
-        Not where several run at once.
+        Not used where several run at once.
         """
         if self._loop is not None:
             self._before = threading.enumerate()
 
     def end(self, lease: job_tables.Lease) -> None:
-        """The body of this claim has ended; costs nothing when it did not print."""
+        """Note that the handler of this claim has ended; costs nothing if it did not print."""
         now = self._open.pop(lease, None) if self._open else None
         if now is not None:
             with self._lock:
                 self._ended.append(now)
                 del self._ended[:-KEPT_MAX]
             if not self._soon:
-                self.hurry()
+                self.store_soon()
 
-    def hurry(self) -> None:
-        """Store now what there is, in the background."""
+    def store_soon(self) -> None:
+        """Store now what was captured, in the background."""
         loop = self._loop
         if loop is not None:
             loop.wake()
 
     @contextlib.contextmanager
-    def listening(self) -> Generator[None]:
-        """Keep what this worker's bodies print, from this thread and those that they start."""
+    def capturing(self) -> Generator[None]:
+        """Capture the output of handlers on this thread and on the threads that they start."""
         self._pid, self._thread = os.getpid(), threading.get_ident()
         if config.LOG_CAPTURE_KB.read() <= 0:
             yield
@@ -190,11 +190,11 @@ class Source:
             self._loop, self._before = None, []
             _source.reset(token)
             _streams.end(self)
-            self._kept.close()
+            self._dedicated.close()
             self._store_last()
 
     def _take(self) -> tuple[list[Recording], list[Recording]]:
-        """What has ended, each once, and all that is to be stored, with what is new of the rest."""
+        """Return the ended recordings, each once, and all recordings with something to store."""
         with self._lock:
             ended, self._ended = self._ended, []
         every = {id(each): each for each in (*ended, *[*self._open.values()])}
@@ -204,14 +204,14 @@ class Source:
         ended, taken = self._take()
         self._soon = bool(ended)
         if not taken:
-            self._kept.close()
+            self._dedicated.close()
             return
         try:
-            with self._kept.using() as conn:
+            with self._dedicated.using() as conn:
                 _write(conn, taken)
         except db.Error:
             for each in taken:
-                each.forgotten()
+                each.mark_unstored()
             with self._lock:
                 self._ended = [*ended, *self._ended][-KEPT_MAX:]
             raise
@@ -224,7 +224,7 @@ class Source:
             with db.connect(timeout_s=LAST_S, connect_s=LAST_S) as conn:
                 _write(conn, taken)
         except db.Error as error:
-            _log.warning("the last lines of %d logs are not stored: %s", len(taken), error)
+            _log.warning("the last lines of %d job logs are not stored: %s", len(taken), error)
 
 
 def _write(conn: db.Connection, recordings: list[Recording]) -> None:
@@ -237,10 +237,10 @@ _source: ContextVar[Source | None] = ContextVar("queue_workflows_log", default=N
 
 
 class _Streams:
-    """The process's stdout, stderr and log records while any worker of it listens.
+    """The process's stdout, stderr and log records while any of its workers captures.
 
-    Records are seen where they are made: a handler on the root logger would keep
-    `logging.basicConfig` and the handler of last resort from doing what they do without us.
+    Log records are captured where they are created: a handler on the root logger would disable
+    `logging.basicConfig` and the handler of last resort.
     """
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class _Streams:
         return record
 
     def recording(self) -> Recording | None:
-        """Of the worker whose thread this is; of another thread, if one worker alone listens."""
+        """Return the recording for this thread; another thread's only if one worker captures."""
         source = _source.get()
         if source is None:
             sources = self._sources
@@ -288,7 +288,7 @@ class _Streams:
 
 
 def _keep(data: str | bytes | bytearray | memoryview) -> None:
-    """Best effort: what a body prints never fails because it could not be kept."""
+    """Capture output, best effort: printing never fails because of it."""
     with contextlib.suppress(Exception):
         recording = _streams.recording()
         if recording is not None:
@@ -297,7 +297,7 @@ def _keep(data: str | bytes | bytearray | memoryview) -> None:
 
 
 class _Tee:
-    """A text stream that keeps what passes; in all else the stream it stands for."""
+    """A text stream that captures what is written; everything else goes to the original stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -348,18 +348,18 @@ class _Buffer:
 
 
 def _keep_record(record: logging.LogRecord) -> None:
-    """Best effort, as `_keep`. What the engine says of a job is in its history already."""
+    """Capture a log record, best effort; the engine's own are in the job's history already."""
     with contextlib.suppress(Exception):
         name: Any = record.name
         if not name or name.partition(".")[0] == ENGINE or _streams.recording() is None:
             return
         if not _is_printed(record):
-            # A formatter leaves what it made in the record, for those that come after.
+            # A formatter changes the record, which other handlers use later.
             _keep(_FORMAT.format(copy.copy(record)) + "\n")
 
 
 def _is_printed(record: logging.LogRecord) -> bool:
-    """Whether it comes by a stream that is kept as well."""
+    """Return whether a log record also reaches a captured stream."""
     logger: logging.Logger | None = logging.getLogger(record.name)
     handled = False
     while logger is not None:

@@ -1,4 +1,4 @@
-"""The worker's own connection: claim, finish, drain; survives outages and unknown commits."""
+"""Claim jobs and record outcomes on a connection that survives outages and unknown commits."""
 
 from __future__ import annotations
 
@@ -31,89 +31,91 @@ _log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 LATE = 1 / 3
-"""A claim whose reply takes this share of its lease is handed back.
+"""Share of the lease after which a claim whose reply comes late is handed back.
 
-The first renewal may come another third later, and a worker ends itself a quarter early.
+The first renewal may follow a third of the lease later, and a worker exits a quarter of it early.
 """
 REFUSALS = 4
-"""How often the database may refuse a failure for what it is, before the job is given up."""
+"""How often the database may refuse a failure by its values before the job is given up."""
 REFUSED_WAIT_S = 60.0
-"""How long a job waits whose end nothing records, not even as poison."""
+"""Seconds for which a job waits if its end cannot be recorded, not even as poison."""
 
 
 class Claimer:
-    """Takes jobs of one queue and records how they ended, over one connection that it keeps."""
+    """Claim jobs of one queue and record their outcomes, on one dedicated connection."""
 
     def __init__(
         self,
         table: job_tables.JobTable,
         who: Callable[[], claims.Claimant],
         *,
-        kept: db.DedicatedConnection | None = None,
+        dedicated: db.DedicatedConnection | None = None,
     ) -> None:
-        """`kept`: a connection shared with other claimers, whose owner calls `opened`."""
+        """`dedicated` is a connection shared with other claimers, whose owner calls `opened`."""
         self._table = table
         self._who = who
-        self._kept = kept or db.DedicatedConnection(self.opened)
-        self._begin = dispatcher.on_connection(self._kept)
+        self._dedicated = dedicated or db.DedicatedConnection(self.opened)
+        self._begin = dispatcher.on_connection(self._dedicated)
         self._was_lost = False
-        self._held: set[str] = set()
-        """The jobs that this worker knows to hold."""
+        self._own_jobs: set[str] = set()
+        """The ids of the jobs that this worker knows to have claimed."""
         self._unsaved: list[job_tables.Lease] = []
-        """Claims that ended while the database kept their outcomes from being recorded."""
-        self.also_held: Callable[[], set[str]] = lambda: set()
-        """The jobs that it holds besides."""
+        """Claims that ended before the database accepted their outcomes."""
+        self.other_jobs: Callable[[], set[str]] = lambda: set()
+        """Returns the ids of further jobs that this worker has claimed."""
         self.on_lost: Callable[[job_tables.Lease], object] = lambda _: None
-        """Called with a claim whose outcome was not written, as it is held no longer."""
-        self._look_again = False
+        """Called with a claim whose outcome was not written because the claim was lost."""
+        self._release_again = False
         self.sent_at = 0.0
-        """Just before the last claim was sent, by `clock.boot_s`: its lease began no earlier."""
+        """Time (`clock.boot_s`) just before the last claim was sent: its lease starts no earlier.
+        """
         self.isolated = False
         """Whether a row made the last claim fail, so that the rows were tried one by one."""
         self.wait_s = math.inf
-        """Of the last claim that got no job: in how many seconds a limit lets the next one in."""
+        """Seconds until a limit admits the next job, after a claim that returned no job."""
         self._pause = threading.Event()
 
     def connection(self) -> db.Connection:
-        """The connection, opened when there is none."""
-        return self._kept.get()
+        """Return the connection, and open it if there is none."""
+        return self._dedicated.get()
 
     def opened(self, conn: db.Connection) -> None:
-        """The connection is a new one."""
+        """Release unknown claims and subtract crashes after a reconnect."""
         if self._was_lost:
             self._release_strays(conn)
-            self._was_lost, self._look_again = False, True
+            self._was_lost, self._release_again = False, True
         while self._unsaved:
             recovery.excuse(conn, self._unsaved[-1])
             self._unsaved.pop()
 
     def _release_strays(self, conn: db.Connection) -> None:
-        """Give back what a commit whose reply was lost has claimed without anybody here knowing."""
-        held = sorted(self._held | self.also_held())
+        """Hand back jobs that a commit with a lost reply may have claimed."""
+        held = sorted(self._own_jobs | self.other_jobs())
         handback.release_strays(conn, self._table, self._who().worker_id, held)
 
-    def _look(self) -> None:
-        """Look once more: the server may have finished a lost statement after the first look."""
-        if self._look_again:
+    def _release_strays_again(self) -> None:
+        """Repeat the release once: the server may finish a lost statement after the first one."""
+        if self._release_again:
             self._release_strays(self.connection())
-            self._look_again = False
+            self._release_again = False
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
-        self._kept.close()
+        self._dedicated.close()
 
     def _lose(self) -> None:
         self._was_lost = True
         self.close()
 
     def claim(self, *, promote: bool = False) -> Row | None:
-        """The next job, claimed, or None. Database errors pass, with the connection dropped.
+        """Claim the next job and return it, or None.
 
-        An error that a row causes does not: that row is taken out of the way, see `isolation`.
+        Raises database errors after closing the connection. An error that a row causes is not
+        raised: `quarantine.claim_apart` takes the row out of the way.
         """
         self.isolated = False
         try:
-            self._look()
+            self._release_strays_again()
             try:
                 job = next(iter(self._claim(1, promote=promote)), None)
             except db.Error as error:
@@ -123,17 +125,17 @@ class Claimer:
         except db.Error:
             self._lose()
             raise
-        self._held = set()
+        self._own_jobs = set()
         if job is None or self._is_late([job]):
             return None
-        self._held = {job["id"]}
+        self._own_jobs = {job["id"]}
         return job
 
     def _is_late(self, jobs: Sequence[Row]) -> bool:
-        """Return whether the reply to a claim took too long; then its jobs are handed back.
+        """Hand the jobs back if the reply to their claim took too long; return whether it did.
 
-        Their leases count from `sent_at`. The worker would end itself over one that may be over
-        before its first renewal, although it has done nothing wrong.
+        Their leases count from `sent_at`. One could end before its first renewal, and the worker
+        would exit without a fault of its own.
         """
         took_s = clock.boot_s() - self.sent_at
         if not jobs or took_s < self._who().lease_s * LATE:
@@ -148,7 +150,7 @@ class Claimer:
         return True
 
     def _claim_apart(self, *, promote: bool) -> Row | None:
-        """Claim one job although a row makes the ordinary claim fail; None: there was none."""
+        """Claim one job row by row, after a row made the normal claim fail; or return None."""
         self.isolated = True
         conn, who = self.connection(), self._who()
         self.sent_at = clock.boot_s()
@@ -162,12 +164,12 @@ class Claimer:
     ) -> list[Row]:
         """Record all of `done` and claim up to `size` ingest jobs, in one transaction.
 
-        Database errors pass, with the connection dropped; `ClaimLost` when one of `done` is lost.
-        An error that a row to be claimed causes does not pass: then one job is claimed, apart.
+        Raises database errors after closing the connection, and `ClaimLost` if one of `done` is
+        lost. If a row to be claimed causes an error, one job is claimed row by row instead.
         """
         self.isolated = False
         try:
-            self._look()
+            self._release_strays_again()
             try:
                 if done:
                     jobs = self._finish(done, claim=size, promote=promote)
@@ -178,7 +180,7 @@ class Claimer:
                     raise
                 if done:
                     self._finish(done, claim=0)
-                jobs = self._one_apart(promote=promote, recorded=bool(done))
+                jobs = self._claim_one_apart(promote=promote, recorded=bool(done))
             return [] if self._is_late(jobs) else jobs
         except db.Error:
             self._lose()
@@ -193,7 +195,7 @@ class Claimer:
             self._who(),
             count=count,
             promote=promote,
-            tell=self._told,
+            tell=self._set_wait,
         )
 
     def _finish(
@@ -207,10 +209,10 @@ class Claimer:
             who=self._who(),
             claim=claim,
             promote=promote,
-            tell=self._told,
+            tell=self._set_wait,
         )
 
-    def _one_apart(self, *, promote: bool, recorded: bool) -> list[Row]:
+    def _claim_one_apart(self, *, promote: bool, recorded: bool) -> list[Row]:
         try:
             job = self._claim_apart(promote=promote)
         except db.Error as error:
@@ -225,10 +227,11 @@ class Claimer:
     def finish(
         self, work: current_job.Work, outcome: outcomes.Outcome, *, claim: bool
     ) -> Row | None:
-        """Record how the job ended and, if `claim`, take the next; the next job, or None.
+        """Record the outcome of a job and, if `claim`, claim the next one; return that job or None.
 
-        While the database is away the write is retried until the lease ends; an outcome that may
-        have been committed is looked up by its claim. Raises `ClaimLost` with nothing written.
+        While the database is away the write is retried until the lease ends. If a commit's reply
+        was lost, the claim number tells whether it happened. Raises `ClaimLost` if nothing was
+        written.
         """
         ahead = None
         if self._table.in_run and outcome.kind == "completed":
@@ -236,15 +239,15 @@ class Claimer:
                 work.job["run_id"], lambda: dispatcher.look_ahead(work.job, outcome.result)
             )
         try:
-            following = self._insist(work, outcome, ahead, claim=claim)
+            following = self._finish_with_retries(work, outcome, ahead, claim=claim)
         finally:
-            self._held.discard(work.job["id"])
+            self._own_jobs.discard(work.job["id"])
         if following is None or self._is_late([following]):
             return None
-        self._held.add(following["id"])
+        self._own_jobs.add(following["id"])
         return following
 
-    def _insist(
+    def _finish_with_retries(
         self,
         work: current_job.Work,
         outcome: outcomes.Outcome,
@@ -268,8 +271,8 @@ class Claimer:
                 self._lose()
                 refusals += outcome.kind != "completed" and not fencing.may_pass(error)
                 if refusals == REFUSALS:
-                    self._give_up(work, error)
-                outcome = self._after(error, work, outcome, ahead)
+                    self._stop_retrying(work, error)
+                outcome = self._next_outcome(error, work, outcome, ahead)
                 ahead = None
                 self._pause.wait(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                 delay = min(RETRY_MAX_S, delay * 2)
@@ -284,10 +287,10 @@ class Claimer:
             _log.warning("claiming after job %s waits: %s", work.job["id"], error)
             return None
 
-    def _give_up(self, work: current_job.Work, error: db.Error) -> NoReturn:
-        """End the job if its data is what the database refuses, else count a crash.
+    def _stop_retrying(self, work: current_job.Work, error: db.Error) -> NoReturn:
+        """Fail the job if the database refuses its data, else count a crash.
 
-        The count bounds how often it runs. A job whose crash is refused as well waits.
+        The crash count bounds how often the job runs. If the crash is refused too, the job waits.
         """
         why = f"its end cannot be recorded: {error}"
         _log.error("job %s: %s", work.job["id"], why)
@@ -306,14 +309,14 @@ class Claimer:
                 )
         raise errors.ClaimLost(f"job {work.job['id']}: {why}") from error
 
-    def _after(
+    def _next_outcome(
         self,
         error: db.Error,
         work: current_job.Work,
         outcome: outcomes.Outcome,
         ahead: claims.Ahead | None,
     ) -> outcomes.Outcome:
-        """What to record after the database refused: the same, or a failure that says why."""
+        """Return the outcome to record after a refusal: the same, or a failure with the error."""
         if work.verdict() is not None:
             if fencing.may_pass(error):
                 self._unsaved.append(work.lease)
@@ -342,11 +345,11 @@ class Claimer:
             self._best_effort(work.job["run_id"], lambda: dispatcher.note_completed(work.job))
         return jobs[0] if jobs else None
 
-    def _told(self, wait_s: float) -> None:
+    def _set_wait(self, wait_s: float) -> None:
         self.wait_s = wait_s
 
     def _recorded(self, work: current_job.Work, outcome: outcomes.Outcome) -> bool:
-        """Whether a commit whose reply was lost did happen; unknown counts as no."""
+        """Return whether a commit whose reply was lost did happen; False if that is unknown."""
         try:
             return finish.is_recorded(self.connection(), work.lease, outcome)
         except db.Error:
@@ -354,9 +357,9 @@ class Claimer:
             return False
 
     def drain(self, run_id: str) -> int:
-        """Dispatch what this worker just finished, if nothing stands in the way; new rows.
+        """Dispatch the successors of what this worker has finished; return the number of new rows.
 
-        Best effort: whatever goes wrong is the orchestrator's, whose outbox row is still open.
+        Best effort: after an error the orchestrator does it, since its outbox row is still open.
         """
         return (
             self._best_effort(
@@ -366,9 +369,9 @@ class Claimer:
         )
 
     def _best_effort(self, run_id: str, dispatch: Callable[[], T]) -> T | None:
-        """Return what a dispatching step gives, or None if it raises.
+        """Return the result of a dispatching step, or None if it raises.
 
-        A run's row may hold anything, and its orchestrator ends it with the reason.
+        A run's row may have any content. The orchestrator fails such a run with the reason.
         """
         try:
             return dispatch()

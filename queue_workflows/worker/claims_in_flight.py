@@ -1,4 +1,4 @@
-"""What a worker of several jobs holds, shared by those who run it and the one that watches."""
+"""The claims of one slot, shared by the threads that run its jobs and the lease keeper."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from queue_workflows.worker import current_job, guards
 
 _log = logging.getLogger(__name__)
 FLUSH_AFTER_S = 1.0
-"""A result that has waited so long for the rest of its batch is recorded without it."""
+"""Seconds after which a result is recorded without the rest of its batch."""
 LONG_S = 1.5
-"""Behind a body that has run for so long nothing waits: others may be free."""
+"""Seconds of run time after which jobs that wait behind a handler are handed back to other workers.
+"""
 TURN_S = 5.0
-"""Nor does anything wait for its turn for longer."""
+"""Seconds for which a claimed job waits at most."""
 WRITING_S = 1.0
-"""What a worker that leaves has left for this: half of BOOKKEEPING_S."""
+"""Seconds for which a statement about many jobs waits for another one: half of BOOKKEEPING_S."""
 
 
 Done: TypeAlias = tuple[current_job.Work, outcomes.Outcome]
-"""A job whose body has ended, and what it left."""
+"""A job whose handler has ended, and its outcome."""
 
 
-class Found(NamedTuple):
-    """Of the claims that were renewed those that are lost, and those that were asked to end."""
+class RenewalResult(NamedTuple):
+    """The claims that a renewal found lost, and those whose cancel was requested."""
 
     lost: list[job_tables.Lease]
-    asked: list[job_tables.Lease]
+    cancelled: list[job_tables.Lease]
 
 
 class ClaimsInFlight:
-    """Jobs that wait, those that run, outcomes that are to be recorded, jobs that leave.
+    """The waiting and running jobs of a slot, its unrecorded outcomes, and the jobs to hand back.
 
-    One lock decides what becomes of each: what has left never begins, and a result is with one
-    thread at a time. All is kept in claim order.
+    One lock decides each job's way: a job that is handed back never starts, and only one thread has
+    a result at a time. All lists keep the order of the claims.
     """
 
     def __init__(
@@ -53,27 +54,27 @@ class ClaimsInFlight:
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._patient = patient
-        """Whether what waits for its turn does so for as long as it takes."""
+        """Whether a waiting job may wait for its handler without a bound."""
         self._now = now_fn
         self._lock = threading.Lock()
         self._claims: dict[str, tuple[job_tables.Lease, guards.LeaseEnd]] = {}
-        """By job id, of which a claim made anew is the last."""
+        """By job id. A job that was claimed again comes last."""
         self._waiting: deque[tuple[job_tables.Lease, Row, guards.LeaseEnd]] = deque()
         self._added = 0.0
         self._running: dict[str, current_job.Work] = {}
-        """By job id, in the order in which they began."""
+        """By job id, in the order of their start."""
         self._done: list[Done] = []
         self._done_since = 0.0
-        self._leaving: dict[job_tables.Lease, str] = {}
+        self._returning: dict[job_tables.Lease, str] = {}
         self._writing = writing or threading.Lock()
         self.on_lost: Callable[[job_tables.Lease], object] = lambda _: None
-        """Called with a claim whose outcome was not written, as it is held no longer."""
+        """Called with a claim whose outcome was not written because the claim was lost."""
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
-        """Around a statement about many jobs: no two at once, as each locks rows in its own order.
+        """Allow one statement about many jobs at a time, since each locks rows in its own order.
 
-        Waits for another thread's up to WRITING_S.
+        Waits up to WRITING_S for another thread's statement.
         """
         alone = self._writing.acquire(timeout=WRITING_S)
         try:
@@ -85,7 +86,7 @@ class ClaimsInFlight:
     # The thread that runs the jobs.
 
     def add(self, jobs: Sequence[Row], lease_end: guards.LeaseEnd) -> None:
-        """These were claimed, and wait."""
+        """Add claimed jobs, which wait for their handlers."""
         with self._lock:
             self._added = self._now()
             for job in jobs:
@@ -94,8 +95,8 @@ class ClaimsInFlight:
                 self._claims[lease.job_id] = lease, lease_end
                 self._waiting.append((lease, job, lease_end))
 
-    def next(self) -> current_job.Work | None:
-        """The next to run, which runs from now on; None: none waits."""
+    def start_next(self) -> current_job.Work | None:
+        """Move the first waiting job to the running ones and return it, or None if none waits."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -104,39 +105,39 @@ class ClaimsInFlight:
             self._running[lease.job_id] = work
             return work
 
-    def keep(self, done: Done) -> None:
-        """One that ran has ended; its outcome waits."""
+    def add_done(self, done: Done) -> None:
+        """Move a running job to the results that wait to be recorded."""
         with self._lock:
             if not self._done:
                 self._done_since = self._now()
             self._done.append(done)
             self._running.pop(done[0].lease.job_id, None)
 
-    def waits(self) -> bool:
-        """Whether any waits for its turn."""
+    def has_waiting(self) -> bool:
+        """Return whether a job waits for its handler."""
         return bool(self._waiting)
 
     def unrecorded(self) -> int:
-        """How many results wait."""
+        """Return the number of unrecorded results."""
         with self._lock:
             return len(self._done)
 
-    def hurry(self) -> None:
-        """The results that wait are to be recorded without the rest of their batch."""
+    def flush_soon(self) -> None:
+        """Make the unrecorded results due without the rest of their batch."""
         with self._lock:
             self._done_since = -math.inf
 
     # Either thread.
 
     def take_done(self, most: int | None = None) -> list[Done]:
-        """Results that wait, which the caller records: then `settled`, else `put_back`."""
+        """Remove and return up to `most` results; record them, then call `remove` or `put_back`."""
         with self._lock:
             done = self._done[:most]
             del self._done[:most]
             return done
 
     def put_back(self, done: Sequence[Done]) -> None:
-        """These could not be recorded."""
+        """Put results back that could not be recorded."""
         with self._lock:
             place = {job_id: number for number, job_id in enumerate(self._claims)}
             self._done = sorted(
@@ -144,77 +145,82 @@ class ClaimsInFlight:
             )
             self._done_since = self._now()
 
-    def settled(self, leases: Iterable[job_tables.Lease]) -> None:
-        """These claims are held no longer."""
+    def remove(self, leases: Iterable[job_tables.Lease]) -> None:
+        """Remove claims that this worker holds no longer."""
         with self._lock:
-            claims_, leaving, running = self._claims, self._leaving, self._running
+            claims_, returning, running = self._claims, self._returning, self._running
             for lease in leases:
                 claim = claims_.get(lease.job_id)
                 if claim is not None and claim[0].claim_no == lease.claim_no:
                     del claims_[lease.job_id]
-                if leaving:
-                    leaving.pop(lease, None)
+                if returning:
+                    returning.pop(lease, None)
                 work = running.get(lease.job_id)
                 if work is not None and work.lease == lease:
                     del running[lease.job_id]
 
-    def give_up(self, reason: str) -> None:
-        """Nothing that waits begins any more: it leaves, for this reason."""
+    def return_waiting(self, reason: str) -> None:
+        """Mark all waiting jobs to be handed back for this reason."""
         with self._lock:
-            self._give_up(reason)
+            self._return_all_waiting(reason)
 
-    def abandon(self, reason: str, *, but: job_tables.Lease | None = None) -> None:
-        """All that waits and runs leaves, `but` for one: the process ends, and does not end it."""
+    def return_all(self, reason: str, *, exclude: job_tables.Lease | None = None) -> None:
+        """Mark all waiting and running jobs but `exclude` to be handed back on exit."""
         with self._lock:
-            self._give_up(reason)
+            self._return_all_waiting(reason)
             for work in self._running.values():
-                if work.lease != but:
-                    self._leaving[work.lease] = reason
+                if work.lease != exclude:
+                    self._returning[work.lease] = reason
 
     def running(self) -> list[current_job.Work]:
-        """Those that run."""
+        """Return the running jobs."""
         with self._lock:
             return [*self._running.values()]
 
-    def _give_up(self, reason: str) -> None:
+    def _return_all_waiting(self, reason: str) -> None:
         while self._waiting:
-            self._leaving[self._waiting.popleft()[0]] = reason
+            self._returning[self._waiting.popleft()[0]] = reason
 
     def claims(self) -> dict[job_tables.Lease, guards.LeaseEnd]:
-        """All that is held, and until when."""
+        """Return every claim with the end of its lease."""
         with self._lock:
             return dict(self._claims.values())
 
     def ids(self) -> set[str]:
-        """The jobs that are held."""
+        """Return the ids of the claimed jobs."""
         with self._lock:
             return set(self._claims)
 
-    # The thread that watches.
+    # The lease keeper's thread.
 
     def cancel(self, name: str) -> bool:
-        """A job of this name (1,000 characters of its id) was cancelled: whether it waited here."""
-        with self._lock:
-            return self._end([each for each, *_ in self._waiting if each.job_id[:1000] == name])
+        """Hand back a cancelled job if it waits; return whether it did.
 
-    def renewed(self, found: Found, stop_at: float) -> None:
-        """A renewal found this; what was asked to end and runs is stopped at `stop_at`."""
+        `name` is the first 1,000 characters of the job's id.
+        """
         with self._lock:
-            for lease in self._taken(found.lost):
+            return self._return_waiting_claims(
+                [each for each, *_ in self._waiting if each.job_id[:1000] == name]
+            )
+
+    def renewed(self, found: RenewalResult, stop_at: float) -> None:
+        """Apply the result of a renewal; cancelled running jobs are stopped at `stop_at`."""
+        with self._lock:
+            for lease in self._remove_waiting(found.lost):
                 del self._claims[lease.job_id]
-            self._end(found.asked)
-            asked = [work for work in self._running.values() if work.lease in found.asked]
-        for work in asked:
+            self._return_waiting_claims(found.cancelled)
+            cancelled = [work for work in self._running.values() if work.lease in found.cancelled]
+        for work in cancelled:
             work.cancelled_by(stop_at)
 
-    def _end(self, leases: Sequence[job_tables.Lease]) -> bool:
-        """Whether any of these waited, which now leave."""
-        found = self._taken(leases)
-        self._leaving |= dict.fromkeys(found, "cancelled")
+    def _return_waiting_claims(self, leases: Sequence[job_tables.Lease]) -> bool:
+        """Mark those of the claims that wait to be handed back; return whether there were any."""
+        found = self._remove_waiting(leases)
+        self._returning |= dict.fromkeys(found, "cancelled")
         return bool(found)
 
-    def _taken(self, leases: Sequence[job_tables.Lease]) -> list[job_tables.Lease]:
-        """Those that waited, which do no longer."""
+    def _remove_waiting(self, leases: Sequence[job_tables.Lease]) -> list[job_tables.Lease]:
+        """Remove those of the claims that wait, and return them."""
         if not leases:
             return []
         wanted = set(leases)
@@ -223,20 +229,20 @@ class ClaimsInFlight:
         return found
 
     def is_due(self) -> bool:
-        """Whether something has to be written now; what has waited for too long leaves."""
+        """Return whether something must be written now. First hand back what waited too long."""
         with self._lock:
             now = self._now()
             behind = any(now - work.started >= LONG_S for work in self._running.values())
             if not self._patient and (behind or now - self._added >= TURN_S):
-                self._give_up("waited too long for its turn")
+                self._return_all_waiting("waited too long in its batch")
             late = now - self._done_since >= FLUSH_AFTER_S
-            return bool(self._leaving) or (bool(self._done) and late)
+            return bool(self._returning) or (bool(self._done) and late)
 
-    def leaving(self) -> dict[str, list[job_tables.Lease]]:
-        """What leaves, by reason, in claim order."""
+    def returning(self) -> dict[str, list[job_tables.Lease]]:
+        """Return the claims to hand back, by reason, in claim order."""
         with self._lock:
             found: dict[str, list[job_tables.Lease]] = {}
-            for lease, reason in self._leaving.items():
+            for lease, reason in self._returning.items():
                 found.setdefault(reason, []).append(lease)
             return found
 
@@ -244,46 +250,46 @@ class ClaimsInFlight:
 def renew(
     conn: db.Connection,
     ends: Mapping[job_tables.Lease, guards.LeaseEnd],
-    said: Mapping[job_tables.Lease, str | None],
+    reports: Mapping[job_tables.Lease, str | None],
     *,
     lease_s: float,
     sent: float,
-) -> Found:
-    """Push these claims out, now that it is `sent`, and store progress (JSON texts)."""
-    progress = [said.get(lease) for lease in ends]
+) -> RenewalResult:
+    """Renew the claims as of `sent` and store progress (JSON texts)."""
+    progress = [reports.get(lease) for lease in ends]
     refused: set[job_tables.Lease] = set()
     try:
         rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
     except db.Error as error:
         if not quarantine.is_about_rows(error):
             raise
-        rows = _renew_apart(conn, [*ends], said, lease_s, refused)
-    kept = {(row.job_id, row.claim_no): row for row in rows}
-    found = Found([], [])
+        rows = _renew_apart(conn, [*ends], reports, lease_s, refused)
+    rows_by_claim = {(row.job_id, row.claim_no): row for row in rows}
+    found = RenewalResult([], [])
     for lease, end in ends.items():
-        row = kept.get((lease.job_id, lease.claim_no))
+        row = rows_by_claim.get((lease.job_id, lease.claim_no))
         if row is None:
             if lease not in refused:
                 found.lost.append(lease)
             continue
         end.beat(sent)
         if row.cancel:
-            found.asked.append(lease)
+            found.cancelled.append(lease)
     return found
 
 
 def _renew_apart(
     conn: db.Connection,
     leases: Sequence[job_tables.Lease],
-    said: Mapping[job_tables.Lease, str | None],
+    reports: Mapping[job_tables.Lease, str | None],
     lease_s: float,
     refused: set[job_tables.Lease],
 ) -> list[claims.Renewal]:
-    """Renew one by one, so that a row which cannot be written costs no other job its lease."""
+    """Renew claim by claim, so that a row that cannot be written costs no other job its lease."""
     rows: list[claims.Renewal] = []
     for lease in leases:
         try:
-            rows += claims.renew(conn, [lease], lease_s=lease_s, progress=[said.get(lease)])
+            rows += claims.renew(conn, [lease], lease_s=lease_s, progress=[reports.get(lease)])
         except db.Error as error:
             if not quarantine.is_about_rows(error):
                 raise
@@ -293,40 +299,40 @@ def _renew_apart(
 
 
 def write_back(conn: db.Connection, held: ClaimsInFlight) -> None:
-    """Record the results that wait and hand back, uncounted and in its place, what leaves.
+    """Record the results and hand back, in their place and uncounted, the jobs marked for it.
 
-    A transaction for each. What the database does not take stays held, for whoever tries next;
-    its errors pass.
+    One transaction each. What the database refuses stays for the next try; database errors are
+    raised.
     """
     with held.writing():
         write(conn, held)
 
 
 def write(conn: db.Connection, held: ClaimsInFlight) -> None:
-    """The same, for who has `writing` already."""
+    """Do the same as `write_back`, for a caller that is inside `writing`."""
     done = held.take_done()
     unwritten = [*done]
     try:
         _record(conn, held, unwritten)
     finally:
         left = {work.lease for work, _ in unwritten}
-        held.settled(work.lease for work, _ in done if work.lease not in left)
+        held.remove(work.lease for work, _ in done if work.lease not in left)
         if unwritten:
             held.put_back(unwritten)
-    for reason, leases in held.leaving().items():
+    for reason, leases in held.returning().items():
         handback.hand_back_all(conn, leases, reason=reason)
-        held.settled(leases)
+        held.remove(leases)
 
 
 def completed(done: Iterable[Done]) -> list[finish.Done]:
-    """Return those of the jobs that have completed, as `finish` takes them."""
+    """Return the completed jobs as `finish` takes them."""
     return [
         finish.Done(work.lease, outcome) for work, outcome in done if outcome.kind == "completed"
     ]
 
 
 def _record(conn: db.Connection, held: ClaimsInFlight, unwritten: list[Done]) -> None:
-    """Record results in one statement, or one by one; those that are settled leave the list."""
+    """Record results in one statement, or one by one; remove what is recorded from the list."""
     if results := completed(unwritten):
         try:
             finish.finish(conn, results)
@@ -346,5 +352,5 @@ def _record(conn: db.Connection, held: ClaimsInFlight, unwritten: list[Done]) ->
             continue
         unwritten.remove((work, outcome))
         if found == "skipped" and not finish.is_recorded(conn, work.lease, outcome):
-            _log.warning("nothing was written: job %s is held no longer", work.job["id"])
+            _log.warning("nothing was written: the claim of job %s was lost", work.job["id"])
             held.on_lost(work.lease)

@@ -1,4 +1,4 @@
-"""What a dead worker process held, handed back at once by the parent that reaped it."""
+"""Hand back the claims of a dead worker process, as soon as its parent has reaped it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ from queue_workflows.worker import fencing, guards, hang_detection, shutdown
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
 AGAIN_S = 1.0
-"""When a look follows the first: the server still does what a worker had sent before it died, and
-a finish also claims the next job, which it may do after the burial."""
+"""Seconds until a second recovery.
+
+The server still executes what the worker sent before it died, and a finish may claim another job.
+"""
 STATEMENT_S = 3.0
 _REASONS = {
     hang_detection.OFF: "turned off",
@@ -50,13 +52,13 @@ def recover_claims(
     oom_kills: int | None = None,
     ran: Collection[int] | None = None,
 ) -> list[Row]:
-    """Reclaim what a reaped process of this host held, counting a crash each; the changed rows.
+    """Reclaim the claims of a reaped process of this machine, with a crash each; return the rows.
 
-    Both families and its `workers` rows, in one transaction, with a `death` event for each job: how
-    the process ended, and its last progress, beat and GPU sample. One that its parent killed, in a
-    guard's stead or to stop, leaves its jobs as it should have, with no crash; where it is known
-    which bodies `ran` (see `board.Seen.ran`) only their jobs are counted. Nothing for one that
-    ended in good order, as it holds nothing, nor for another process, whatever its label.
+    Covers both job families and the `workers` rows, in one transaction. Each job gets a `death`
+    event with the exit status, the last progress, heartbeat and GPU sample. If the parent killed
+    the process, its jobs go back as the guard demands, without a crash. If `ran` is known (see
+    `Snapshot.ran`), only those jobs count a crash. A process that exited cleanly has no claims, so
+    nothing changes.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
@@ -67,36 +69,36 @@ def recover_claims(
         "seconds": round(ended.seconds, 3),
         "oom_kills": oom_kills,
     }
-    sentence = _sentence(ended, host_label)
-    if sentence is not None:
-        death |= {"guard": sentence.trip.event, "by": "parent"}
+    decision = _decision_of(ended, host_label)
+    if decision is not None:
+        death |= {"guard": decision.failure.event, "by": "parent"}
     rows: list[Row] = []
     with conn.transaction():
         gpu = workers.last_detail(conn, prefix).get("gpu")
         for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
             leases = claims.held_by(conn, table, prefix)
             holders = {lease.job_id: lease.worker_id for lease in leases}
-            if sentence is None:
+            if decision is None:
                 if ran is not None:
                     idle = claims.held_by(conn, table, prefix, exclude=ran)
                     rows += handback.hand_back_all(conn, idle, reason=f"its worker {how}")
                 taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
             else:
-                taken = _carry_out(conn, sentence, leases)
+                taken = _carry_out(conn, decision, leases)
             for row in taken:
-                # A job that is queued again names nobody any more.
+                # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
                 _note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
             rows += taken
         orderly = ended.code in shutdown.ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
-        if sentence is not None:
-            queue = sentence.queue or next((row["queue"] for row in rows), "")
-            if sentence.trip.event == hang_detection.OFF:
-                workers.clear_model(conn, sentence.host, queue, mark_stale=True)
+        if decision is not None:
+            queue = decision.queue or next((row["queue"] for row in rows), "")
+            if decision.failure.event == hang_detection.OFF:
+                workers.clear_model(conn, decision.host, queue, mark_stale=True)
             else:
                 live_s = config.STALE_WORKER_AFTER_S.read()
-                workers.clear_heartbeat(conn, sentence.host, queue, prefix, live_s)
+                workers.clear_heartbeat(conn, decision.host, queue, prefix, live_s)
     return rows
 
 
@@ -108,13 +110,13 @@ def _note_death(
     death: JsonDict,
     how: str,
 ) -> None:
-    """Record how a job's worker died; a job whose record the database refuses goes without one."""
+    """Record a job's `death` event; if the database refuses it, log that and go on."""
     beat = row["heartbeat_at"]
     more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
     try:
         detail = payload.encode(death | more, "detail")
     except errors.InvalidPayload:
-        # Plain SQL may write progress that no detail can hold.
+        # Plain SQL may write progress that is too long for an event's detail.
         more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
         detail = payload.encode(death | more | {"gpu": None}, "detail")
     try:
@@ -127,34 +129,34 @@ def _note_death(
         _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
 
 
-def _sentence(ended: supervisor.Exit, host_label: str) -> hang_detection.Sentence | None:
-    """Why its parent killed it; None: it did not."""
+def _decision_of(ended: supervisor.Exit, host_label: str) -> hang_detection.Decision | None:
+    """Return why the parent killed the process, or None if it did not."""
     verdict = ended.verdict
     if verdict is None or verdict.more is not None:
         return verdict and verdict.more
-    trip = guards.Trip(verdict.code, hang_detection.STOPPED, verdict.reason)
-    return hang_detection.Sentence(trip, host_label, queue="")
+    failure = guards.Failure(verdict.code, hang_detection.STOPPED, verdict.reason)
+    return hang_detection.Decision(failure, host_label, queue="")
 
 
 def _carry_out(
-    conn: db.Connection, sentence: hang_detection.Sentence, leases: Sequence[job_tables.Lease]
+    conn: db.Connection, decision: hang_detection.Decision, leases: Sequence[job_tables.Lease]
 ) -> list[Row]:
-    """What the worker's own guard would have done to these claims; the changed rows."""
-    trip = sentence.trip
+    """Do to these claims what the worker's own guard would have done; return the changed rows."""
+    failure = decision.failure
 
     def one(lease: job_tables.Lease) -> Row | None:
-        concerned = lease == sentence.lease or len(leases) == 1
-        if trip.event not in _REASONS and lease == sentence.lease:
-            return shutdown.record_trip(conn, lease, trip, sentence.seconds, by="parent")
-        reason = _REASONS.get(trip.event, "its worker ended")
-        front = trip.event == hang_detection.OFF and concerned
+        concerned = lease == decision.lease or len(leases) == 1
+        if failure.event not in _REASONS and lease == decision.lease:
+            return shutdown.record_failure(conn, lease, failure, decision.seconds, by="parent")
+        reason = _REASONS.get(failure.event, "its worker ended")
+        front = failure.event == hang_detection.OFF and concerned
         return handback.hand_back(conn, lease, reason=reason, front=front)
 
     return quarantine.change_each(conn, leases, one)
 
 
 def oom_kills() -> int | None:
-    """Processes of this one's cgroup (v2) that the kernel killed for memory so far, if it tells."""
+    """Return the number of OOM kills in this cgroup (v2) so far; None if unknown."""
     try:
         own = _CGROUP.read_text(encoding="utf-8").partition("::")[2].splitlines()[0]
         text = (_CGROUPS / own.lstrip("/") / "memory.events").read_text(encoding="ascii")
@@ -164,8 +166,8 @@ def oom_kills() -> int | None:
 
 
 def evidence(ended: supervisor.Exit) -> str:
-    """How a process died, in words for the job's error: signal or exit code, and peak memory."""
-    how = "ended for a reason unknown"
+    """Return how a process died, for the job's error: signal or exit code, and peak memory."""
+    how = "ended for an unknown reason"
     if ended.verdict is not None:
         how = f"killed by its parent with exit code {ended.code}: {ended.verdict.reason}"
     elif ended.signal is not None:
@@ -192,10 +194,10 @@ class _Death(NamedTuple):
 
 
 class CrashRecovery:
-    """Buries what a supervisor reaps, on a thread of its own, until the database has taken it.
+    """Recover the claims of reaped workers on a thread of its own, with retries.
 
-    Enter it before the supervisor starts and leave it after the supervisor has stopped: leaving
-    tries once more what is still open, and what then fails is left to the leases.
+    Enter it before the supervisor starts and leave it after the supervisor has stopped. Leaving
+    tries once more; what fails then is recovered when the leases expire.
     """
 
     def __init__(self, host_label: str | None = None) -> None:
@@ -207,10 +209,10 @@ class CrashRecovery:
         )
 
     def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
-        """Bury this one soon: see `recover_claims`.
+        """Recover the claims of this process soon; see `recover_claims`.
 
-        A worker that blames the database for its end is charged nothing. Where there is no shared
-        status, as on macOS, only its note says so.
+        A worker that blames the database for its exit counts no crash. On platforms without shared
+        status, such as macOS, its note says so.
         """
         if ended.code == guards.EXIT_LOST and not ended.verdict:
             prefix = identity.process_prefix(self._label, ended.pid)
@@ -228,46 +230,55 @@ class CrashRecovery:
             self._recover_due(math.inf)
 
     def _pause(self) -> float:
-        wait_s = min((grave.due for grave in self._dead), default=math.inf) - time.monotonic()
+        wait_s = min((death.due for death in self._dead), default=math.inf) - time.monotonic()
         return wait_s if wait_s > 0 else RETRY_S
 
     def _recover_due(self, now: float | None = None) -> None:
         now = time.monotonic() if now is None else now
-        due = [grave for grave in self._dead if grave.due <= now]
+        due = [death for death in self._dead if death.due <= now]
         if not due:
             return
         try:
             with contextlib.closing(db.connect(timeout_s=STATEMENT_S)) as conn:
-                for grave in due:
-                    buried = self._recover_apart(conn, grave)
-                    if not grave.last:
-                        self._dead.append(buried._replace(due=now + AGAIN_S, last=True))
-                    self._dead.remove(grave)
+                for death in due:
+                    updated = self._recover_apart(conn, death)
+                    if not death.last:
+                        self._dead.append(updated._replace(due=now + AGAIN_S, last=True))
+                    self._dead.remove(death)
         except db.Error as error:
-            _log.warning("what a dead worker held waits for the database: %s", str(error).strip())
+            _log.warning(
+                "the claims of a dead worker are recovered once the database is back: %s",
+                str(error).strip(),
+            )
 
-    def _recover_apart(self, conn: db.Connection, grave: _Death) -> _Death:
-        """Bury one; what it held is left to its leases if its rows cannot be written."""
+    def _recover_apart(self, conn: db.Connection, death: _Death) -> _Death:
+        """Recover one process; leave its claims to their leases if its rows cannot be written."""
         try:
-            return self._recover_claims(conn, grave)
+            return self._recover_claims(conn, death)
         except db.Error as error:
             if not quarantine.is_about_rows(error):
                 raise
-            _log.warning("%s: leases decide what it held: %s", grave.ended.name, str(error).strip())
-        return grave
+            _log.warning(
+                "%s: its claims end with their leases: %s", death.ended.name, str(error).strip()
+            )
+        return death
 
-    def _recover_claims(self, conn: db.Connection, grave: _Death) -> _Death:
-        ended = grave.ended
+    def _recover_claims(self, conn: db.Connection, death: _Death) -> _Death:
+        ended = death.ended
         if identity.process_exists(ended.pid):
-            _log.warning("%s: pid %d is in use again, leases decide", ended.name, ended.pid)
-            return grave
+            _log.warning(
+                "%s: pid %d is in use again, so its claims end with their leases",
+                ended.name,
+                ended.pid,
+            )
+            return death
         before, self._oom_kills = self._oom_kills, oom_kills()
-        if grave.oom_kills is None and before is not None and self._oom_kills is not None:
-            grave = grave._replace(oom_kills=self._oom_kills - before)
+        if death.oom_kills is None and before is not None and self._oom_kills is not None:
+            death = death._replace(oom_kills=self._oom_kills - before)
         rows = recover_claims(
-            conn, ended, host_label=self._label, oom_kills=grave.oom_kills, ran=grave.ran
+            conn, ended, host_label=self._label, oom_kills=death.oom_kills, ran=death.ran
         )
         for row in rows:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
             _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
-        return grave
+        return death

@@ -1,4 +1,4 @@
-"""What the worker does right now, shared by the thread that runs it and the one that watches."""
+"""The running job of a worker, shared by the thread that runs it and the lease keeper."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import guards
 
 _EVENTS = threading.Lock()
-"""Held while a job's event is made or set."""
-here: ContextVar[Work | None] = ContextVar("queue_workflows_work", default=None)
-"""The job whose body this is, in a worker that runs several at once."""
+"""Held while a job's cancel event is created or set."""
+current: ContextVar[Work | None] = ContextVar("queue_workflows_work", default=None)
+"""The job of this handler, in a worker that runs several at once."""
 
 
 class Work:
-    """One claimed job while it runs: its lease, its guards, its cancel event, its last progress."""
+    """One claimed job while it runs: its lease, guards, cancel event and last progress."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Work:
         now_fn: NowFn = clock.boot_s,
         lease: job_tables.Lease | None = None,
     ) -> None:
-        """`lease`: that of `job`, if it is known already."""
+        """`lease` is the claim of `job`, if it is known already."""
         self._now = now_fn
         self.table = table
         self.job = job
@@ -41,32 +41,32 @@ class Work:
         self._cancelled = False
         self._interrupt: Callable[[], object] | None = None
         self.interrupted: str | None = None
-        """Why the body is to end at its next yield or await; None: it goes on."""
+        """Why the handler is to end at its next yield or await; None: it runs on."""
         self.started = now_fn()
         self.renewed = self.started
         self.lease_end = lease_end
         self.guards: list[guards.Guard] = [lease_end, *guards.guards_for(job, self.started)]
         self.stop_at: float | None = None
-        """When a cancelled body has had its grace."""
+        """When the grace of a cancelled handler ends."""
         self.settling = False
-        """The outcome is being written: a claim that is gone may be gone by that very write."""
+        """Whether the outcome is being written; that write itself may end the claim."""
         self.unsaved: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
-        self.heard: Callable[[float], object] = lambda _: None
-        """Told when the body shows life, besides the guards."""
+        self.on_activity: Callable[[float], object] = lambda _: None
+        """Called when the handler shows activity, besides the guards."""
 
     def status(self, *values: Any, **fields: Any) -> None:
-        """The body's `status_callback`: a number 0 to 1 or a dict is progress, all else a beat."""
+        """Report status (`status_callback`): a number 0 to 1 or a dict is progress, else a beat."""
         value: Any = fields or (values[0] if values else None)
-        self.said(None if isinstance(value, str) else value)
+        self.report_progress(None if isinstance(value, str) else value)
 
-    def said(self, value: Any) -> None:
-        """What a task yields: progress is a text, too."""
+    def report_progress(self, value: Any) -> None:
+        """Report a value that a task yields; a text is progress too."""
         now = self._now()
         for guard in self.guards:
             if guard is not self.lease_end:
                 guard.beat(now)
-        self.heard(now)
+        self.on_activity(now)
         if isinstance(value, bool) or not isinstance(value, (int, float, str, dict)):
             return
         if isinstance(value, (int, float)) and not 0 <= value <= 1:
@@ -80,7 +80,7 @@ class Work:
 
     @property
     def cancel(self) -> threading.Event:
-        """Set once the job was cancelled; made for the first who asks, which short jobs do not."""
+        """Return the event that is set on cancel; created on first use, as short jobs need none."""
         with _EVENTS:
             if self._event is None:
                 self._event = threading.Event()
@@ -90,7 +90,7 @@ class Work:
 
     @property
     def budget_ends(self) -> float | None:
-        """When the wall-clock budget is over, if there is one and the body runs."""
+        """Return when the wall-clock budget ends, or None without a budget or running handler."""
         if self.settling:
             return None
         ends = [guard.ends for guard in self.guards if isinstance(guard, guards.Budget)]
@@ -98,11 +98,11 @@ class Work:
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether the job was cancelled."""
+        """Return whether the job was cancelled."""
         return self._cancelled
 
     def cancelled_by(self, stop_at: float) -> None:
-        """The job was cancelled: tell the body, which has until the first `stop_at` given."""
+        """Tell the handler that the job was cancelled; it has until the first given `stop_at`."""
         if self.stop_at is None:
             self.stop_at = stop_at
         with _EVENTS:
@@ -112,7 +112,7 @@ class Work:
         self.interrupt("cancelled")
 
     def interrupt(self, reason: str) -> None:
-        """A body that yields or awaits ends there; the first reason counts."""
+        """End a handler that yields or awaits there; the first reason counts."""
         with _EVENTS:
             if self.interrupted is None:
                 self.interrupted = reason
@@ -120,21 +120,21 @@ class Work:
                     self._interrupt()
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Call this, in whatever thread, on `interrupt`; at once if it came before; None: no more.
+        """Set the function to call, on any thread, on `interrupt`; None removes it.
 
-        It must not wait for anything.
+        It is called at once if the job was interrupted before. It must not block.
         """
         with _EVENTS:
             self._interrupt = call
             if call is not None and self.interrupted is not None:
                 call()
 
-    def verdict(self) -> guards.Trip | None:
-        """The first guard that trips now; of a body that has ended only its lease is judged."""
+    def verdict(self) -> guards.Failure | None:
+        """Return the first failure of the guards; after the handler only the lease is checked."""
         now = self._now()
         judged = [self.lease_end] if self.settling else self.guards
-        return next((trip for guard in judged if (trip := guard.check(now))), None)
+        return next((failure for guard in judged if (failure := guard.check(now))), None)
 
 
 PROGRESS_LIMIT = 8000
-"""Characters of a progress report; a longer one counts as a beat."""
+"""Characters of a progress report; a longer one counts as a beat only."""

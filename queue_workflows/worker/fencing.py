@@ -59,18 +59,18 @@ def may_pass(error: db.Error) -> bool:
 
 
 class Renewals:
-    """Decide whether the database or the process itself kept a lease from being renewed.
+    """Decide whether the database or the process itself prevented a lease renewal.
 
-    The lease keeper calls `renewed` or `refused` after each renewal on the dedicated connection
-    `kept`. It calls `watched` each time its thread runs. A handler that keeps the GIL delays this
-    thread and the renewals. The database is never blamed for such a stall.
+    The lease keeper calls `renewed` or `refused` after each renewal on its dedicated connection. It
+    calls `watched` each time its thread runs. A handler that keeps the GIL delays this thread and
+    the renewals. The database is never blamed for such a stall.
     """
 
     def __init__(
-        self, lease_s: float, kept: db.DedicatedConnection, now_fn: NowFn = clock.boot_s
+        self, lease_s: float, dedicated: db.DedicatedConnection, now_fn: NowFn = clock.boot_s
     ) -> None:
         self._now = now_fn
-        self._kept = kept
+        self._dedicated = dedicated
         self._patience_s = max(STARVED_S, lease_s / 4)
         self._refused = False
         self._watched = now_fn()
@@ -101,9 +101,9 @@ class Renewals:
 
         Any statement on the same connection counts, since it can delay the renewal.
         """
-        failure = self._kept.failure
+        failure = self._dedicated.failure
         failed = self._refused or (failure is not None and may_pass(failure))
-        return not self.starved and (failed or self._kept.waiting_s >= IN_FLIGHT_S)
+        return not self.starved and (failed or self._dedicated.waiting_s >= IN_FLIGHT_S)
 
 
 class _Note(NamedTuple):
@@ -193,10 +193,10 @@ def is_noted(prefix: str) -> bool:
 
 
 class Reporter:
-    """Report the notes of ended workers of this machine, on the dedicated connection `kept`."""
+    """Report the notes of ended workers of this machine, on a dedicated connection."""
 
-    def __init__(self, kept: db.DedicatedConnection) -> None:
-        self._kept = kept
+    def __init__(self, dedicated: db.DedicatedConnection) -> None:
+        self._dedicated = dedicated
         self._reported: dict[Path, float] = {}
 
     def report(self) -> bool:
@@ -235,7 +235,7 @@ class Reporter:
         return True
 
     def _excuse(self, note: _Note) -> None:
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             for lease in note.leases:
                 if recovery.excuse(conn, lease):
                     _log.info(

@@ -1,4 +1,4 @@
-"""How much memory the card has that this worker's models must fit."""
+"""Measure the GPU memory that the models of this worker must fit."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from queue_workflows.runtime import command
 
 TIMEOUT_S = 3.0
 KNOWN_S, UNKNOWN_S = 3600.0, 60.0
-"""How often it is asked for: a driver may come up after the worker."""
+"""Seconds between two measurements: a driver may start after the worker."""
 
 
 class GpuMemory:
-    """The size of this worker's card, as far as it is known; measured by one thread."""
+    """The size of this worker's GPU memory, if known; measured by one thread."""
 
     def __init__(self) -> None:
         self._tool = command.Tool("nvidia-smi")
         self.vram_mb: int | None = None
-        self.asked = False
+        self.measured = False
         """Whether it was measured, with whatever result."""
 
     def measure(self) -> bool:
-        """Whether there is news: the first look, or another size. What was known once stays so."""
+        """Measure; return whether the size is new. A size that was known once stays known."""
         found = vram_total_mb(self._tool)
-        news = not self.asked or found not in (None, self.vram_mb)
+        changed = not self.measured or found not in (None, self.vram_mb)
         self.vram_mb = self.vram_mb if found is None else found
-        self.asked = True
-        return news
+        self.measured = True
+        return changed
 
     def every_s(self) -> float:
-        """Seconds from one look to the next."""
+        """Return the seconds until the next measurement."""
         return UNKNOWN_S if self.vram_mb is None else KNOWN_S
 
 
 def vram_total_mb(tool: command.Tool) -> int | None:
-    """GPU_VRAM_GB in MB of 10**6, else what nvidia-smi says in MiB of the largest visible card.
+    """Return GPU_VRAM_GB in MB of 10**6, else the MiB that nvidia-smi reports for the largest GPU.
 
-    None: unknown, and then every model fits. Blocks for up to TIMEOUT_S.
+    Only visible GPUs count. None means unknown: then every model fits. Blocks for up to TIMEOUT_S.
     """
     named_gb = config.GPU_VRAM_GB.read()
     if named_gb > 0:
@@ -52,11 +52,11 @@ def vram_total_mb(tool: command.Tool) -> int | None:
 
 
 def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int | None:
-    """The largest of the cards listed, one `index, uuid, MiB` a line, that are visible.
+    """Return the size of the largest visible GPU in a list with one `index, uuid, MiB` per line.
 
-    `visible`: indexes or starts of UUIDs, as CUDA_VISIBLE_DEVICES has them; None: all. None when a
-    card that is visible cannot tell its size (`[N/A]`), for no card at all, and for an index among
-    unequal cards that CUDA does not count `by_bus`, as nvidia-smi does, but the fastest first.
+    `visible` has indexes or prefixes of UUIDs as in CUDA_VISIBLE_DEVICES; None: all. Returns None
+    for no GPU, or if a visible one has no size (`[N/A]`). Also None for an index among GPUs of
+    different sizes unless `by_bus`: CUDA numbers the fastest first, nvidia-smi by bus.
     """
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
     cards = [(row[0], row[1], row[2]) for row in rows if len(row) == 3]

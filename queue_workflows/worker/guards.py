@@ -1,4 +1,4 @@
-"""Guards as pure rules over a clock: they say when to trip, and do nothing themselves."""
+"""Guards of a running job: pure rules over a clock that return a failure and do nothing else."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ VIDEO_S = 1800.0
 CPU_S = 2100.0
 INPUT_S = 120.0
 INGEST_S = {"fetch": 7200.0, "load": 3600.0}
-"""Wall-clock budgets in seconds (the contract's figures)."""
+"""Wall-clock budgets in seconds, as the contract names them."""
 
 SAMPLE_S = 30.0
-"""Longest time between two samples of the GPU health guard; a tenth of its window if shorter."""
+"""Longest time in seconds between two GPU samples; a tenth of the window if that is shorter."""
 MIN_IDLE_SAMPLES = 3
-"""In a window, however short the knobs make it."""
+"""Smallest number of samples in a window, however short the settings make it."""
 STATIC_RAM_MB = 32.0
-"""RAM that may move while a stall is confirmed, which takes seconds: a load moves more."""
+"""RAM change in MB that still counts as none while a stall is confirmed; a load changes more."""
 FROZEN_S = 5.0
-"""A guard that was not asked for so long may have been frozen with its job: that proves nothing."""
+"""Seconds without a check after which a guard may have been frozen along with its job."""
 
 
-class Trip(NamedTuple):
-    """A guard's verdict: the worker must end with this code, and why."""
+class Failure(NamedTuple):
+    """The decision of a guard that the worker must exit: exit code, event type and reason."""
 
     code: int
     event: str
@@ -46,31 +46,31 @@ class Trip(NamedTuple):
 class Guard(Protocol):
     """One rule about one claim.
 
-    Its methods may run in a thread each: an attribute is written by one of them alone, and what
-    belongs together is one value.
+    Several threads may call its methods. Each attribute is written by one of them only, and values
+    that belong together are one value.
     """
 
     def beat(self, now: float) -> None:
-        """The body showed life."""
+        """Note that the handler showed activity."""
         ...
 
     def wants_sample(self, now: float) -> bool:
-        """Whether a sample is due."""
+        """Return whether a sample is due."""
         ...
 
     def sample(self, now: float, found: Sample) -> None:
-        """A sample that was begun at `now`, wanted or not."""
+        """Note a sample that was started at `now`, whether it was due or not."""
         ...
 
-    def check(self, now: float) -> Trip | None:
-        """The verdict at `now`, or None."""
+    def check(self, now: float) -> Failure | None:
+        """Return the failure at `now`, or None."""
         ...
 
 
 class _Clock:
-    """The part of a guard that only looks at the time."""
+    """Base of the guards that use the time alone."""
 
-    def beat(self, now: float) -> None:  # noqa: ARG002  the clock runs whatever the body says
+    def beat(self, now: float) -> None:  # noqa: ARG002  activity does not extend a deadline
         return
 
     def wants_sample(self, now: float) -> bool:  # noqa: ARG002
@@ -81,22 +81,22 @@ class _Clock:
 
 
 class Budget(_Clock):
-    """Trips once the job has run for its wall-clock budget."""
+    """Fail a job that has run for its wall-clock budget."""
 
     def __init__(self, started: float, budget_s: float) -> None:
         self.ends = started + budget_s
         self._budget_s = budget_s
 
-    def check(self, now: float) -> Trip | None:
+    def check(self, now: float) -> Failure | None:
         if now < self.ends:
             return None
-        return Trip(
+        return Failure(
             EXIT_BUDGET, "budget_trip", f"ran longer than its budget of {self._budget_s:g} s"
         )
 
 
 class LeaseEnd(_Clock):
-    """Trips when the lease is about to lapse on the server because it could not be renewed."""
+    """Fail a job whose lease is about to expire on the server because it could not be renewed."""
 
     MARGIN_S = 2.0
 
@@ -105,17 +105,17 @@ class LeaseEnd(_Clock):
         self.ends = renewed + lease_s
 
     def beat(self, now: float) -> None:
-        """The lease was renewed by a statement that was sent at `now`."""
+        """Note that the lease was renewed by a statement sent at `now`."""
         self.ends = now + self._lease_s
 
-    def check(self, now: float) -> Trip | None:
+    def check(self, now: float) -> Failure | None:
         if now < self.ends - min(self.MARGIN_S, self._lease_s / 4):
             return None
-        return Trip(EXIT_LOST, "reassigned", "the lease could not be renewed in time")
+        return Failure(EXIT_LOST, "reassigned", "the lease could not be renewed in time")
 
 
 class _Idle(NamedTuple):
-    """Samples that showed nothing but idleness, from the last life to the last of them."""
+    """Consecutive idle samples: when the window began, the last sample, and their number."""
 
     since: float
     until: float
@@ -123,11 +123,11 @@ class _Idle(NamedTuple):
 
 
 class GpuHealth:
-    """Trips when the GPU stayed idle and RAM still for a whole window of known samples.
+    """Fail a job whose GPU was idle and whose RAM did not change for a window of known samples.
 
-    The window starts anew with a beat, a busy sample, RAM that moved, or a gap between known
-    samples. Until the first beat it is as long as a cold load may take. The time that gaps make up
-    counts against the wall-clock budget instead, so that a job no probe can see is bounded too.
+    A beat, a busy sample, a change of RAM, or a gap between known samples starts a new window.
+    Until the first beat the window is as long as a cold load may take. The gaps count against the
+    wall-clock budget, so that a job without any probe is bounded too.
     """
 
     def __init__(self, started: float, budget_s: float) -> None:
@@ -167,18 +167,18 @@ class GpuHealth:
             idle = self._begin(now)
         self._idle = idle if busy else _Idle(idle.since, now, idle.samples + 1)
 
-    def check(self, now: float) -> Trip | None:
+    def check(self, now: float) -> Failure | None:
         idle = self._idle
         since, window_s = self._window()
         if idle.samples >= MIN_IDLE_SAMPLES and idle.until - since >= window_s:
-            return Trip(
+            return Failure(
                 EXIT_GPU_HEALTH,
                 "gpu_health_trip",
                 f"for {idle.until - since:.0f} s the GPU was used {self._idle_pct:g} % or less "
-                f"and RAM moved {self._ram_delta_mb:g} MB or less",
+                f"and RAM changed by {self._ram_delta_mb:g} MB or less",
             )
         if self._unseen_s + self._gap(now) >= self._budget_s:
-            return Trip(
+            return Failure(
                 EXIT_BUDGET,
                 "budget_trip",
                 f"ran longer than its budget of {self._budget_s:g} s without a sample of the GPU",
@@ -186,18 +186,18 @@ class GpuHealth:
         return None
 
     def is_blind(self, now: float) -> bool:
-        """Whether there is no probe to go by, so that the wall-clock budget runs."""
+        """Return whether no probe reports, so that the wall-clock budget runs."""
         return self._gap(now) > 0
 
     def _window(self) -> tuple[float, float]:
-        """When the window began, and its length in seconds."""
+        """Return when the window began, and its length in seconds."""
         beaten, since = self._beaten, self._idle.since
         if beaten is None:
             return since, self._load_s
         return max(since, beaten), self._beat_s
 
     def _begin(self, now: float) -> _Idle:
-        """A new window, with the RAM of the latest sample."""
+        """Return a new window that starts with the RAM of the latest sample."""
         self._low_mb = self._high_mb = self._ram_mb
         return _Idle(now, now, 0)
 
@@ -210,16 +210,16 @@ class GpuHealth:
         return self._high_mb - self._low_mb > self._ram_delta_mb
 
     def _gap(self, now: float) -> float:
-        """Seconds since the last known sample, when they are too many to bridge; else 0."""
+        """Return the seconds since the last known sample if they are too many to bridge, else 0."""
         gap = now - self._seen
         return gap if gap > max(FROZEN_S, 3 * _interval(self._window()[1])) else 0.0
 
 
 class Stall:
-    """Trips when a body that used to beat is silent, and samples confirm that nothing moves.
+    """Fail a job that stopped beating, once samples confirm that GPU and RAM do not change.
 
-    Asleep until the first beat, so a body that takes no `status_callback` is never policed. A
-    sample that does not confirm calls the suspicion off for as long as a beat would.
+    The guard is inactive until the first beat, so a handler without `status_callback` never stalls.
+    A sample that shows activity resets the suspicion as a beat would.
     """
 
     def __init__(self, started: float) -> None:
@@ -248,28 +248,28 @@ class Stall:
         if since != self._confirmed_for:
             self._confirmed, self._ram_mb = 0, found.ram_mb or 0.0
             self._tried = float("-inf")
-            self._confirmed_for = since  # last, for a check beside this
+            self._confirmed_for = since  # last, since another thread may check meanwhile
         if not self._is_still(found):
             self._denied = self._tried = now
         elif now - self._tried >= self._poll_s:
             self._tried = now
             self._confirmed += 1
 
-    def check(self, now: float) -> Trip | None:
+    def check(self, now: float) -> Failure | None:
         if now - self._looked > max(FROZEN_S, self._timeout_s / 4):
             self._resumed = now
         self._looked = now
         since = self._silent_since(now)
         if since is None or since != self._confirmed_for or self._confirmed < self._samples:
             return None
-        return Trip(
+        return Failure(
             EXIT_STALL,
             "stall_trip",
-            f"no beat for {now - (self._beaten or since):.0f} s, and the GPU and RAM stood still",
+            f"no beat for {now - (self._beaten or since):.0f} s, and GPU and RAM did not change",
         )
 
     def suspicion(self, now: float) -> str | None:
-        """Why a stall is suspected, said once for each silence; None otherwise."""
+        """Return the reason for a suspected stall once per silence, else None."""
         beaten = self._beaten
         if beaten is None or beaten == self._told:
             return None
@@ -280,7 +280,7 @@ class Stall:
         return f"no beat for {silent_s:.0f} s"
 
     def _silent_since(self, now: float) -> float | None:
-        """Since when, if a stall is suspected."""
+        """Return since when a stall is suspected, or None."""
         beaten = self._beaten
         if beaten is None:
             return None
@@ -297,12 +297,12 @@ class Stall:
 
 
 def snapshot(guards: Iterable[Guard]) -> list[tuple[str, dict[str, Any]]]:
-    """Those that go by samples, as JSON values of which `revive` makes them, in another process."""
+    """Return the guards that use samples as JSON values, for `revive` in another process."""
     return [(type(g).__name__, {**vars(g)}) for g in guards if isinstance(g, GpuHealth | Stall)]
 
 
 def revive(states: Iterable[tuple[str, dict[str, Any]]]) -> list[Guard]:
-    """The guards of a snapshot, to be carried on from where they were."""
+    """Return the guards of a snapshot, in the state in which they were."""
     found: list[Guard] = []
     for name, state in states:
         kind = {"GpuHealth": GpuHealth, "Stall": Stall}[name]
@@ -315,12 +315,12 @@ def revive(states: Iterable[tuple[str, dict[str, Any]]]) -> list[Guard]:
 
 
 def _interval(window_s: float) -> float:
-    """Seconds between samples."""
+    """Return the seconds between samples."""
     return min(SAMPLE_S, window_s / 10)
 
 
 def budget_for(job: Row) -> float:
-    """A job's wall-clock budget in seconds: its own `timeout_s`, else its task's, else by kind."""
+    """Return the wall-clock budget in seconds: its `timeout_s`, else its task's, else by kind."""
     if (own_s := _own_s(job)) is not None:
         return own_s
     cfg = config.get_config()
@@ -338,17 +338,17 @@ def budget_for(job: Row) -> float:
 
 
 def _own_s(job: Row) -> float | None:
-    """The `timeout_s` of its row; None for none, and for what is none: SQL may say NaN, or -1."""
-    # A node's row comes as JSON, where NaN and infinity are texts.
-    said = float(job.get("timeout_s") or 0.0)
-    return min(said, policy.MAX_WAIT_S) if said > 0 else None
+    """Return the `timeout_s` of the row, or None; NaN or -1 from plain SQL count as none."""
+    # A node's row comes as JSON, in which NaN and infinity are strings.
+    timeout_s = float(job.get("timeout_s") or 0.0)
+    return min(timeout_s, policy.MAX_WAIT_S) if timeout_s > 0 else None
 
 
 def guards_for(job: Row, started: float) -> list[Guard]:
-    """The guards of a job claimed now, but for its lease's.
+    """Return the guards of a job claimed now, except the one of its lease.
 
-    The clock polices all but gpu nodes: those are judged by what they do, and by the clock only if
-    they have a `timeout_s` of their own, or for as long as no probe sees what they do.
+    All jobs but gpu nodes have a wall-clock budget. A gpu node is checked by its activity. Its
+    budget counts only if it has a `timeout_s`, or while no probe reports.
     """
     budget_s = budget_for(job)
     if _is_ingest(job) or job["queue"] != "gpu" or _is_input(job):

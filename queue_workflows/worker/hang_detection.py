@@ -1,4 +1,4 @@
-"""What a parent decides in the stead of a worker whose body lets nothing of it run."""
+"""Check the guards of a worker from its parent, while a handler blocks the worker's own threads."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from queue_workflows.worker import guards, shared_status
 
 _log = logging.getLogger(__name__)
 SILENT_S = 2.0
-"""A worker that has not judged for so long is judged for; it does every half second."""
+"""Seconds without a check after which the parent takes over; a worker checks every half second."""
 SAMPLE_S = 0.5
 ASK_S = 1.0
 STOP_S = 1.0
 OFF = "control"
 CANCELLED = "cancel"
 STOPPED = "shutdown"
-"""What stands for a guard's event where no guard tripped."""
+"""Stands for a guard's event where no guard failed the job."""
 _PROC = Path("/proc")
 
 
-class Sentence(NamedTuple):
-    """Why a worker is killed, and the claim that it is about; None: whatever the process holds."""
+class Decision(NamedTuple):
+    """Why a worker is killed, and the claim it concerns; `lease` None: all of the process."""
 
-    trip: guards.Trip
+    failure: guards.Failure
     host: str
     queue: str
     lease: job_tables.Lease | None = None
     seconds: float = 0.0
-    """For how long that job had run."""
+    """How long that job had run."""
 
 
 class SilencePeriod:
-    """How long a worker has been silent before its parent's eyes.
+    """Measure how long a worker has been silent while its parent was running.
 
-    A parent that did not look for a while was asleep with its machine, or stopped: what it missed
-    proves nothing.
+    A parent that did not check for a while was stopped, or its machine slept. What it missed proves
+    nothing.
     """
 
     def __init__(self) -> None:
-        self._looked = self._awake = -math.inf
+        self._checked_at = self._awake_since = -math.inf
 
-    def lasts(self, beat: float, now: float) -> bool:
-        """Whether a worker that judged at `beat` counts as silent; ask every second or so."""
-        if now - self._looked > guards.FROZEN_S:
-            self._awake = now
-        self._looked = now
-        return now - max(beat, self._awake) >= SILENT_S
+    def is_silent(self, beat: float, now: float) -> bool:
+        """Return whether a worker that last checked at `beat` is silent; ask every second."""
+        if now - self._checked_at > guards.FROZEN_S:
+            self._awake_since = now
+        self._checked_at = now
+        return now - max(beat, self._awake_since) >= SILENT_S
 
 
-class Case:
-    """A worker that is silent over a job: its guards, carried on from where it left them.
+class HungWorker:
+    """A worker that is silent during a job: its guards, continued from their last state.
 
-    Asks about OFF and cancels, samples for the guards; each by one thread alone.
+    One thread reads OFF rows and cancels, another one samples for the guards.
     """
 
     def __init__(
-        self, seen: shared_status.Seen, *, sampler: gpu_health.Sampler | None = None
+        self, seen: shared_status.Snapshot, *, sampler: gpu_health.Sampler | None = None
     ) -> None:
         self.beat, self.job = seen.beat, seen.job
-        self.sentence: Sentence | None = None
+        self.decision: Decision | None = None
         record = seen.record
         self.pid: int = record["pid"]
         self._host: str = record["host"]
@@ -77,24 +77,25 @@ class Case:
         self._guards: list[guards.Guard] = []
         self._started = 0.0
         self._seqs = seen.ran
-        # A short job may have begun after what the record tells of.
+        # A short job may have started after the record was written.
         if record["number"] == seen.job and "lease" in record:
             self._lease = shared_status.lease_of(record)
             self._started = record["started"]
             self._guards = guards.revive(record["guards"])
             for guard in self._guards:
-                if seen.heard:
-                    guard.beat(seen.heard)
+                if seen.active_at:
+                    guard.beat(seen.active_at)
         self._sampler = sampler or gpu_health.Sampler(pid=self.pid, shown=bool(record.get("shown")))
 
-    def is_of(self, seen: shared_status.Seen) -> bool:
-        """Whether the silence is still that of the same job."""
+    def is_of(self, seen: shared_status.Snapshot) -> bool:
+        """Return whether the silence still concerns the same job."""
         return (self.beat, self.job) == (seen.beat, seen.job)
 
-    def judge(self, now: float) -> None:
-        """Let the guards look, at what samples show if they want any.
+    def check_guards(self, now: float) -> None:
+        """Check the guards, with samples if any guard wants one.
 
-        Not while the process is stopped: then its body is idle for a reason.
+        Do nothing while the process is stopped by a signal or a debugger: its handler is idle for
+        that reason.
         """
         if not self._guards or is_stopped(self.pid):
             return
@@ -107,16 +108,16 @@ class Case:
             self._check(now)
 
     def _check(self, now: float) -> None:
-        trip = next((trip for guard in self._guards if (trip := guard.check(now))), None)
-        if trip is not None:
-            self._decide(trip, self._lease, now - self._started)
+        failure = next((failure for guard in self._guards if (failure := guard.check(now))), None)
+        if failure is not None:
+            self._decide(failure, self._lease, now - self._started)
 
-    def ask(self, conn: db.Connection, grace_s: float) -> None:
-        """Look whether it is OFF by policy `hard`, or cancelled for longer than its grace."""
+    def check_requests(self, conn: db.Connection, grace_s: float) -> None:
+        """Decide to kill if the worker is OFF by policy `hard`, or if a cancel's grace is over."""
         for queue in self._queues if self._obeys else ():
             policy = worker_control.stop_policy_for(conn, self._host, queue)
             if policy is not None and worker_control.handler(policy) is worker_control.HARD:
-                self._decide(guards.Trip(guards.EXIT_CONTROL, OFF, "turned off"), self._lease)
+                self._decide(guards.Failure(guards.EXIT_CONTROL, OFF, "turned off"), self._lease)
                 return
         prefix = identity.process_prefix(self._host, self.pid)
         table = (
@@ -124,59 +125,61 @@ class Case:
         )
         since = claims.cancelled_since(conn, table, prefix, seqs=self._seqs)
         over = [asked_s is not None and asked_s >= grace_s for asked_s in since]
-        # Of several bodies that run, each is owed its end.
+        # If several handlers run, each has its grace; the process ends once one has used it up.
         if over and (all(over) if self._seqs is None else any(over)):
             reason = f"cancelled, and did not end within {grace_s:g} s"
-            self._decide(guards.Trip(guards.EXIT_CONTROL, CANCELLED, reason))
+            self._decide(guards.Failure(guards.EXIT_CONTROL, CANCELLED, reason))
 
-    def end(self) -> None:
-        """Its parent stops, and the worker does not hear it."""
-        if self.sentence is None:
-            self._decide(guards.Trip(0, STOPPED, "told to stop, and did not"), self._lease)
+    def stop(self) -> None:
+        """Decide to kill because the parent stops and the worker does not react."""
+        if self.decision is None:
+            self._decide(
+                guards.Failure(0, STOPPED, "it was told to stop, and did not"), self._lease
+            )
 
     def _decide(
-        self, trip: guards.Trip, lease: job_tables.Lease | None = None, seconds: float = 0.0
+        self, failure: guards.Failure, lease: job_tables.Lease | None = None, seconds: float = 0.0
     ) -> None:
-        self.sentence = Sentence(trip, self._host, self._queues[0], lease, seconds)
+        self.decision = Decision(failure, self._host, self._queues[0], lease, seconds)
 
 
 class _WatchedWorker:
-    """A child's board, and its case while it is silent."""
+    """A child's shared status, and its state while it is silent."""
 
     def __init__(self, own: shared_status.SharedStatus) -> None:
-        self.board = own
-        self.case: Case | None = None
+        self.status = own
+        self.hung: HungWorker | None = None
         self._silence = SilencePeriod()
 
-    def look(self, pid: int, now: float) -> bool:
-        """Whether there is a new case."""
-        seen = self.board.read()
-        silent = self._silence.lasts(seen.beat, now)
+    def update(self, pid: int, now: float) -> bool:
+        """Read the status; return whether the worker has just become silent."""
+        seen = self.status.read()
+        silent = self._silence.is_silent(seen.beat, now)
         if not (silent and seen.beat and seen.job and seen.record.get("pid") == pid):
-            self.case = None
-        elif self.case is None or not self.case.is_of(seen):
-            self.case = Case(seen)
+            self.hung = None
+        elif self.hung is None or not self.hung.is_of(seen):
+            self.hung = HungWorker(seen)
             return True
         return False
 
 
 class HangDetector:
-    """Looks after workers for the supervisor of their processes.
+    """Detect hung workers for the supervisor of their processes.
 
-    `watch` costs microseconds; what it starts over a silent worker has threads of its own, as tools
-    and the database may take seconds. There is a connection only then.
+    `watch` costs microseconds. Sampling and the database may take seconds, so they have threads and
+    a connection of their own, which are used only while a worker is silent.
     """
 
     def __init__(self, *, now_fn: NowFn = clock.boot_s) -> None:
         self._now = now_fn
-        self._wards: dict[str, _WatchedWorker] = {}
+        self._workers: dict[str, _WatchedWorker] = {}
         self._conn = db.DedicatedConnection()
-        self._away = False
+        self._is_database_away = False
         self._loops = [
-            service.Loop(f"oversight-{name}", [service.Task(name, self._every(pause_s), run)])
+            service.Loop(f"hang-detection-{name}", [service.Task(name, self._every(pause_s), run)])
             for name, pause_s, run in (
-                ("samples", SAMPLE_S, self._judge),
-                ("asks", ASK_S, self._ask),
+                ("samples", SAMPLE_S, self._check_guards),
+                ("requests", ASK_S, self._check_requests),
             )
         ]
 
@@ -189,85 +192,88 @@ class HangDetector:
         stopped = [loop.stop(STOP_S) for loop in self._loops]
         if all(stopped):
             self._conn.close()
-        for ward in self._wards.values():
-            ward.board.close()
+        for worker in self._workers.values():
+            worker.status.close()
 
-    def equip(self, spec: supervisor.ChildSpec) -> supervisor.ChildSpec:
-        """The same child with a board, where there can be one."""
+    def attach_status(self, spec: supervisor.ChildSpec) -> supervisor.ChildSpec:
+        """Return the child spec with a shared status, where the platform has one."""
         own = shared_status.make()
         if own is None or own.fd is None:
             return spec
-        self._wards[spec.name] = _WatchedWorker(own)
+        self._workers[spec.name] = _WatchedWorker(own)
         env = {**(spec.env or {}), shared_status.VARIABLE: str(own.fd)}
         return spec._replace(env=env, fds=[*spec.fds, own.fd])
 
     def watch(self, name: str, pid: int, due: bool) -> supervisor.Verdict | None:
-        """Whether that child must be killed now; a supervisor's `watch`.
+        """Return a verdict if that child must be killed now; a supervisor calls it.
 
-        A silent worker that is `due` to be gone neither gives its job back nor leaves by itself.
+        A silent worker that is `due` to have exited neither hands its job back nor exits by itself.
         """
-        ward = self._wards.get(name)
-        if ward is None:
+        worker = self._workers.get(name)
+        if worker is None:
             return None
-        if ward.look(pid, self._now()):
+        if worker.update(pid, self._now()):
             for loop in self._loops:
                 loop.wake()
-        if due and ward.case is not None:
-            ward.case.end()
-        sentence = ward.case.sentence if ward.case else None
-        if sentence is None:
+        if due and worker.hung is not None:
+            worker.hung.stop()
+        decision = worker.hung.decision if worker.hung else None
+        if decision is None:
             return None
-        return supervisor.Verdict(sentence.trip.code, sentence.trip.reason, sentence)
+        return supervisor.Verdict(decision.failure.code, decision.failure.reason, decision)
 
     def ended(self, name: str, code: int | None = None) -> frozenset[int] | None:
-        """That child was reaped with `code`; what its board shows is over. See `board.Seen.ran`.
+        """Return the `seq` of the jobs that ran when that child exited; None if that is unknown.
 
-        Of one that its timer ended for a budget it is the job with that budget alone; of one that
-        ended itself as the database was away, none.
+        Clears its status. After an exit for a budget only the job with that budget is returned.
+        After an exit because the database was away none is returned. See `Snapshot.ran`.
         """
-        ward = self._wards.get(name)
-        if ward is None:
+        worker = self._workers.get(name)
+        if worker is None:
             return None
-        seen = ward.board.read()
+        seen = worker.status.read()
         ran = seen.ran
         if code == guards.EXIT_BUDGET and ran and seen.due in ran:
             ran = frozenset({seen.due})
         if code == guards.EXIT_LOST and seen.fenced:
             ran = frozenset[int]()
-        ward.board.clear()
-        ward.case = None
+        worker.status.clear()
+        worker.hung = None
         return ran
 
-    def _cases(self) -> list[Case]:
-        found = [ward.case for ward in self._wards.values()]
-        return [case for case in found if case is not None and case.sentence is None]
+    def _hung_workers(self) -> list[HungWorker]:
+        found = [worker.hung for worker in self._workers.values()]
+        return [hung for hung in found if hung is not None and hung.decision is None]
 
-    def _judge(self) -> None:
-        for case in self._cases():
-            case.judge(self._now())
+    def _check_guards(self) -> None:
+        for hung in self._hung_workers():
+            hung.check_guards(self._now())
 
-    def _ask(self) -> None:
-        cases = self._cases()
-        if not cases:
+    def _check_requests(self) -> None:
+        hung_workers = self._hung_workers()
+        if not hung_workers:
             self._conn.close()
             return
         grace_s = config.CANCEL_GRACE_S.read()
         try:
             with self._conn.using() as conn:
-                for case in cases:
-                    case.ask(conn, grace_s)
-            self._away = False
+                for hung in hung_workers:
+                    hung.check_requests(conn, grace_s)
+            self._is_database_away = False
         except db.Error as error:
-            if not self._away:
-                _log.warning("a silent worker's OFF row cannot be read: %s", str(error).strip())
-            self._away = True
+            if not self._is_database_away:
+                _log.warning(
+                    "cannot read the OFF row of a worker that does not respond: %s",
+                    str(error).strip(),
+                )
+            self._is_database_away = True
 
     def _every(self, pause_s: float) -> Callable[[], float]:
-        return lambda: pause_s if self._cases() else math.inf
+        return lambda: pause_s if self._hung_workers() else math.inf
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; False when nothing tells."""
+    """Return whether a process is stopped by a signal or a debugger; False if unknown."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The kernel timers that end a worker whose interpreter cannot: one for each deadline of a job."""
+"""Kernel timers that end a worker whose interpreter is blocked, one for each deadline of a job."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from queue_workflows.types import NowFn
 from queue_workflows.worker import guards
 
 EARLY_S = 0.25
-"""How long before its lease may lapse on the server a worker is gone."""
+"""Seconds before the lease may expire on the server at which the timer ends the worker."""
 LATE_S = 3.0
-"""How long after its budget a job is left to the watch, which can record the trip."""
+"""Seconds after the budget at which the timer ends the worker; the lease keeper comes first."""
 EXIT_WITHIN_S = 4.0
-"""How long an exit that was decided may be held up, by the database for example."""
+"""Seconds for which an exit may be delayed, by the database for example."""
 EARLIER_S = 1.0
-"""How much before its instant a job may find a timer armed, by the job before it."""
+"""Seconds by which a timer that the job before has armed may be early and still be reused."""
 
 
 class _Timer:
-    """A fuse, and for when it is armed."""
+    """A kill timer and the time for which it is armed."""
 
     def __init__(self, code: int, now_fn: NowFn) -> None:
-        self._fuse = kill_timer.KillTimer(code)
+        self._timer = kill_timer.KillTimer(code)
         self._now = now_fn
         self._at: float | None = None
 
@@ -33,16 +33,16 @@ class _Timer:
             return
         self._at = at
         if at is None:
-            self._fuse.disarm()
+            self._timer.disarm()
         else:
-            self._fuse.arm(at - self._now())
+            self._timer.arm(at - self._now())
 
 
 class KillTimers:
-    """Armed while a job runs; `enabled` False: none at all, for workers that tests run in-process.
+    """Timers that are armed while a job runs; `enabled` False: none, for workers inside a test.
 
-    A body that keeps the GIL stops the watch as well; its lease and its budget end the process all
-    the same, with codes 77 and 75.
+    A handler that keeps the GIL blocks the lease keeper too. The timers still end the process at
+    the end of its lease (code 77) or budget (75).
     """
 
     def __init__(self, *, enabled: bool, now_fn: NowFn) -> None:
@@ -50,39 +50,36 @@ class KillTimers:
         self._enabled = enabled
         self._lost = _Timer(guards.EXIT_LOST, now_fn)
         self._budget = _Timer(guards.EXIT_BUDGET, now_fn)
-        self._leaving: kill_timer.KillTimer | None = None
+        self._exit_timer: kill_timer.KillTimer | None = None
 
     def begin(self, lease_ends: float, budget_ends: float | None) -> None:
-        """A job runs until one of these instants of the clock at the latest.
+        """Arm the timers for a job whose lease and budget end at these times.
 
-        What is armed for just before one is left to `keep`, since jobs may be very short.
+        A timer that is armed for just before is left to `keep`, since jobs may be very short.
         """
         if self._enabled:
             self._lost.begin(lease_ends - EARLY_S)
             self._budget.begin(None if budget_ends is None else budget_ends + LATE_S)
 
     def keep(self, lease_ends: float | None, budget_ends: float | None) -> None:
-        """The instants as they are now; None: there is none."""
+        """Arm the timers for the present times; None disarms."""
         if self._enabled:
             self._lost.put(None if lease_ends is None else lease_ends - EARLY_S)
             self._budget.put(None if budget_ends is None else budget_ends + LATE_S)
 
     def leave(self, code: int) -> None:
-        """An exit was decided: it comes within EXIT_WITHIN_S whatever holds it up.
-
-        Nothing when one was decided before.
-        """
-        if self._enabled and self._leaving is None:
-            self._leaving = kill_timer.KillTimer(code)
-            self._leaving.arm(EXIT_WITHIN_S)
+        """Exit within EXIT_WITHIN_S whatever delays it, unless an exit is armed already."""
+        if self._enabled and self._exit_timer is None:
+            self._exit_timer = kill_timer.KillTimer(code)
+            self._exit_timer.arm(EXIT_WITHIN_S)
 
     def stay(self) -> None:
-        """The exit is off: the job has ended meanwhile."""
-        if self._leaving is not None:
-            self._leaving.close()
-            self._leaving = None
+        """Cancel the exit, because the job has ended meanwhile."""
+        if self._exit_timer is not None:
+            self._exit_timer.close()
+            self._exit_timer = None
 
     def release(self) -> None:
-        """No job runs, and nobody watches."""
+        """Disarm all timers, since no job runs."""
         self.stay()
         self.keep(None, None)

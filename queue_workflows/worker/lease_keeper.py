@@ -1,4 +1,4 @@
-"""The watch: what renews, reports, obeys and judges for as long as the worker lives."""
+"""Keep the leases of a worker's jobs, send its heartbeat, and act on OFF, cancels and guards."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ from queue_workflows.worker import (
 
 _log = logging.getLogger(__name__)
 RENEW_MAX_S = 10.0
-JUDGE_S = 0.5
-DOUBTS_S = 0.5
+CHECK_S = 0.5
+STALLS_S = 0.5
 NOTES_S = 2.0
-"""How often a note is tried again whose process may still run, or while the database is away."""
+"""Seconds until a note is reported again, while its process may run or the database is away."""
 NOTES_AGAIN_S = 30.0
-"""How often a worker looks for the notes of others of this machine that do not come back."""
+"""Seconds between two searches for the notes of other workers of this machine."""
 BATCH_S = 0.5
 PROGRESS_S = 1.0
-"""How often progress is stored at most."""
+"""Shortest time in seconds between two writes of a job's progress."""
 UNWIND_S = 2.0
-"""A stopping worker ends a task that yields or awaits so long before it would leave without it."""
+"""Seconds before the stop deadline at which a handler that yields or awaits is interrupted."""
 
 
 class LeaseKeeper:
-    """Renews the leases of the jobs that run, beats, obeys OFF, and carries out what guards decide.
+    """Renew the leases of running jobs, send the heartbeat, act on OFF and on the guards' failures.
 
-    Of one worker, or of all `lanes` of a process. Holds one connection of its own. `on_exit` leaves
-    the process (a seam for tests, which turns the kernel timers off). `sampler` tells what the GPU
-    and the memory do; by default on the gpu queue. `metrics`: whose samples of the box it stores.
+    One lease keeper serves one worker, or all `slots` of a process. It has a connection of its own.
+    `on_exit` ends the process; tests replace it, which also disables the kernel timers. `sampler`
+    measures the GPU and the memory, by default only on the gpu queue. `metrics` samples the
+    machine; this worker stores the samples.
     """
 
     def __init__(
         self,
-        lanes: Sequence[slot.Slot],
+        slots: Sequence[slot.Slot],
         *,
         model_cache: ModelCache | None = None,
         known_models: Callable[[], list[str] | None] = lambda: None,
@@ -64,23 +65,23 @@ class LeaseKeeper:
         sampler: Callable[[], gpu_health.Sample] | None = None,
         metrics: hw_metrics.Sampler | None = None,
     ) -> None:
-        self._lanes = lanes
-        self._who = who = lanes[0].who
-        self._several = len(lanes) > 1 or lanes[0].concurrency > 1
-        """Whether bodies may run side by side."""
+        self._slots = slots
+        self._who = who = slots[0].who
+        self._several = len(slots) > 1 or slots[0].concurrency > 1
+        """Whether several handlers may run at once."""
         self._now = now_fn
-        self._fuses = kill_timers.KillTimers(enabled=on_exit is os._exit, now_fn=now_fn)
-        self._board = shared_status.attach()
+        self._kill_timers = kill_timers.KillTimers(enabled=on_exit is os._exit, now_fn=now_fn)
+        self._status = shared_status.attach()
         self._lock = threading.Lock()
         self._works: list[current_job.Work] = []
-        """The jobs that run, in the order in which they began; never changed in place."""
+        """The running jobs in the order of their start; the list is never changed in place."""
         self._batches = False
-        self._told = 0.0
-        """When it last heard of a cancel or a switch."""
-        self._kept = db.DedicatedConnection()
-        self._gear = gpu_runtime.GpuRuntime(
+        self._notified_at = 0.0
+        """When it last received a notification of a cancel or a switch."""
+        self._dedicated = db.DedicatedConnection()
+        self._gpu = gpu_runtime.GpuRuntime(
             who,
-            kept=self._kept,
+            dedicated=self._dedicated,
             works=lambda: self._works,
             wake=self.wake,
             model_cache=model_cache,
@@ -90,132 +91,132 @@ class LeaseKeeper:
             now_fn=now_fn,
         )
         self._logs = capture.Source(self._printing)
-        self._leaving = shutdown.Shutdown(
-            [each.who for each in lanes],
-            self._held_with,
-            kept=self._kept,
-            fuses_=self._fuses,
+        self._shutdown = shutdown.Shutdown(
+            [each.who for each in slots],
+            self._claims_with,
+            dedicated=self._dedicated,
+            kill_timers_=self._kill_timers,
             fence=self._fence,
             on_exit=on_exit,
             now_fn=now_fn,
         )
-        self._renewals = fencing.Renewals(who().lease_s, self._kept, now_fn)
-        self._notes = fencing.Reporter(self._kept)
+        self._renewals = fencing.Renewals(who().lease_s, self._dedicated, now_fn)
+        self._notes = fencing.Reporter(self._dedicated)
         self._notes_left = False
         self._unwritten = deque[job_tables.Lease](maxlen=fencing.MAX_LEASES)
-        """Claims that were lost before their outcomes were written, by nobody's fault here."""
+        """Claims that were lost before their outcomes were written, without a stall here."""
         self._charged = set[job_tables.Lease]()
-        """Claims that were lost while this process was held up itself: few in its life."""
-        for each in lanes:
-            each.held.on_lost = self.lost
+        """Claims that were lost while this process stalled; there are few in its life."""
+        for each in slots:
+            each.in_flight.on_lost = self.lost
         self._stops: list[float] = []
         self.locked = False
-        """Whether a session of this worker holds its lock of life."""
-        self._tasks = [*self._own_tasks(who().lease_s), *self._gear.tasks()]
+        """Whether a session of this worker holds its advisory lock of a live worker."""
+        self._tasks = [*self._own_tasks(who().lease_s), *self._gpu.tasks()]
         self._loop: service.Loop | None = None
 
     def _own_tasks(self, lease_s: float) -> list[service.Task]:
         tasks = [
             service.Task("renew", lambda: min(RENEW_MAX_S, lease_s / 3), self._renew),
-            service.Task("doubts", DOUBTS_S, self._note_doubts),
+            service.Task("stalls", STALLS_S, self._check_stalls),
             service.Task("notes", self._notes_pause, self._report_notes),
         ]
         if not config.DISABLE_WORKER_HEARTBEAT.read():
             tasks.append(service.Task("beat", config.HEARTBEAT_INTERVAL_S.read, self._beat))
         if not config.DISABLE_WORKER_CONTROL.read():
             control_s = config.WORKER_CONTROL_POLL_S.read
-            tasks.append(service.Task("control", control_s, self._obey))
+            tasks.append(service.Task("control", control_s, self._check_control))
         return tasks
 
     @property
     def model_requests(self) -> model_requests.Requests | None:
-        """What the worker is asked to load or unload; None without a model cache."""
-        return self._gear.requests
+        """Return the pending load and unload requests, or None without a model cache."""
+        return self._gpu.requests
 
     @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
-        """Watch in a thread of its own while the block runs; joins a watch that runs already."""
+    def running(self) -> Generator[None]:
+        """Run on threads of its own while the block runs; do nothing if they run already."""
         if self._loop is not None:
             yield
             return
         with contextlib.suppress(db.Error):
-            # Before anything is claimed: a job that is claimed again may end as poison.
+            # Before the first claim: a job whose crash is not subtracted yet may end as poison.
             self._report_notes()
-        self._loop = service.Loop("worker-watch", self._tasks, now_fn=self._now)
+        self._loop = service.Loop("lease-keeper", self._tasks, now_fn=self._now)
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(self._logs.listening())
+                stack.enter_context(self._logs.capturing())
                 stack.enter_context(self._loop)
-                # Apart: it asks no database, which may keep the others waiting.
-                judging = [service.Task("judge", JUDGE_S, self._judge)]
-                stack.enter_context(service.Loop("worker-judge", judging, now_fn=self._now))
-                stack.enter_context(self._gear.beside())
+                # On a thread of its own: the other tasks may wait for the database.
+                judging = [service.Task("guards", CHECK_S, self._check_guards)]
+                stack.enter_context(service.Loop("worker-guards", judging, now_fn=self._now))
+                stack.enter_context(self._gpu.running())
                 yield
         finally:
             self._loop = None
-            self._fuses.release()
-            self._board.clear()
+            self._kill_timers.release()
+            self._status.clear()
             self._close()
 
     def wake(self, *tasks: str) -> None:
-        """Make tasks (`renew`, `beat`, `control` ...) due at once, if not disabled."""
-        self._told = self._now()
+        """Make tasks (`renew`, `beat`, `control` ...) due at once, if they are enabled."""
+        self._notified_at = self._now()
         loop, known = self._loop, {task.name for task in self._tasks}
         if loop is not None and (due := known.intersection(tasks)):
             loop.wake(*due)
 
-    def introduce(self, stopped: Callable[[], bool]) -> None:
-        """Wait until the fleet has heard of this worker's card; see `gear.GpuRuntime.introduce`."""
-        self._gear.introduce(stopped)
+    def wait_until_published(self, stopped: Callable[[], bool]) -> None:
+        """Wait until the GPU memory is published; see `GpuRuntime.wait_until_published`."""
+        self._gpu.wait_until_published(stopped)
 
     @property
     def stop_deadline(self) -> float | None:
-        """Instant (`clock.boot_s`) at which a stopping worker gives its jobs back."""
+        """Return when (`clock.boot_s`) a stopping worker hands its jobs back, or None."""
         return min(self._stops, default=None)
 
     def stop_by(self, deadline: float) -> None:
-        """Give the jobs back at that instant, if not before; safe in a signal handler."""
+        """Set a deadline at which running jobs are handed back; safe in a signal handler."""
         self._stops.append(deadline)
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether the process is about to leave: nothing is claimed any more."""
-        return self._leaving.decided
+    def is_shutting_down(self) -> bool:
+        """Return whether the process is about to exit, so that nothing may be claimed."""
+        return self._shutdown.decided
 
-    def batches(self) -> None:
-        """For a worker whose lanes hold jobs, before it is watched: the watch has a hand in it."""
+    def enable_batches(self) -> None:
+        """Let the keeper record and hand back jobs of its slots; call it before `running`."""
         self._batches = True
-        self._board.tell()
-        self._tasks.append(service.Task("batch", BATCH_S, self._mind_batch))
+        self._status.enable_job_list()
+        self._tasks.append(service.Task("batch", BATCH_S, self._write_back_due))
 
-    def hold(
+    def add_claims(
         self,
         own: claims_in_flight.ClaimsInFlight,
         jobs: Sequence[Row],
         lease_end: guards.LeaseEnd,
         sent_at: float,
     ) -> None:
-        """Jobs of the lane `own` were claimed by a statement that was sent then.
+        """Add claimed jobs to a slot's claims in flight; their claim was sent at `sent_at`.
 
-        From now on their leases are renewed; a job that was cancelled, and all whose turn has not
-        come when the worker stops, is turned off, or is busy with one for LONG_S, are handed back;
-        results are recorded after FLUSH_AFTER_S.
+        From now on their leases are renewed. The keeper hands a waiting job back if it is
+        cancelled, if the worker stops or is turned off, or if another job runs for LONG_S. It
+        records results after FLUSH_AFTER_S.
         """
         own.add(jobs, lease_end)
-        if self._told >= sent_at:
-            # Who was told may have looked before there was anything to see.
+        if self._notified_at >= sent_at:
+            # A notification that came before may have found none of these jobs.
             self.wake("renew", "control")
 
     def record(self) -> None:
-        """Record the results that wait, while the thread that calls goes on."""
-        for each in self._lanes:
-            each.held.hurry()
+        """Record the finished results in the background."""
+        for each in self._slots:
+            each.in_flight.flush_soon()
         if (loop := self._loop) is not None:
             loop.wake("batch")
 
     @contextlib.contextmanager
     def recording(self, work: current_job.Work) -> Generator[None]:
-        """An outcome is written apart from its batch: judged meanwhile as if its job ran."""
+        """Check the guards of a job while its outcome is written apart from its batch."""
         with self._lock:
             self._works = [*self._works, work]
         try:
@@ -224,7 +225,7 @@ class LeaseKeeper:
             self.end(work)
 
     def begin(self, work: current_job.Work) -> None:
-        """A job runs from now on."""
+        """Note that a job runs, and arm its kernel timers."""
         if not self._several:
             self._logs.begin()
             if not self._batches:
@@ -233,97 +234,98 @@ class LeaseKeeper:
             self._works = [*self._works, work]
             lease_ends, budget_ends = self._ends()
             assert lease_ends is not None
-            self._fuses.begin(lease_ends, budget_ends)
+            self._kill_timers.begin(lease_ends, budget_ends)
             if self._batches:
-                self._board.begin(seq=work.job["seq"])
-            elif not self._gear.samples:
-                self._board.begin()
+                self._status.begin(seq=work.job["seq"])
+            elif not self._gpu.samples:
+                self._status.begin()
             else:
-                work.heard = self._board.heard
-                self._board.begin(self._account())
+                work.on_activity = self._status.set_active
+                self._status.begin(self._status_record())
 
-    def settle(self, work: current_job.Work) -> None:
-        """The body has ended, and its outcome is about to be written."""
+    def handler_ended(self, work: current_job.Work) -> None:
+        """Note that the handler has ended and that its outcome is about to be written."""
         work.settling = True
         self._logs.end(work.lease)
 
     def _printing(self) -> job_tables.Lease | None:
-        """The claim of the body that runs now, or that asks."""
+        """Return the claim whose handler prints now, or None."""
         works = self._works
-        work = current_job.here.get() if self._several else works[0] if works else None
+        work = current_job.current.get() if self._several else works[0] if works else None
         return None if work is None or work.settling else work.lease
 
     def end(self, work: current_job.Work) -> None:
-        """The job has ended; it is judged no more."""
+        """Note that the job has ended; its guards are not checked any more."""
         with self._lock:
-            self._board.end(seq=work.job["seq"] if self._batches else None)
+            self._status.end(seq=work.job["seq"] if self._batches else None)
             self._works = [each for each in self._works if each is not work]
 
     def _close(self) -> None:
-        """Say that the worker ends in good order, and close the connection."""
+        """Deregister the worker and close the connection."""
         try:
-            for each in self._lanes:
-                each.held.give_up("shutdown")
-                if each.held.ids():
-                    claims_in_flight.write_back(self._kept.get(), each.held)
-            if (conn := self._kept.current) is not None:
-                for each in self._lanes:
+            for each in self._slots:
+                each.in_flight.return_waiting("shutdown")
+                if each.in_flight.ids():
+                    claims_in_flight.write_back(self._dedicated.get(), each.in_flight)
+            if (conn := self._dedicated.current) is not None:
+                for each in self._slots:
                     workers.stop(conn, each.who().worker_id)
         except db.Error as error:
-            _log.debug("could not say goodbye: %s", error)
-        self._kept.close()
+            _log.debug("cannot deregister: %s", error)
+        self._dedicated.close()
 
     def cancelled(self, name: str) -> None:
-        """A run or job of this name was cancelled: look at once if it is ours."""
-        self._told = self._now()
+        """Renew at once if the cancelled run or job is one of this worker's."""
+        self._notified_at = self._now()
         names = {
             text[:1000]
             for work in self._works
             for text in (work.job["id"], str(work.job.get("run_id")))
         }
-        if any(each.held.cancel(name) for each in self._lanes):
+        if any(each.in_flight.cancel(name) for each in self._slots):
             self.wake("batch")
-        elif name in names or any(name in each.held.ids() for each in self._lanes):
+        elif name in names or any(name in each.in_flight.ids() for each in self._slots):
             self.wake("renew")
 
     def _renew(self) -> None:
-        said = dict[job_tables.Lease, str | None]()
+        reports = dict[job_tables.Lease, str | None]()
         ends = dict[job_tables.Lease, guards.LeaseEnd]()
-        with self._lanes[0].held.writing():
+        with self._slots[0].in_flight.writing():
             works, sent = self._works, self._now()
-            for each in self._lanes:
-                ends |= each.held.claims()
+            for each in self._slots:
+                ends |= each.in_flight.claims()
             for work in works:
                 ends.setdefault(work.lease, work.lease_end)
-                said[work.lease], work.unsaved = work.unsaved, None
+                reports[work.lease], work.unsaved = work.unsaved, None
             if not ends and not self._unwritten:
                 return
-            found = claims_in_flight.Found([], [])
+            found = claims_in_flight.RenewalResult([], [])
             try:
-                with self._kept.using() as conn:
+                with self._dedicated.using() as conn:
                     if ends:
                         found = claims_in_flight.renew(
-                            conn, ends, said, lease_s=self._who().lease_s, sent=sent
+                            conn, ends, reports, lease_s=self._who().lease_s, sent=sent
                         )
                     self._excuse(conn, found.lost)
             except db.Error as error:
                 self._renewals.refused(error)
                 for work in works:
-                    work.unsaved = work.unsaved or said[work.lease]
+                    work.unsaved = work.unsaved or reports[work.lease]
                 raise
             self._renewals.renewed()
         stop_at = sent + config.CANCEL_GRACE_S.read()
-        for each in self._lanes:
-            each.held.renewed(found, stop_at)
+        for each in self._slots:
+            each.in_flight.renewed(found, stop_at)
         for work in works:
             self._renewed(work, found, sent, stop_at)
-        self._keep_fuses()
-        self._mind_batch()
+        self._keep_kill_timers()
+        self._write_back_due()
 
     def _excuse(self, conn: db.Connection, lost: Sequence[job_tables.Lease]) -> None:
-        """Take back the crash that the end of these claims may have counted: this process lives.
+        """Subtract the crash that losing these claims may have counted, since this process lives.
 
-        Not where it was held up itself, as by a handler that kept the GIL past its lease.
+        Do not subtract it if the process itself stalled, for example because a handler kept the
+        GIL.
         """
         if self._renewals.starved:
             self._charged.update(lost)
@@ -335,20 +337,20 @@ class LeaseKeeper:
             self._unwritten.popleft()
 
     def lost(self, lease: job_tables.Lease) -> None:
-        """An outcome was not written, as its claim is held no longer: see `_excuse`."""
+        """Note that an outcome was not written because its claim was lost; see `_excuse`."""
         if not self._renewals.starved and lease not in self._charged:
             self._unwritten.append(lease)
             self.wake("renew")
 
     def _fence(self) -> None:
-        """Say whether this exit is the database's fault, to a parent and to the next worker."""
+        """Report to the parent and to the next worker if this exit is the database's fault."""
         if not self._renewals.blame_database():
             return
-        self._board.fence()
-        held_ = [*(work.lease for work in self._works)]
-        for each in self._lanes:
-            held_ += each.held.claims()
-        fencing.write_note((each.who().worker_id for each in self._lanes), dict.fromkeys(held_))
+        self._status.fence()
+        leases = [*(work.lease for work in self._works)]
+        for each in self._slots:
+            leases += each.in_flight.claims()
+        fencing.write_note((each.who().worker_id for each in self._slots), dict.fromkeys(leases))
 
     def _notes_pause(self) -> float:
         return NOTES_S if self._notes_left else NOTES_AGAIN_S
@@ -358,27 +360,31 @@ class LeaseKeeper:
         self._notes_left = not self._notes.report()
 
     def _renewed(
-        self, work: current_job.Work, found: claims_in_flight.Found, sent: float, stop_at: float
+        self,
+        work: current_job.Work,
+        found: claims_in_flight.RenewalResult,
+        sent: float,
+        stop_at: float,
     ) -> None:
         if work.lease not in found.lost:
             work.renewed = sent
-            if work.lease in found.asked:
+            if work.lease in found.cancelled:
                 work.cancelled_by(stop_at)
         elif not work.settling and self._is_running(work):
-            trip = guards.Trip(guards.EXIT_LOST, "reassigned", "the claim is held no longer")
-            self._leaving.trip(work, trip)
+            failure = guards.Failure(guards.EXIT_LOST, "reassigned", "the claim was lost")
+            self._shutdown.end_by_guard(work, failure)
 
-    def _mind_batch(self) -> None:
-        """Record results and hand back jobs, where either is due."""
-        for each in self._lanes:
+    def _write_back_due(self) -> None:
+        """Record results and hand back jobs of each slot where something is due."""
+        for each in self._slots:
             if self.stop_deadline is not None:
-                each.held.give_up("shutdown")
-            if each.held.is_due():
-                with self._kept.using() as conn:
-                    claims_in_flight.write_back(conn, each.held)
+                each.in_flight.return_waiting("shutdown")
+            if each.in_flight.is_due():
+                with self._dedicated.using() as conn:
+                    claims_in_flight.write_back(conn, each.in_flight)
 
     def _ends(self) -> tuple[float | None, float | None]:
-        """When the first lease ends of the jobs that run, and the first budget."""
+        """Return when the first lease and the first budget of the running jobs end, or None."""
         works = self._works
         if len(works) == 1 and not self._several:
             return works[0].lease_end.ends, works[0].budget_ends
@@ -387,54 +393,54 @@ class LeaseKeeper:
         if not budgets:
             return lease_ends, None
         budget_ends, first = min(budgets, key=lambda each: each[0])
-        self._board.due(first.job["seq"])
+        self._status.due(first.job["seq"])
         return lease_ends, budget_ends
 
-    def _keep_fuses(self) -> None:
+    def _keep_kill_timers(self) -> None:
         with self._lock:
-            self._fuses.keep(*self._ends())
+            self._kill_timers.keep(*self._ends())
 
-    def _account(self) -> Row:
-        """What the parent needs to know to judge in our stead."""
+    def _status_record(self) -> Row:
+        """Return what the parent needs to check the guards in this process's place."""
         works = self._works
         if self._several:
             queues = dict.fromkeys(work.job["queue"] for work in works)
-            return shared_status.account(self._who(), None, queues=[*queues])
-        return shared_status.account(
-            self._who(), works[0] if works else None, shown=self._gear.shown
+            return shared_status.worker_record(self._who(), None, queues=[*queues])
+        return shared_status.worker_record(
+            self._who(), works[0] if works else None, shown=self._gpu.shown
         )
 
-    def _judge(self) -> None:
+    def _check_guards(self) -> None:
         self._renewals.watched()
-        self._keep_fuses()
+        self._keep_kill_timers()
         with self._lock:
-            self._board.beat(self._now(), self._account())
+            self._status.beat(self._now(), self._status_record())
         works, deadline = self._works, self.stop_deadline
-        if not works and (code := self._gear.requests_end(deadline)) is not None:
-            self._leaving.obeyed(code)
+        if not works and (code := self._gpu.requests_end(deadline)) is not None:
+            self._shutdown.exit_with(code)
         for work in works:
-            self._judge_one(work, deadline)
+            self._check_guards_of(work, deadline)
 
-    def _judge_one(self, work: current_job.Work, deadline: float | None) -> None:
-        trip = work.verdict()
-        if trip is not None:
-            self._logs.hurry()
-            self._leaving.trip(work, trip)
+    def _check_guards_of(self, work: current_job.Work, deadline: float | None) -> None:
+        failure = work.verdict()
+        if failure is not None:
+            self._logs.store_soon()
+            self._shutdown.end_by_guard(work, failure)
         elif work.stop_at is not None and self._now() >= work.stop_at and not work.settling:
-            self._leaving.stop_cancelled(work)
+            self._shutdown.stop_cancelled(work)
         elif deadline is not None and self._now() >= deadline:
-            self._leaving.give_back(work)
+            self._shutdown.give_back(work)
         elif deadline is not None and self._now() >= deadline - UNWIND_S:
             work.interrupt("shutdown")
 
     def _beat(self) -> None:
-        columns, is_measured = self._gear.columns(), self._gear.is_measured
-        with self._kept.using() as conn:
-            for each in self._lanes:
+        columns, is_measured = self._gpu.columns(), self._gpu.is_measured
+        with self._dedicated.using() as conn:
+            for each in self._slots:
                 workers.report(conn, self._report(each) | columns)
-            self._gear.publish_sizes(conn, columns["known_models"])
+            self._gpu.publish_sizes(conn, columns["known_models"])
         if is_measured:
-            self._gear.introduced.set()
+            self._gpu.published.set()
 
     def _report(self, own: slot.Slot) -> JsonDict:
         who, works = own.who(), self._works_of(own)
@@ -442,7 +448,7 @@ class LeaseKeeper:
             "lease_s": who.lease_s,
             "lock": self.locked,
             "claim": workers.claim_detail(who),
-            **self._gear.detail(),
+            **self._gpu.detail(),
         }
         return {
             "worker_id": who.worker_id,
@@ -457,32 +463,32 @@ class LeaseKeeper:
         }
 
     def _works_of(self, own: slot.Slot) -> list[current_job.Work]:
-        """The jobs of a lane that run."""
-        if len(self._lanes) == 1:
+        """Return the running jobs of a slot."""
+        if len(self._slots) == 1:
             return self._works
         queue = own.who().queue
         return [work for work in self._works if work.job["queue"] == queue]
 
-    def _obey(self) -> None:
-        """Read the ON/OFF rows while a job runs or a model is warm.
+    def _check_control(self) -> None:
+        """Read the ON/OFF rows while a job runs or a model is loaded.
 
-        Without either there is nothing to stop: the claims refuse by themselves.
+        Otherwise there is nothing to stop, since an OFF worker claims nothing.
         """
-        if self._works or any(each.held.ids() for each in self._lanes):
-            self._renew()  # which also sees a cancel that no notification told of
-        elif not self._gear.holds_model:
+        if self._works or any(each.in_flight.ids() for each in self._slots):
+            self._renew()  # it also finds a cancel whose notification was lost
+        elif not self._gpu.holds_model:
             return
-        for each in self._lanes:
-            self._obey_in(each)
-        self._mind_batch()
+        for each in self._slots:
+            self._check_control_of(each)
+        self._write_back_due()
 
-    def _obey_in(self, own: slot.Slot) -> None:
-        works, holds, who = self._works_of(own), bool(own.held.ids()), own.who()
-        if not (works or holds or self._gear.holds_model):
+    def _check_control_of(self, own: slot.Slot) -> None:
+        works, holds, who = self._works_of(own), bool(own.in_flight.ids()), own.who()
+        if not (works or holds or self._gpu.holds_model):
             return
         watcher = worker_control.WorkerControlWatcher(
             _Stopped(self, own),
-            on_exit=self._leaving.obeyed,
+            on_exit=self._shutdown.exit_with,
             host=who.host,
             queue=who.queue,
             read=self._stop_policy,
@@ -491,67 +497,67 @@ class LeaseKeeper:
         if policy is None:
             return
         if holds:
-            # Nothing of it begins from now on, and nothing new is claimed.
-            own.held.give_up("turned off")
+            # From now on no waiting job starts, and nothing new is claimed.
+            own.in_flight.return_waiting("turned off")
             works = self._works_of(own)
         if not works and (holds or self._works_of(own)):
             return
         if not works or any(self._is_running(work) for work in works):
             if worker_control.handler(policy) is worker_control.HARD:
-                self._fuses.leave(guards.EXIT_CONTROL)
+                self._kill_timers.leave(guards.EXIT_CONTROL)
             watcher.obey(policy)
 
     def _stop_policy(self, host: str, queue: str) -> str | None:
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             return worker_control.stop_policy_for(conn, host, queue)
 
-    def _note_doubts(self) -> None:
-        """Store progress, and say what guards suspect."""
+    def _check_stalls(self) -> None:
+        """Store due progress, and record the stalls that guards suspect."""
         works, now = self._works, self._now()
         if any(work.unsaved is not None and now - work.renewed >= PROGRESS_S for work in works):
             self._renew()
         for work in works:
-            self._gear.doubt(work)
+            self._gpu.report_suspicions(work)
 
     def _is_running(self, work: current_job.Work) -> bool:
         return any(each is work for each in self._works)
 
-    def _held_with(
+    def _claims_with(
         self, work: current_job.Work | None
     ) -> list[claims_in_flight.ClaimsInFlight] | None:
-        """All that is held while this job runs, or in any case; None once it does not."""
+        """Return all claims in flight, or None if `work` is given and has ended."""
         if work is not None and not self._is_running(work):
             return None
-        return [each.held for each in self._lanes]
+        return [each.in_flight for each in self._slots]
 
     def requeue(self, own: slot.Slot, reason: str) -> None:
-        """Give back what runs in a lane, at the front, and what waits; record what is done."""
-        own.held.give_up(reason)
+        """Hand back a slot's running jobs to the front and its waiting jobs; record results."""
+        own.in_flight.return_waiting(reason)
         works = self._works_of(own)
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             for work in works:
                 handback.hand_back(conn, work.lease, reason=reason, front=True)
-            own.held.settled(work.lease for work in works)
-            claims_in_flight.write_back(conn, own.held)
+            own.in_flight.remove(work.lease for work in works)
+            claims_in_flight.write_back(conn, own.in_flight)
 
     def clear_model(self, own: slot.Slot) -> None:
-        """Let the fleet know that this host's model is gone and the host with it."""
+        """Record that this worker's model is unloaded and that its heartbeat has ended."""
         who = own.who()
-        with self._kept.using() as conn:
+        with self._dedicated.using() as conn:
             workers.clear_model(conn, who.host, who.queue, mark_stale=True)
 
 
 class _Stopped:
-    """What a stop policy may ask of the worker of a lane."""
+    """The worker of a slot as a stop policy sees it."""
 
     def __init__(self, watch: LeaseKeeper, own: slot.Slot) -> None:
         self._watch = watch
         self._own = own
 
     def requeue_in_flight(self, reason: str) -> None:
-        """Give what runs back, at the front, and what waits; record what is done; count nothing."""
+        """Hand back all jobs without counting an attempt; record results."""
         self._watch.requeue(self._own, reason)
 
     def clear_model(self) -> None:
-        """Let the fleet know that this host's model is gone and the host with it."""
+        """Record that this worker's model is unloaded and that its heartbeat has ended."""
         self._watch.clear_model(self._own)

@@ -1,4 +1,4 @@
-"""The worker's main loop: wait, run, then record and take the next in one round trip."""
+"""The main loop of a worker of one queue: claim, run, and record together with the next claim."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ BACKOFF_MAX_S = 5.0
 
 
 class WorkLoop:
-    """One worker: one job at a time, from one queue, on the thread that calls it."""
+    """Run the jobs of one queue, one at a time, on the calling thread."""
 
     def __init__(
         self,
         queue: str,
-        lane_: slot.Slot,
-        watcher: lease_keeper.LeaseKeeper,
+        own_slot: slot.Slot,
+        keeper: lease_keeper.LeaseKeeper,
         *,
         model_cache: ModelCache | None,
         batch_size: int = 1,
     ) -> None:
         self._queue = queue
-        self._who = who = lane_.who
-        self._watch = watcher
+        self._who = who = own_slot.who
+        self._keeper = keeper
         self._cache = model_cache
         self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
-        self._claimer.on_lost = watcher.lost
+        self._claimer.on_lost = keeper.lost
         self._tasks = handlers.Runner()
         self._batch = (
-            batch.Batch(batch_size, self._claimer, watcher, lane_, runner=self._tasks)
+            batch.Batch(batch_size, self._claimer, keeper, own_slot, runner=self._tasks)
             if batch_size > 1
             else None
         )
         self._ready = threading.Event()
-        self._requests = watcher.model_requests
+        self._requests = keeper.model_requests
         if self._requests is not None:
-            self._requests.asked = self._ready.set
-            self._requests.said = lambda: watcher.wake("beat")
+            self._requests.on_request = self._ready.set
+            self._requests.on_report = lambda: keeper.wake("beat")
         self._promote = True
         self._stopping = False
 
     def run_once(self) -> bool:
-        """Claim one job and see it through to its record; False when there was none."""
-        self._watch.introduce(lambda: self._stopping)
+        """Claim one job, run it and record its outcome; return False if there was none."""
+        self._keeper.wait_until_published(lambda: self._stopping)
         job = self._claimer.claim(promote=True)
         if job is None:
             return False
@@ -64,16 +64,16 @@ class WorkLoop:
         return True
 
     def stop(self) -> None:
-        """Take no further job; safe in a signal handler."""
+        """Claim no further job; safe in a signal handler."""
         self._stopping = True
 
     def close(self) -> None:
-        """Close the connection, and what async tasks ran on."""
+        """Close the connection and the event loop of async tasks."""
         self._claimer.close()
         self._tasks.close()
 
     def run_forever(self) -> None:
-        """Run jobs as they come until `stop`; survives the loss of its database."""
+        """Run jobs until `stop` is called; survive the loss of the database."""
         listener = db.listen(
             READY_CHANNEL[self._table.name],
             "worker_control",
@@ -81,18 +81,18 @@ class WorkLoop:
             poll_s=3600.0,
             locks=[recovery.LIFE_LOCK + self._who().worker_id],
         )
-        delay, said = 0.1, ""
-        with service.Follow("worker-listen", listener, self._heard):
-            self._watch.introduce(lambda: self._stopping)
+        delay, logged = 0.1, ""
+        with service.Follow("worker-listen", listener, self._on_wake):
+            self._keeper.wait_until_published(lambda: self._stopping)
             while not self._stopping:
                 self._ready.clear()
                 try:
-                    self._obey_requests()
+                    self._run_model_request()
                     self._drain_queue()
-                    delay, said = 0.1, ""
+                    delay, logged = 0.1, ""
                 except db.Error as error:
-                    # Of one outage the words change, from "closed" to "starting up".
-                    if said != (said := error.sqlstate or "away"):
+                    # The message changes during one outage, from "closed" to "starting up".
+                    if logged != (logged := error.sqlstate or "away"):
                         _log.warning("claiming waits for the database: %s", brief(error))
                     self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
                     delay = min(BACKOFF_MAX_S, delay * 2)
@@ -101,7 +101,7 @@ class WorkLoop:
                 self._promote = not self._pause(pause_s)
 
     def _pause(self, seconds: float) -> bool:
-        """Whether a wake-up came before the time was over; `stop` ends it within a second."""
+        """Wait for a wake-up; return whether one came in time. `stop` ends it within a second."""
         deadline = time.monotonic() + seconds
         while not self._stopping:
             left = deadline - time.monotonic()
@@ -111,22 +111,22 @@ class WorkLoop:
                 return True
         return True
 
-    def _heard(self, wake: db.Wake) -> None:
+    def _on_wake(self, wake: db.Wake) -> None:
         if wake.reason == "connected":
-            self._watch.locked = True
-            self._watch.wake("beat")
+            self._keeper.locked = True
+            self._keeper.wake("beat")
         if wake.reason != "notify":
-            # What was notified while the connection was away is lost.
-            self._watch.wake("renew", "control", "models")
+            # Notifications that were sent while the connection was lost are lost too.
+            self._keeper.wake("renew", "control", "models")
             self._ready.set()
             return
         for channel, text in wake.notified:
             if channel == "job_cancel":
-                self._watch.cancelled(text)
+                self._keeper.cancelled(text)
             elif channel == "worker_control":
                 host = self._who().host
                 if text in (f"{host}:{self._queue}", f"{host}:{worker_control.ALL}"):
-                    self._watch.wake("control", "models", "beat")
+                    self._keeper.wake("control", "models", "beat")
                     self._ready.set()
             elif text == self._queue:
                 self._ready.set()
@@ -142,8 +142,8 @@ class WorkLoop:
                 return
             job = self._run(job, claim=True)
 
-    def _obey_requests(self) -> None:
-        """Load or unload what was asked for, as no job runs now."""
+    def _run_model_request(self) -> None:
+        """Load or unload the requested model, since no job runs now."""
         requests, who = self._requests, self._who()
         if requests is None or not requests.waiting:
             return
@@ -153,7 +153,7 @@ class WorkLoop:
         except db.Error:
             self._claimer.close()
             raise
-        loaded = requests.obey(off)
+        loaded = requests.run_pending(off)
         if loaded is None:
             return
         try:
@@ -162,8 +162,8 @@ class WorkLoop:
             self._claimer.close()
             raise
 
-    def _goes_on(self) -> bool:
-        """Whether the next job may follow at once."""
+    def _may_continue(self) -> bool:
+        """Return whether the next job may follow at once."""
         return not (self._stopping or (self._requests is not None and self._requests.waiting))
 
     def _return(self, job: Row) -> None:
@@ -174,34 +174,34 @@ class WorkLoop:
         return current_job.Work(self._table, job, lease_end)
 
     def _run(self, job: Row, *, claim: bool) -> Row | None:
-        """Run a job and record it; the next one, when `claim` and there is one."""
+        """Run a job and record its outcome; return the next one if `claim` and there is one."""
         work, pid = self._work(job), os.getpid()
-        # A job claimed now would lie unwatched while the host's hook runs.
+        # A job claimed now would not be renewed while the app's hook runs.
         hooked = self._table.in_run and config.get_config().on_node_completed is not None
-        self._watch.begin(work)
+        self._keeper.begin(work)
         try:
-            outcome = self._body(work)
-            shutdown.unless_forked(pid, outcome)
-            self._watch.settle(work)
+            outcome = self._run_handler(work)
+            shutdown.exit_if_forked(pid, outcome)
+            self._keeper.handler_ended(work)
             following = self._claimer.finish(
-                work, outcome, claim=claim and not hooked and self._goes_on()
+                work, outcome, claim=claim and not hooked and self._may_continue()
             )
         except errors.ClaimLost as error:
             _log.warning("nothing was written: %s", error)
             return None
         finally:
-            self._watch.end(work)
-        # Only a completion has asked for the next job.
-        look = hooked or outcome.kind != "completed"
+            self._keeper.end(work)
+        # Only a completed job has claimed the next one in the same statement.
+        claim_again = hooked or outcome.kind != "completed"
         if self._table.in_run:
             if outcome.kind == "completed":
                 node_executor.announce(job, outcome)
-            look |= following is None and self._claimer.drain(job["run_id"]) > 0
-        if claim and look and following is None and self._goes_on():
+            claim_again |= following is None and self._claimer.drain(job["run_id"]) > 0
+        if claim and claim_again and following is None and self._may_continue():
             following = self._claimer.claim()
         return following
 
-    def _body(self, work: current_job.Work) -> outcomes.Outcome:
+    def _run_handler(self, work: current_job.Work) -> outcomes.Outcome:
         if not self._table.in_run:
             return ingest_executor.run_task(work.job, work, self._tasks)
         cache = self._cache
@@ -220,5 +220,5 @@ class WorkLoop:
 
 
 def brief(error: Exception) -> str:
-    """The first line of what it says."""
+    """Return the first line of the error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Models that a worker is asked to load or unload: heard by its watch, obeyed between its jobs."""
+"""Requests to load or unload a model: polled by the lease keeper, carried out between jobs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME_CHARS = 400
 
 
 class Requests:
-    """The newest request for this worker, and what became of it.
+    """The newest request for this worker, and its outcome.
 
-    `look` runs on the watch's thread, `obey` on the one that runs jobs. `asked` is called when
-    there is something to obey, `said` when there is news to report.
+    The lease keeper calls `poll`; the thread that runs jobs calls `run_pending`. `on_request` is
+    called for a new request, `on_report` when its state changes.
     """
 
     def __init__(
@@ -37,25 +37,25 @@ class Requests:
         self._lock = threading.Lock()
         self._seen = 0
         self._waiting: Row | None = None
-        self._answer: JsonDict | None = None
+        self._latest: JsonDict | None = None
         self._began: float | None = None
-        self.asked: Callable[[], object] = lambda: None
-        self.said: Callable[[], object] = lambda: None
+        self.on_request: Callable[[], object] = lambda: None
+        self.on_report: Callable[[], object] = lambda: None
 
     @property
     def waiting(self) -> bool:
-        """Whether a request is to be obeyed before the next job."""
+        """Return whether a request is to be carried out before the next job."""
         return self._waiting is not None
 
     def takes_s(self) -> float:
-        """For how long the worker has been at a request; 0 when at none."""
+        """Return for how many seconds a request has been running; 0 if none runs."""
         began = self._began
         return 0.0 if began is None else self._now() - began
 
-    def look(self, conn: db.Connection) -> None:
-        """See whether anything was asked since; a newer request takes the place of one that waits.
+    def poll(self, conn: db.Connection) -> None:
+        """Read the newest request; it replaces one that still waits.
 
-        One statement, in a transaction of its own.
+        Runs one statement in a transaction of its own.
         """
         who = self._who()
         found = models.newest_request(
@@ -66,38 +66,40 @@ class Requests:
         self._seen = found["request_no"]
         with self._lock:
             self._waiting = found
-            self._say(found, "waiting")
-        self.asked()
+            self._set_report(found, "waiting")
+        self.on_request()
 
-    def obey(self, off_policy: str | None) -> tuple[str, float] | None:
-        """Do what was asked last, if anything waits; nothing is raised but KeyboardInterrupt.
+    def run_pending(self, off_policy: str | None) -> tuple[str, float] | None:
+        """Carry out the pending request, if any; raise nothing but KeyboardInterrupt.
 
-        `off_policy`: by which the worker is OFF now; then it loads nothing, but unloads. Returns
-        the model that it had to load and the seconds that its load took; else None.
+        `off_policy` is the policy by which the worker is OFF now, or None. An OFF worker unloads
+        but does not load. Returns the model that was loaded and the seconds it took, else None.
         """
         with self._lock:
             request, self._waiting = self._waiting, None
             if request is None:
                 return None
             if off_policy is not None and request["action"] == "load":
-                self._say(request, "refused", error=f"the worker is OFF by policy {off_policy}")
+                self._set_report(
+                    request, "refused", error=f"the worker is OFF by policy {off_policy}"
+                )
                 return None
-            self._say(request, "running")
+            self._set_report(request, "running")
         self._began = started = self._now()
         try:
-            error = self._carry_out(request)
+            error = self._run(request)
         finally:
             self._began = None
         seconds = round(self._now() - started, 3)
         state = "done" if error is None else "failed"
         with self._lock:
-            self._say(request, state, seconds=seconds, error=error)
+            self._set_report(request, state, seconds=seconds, error=error)
         if error is None and request["action"] == "load" and self._cache.last_load_seconds > 0:
             return request["model"], self._cache.last_load_seconds
         return None
 
-    def _carry_out(self, request: Row) -> str | None:
-        """Why it failed, or None."""
+    def _run(self, request: Row) -> str | None:
+        """Load or unload the model; return the error, or None."""
         cache, model = self._cache, request["model"]
         cache.mark_busy()
         try:
@@ -107,21 +109,21 @@ class Requests:
                 cache.drop_cache()
         except errors.QueueWorkflowsError as error:
             return str(error)[:ERROR_CHARS]
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around host code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around app code
             return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
         finally:
             cache.mark_idle()
         return None
 
-    def _say(self, request: Row, state: str, **more: object) -> None:
+    def _set_report(self, request: Row, state: str, **more: object) -> None:
         if state in ("failed", "refused"):
             _log.warning(
                 "request to %s %s: %s", request["action"], request["model"] or "", more["error"]
             )
-        self._answer = {
+        self._latest = {
             "no": request["request_no"],
             "action": request["action"],
-            # As plain SQL wrote them; what the worker says of itself has a limit.
+            # Plain SQL may write long names; the worker's report has a limit.
             "model": request["model"] and request["model"][:NAME_CHARS],
             "requested_by": request["requested_by"] and request["requested_by"][:NAME_CHARS],
             "state": state,
@@ -129,12 +131,12 @@ class Requests:
             "error": None,
             **more,
         }
-        self.said()
+        self.on_report()
 
     def report(self) -> JsonDict:
-        """What the worker says of its model, for its row: `model` and `request`, each or None.
+        """Return the model and the last request for the worker's row; each may be None.
 
-        `model`: id, loading; once loaded est_vram_gb, load_s, and held_s at the time of the report.
+        `model` has id and loading; once loaded also est_vram_gb, load_s and held_s.
         """
         held, loading = self._cache.held, self._cache.loading_model
         model = None
@@ -148,4 +150,4 @@ class Requests:
             }
         elif loading is not None:
             model = {"id": loading, "loading": True}
-        return {"model": model, "request": self._answer}
+        return {"model": model, "request": self._latest}

@@ -1,4 +1,4 @@
-"""A tiny parent for workers: restarts them, hands their claims back, judges where they cannot."""
+"""A small parent process that restarts workers, recovers their claims and detects hangs."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ MODULE = "queue_workflows.claim_worker"
 
 
 class SupervisedWorkers:
-    """What a supervisor owes the workers among its children; inside the `with` block they run.
+    """Crash recovery and hang detection for the workers among a supervisor's children.
 
-    What one held that died goes back at once, with a death certificate; one whose body keeps the
-    GIL is judged in its stead.
+    They run inside the `with` block.
     """
 
     def __init__(self) -> None:
-        self._burials = crash_recovery.CrashRecovery()
-        self._oversight = hang_detection.HangDetector()
+        self._crash_recovery = crash_recovery.CrashRecovery()
+        self._hang_detector = hang_detection.HangDetector()
         self._stack = ExitStack()
 
     def supervisor(
         self, specs: Sequence[supervisor.ChildSpec], *, fail_fast: bool = False
     ) -> supervisor.Supervisor:
-        """One for these children, of which any may be workers; once."""
+        """Return the supervisor of these children, any of which may be workers; call it once."""
         return supervisor.Supervisor(
-            [self._oversight.equip(spec) if MODULE in spec.argv else spec for spec in specs],
+            [
+                self._hang_detector.attach_status(spec) if MODULE in spec.argv else spec
+                for spec in specs
+            ],
             on_exit=self._ended,
-            watch=self._oversight.watch,
+            watch=self._hang_detector.watch,
             fail_fast=fail_fast,
         )
 
     def _ended(self, ended: supervisor.Exit) -> None:
-        self._burials.report(ended, self._oversight.ended(ended.name, ended.code))
+        self._crash_recovery.report(ended, self._hang_detector.ended(ended.name, ended.code))
 
     def __enter__(self) -> SupervisedWorkers:
         with ExitStack() as stack:
-            stack.enter_context(self._burials)
-            stack.enter_context(self._oversight)
+            stack.enter_context(self._crash_recovery)
+            stack.enter_context(self._hang_detector)
             self._stack = stack.pop_all()
         return self
 
@@ -50,14 +52,14 @@ class SupervisedWorkers:
 
 
 def supervise(arguments: Sequence[str], name: str, shutdown_timeout_s: float | None = None) -> int:
-    """Keep `queue-claim-worker` with these arguments running until SIGTERM or SIGINT.
+    """Keep `queue-claim-worker` with these arguments running until SIGTERM or SIGINT; return 0.
 
-    It is restarted with back-off; what it held when it died goes back at once, with a death
-    certificate. A further signal hurries it. 2 when the worker refuses to start.
+    It is restarted with back-off. The claims of a dead worker are handed back at once, with a
+    `death` event. A further signal hurries the stop. Returns 2 if the worker refuses to start.
     """
     spec = supervisor.ChildSpec(name, [sys.executable, "-m", MODULE, *arguments])
     deadline_s = None
     if shutdown_timeout_s is not None:
         deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
-    with signals.StopRequest() as stop, SupervisedWorkers() as guardian:
-        return guardian.supervisor([spec], fail_fast=True).run(stop, deadline_s=deadline_s)
+    with signals.StopRequest() as stop, SupervisedWorkers() as workers:
+        return workers.supervisor([spec], fail_fast=True).run(stop, deadline_s=deadline_s)

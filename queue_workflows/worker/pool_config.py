@@ -1,4 +1,4 @@
-"""What a pool serves: the list of WORKERS_JSON, checked entry by entry."""
+"""Parse and validate the pool configuration, the list in WORKERS_JSON."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from queue_workflows import config, errors
 from queue_workflows.types import JsonDict
 from queue_workflows.worker import shared_status
 
-MOST = shared_status.PLACES
-"""Bodies that one process may run at once."""
+MOST = shared_status.MAX_HANDLERS
+"""The most handlers that one process runs at once."""
 KEYS = ("queue", "concurrency")
 
 
 class Entry(NamedTuple):
-    """A queue, and how many of its jobs run at once."""
+    """A queue and how many of its jobs run at once."""
 
     queue: str
     concurrency: int = 1
 
 
 def option(text: str | None) -> list[Entry]:
-    """The entries that `--workers` gives, as JSON text or the path of a file with it: see `check`.
+    """Return the entries of `--workers`: JSON text, or the path of a file with it. See `check`.
 
-    None or empty: those of WORKERS_JSON.
+    None or an empty text: those of WORKERS_JSON.
     """
     if not text:
         return parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
@@ -35,7 +35,7 @@ def option(text: str | None) -> list[Entry]:
     try:
         return parse(Path(text).read_text(encoding="utf-8"), text)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise errors.InvalidConfig(
             f"--workers {text!r} cannot be read ({why}): give a file, or JSON as in "
             '[{"queue": "load", "concurrency": 2}]'
@@ -43,15 +43,15 @@ def option(text: str | None) -> list[Entry]:
 
 
 def as_json(entries: Sequence[Entry]) -> str:
-    """The JSON text of entries."""
+    """Return entries as JSON text."""
     return json.dumps([entry._asdict() for entry in entries])
 
 
 def parse(text: str, source: str) -> list[Entry]:
-    """The entries of a JSON text such as `[{"queue": "load", "concurrency": 2}]`: see `check`."""
+    """Return the entries of a JSON text such as `[{"queue": "load", "concurrency": 2}]`."""
     if not text.strip():
         raise errors.InvalidConfig(
-            f"{source} is empty: say which queues to serve, as in "
+            f"{source} is empty: name the queues to serve, as in "
             '[{"queue": "load", "concurrency": 2}]'
         )
     try:
@@ -59,7 +59,7 @@ def parse(text: str, source: str) -> list[Entry]:
     except errors.QueueWorkflowsError:
         raise
     except json.JSONDecodeError as error:
-        raise errors.InvalidConfig(f"{source} is no JSON: {error}") from None
+        raise errors.InvalidConfig(f"{source} is not valid JSON: {error}") from None
     except ValueError as error:
         raise errors.InvalidConfig(f"{source}: {error}") from None
 
@@ -68,16 +68,15 @@ def _once(pairs: list[tuple[str, Any]]) -> JsonDict:
     found: JsonDict = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r} stands twice in one object")
+            raise ValueError(f"key {key!r} appears twice in one object")
         found[key] = value
     return found
 
 
 def check(found: Any, source: str) -> list[Entry]:
-    """The entries of such a list.
+    """Return the entries of such a list.
 
-    Raises `InvalidConfig` with a line for each thing that is wrong, which names its entry as
-    `source[0]`.
+    Raises `InvalidConfig` with one line for each fault, which names its entry as `source[0]`.
     """
     if not isinstance(found, list) or not found:
         raise errors.InvalidConfig(f"{source}: it must be a list of at least one entry")
@@ -99,15 +98,15 @@ def check(found: Any, source: str) -> list[Entry]:
 
 
 def _faults(found: Any, places: dict[str, int]) -> list[str]:
-    """What is wrong with an entry; `places` of the queues before it."""
+    """Return the faults of an entry; `places` has the queues of the entries before it."""
     if not isinstance(found, dict):
-        return [f"{found!r:.40} is no object with {' and '.join(KEYS)}"]
+        return [f"{found!r:.40} is not an object with {' and '.join(KEYS)}"]
     entry = cast("JsonDict", found)
     faults = [
         f"unknown key {key!r}; known are {', '.join(KEYS)}" for key in entry if key not in KEYS
     ]
     if "queue" not in entry:
-        faults.append("it names no queue")
+        faults.append("`queue` is missing")
     else:
         faults += _queue_faults(entry["queue"], places)
     concurrency = entry.get("concurrency", 1)
@@ -118,14 +117,14 @@ def _faults(found: Any, places: dict[str, int]) -> list[str]:
 
 def _queue_faults(queue: Any, places: dict[str, int]) -> list[str]:
     if not isinstance(queue, str):
-        return [f"queue {queue!r:.40} is no name"]
+        return [f"queue {queue!r:.40} is not a string"]
     if queue in config.DAG_QUEUES:
-        return [f"queue {queue!r} is of workflow nodes: start queue-claim-worker --queue {queue}"]
+        return [f"queue {queue!r} runs workflow nodes: start queue-claim-worker --queue {queue}"]
     if not config.QUEUE_NAME.fullmatch(queue):
         return [
             f"{queue[:80]!r} is no queue name: 1 to 63 of letters, digits, '_', '-', '.', none of "
             "the last two first"
         ]
     if queue in places:
-        return [f"queue {queue!r} again, as in entry {places[queue]}: give it once"]
+        return [f"queue {queue!r} is also in entry {places[queue]}: name it once"]
     return []

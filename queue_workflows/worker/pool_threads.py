@@ -1,4 +1,4 @@
-"""Where the bodies of a pool run: async ones on one event loop, all others on threads it keeps."""
+"""Run the handlers of a pool: async ones on one event loop, all others on reused threads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from queue_workflows.worker import current_job, shutdown
 STOP_S = 5.0
 
 Ended: TypeAlias = Callable[[current_job.Work, outcomes.Outcome], object]
-_Body: TypeAlias = Callable[[], Coroutine[None, None, None]]
+_Handler: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 
 class HandlerThreads:
-    """Runs one body for each `start`, and calls `ended` where it ran.
+    """Run one handler for each `start`, then call `ended` on its thread.
 
-    `begin` is called there too, right before the body.
+    `begin` is called on that thread too, right before the handler.
     """
 
     def __init__(self, begin: Callable[[current_job.Work], object], ended: Ended) -> None:
@@ -36,7 +36,7 @@ class HandlerThreads:
         self._loop = _EventLoop()
 
     def start(self, work: current_job.Work) -> None:
-        """Run the body of this job. For one thread."""
+        """Start the handler of this job; call it from one thread only."""
         self._pid = os.getpid()
         task = config.get_config().ingest_task_map.get(work.job["task_name"])
         if task is not None and tasks.is_async(task):
@@ -45,32 +45,32 @@ class HandlerThreads:
             self._threads.submit(work)
 
     def stop(self) -> None:
-        """No body runs any more: let the threads end."""
+        """Let the threads end; no handler may run any more."""
         self._threads.stop()
         self._loop.stop()
 
     def _run(self, work: current_job.Work, idle: Callable[[], object]) -> None:
-        current_job.here.set(work)
+        current_job.current.set(work)
         self._begin(work)
         started = time.monotonic()
         try:
             outcome = ingest_executor.run_task(work.job, work)
         except KeyboardInterrupt as error:
-            # Python interrupts the main thread alone: it is the body's own.
+            # Python interrupts only the main thread, so the handler raised it itself.
             outcome = _failed(work, error, started)
-        shutdown.unless_forked(self._pid, outcome)
+        shutdown.exit_if_forked(self._pid, outcome)
         idle()
         self._ended(work, outcome)
 
     async def _run_async(self, work: current_job.Work) -> None:
         started = time.monotonic()
-        current_job.here.set(work)
+        current_job.current.set(work)
         self._begin(work)
         try:
             outcome = await ingest_executor.run_task_async(work.job, work)
         except KeyboardInterrupt as error:
             outcome = _failed(work, error, started)
-        shutdown.unless_forked(self._pid, outcome)
+        shutdown.exit_if_forked(self._pid, outcome)
         self._ended(work, outcome)
 
 
@@ -80,7 +80,7 @@ def _failed(work: current_job.Work, error: BaseException, started: float) -> out
 
 
 class _Threads:
-    """As many as bodies have run side by side; each lives as long as the pool."""
+    """Reused threads, as many as handlers have run at once; they live as long as the pool."""
 
     def __init__(self, run: Callable[[current_job.Work, Callable[[], object]], object]) -> None:
         self._run = run
@@ -94,14 +94,14 @@ class _Threads:
             grows = self._idle == 0
             self._idle -= not grows
         if grows:
-            name = f"worker-body-{len(self._pools) + 1}"
+            name = f"worker-handler-{len(self._pools) + 1}"
             self._pools.append(service.Pool(name, 1, lambda _: self._serve()))
             self._pools[-1].start()
         self._todo.put(work)
 
     def _serve(self) -> None:
         while (work := self._todo.get()) is not None:
-            # What a body sets for itself is not there for the next.
+            # Context variables that a handler sets must not reach the next one.
             contextvars.copy_context().run(self._run, work, self._is_idle)
 
     def _is_idle(self) -> None:
@@ -116,13 +116,13 @@ class _Threads:
 
 
 class _EventLoop:
-    """One event loop on a thread of its own, started for the first async body."""
+    """One event loop on its own thread, started for the first async handler."""
 
     def __init__(self) -> None:
         self._pool: service.Pool | None = None
         self._loop: async_handlers.Loop | None = None
 
-    def spawn(self, body: _Body) -> None:
+    def spawn(self, body: _Handler) -> None:
         if self._loop is None:
             self._loop = loop = async_handlers.Loop()
             self._pool = service.Pool("worker-async", 1, lambda _: loop.serve())

@@ -1,4 +1,4 @@
-"""A page of shared memory on which a worker shows its parent that it judges, and what it judges."""
+"""Shared memory in which a worker shows its parent what it runs and that it checks its guards."""
 
 from __future__ import annotations
 
@@ -18,107 +18,109 @@ from queue_workflows.engine import claims, job_tables
 from queue_workflows.types import Row
 from queue_workflows.worker import current_job, guards
 
-VARIABLE = "QUEUE_WORKFLOWS_BOARD_FD"
-"""Tells a child the descriptor that it inherits; taken out of its environment when used."""
+VARIABLE = "QUEUE_WORKFLOWS_STATUS_FD"
+"""Names the inherited file descriptor to a child, which removes the variable from its environment.
+"""
 SIZE = 20480
-PLACES = 500
-"""How many bodies a worker runs at once at most."""
-_MAGIC = b"qw-board %-15.15b" % __version__.encode()
-"""After an upgrade a child may start below an older parent, which would not understand it."""
+MAX_HANDLERS = 500
+"""The most handlers that one worker runs at once."""
+_MAGIC = b"qw-status %-14.14b" % __version__.encode()
+"""Contains the version: after an upgrade a new child may run under an older parent."""
 _HEADER = struct.Struct("=24sq")
 _SLOT = struct.Struct("=QII")
 _CELLS = slice(32, 80)
-_RUNNING = slice(_CELLS.stop, _CELLS.stop + 8 * PLACES)
+_RUNNING = slice(_CELLS.stop, _CELLS.stop + 8 * MAX_HANDLERS)
 _SLOTS = (_RUNNING.stop, _RUNNING.stop + (SIZE - _RUNNING.stop) // 2)
 _ROOM = (SIZE - _RUNNING.stop) // 2 - _SLOT.size
-_BEAT, _JOB, _HEARD, _TELLS, _DUE, _FENCED = range(6)
+_BEAT, _JOB, _ACTIVE, _LISTS, _DUE, _FENCED = range(6)
 _ZERO = 0.5
-"""Stands for the `seq` 0, which an old row may have: a cell of 0.0 is empty."""
+"""Stands for `seq` 0, which an old row may have, since 0.0 marks an empty cell."""
 
 
-class Seen(NamedTuple):
-    """What a board showed at one instant; instants are those of `clock.boot_s`, 0: none."""
+class Snapshot(NamedTuple):
+    """The content of a shared status at one instant; times are those of `clock.boot_s`, 0: none."""
 
     beat: float
-    """When the worker judged last."""
+    """When the worker last checked its guards."""
     job: float
-    """The number of the job that began last, counted by its worker; 0: none runs."""
-    heard: float
-    """When the body of that job last showed life, if its guards want to know."""
+    """The number of the job that started last, as the worker counts; 0 if none runs."""
+    active_at: float
+    """When the handler of that job last showed activity, if its guards use it."""
     ran: frozenset[int] | None
-    """The `seq` of the jobs whose bodies run; None: this worker runs all that it holds."""
+    """The `seq` of the jobs whose handlers run; None: the worker runs all jobs that it has claimed.
+    """
     due: int | None
-    """The `seq` of the job for whose budget the kernel timer is armed; None: it tells none."""
+    """The `seq` of the job whose budget the kernel timer guards; None if unknown."""
     fenced: bool
-    """Whether it ends itself because the database kept it from renewing its leases."""
+    """Whether the worker exits because the database prevented its lease renewals."""
     record: Row
-    """What the worker said of itself and of its job last: see `account`. May be empty."""
+    """The last record that the worker wrote, see `worker_record`; may be empty."""
 
 
 class SharedStatus:
-    """One process writes it, its parent reads it.
+    """Status that one process writes and its parent reads.
 
-    A reader never waits and a writer makes no system call. The record has two slots in turn, each
-    with a checksum: a writer that is held up in the middle of one leaves the other. `begin`, `end`
-    and `beat` must not run side by side.
+    A reader never waits and a writer makes no system call. The record has two copies, written in
+    turn, each with a checksum, so a stalled writer leaves the other copy intact. `begin`, `end` and
+    `beat` must not run at the same time.
     """
 
     def __init__(self, memory: mmap.mmap, fd: int | None = None) -> None:
         self._memory = memory
         self._cells = memoryview(memory)[_CELLS].cast("d")
         self._running = memoryview(memory)[_RUNNING].cast("d")
-        self._places: dict[int, int] = {}
-        """Of each `seq` that runs, where it stands."""
-        self._free = [*range(PLACES)]
+        self._handler_slots: dict[int, int] = {}
+        """Slot number by the `seq` of each running job."""
+        self._free = [*range(MAX_HANDLERS)]
         self._count = 0
-        self._turn = 0
+        self._version = 0
         self.fd = fd
-        """The descriptor that a child inherits; only in the process that made the board."""
+        """The descriptor that a child inherits; set only in the process that created the memory."""
         self._closing = None if fd is None else weakref.finalize(self, os.close, fd)
 
     # The worker.
 
-    def tell(self) -> None:
-        """This worker may hold more jobs than those that run: it tells which do."""
-        self._cells[_TELLS] = 1.0
+    def enable_job_list(self) -> None:
+        """Note that this worker lists its running jobs, since it may have claimed more."""
+        self._cells[_LISTS] = 1.0
 
     def begin(self, record: Mapping[str, Any] | None = None, *, seq: int | None = None) -> None:
-        """A job runs from now on; without its record the next `beat` brings that.
+        """Note that a job runs; without `record` the next `beat` writes the record.
 
-        `seq`: that of the job, in a worker that tells; None in any other.
+        `seq` is that of the job if the worker lists its jobs, else None.
         """
         self._count += 1
-        self._cells[_HEARD] = 0.0
+        self._cells[_ACTIVE] = 0.0
         if seq is not None and self._free:
-            self._places[seq] = place = self._free.pop()
-            self._running[place] = seq or _ZERO
+            self._handler_slots[seq] = slot = self._free.pop()
+            self._running[slot] = seq or _ZERO
         if record is not None:
             self._write(record)
         self._cells[_JOB] = self._count
 
     def due(self, seq: int) -> None:
-        """Of the jobs that run this one's budget ends first."""
+        """Note the job whose budget ends first among the running ones."""
         self._cells[_DUE] = seq or _ZERO
 
     def fence(self) -> None:
-        """The worker ends itself now, because the database kept it from renewing its leases."""
+        """Note that the worker exits because the database prevented its lease renewals."""
         self._cells[_FENCED] = 1.0
 
-    def heard(self, now: float) -> None:
-        """The body showed life."""
-        self._cells[_HEARD] = now
+    def set_active(self, now: float) -> None:
+        """Note that the handler showed activity."""
+        self._cells[_ACTIVE] = now
 
     def end(self, *, seq: int | None = None) -> None:
-        """A job has ended; `seq` as it was given to `begin`."""
-        place = None if seq is None else self._places.pop(seq, None)
-        if place is not None:
-            self._running[place] = 0.0
-            self._free.append(place)
-        if not self._places:
+        """Note that a job has ended; `seq` as it was passed to `begin`."""
+        slot = None if seq is None else self._handler_slots.pop(seq, None)
+        if slot is not None:
+            self._running[slot] = 0.0
+            self._free.append(slot)
+        if not self._handler_slots:
             self._cells[_JOB] = 0.0
 
     def beat(self, now: float, record: Mapping[str, Any]) -> None:
-        """The worker judges, now."""
+        """Write the record and note that the worker checked its guards at `now`."""
         self._write(record)
         self._cells[_BEAT] = now
 
@@ -126,24 +128,24 @@ class SharedStatus:
         text = json.dumps({**record, "number": self._count}).encode()
         if len(text) > _ROOM:
             text = b"{}"
-        self._turn += 1
-        at = _SLOTS[self._turn % 2]
-        _SLOT.pack_into(self._memory, at, self._turn, len(text), zlib.crc32(text))
+        self._version += 1
+        at = _SLOTS[self._version % 2]
+        _SLOT.pack_into(self._memory, at, self._version, len(text), zlib.crc32(text))
         self._memory[at + _SLOT.size : at + _SLOT.size + len(text)] = text
 
-    # Its parent, and both.
+    # Its parent, or both.
 
-    def read(self) -> Seen:
-        """What it shows now."""
-        beat, job, heard, tells, due, fenced = self._cells.tolist()
+    def read(self) -> Snapshot:
+        """Return the present content."""
+        beat, job, active_at, lists_jobs, due, fenced = self._cells.tolist()
         ran = None
-        if tells:
+        if lists_jobs:
             ran = frozenset(int(seq) for seq in self._running.tolist() if seq and job)
         due_seq = int(due) if due else None
-        return Seen(beat, job, heard, ran, due_seq, fenced != 0.0, self._read())
+        return Snapshot(beat, job, active_at, ran, due_seq, fenced != 0.0, self._read())
 
     def _read(self) -> Row:
-        """The newest slot that is whole."""
+        """Return the newest copy of the record with a valid checksum."""
         slots = [(*_SLOT.unpack_from(self._memory, at), at + _SLOT.size) for at in _SLOTS]
         for _, size, checksum, at in sorted(slots, reverse=True):
             text = self._memory[at : at + min(size, _ROOM)]
@@ -152,26 +154,26 @@ class SharedStatus:
         return {}
 
     def clear(self) -> None:
-        """Nobody judges, and nothing is known."""
-        for seq in [*self._places]:
+        """Reset the status: no job runs and nothing is known."""
+        for seq in [*self._handler_slots]:
             self.end(seq=seq)
-        for cell in (_BEAT, _JOB, _HEARD, _FENCED):
+        for cell in (_BEAT, _JOB, _ACTIVE, _FENCED):
             self._cells[cell] = 0.0
         for at in _SLOTS:
             _SLOT.pack_into(self._memory, at, 0, 0, 0)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._closing is not None:
             self._closing()
 
 
 def make() -> SharedStatus | None:
-    """A board for a child of this process; None where there is no anonymous file to share."""
+    """Create a shared status for a child, or return None where there is no anonymous file."""
     if sys.platform != "linux":
         return None
     try:
-        fd = os.memfd_create("queue-workflows-board")
+        fd = os.memfd_create("queue-workflows-status")
     except OSError:
         return None
     os.truncate(fd, SIZE)
@@ -181,7 +183,7 @@ def make() -> SharedStatus | None:
 
 
 def attach() -> SharedStatus:
-    """The board that this process's parent reads, for the first who asks; else one nobody reads."""
+    """Return the status that this process's parent reads, once; afterwards a private one."""
     given = os.environ.pop(VARIABLE, "")
     if given.isdecimal():
         with contextlib.suppress(OSError, ValueError):
@@ -191,25 +193,25 @@ def attach() -> SharedStatus:
 
 def _inherited(fd: int) -> SharedStatus:
     memory = mmap.mmap(fd, SIZE)
-    # A number that a process further up was told may mean any other file here.
+    # The number may come from a process further up, and be another file here.
     if _HEADER.unpack_from(memory) != (_MAGIC, os.getppid()):
         memory.close()
-        raise ValueError(f"descriptor {fd} is no board of the parent's")
+        raise ValueError(f"descriptor {fd} is not the parent's shared status")
     os.close(fd)
     return SharedStatus(memory)
 
 
-def account(
+def worker_record(
     who: claims.Claimant,
     work: current_job.Work | None,
     *,
     shown: bool = False,
     queues: Sequence[str] = (),
 ) -> Row:
-    """The record of a worker: pid, host, queue, obey; with a job its lease, started, and guards.
+    """Return the record of a worker: pid, host, queue, obey; with a job its lease and guards.
 
-    `shown`: whether the GPU's tools have shown a number yet. `queues`: those whose bodies run, of
-    a worker of several.
+    `shown` says whether the GPU's tools have reported a value yet. `queues` are those whose
+    handlers run, if the worker serves several.
     """
     record: Row = {"pid": os.getpid(), "host": who.host, "queue": who.queue, "obey": who.obey}
     record["queues"] = [*queues]
@@ -224,7 +226,7 @@ def account(
 
 
 def lease_of(record: Row) -> job_tables.Lease:
-    """The claim of a record that has one."""
+    """Return the claim in a record that has one."""
     name, job_id, worker_id, claim_no = record["lease"]
     table = next(t for t in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS) if t.name == name)
     return job_tables.Lease(table, job_id, worker_id, claim_no)

@@ -1,4 +1,4 @@
-"""How a worker leaves in the middle of a job: the record first, within bounds, then the exit."""
+"""End a worker during a job: write a bounded record first, then exit."""
 
 from __future__ import annotations
 
@@ -24,47 +24,49 @@ from queue_workflows.worker import claims_in_flight, current_job, guards, kill_t
 _log = logging.getLogger(__name__)
 BOOKKEEPING_S = 2.0
 ANSWER_S = 0.5
-"""How long the watch's connection gets to be free and to answer, before another is opened."""
+"""Seconds for which the lease keeper's connection may be busy or silent, before another is opened.
+"""
 ORDERLY = (0, guards.EXIT_CONTROL)
-"""Exit codes of a worker that was told to leave: nothing went wrong, and it is not missed."""
+"""Exit codes of a worker that exited on request, so that it needs no death record."""
 RENEW_MARGIN_S = 2.5
-"""A lost claim is not tidied up after so shortly before its lease would have ended."""
+"""A claim lost so few seconds before its lease would end is left without a record."""
 
 
 class Shutdown:
-    """Carries out what guards, a stop and a cancel have decided about a job that runs.
+    """Carry out what guards, a stop or a cancel have decided about a running job.
 
-    An exit is armed before anything is asked of the database, and comes only if that job still
-    runs: `held_` gives what is held, by lane, or None once it does not. What else runs then goes
-    back first, uncounted. Asked is over the connection `kept` by the watch; if that is in use or
-    does not answer, over one more. `fence` is called when an exit with EXIT_LOST is certain.
+    The exit is armed before the database is asked, and happens only if that job still runs:
+    `in_flight` returns the claims in flight of each slot, or None once it does not. Other running
+    jobs are handed back first, uncounted. The record uses the lease keeper's connection
+    `dedicated`. If that is busy or silent, it uses another one. `fence` is called when an exit with
+    EXIT_LOST is certain.
     """
 
     def __init__(
         self,
         whos: Sequence[Callable[[], claims.Claimant]],
-        held_: Callable[
+        in_flight: Callable[
             [current_job.Work | None], Sequence[claims_in_flight.ClaimsInFlight] | None
         ],
         *,
-        kept: db.DedicatedConnection,
-        fuses_: kill_timers.KillTimers,
+        dedicated: db.DedicatedConnection,
+        kill_timers_: kill_timers.KillTimers,
         fence: Callable[[], object],
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
         self._whos = whos
-        self._held = held_
-        self._kept = kept
-        self._fuses = fuses_
+        self._in_flight = in_flight
+        self._dedicated = dedicated
+        self._kill_timers = kill_timers_
         self._fence = fence
         self._on_exit = on_exit
         self._now = now_fn
         self.decided = False
-        """Whether the process is about to leave: nothing is claimed any more."""
+        """Whether the process is about to exit, so that nothing may be claimed."""
 
     def give_back(self, work: current_job.Work) -> None:
-        """A stopping worker's job did not end in time: it goes back, uncounted."""
+        """Hand back the job of a stopping worker that did not end in time, uncounted; exit."""
         _log.warning("job %s did not end in time; handing it back", work.job["id"])
         self._end(
             work,
@@ -74,36 +76,36 @@ class Shutdown:
         )
 
     def stop_cancelled(self, work: current_job.Work) -> None:
-        """A cancelled body that goes on past its grace ends with its process."""
-        _log.warning("job %s was cancelled and did not end; leaving", work.job["id"])
+        """Exit because a cancelled handler has not ended within its grace."""
+        _log.warning("job %s was cancelled and did not end; exiting", work.job["id"])
         self._end(
             work,
             guards.EXIT_CONTROL,
             lambda conn: handback.hand_back(conn, work.lease, reason="cancelled"),
         )
 
-    def trip(self, work: current_job.Work, trip: guards.Trip) -> None:
-        """A guard's verdict takes effect: requeued or failed with its events, then the exit."""
-        _log.error("job %s: %s; leaving with %d", work.job["id"], trip.reason, trip.code)
-        if trip.code == guards.EXIT_LOST:
+    def end_by_guard(self, work: current_job.Work, failure: guards.Failure) -> None:
+        """Requeue or fail the job as its guard demands, with its events; then exit."""
+        _log.error("job %s: %s; exiting with code %d", work.job["id"], failure.reason, failure.code)
+        if failure.code == guards.EXIT_LOST:
             late = self._now() >= work.lease_end.ends - RENEW_MARGIN_S
-            self._end(work, trip.code, None if late else lambda _: True)
+            self._end(work, failure.code, None if late else lambda _: True)
             return
         seconds = self._now() - work.started
         self._end(
             work,
-            trip.code,
-            lambda conn: record_trip(conn, work.lease, trip, seconds),
-            # A job that another write has settled meanwhile is nobody's fault.
+            failure.code,
+            lambda conn: record_failure(conn, work.lease, failure, seconds),
+            # Another write may have ended the job meanwhile: then there is no reason to exit.
             only_if_written=True,
         )
 
-    def obeyed(self, code: int) -> None:
-        """Nothing runs any more, a stop policy has given it back or a load was all: the exit."""
-        self._fuses.leave(code)
-        with self._asking() as conn:
+    def exit_with(self, code: int) -> None:
+        """Exit without a running job, after a stop policy or a load request that took too long."""
+        self._kill_timers.leave(code)
+        with self._bookkeeping_connection() as conn:
             self._release(conn, None, "its worker was turned off")
-            self._take_leave(conn, code)
+            self._deregister(conn, code)
             self._on_exit(code)
         self._stay()
 
@@ -114,37 +116,37 @@ class Shutdown:
         write: Callable[[db.Connection], object] | None,
         *,
         only_if_written: bool = False,
-        others: str = "its worker had to leave",
+        others: str = "its worker had to exit",
     ) -> None:
-        self._fuses.leave(code)
-        with self._asking() if write else contextlib.nullcontext() as conn:
+        self._kill_timers.leave(code)
+        with self._bookkeeping_connection() if write else contextlib.nullcontext() as conn:
             written = write is None or self._record(conn, work, write, code)
-            if self._held(work) is not None and (written or not only_if_written):
+            if self._in_flight(work) is not None and (written or not only_if_written):
                 if code == guards.EXIT_LOST:
-                    # Before what follows, which waits for a renewal that has no reply: the kernel
+                    # First, since the next step waits for a renewal that has no reply: the kernel
                     # timer of the lease may end the process first.
                     self._fence()
                 self._release(conn, work, others)
                 if not written:
-                    self._take_leave(conn, code)
+                    self._deregister(conn, code)
                 self._on_exit(code)
         self._stay()
 
     def _stay(self) -> None:
-        self._fuses.stay()
+        self._kill_timers.stay()
         self.decided = False
 
     @contextlib.contextmanager
-    def _asking(self) -> Generator[db.Connection | None]:
-        """A connection whose statements have BOOKKEEPING_S; None: the database cannot be asked."""
-        with self._kept.lend(within_s=ANSWER_S, statement_s=BOOKKEEPING_S) as conn:
+    def _bookkeeping_connection(self) -> Generator[db.Connection | None]:
+        """Yield a connection with a statement timeout of BOOKKEEPING_S, or None."""
+        with self._dedicated.lend(within_s=ANSWER_S, statement_s=BOOKKEEPING_S) as conn:
             if conn is not None:
                 yield conn
                 return
         try:
             conn = db.connect(timeout_s=BOOKKEEPING_S, connect_s=BOOKKEEPING_S)
         except db.Error as error:
-            _log.warning("leaving without a record, the database cannot be asked: %s", error)
+            _log.warning("exiting without a record, the database cannot be reached: %s", error)
             yield None
             return
         with contextlib.closing(conn):
@@ -157,53 +159,54 @@ class Shutdown:
         write: Callable[[db.Connection], object],
         code: int,
     ) -> bool:
-        """Best effort; True too when the database could not be asked.
+        """Write the record; return False only if it was not needed.
 
-        The goodbye goes along, as a body goes on between the end of its claim and the exit.
+        Returns True too if the database could not be reached. The worker is deregistered in the
+        same transaction, since its handler runs on until the exit.
         """
-        rest = self._held(work)
+        rest = self._in_flight(work)
         if rest is None:
             return False
         for each in rest:
-            each.give_up("its batch ended")
+            each.return_waiting("its batch ended")
         if conn is None:
             return True
         try:
             with conn.transaction():
                 written = write(conn)
                 if written:
-                    self._take_leave(conn, code)
-                    self._age(conn)
+                    self._deregister(conn, code)
+                    self._expire_heartbeat(conn)
             with rest[0].writing():
                 for each in rest:
                     claims_in_flight.write(conn, each)
             return bool(written)
         except db.Error as error:
-            _log.warning("could not record the end of job %s: %s", work.job["id"], error)
+            _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
             return True
 
     def _release(
         self, conn: db.Connection | None, work: current_job.Work | None, reason: str
     ) -> None:
-        """Hand back what runs besides this job, as it ends with its process. Best effort."""
+        """Hand back the other running jobs, whose handlers end with the process. Best effort."""
         self.decided = True
-        rest = self._held(work)
+        rest = self._in_flight(work)
         if not rest:
             return
-        # What is being claimed right now is held once nobody else writes.
+        # A claim in progress is in the claims in flight once this thread may write.
         with rest[0].writing():
             for each in rest:
-                each.abandon(reason, but=work and work.lease)
+                each.return_all(reason, exclude=work and work.lease)
             if conn is None:
                 return
             try:
                 for each in rest:
                     claims_in_flight.write(conn, each)
             except db.Error as error:
-                _log.warning("could not hand back what else runs: %s", error)
+                _log.warning("cannot hand back the other running jobs: %s", error)
 
-    def _take_leave(self, conn: db.Connection | None, code: int) -> None:
-        """Say goodbye, so that nobody takes the worker for idle, and then for dead."""
+    def _deregister(self, conn: db.Connection | None, code: int) -> None:
+        """Deregister the workers, so that nobody counts them as idle and later as dead."""
         if conn is None or code not in ORDERLY:
             return
         try:
@@ -211,10 +214,10 @@ class Shutdown:
                 for who in self._whos:
                     workers.stop(conn, who().worker_id)
         except db.Error as error:
-            _log.debug("could not say goodbye: %s", error)
+            _log.debug("cannot deregister: %s", error)
 
-    def _age(self, conn: db.Connection) -> None:
-        """Nobody serves there until this worker is back, unless another does."""
+    def _expire_heartbeat(self, conn: db.Connection) -> None:
+        """Expire the heartbeat of these queues unless another worker serves them."""
         live_s = config.STALE_WORKER_AFTER_S.read()
         try:
             with conn.transaction():
@@ -222,28 +225,32 @@ class Shutdown:
                     who = each()
                     workers.clear_heartbeat(conn, who.host, who.queue, who.worker_id, live_s)
         except db.Error as error:
-            _log.debug("could not age the heartbeat: %s", error)
+            _log.debug("cannot expire the heartbeat: %s", error)
 
 
-def unless_forked(pid: int, outcome: outcomes.Outcome) -> None:
-    """End a child that the body forked and that fell out of it: what it holds is its parent's."""
+def exit_if_forked(pid: int, outcome: outcomes.Outcome) -> None:
+    """Exit if this process is a child that the handler forked: its parent has the claim."""
     if os.getpid() != pid:
         os._exit(outcome.kind != "completed")
 
 
-def record_trip(
-    conn: db.Connection, lease: job_tables.Lease, trip: guards.Trip, seconds: float, **more: object
+def record_failure(
+    conn: db.Connection,
+    lease: job_tables.Lease,
+    failure: guards.Failure,
+    seconds: float,
+    **more: object,
 ) -> Row | None:
-    """Requeue or fail a job as its guard demands, with its events, in one transaction; its row.
+    """Requeue or fail a job as its guard demands, with its events, in one transaction.
 
-    `more` goes into the events' detail. None: the claim is lost, nothing was written.
+    `more` goes into the events' detail. Returns the row, or None if the claim was lost.
     """
-    detail = payload.encode({"guard": trip.event, "exit_code": trip.code, **more}, "detail")
+    detail = payload.encode({"guard": failure.event, "exit_code": failure.code, **more}, "detail")
     with conn.transaction():
         row = attempts.end_by_watchdog(
-            conn, lease, error=trip.reason, seconds=seconds, detail=detail
+            conn, lease, error=failure.reason, seconds=seconds, detail=detail
         )
         if row is not None:
             job = row | {"worker_id": lease.worker_id}
-            job_events.note(conn, lease.table, job, trip.event, detail=detail, elapsed_s=seconds)
+            job_events.note(conn, lease.table, job, failure.event, detail=detail, elapsed_s=seconds)
     return row

@@ -1,4 +1,4 @@
-"""A queue that a worker process serves, and the identity under which it claims there."""
+"""One queue that a worker process serves, with its claimant and its claims in flight."""
 
 from __future__ import annotations
 
@@ -29,4 +29,6 @@ class Slot:
     ) -> None:
         self.who = who
         self.concurrency = concurrency
-        self.held = claims_in_flight.ClaimsInFlight(writing=writing, patient=patient, now_fn=now_fn)
+        self.in_flight = claims_in_flight.ClaimsInFlight(
+            writing=writing, patient=patient, now_fn=now_fn
+        )

@@ -127,15 +127,14 @@ class Reader:
 
 @pytest.fixture
 def reader(
-    fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    migrated_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    monkeypatch.setenv("QUEUE_WORKFLOWS_TEST_DB_URL", fresh_database)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_TEST_DB_URL", migrated_database)
     before = set(sys.modules)
-    db.bootstrap()
-    made = Reader(tmp_path, fresh_database)
+    made = Reader(tmp_path, migrated_database)
     yield made
     made.end()
     db.close_pool()

@@ -165,28 +165,26 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
 
 
 @pytest.fixture
-def worker_dsn(fresh_database: str) -> Generator[str]:
+def worker_dsn(migrated_database: str) -> Generator[str]:
     """The DSN of a migrated database for a role with the rights that the host guide grants."""
-    guide = markdown.blocks(ROOT / "docs" / "host-guide.md")
+    guide = markdown.blocks(ROOT / "docs" / "app-guide.md")
     grants = next(block.text for block in guide if "CREATE ROLE letters_worker" in block.text)
     role = f"letters_{os.getpid()}_test"
-    with commands.commands(QUEUE_WORKFLOWS_DB_URL=fresh_database) as owner:
-        assert owner.run("queue-workflows", "migrate").process.returncode == 0
-    with psycopg.connect(fresh_database, autocommit=True) as admin:
+    with psycopg.connect(migrated_database, autocommit=True) as admin:
         for statement in grants.replace("letters_worker", role).split(";"):
             admin.execute(statement.encode())
         if admin.info.server_version < 150000:
             admin.execute("REVOKE CREATE ON SCHEMA public FROM public")
-        yield conninfo.make_conninfo(fresh_database, options=f"-c role={role}")
+        yield conninfo.make_conninfo(migrated_database, options=f"-c role={role}")
         admin.execute(f"DROP OWNED BY {role}".encode())
         admin.execute(f"DROP ROLE {role}".encode())
 
 
 def test_workers_and_apps_need_no_more_rights_than_the_guide_grants(
-    fresh_database: str, worker_dsn: str, tmp_path: Path
+    migrated_database: str, worker_dsn: str, tmp_path: Path
 ) -> None:
     with (
-        commands.commands(QUEUE_WORKFLOWS_DB_URL=fresh_database) as owner,
+        commands.commands(QUEUE_WORKFLOWS_DB_URL=migrated_database) as owner,
         commands.commands(QUEUE_WORKFLOWS_DB_URL=worker_dsn) as limited,
     ):
         owner.start("queue-orchestrator", "--app", TOYHOST)

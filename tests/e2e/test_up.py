@@ -130,7 +130,7 @@ def test_a_pool_that_cannot_be_is_refused_before_anything_starts(cli: Commands) 
     for options, said in refused:
         assert said in commands.refused(cli.run(*STUBBORN, *options))
     said = commands.refused(cli.run(*STUBBORN, WORKERS_JSON='[{"queue": "work"}, 5]'))
-    assert "WORKERS_JSON[1]: 5 is no object" in said
+    assert "WORKERS_JSON[1]: 5 is not an object" in said
 
 
 def test_a_killed_orchestrator_comes_back(cli: Commands, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db as engine
-from queue_workflows import node_pool, run_store
+from queue_workflows import run_store
 from queue_workflows.engine import claims
+from queue_workflows.maintenance import recovery
 from tests.support import factories, flow, invariants, toy_app
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import until
@@ -140,8 +141,8 @@ def test_only_the_end_of_a_run_ends_its_jobs_at_a_restart(
     conn.execute("UPDATE workflow_runs SET status = %s", (status,))
     if lapsed:
         factories.expire(conn, held)
-    assert node_pool.recover(lambda _: False) is True
-    node_pool.sweep_orphans()
+    assert recovery.recover_at_start(lambda _: False) is True
+    recovery.cancel_orphans()
     assert flow.states(run_id) == {
         "n": "queued" if lapsed else "running",
         "waits": "queued",

@@ -13,7 +13,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db as engine
-from queue_workflows import errors, node_pool, node_queue
+from queue_workflows import errors, node_queue
+from queue_workflows.maintenance import recovery
 from queue_workflows.worker import claimer
 from tests.support import flow, invariants
 
@@ -134,7 +135,7 @@ def test_a_connection_lost_at_any_statement_loses_and_doubles_nothing(
                     "UPDATE workflow_node_jobs SET lease_expires_at = now() - interval '1 s'"
                     " WHERE status = 'running'"
                 )
-                node_pool.reclaim()
+                recovery.reclaim()
                 conn.execute("UPDATE workflow_node_jobs SET available_at = NULL")
                 world.bring_on()
                 where = f"statement {nth}, {plan.hit}"

@@ -110,7 +110,7 @@ WORKING = (
     "worker.claimer._record",
     "attempts.fail",
     "workers.stop",
-    "watch._beat",
+    "lease_keeper._beat",
 )
 DISPATCHING = ("starts._start", "drain._batch", "inputs.ask", "input_listener.process_once")
 MAIN = "MainThread"
@@ -121,7 +121,7 @@ SWEEPS = {
     "hooked-worker": Sweep(WORKER, "", workloads.ShortRuns, ORCHESTRATOR, HOOKS, WORKING),
     "orchestrator": Sweep(ORCHESTRATOR, "dispatch", workloads.Runs, WORKER, places=DISPATCHING),
     "hooked-orchestrator": Sweep(
-        ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_outside")
+        ORCHESTRATOR, "", workloads.ShortRuns, WORKER, HOOKS, (*DISPATCHING, "_learn_without_lock")
     ),
     "ingest": Sweep(NOTES, MAIN, workloads.Notes, places=WORKING),
     "batch": Sweep(

@@ -136,7 +136,7 @@ def test_a_body_that_keeps_the_gil_past_its_budget_is_counted_alone(
 def test_wrong_entries_are_refused_by_name(cli: Commands) -> None:
     bad = '[{"queue": "gpu"}, {"queue": "work", "concurrency": 0}]'
     said = commands.refused(cli.run(SCRIPT, "--workers", bad))
-    assert "workers[0]: queue 'gpu' is of workflow nodes" in said
+    assert "workers[0]: queue 'gpu' runs workflow nodes" in said
     assert "; workers[1]: concurrency 0: a whole number from 1 to 500" in said
     said = commands.refused(cli.run(SCRIPT, "--workers", WORKERS_JSON="[{}]"))
-    assert "WORKERS_JSON[0]: it names no queue" in said
+    assert "WORKERS_JSON[0]: `queue` is missing" in said

@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     problems: list[str] = []
     seats = (*fleet.SEATS, *fleet.MORE)
     with database.throw_away_server() as dsn, database.Database(dsn) as server:
+        server.migrate()
         for number, purpose in enumerate(purposes):
             left = ends - time.monotonic()
             until = time.monotonic() + left / (len(purposes) - number)

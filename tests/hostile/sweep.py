@@ -188,10 +188,7 @@ class Ground:
     def __enter__(self) -> Ground:
         self._stack = ExitStack()
         self._stack.enter_context(folders.made())
-        dsn = self._server.create(self._template)
-        with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
-            db.bootstrap()
-            db.close_pool()
+        self._server.create_migrated(self._template)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,12 +208,7 @@ class Ground:
     def arena(self, purpose: str) -> Generator[Arena]:
         """A new arena; the engine of this process works on its database meanwhile."""
         name = self._server.fresh_name()
-        self._server.admin.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
-                sql.Identifier(name), sql.Identifier(self._template)
-            )
-        )
-        dsn = database.url({**self._server.parts, "dbname": name})
+        dsn = self._server.create(name, template=self._template)
         with ExitStack() as stack:
             stack.callback(self._server.drop, name)
             stack.enter_context(_engine(dsn))

@@ -164,10 +164,9 @@ def test_a_broken_invariant_is_named_with_what_breaks_it(conn: Any, mutant: str)
 
 
 def test_a_second_row_for_a_node_or_a_fire_is_named(
-    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+    migrated_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    engine.bootstrap()
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
     with engine.connect() as own:
         own.execute("ALTER TABLE schedule_fires DROP CONSTRAINT schedule_fires_pkey")
         own.execute(

@@ -180,12 +180,12 @@ def test_what_is_told_before_a_batch_is_held_is_looked_at_again(monkeypatch: Any
     subject = lease_keeper.LeaseKeeper([own], on_exit=lambda _: None)
     woken: list[tuple[str, ...]] = []
     monkeypatch.setattr(subject, "wake", lambda *tasks: woken.append(tasks))
-    subject.batches()
+    subject.enable_batches()
     sent_at = guards.LeaseEnd(1.0, 600.0)
-    subject.hold(own.held, [], sent_at, 1.0)
+    subject.add_claims(own.in_flight, [], sent_at, 1.0)
     assert woken == []
     subject.cancelled("a-job-of-this-claim")
-    subject.hold(own.held, [], sent_at, 1.0)
+    subject.add_claims(own.in_flight, [], sent_at, 1.0)
     assert woken == [("renew", "control")]
 
 
@@ -257,7 +257,7 @@ def test_a_stop_between_two_bodies_hands_back_what_has_not_begun(
     conn: engine.Connection, bodies: Bodies, patient: None, monkeypatch: Any
 ) -> None:
     # The watch may end before it has looked.
-    monkeypatch.setattr(lease_keeper.LeaseKeeper, "_mind_batch", lambda self: None)
+    monkeypatch.setattr(lease_keeper.LeaseKeeper, "_write_back_due", lambda self: None)
     ids = enqueue(4)
     subject = worker()
     bodies.tell = lambda i: i == 1 and subject.stop()
@@ -357,7 +357,7 @@ def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
     monkeypatch.setattr(lease_keeper, "BATCH_S", 0.0)
     monkeypatch.setattr(lease_keeper, "RENEW_MAX_S", 0.0)
     monkeypatch.setattr(claims_in_flight, "WRITING_S", 60.0)
-    monkeypatch.setattr(batch.Batch, "_paced", lambda self, *_: self._size)
+    monkeypatch.setattr(batch.Batch, "_next_size", lambda self, *_: self._size)
     writing, overlaps = set[str](), list[str]()
 
     def alone(worker_id: str, write: Callable[[], Any]) -> Any:
@@ -387,7 +387,11 @@ def test_whatever_the_watch_takes_no_job_runs_twice_nor_is_recorded_twice(
     with running(first, bodies), running(second, bodies):
         until(lambda: set(states(conn)) == {"completed"}, timeout_s=60)
     assert overlaps == [], "they may lock the same rows, each in its own order"
-    assert first._watch._lanes[0].held.claims() == second._watch._lanes[0].held.claims() == {}
+    assert (
+        first._keeper._slots[0].in_flight.claims()
+        == second._keeper._slots[0].in_flight.claims()
+        == {}
+    )
     assert Counter(bodies.ran) == Counter(range(count))
     types = Counter(factories.column(conn, "SELECT event_type FROM ingest_job_events"))
     assert types["completed"] == count
@@ -487,7 +491,7 @@ def test_the_results_of_a_full_batch_are_recorded_while_the_next_one_runs(
         until(are(conn, *["completed"] * 7))
     assert {each for each in by if any(each[1:])} == {
         ("test-worker", 0, 4),
-        ("worker-watch", 4, 0),
+        ("lease-keeper", 4, 0),
         ("test-worker", 0, 3),
         ("test-worker", 3, 0),
     }
@@ -551,7 +555,7 @@ def test_after_a_long_body_less_is_claimed_until_bodies_are_short_again() -> Non
     assert subject is not None
 
     def paced(ran: int, seconds: float) -> int:
-        subject._next = subject._paced(ran, seconds)
+        subject._next = subject._next_size(ran, seconds)
         return subject._next
 
     assert paced(100, 0.02) == 100

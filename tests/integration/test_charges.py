@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from queue_workflows import db as engine
-from queue_workflows import node_pool
 from queue_workflows.engine import handback, job_events, job_tables, recovery
+from queue_workflows.maintenance import periodic
+from queue_workflows.maintenance import recovery as maintenance_recovery
 from queue_workflows.types import Row
 from tests.support import factories
 
@@ -134,7 +135,7 @@ def test_a_lease_that_was_renewed_last_before_the_database_came_back_counts_noth
     job = claimed(conn, family)
     fresh = claimed(conn, family)
     lapse(conn, job)
-    node_pool.reclaim(conn, had_s=had_s)
+    maintenance_recovery.reclaim(conn, had_s=had_s)
     row = factories.reread(conn, job)
     assert (row["status"], row["crash_count"], row["priority"]) == ("queued", counted, 10)
     assert events(conn, job) == ["claimed", "reclaimed" if counted else "requeued"]
@@ -146,12 +147,12 @@ def test_an_orchestrator_that_missed_a_look_counts_nothing_until_it_has_seen_a_l
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S", "1")
     now = [1000.0]
-    sweeps = node_pool.Sweeps(lambda: now[0])
+    sweeps = periodic.PeriodicTasks(lambda: now[0])
     try:
         first = claimed(conn, "ingest")
         for _ in range(70):
             now[0] += 1
-            sweeps.look()
+            sweeps.check()
         lapse(conn, first, renewed_ago_s=60)
         sweeps.reclaim()
         assert state(conn, first) == ("queued", 1), "it was there all the time"
@@ -162,7 +163,7 @@ def test_an_orchestrator_that_missed_a_look_counts_nothing_until_it_has_seen_a_l
         assert state(conn, second) == ("queued", 0)
         for _ in range(70):
             now[0] += 1
-            sweeps.look()
+            sweeps.check()
         third = claimed(conn, "node")
         lapse(conn, third, renewed_ago_s=60)
         sweeps.reclaim()

@@ -250,14 +250,14 @@ def test_a_trip_never_reaches_the_next_job(body: Body) -> None:
     first = queued()
     codes: list[int] = []
     subject = worker(on_exit=codes.append)
-    watcher = subject._watch
+    watcher = subject._keeper
     thread = threading.Thread(target=subject.run_once)
     thread.start()
     assert body.started.wait(30)
     (old,) = watcher._works
     body.release.set()
     thread.join(15)
-    watcher._leaving.trip(old, guards.Trip(75, "budget_trip", "late"))
+    watcher._shutdown.end_by_guard(old, guards.Failure(75, "budget_trip", "late"))
     watcher._renew()
     watcher._close()
     assert codes == []
@@ -281,12 +281,12 @@ def test_the_goodbye_goes_along_with_the_hand_back(
     thread = threading.Thread(target=subject.run_once)
     thread.start()
     assert body.started.wait(30)
-    (held,) = subject._watch._works
-    subject._watch._leaving.give_back(held)
+    (held,) = subject._keeper._works
+    subject._keeper._shutdown.give_back(held)
     assert seen == ["running", "0, queued"]
     body.release.set()
     thread.join(15)
-    subject._watch._close()
+    subject._keeper._close()
 
 
 def test_a_connection_that_dies_under_the_body_costs_nothing(body: Body) -> None:

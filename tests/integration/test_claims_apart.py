@@ -400,7 +400,7 @@ def test_a_renewal_that_one_row_refuses_renews_the_others(conn: engine.Connectio
     ends = {lease: guards.LeaseEnd(0.0, 5.0) for lease in leases(conn, 3)}
     with refusing(conn, "ingest_jobs", "OLD.id = 'j1'"):
         found = claims_in_flight.renew(conn, ends, {}, lease_s=60.0, sent=100.0)
-    assert found == claims_in_flight.Found([], [])
+    assert found == claims_in_flight.RenewalResult([], [])
     assert {lease.job_id: end.ends for lease, end in ends.items()} == {
         "j0": 105.0,
         "j1": 5.0,

@@ -94,7 +94,7 @@ def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
     with pytest.raises(errors.InvalidConfig, match=r"none\.json' cannot be read \(No such"):
         pool_config.option(str(tmp_path / "none.json"))
     file.write_bytes(b"\xff")
-    with pytest.raises(errors.InvalidConfig, match=r"cannot be read \(it is no text\)"):
+    with pytest.raises(errors.InvalidConfig, match=r"cannot be read \(it is not UTF-8 text\)"):
         pool_config.option(str(file))
 
 

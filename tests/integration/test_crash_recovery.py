@@ -173,15 +173,15 @@ def test_a_poisoned_jobs_error_names_the_last_worker_how_it_died_and_its_last_be
 
 
 def killed_by_its_parent(
-    trip: guards.Trip, lease: job_tables.Lease | None = None
+    trip: guards.Failure, lease: job_tables.Lease | None = None
 ) -> supervisor.Exit:
-    sentence = hang_detection.Sentence(trip, LABEL, "gpu", lease, 4.5)
-    verdict = supervisor.Verdict(trip.code, trip.reason, sentence)
+    decision = hang_detection.Decision(trip, LABEL, "gpu", lease, 4.5)
+    verdict = supervisor.Verdict(trip.code, trip.reason, decision)
     return supervisor.Exit("w", os.getpid(), trip.code, None, 42, 0.5, verdict)
 
 
-STALL = guards.Trip(guards.EXIT_STALL, "stall_trip", "no beat for 9 s")
-OFF = guards.Trip(guards.EXIT_CONTROL, hang_detection.OFF, "turned off")
+STALL = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat for 9 s")
+OFF = guards.Failure(guards.EXIT_CONTROL, hang_detection.OFF, "turned off")
 
 
 def events_of(db: ModuleType, run_id: str, node_id: str) -> dict[str, dict[str, object]]:
@@ -286,7 +286,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
     run_id = queued("a", "b")
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
-    trip = guards.Trip(0, hang_detection.STOPPED, "told to stop, and did not")
+    trip = guards.Failure(0, hang_detection.STOPPED, "it was told to stop, and did not")
     ended = killed_by_its_parent(trip, job_tables.lease_of(job_tables.NODE_JOBS, claims[0]))
     if not silent:
         ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
@@ -417,7 +417,7 @@ def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
         (None, signal.SIGKILL, 42, "killed by SIGKILL, peak memory 42 MB"),
         (1, None, 0, "ended with exit code 1"),
         (None, 63, 0, "killed by 63"),
-        (None, None, 0, "ended for a reason unknown"),
+        (None, None, 0, "ended for an unknown reason"),
     ],
 )
 def test_the_evidence_says_how(code: int | None, signum: int | None, rss: int, said: str) -> None:

@@ -684,7 +684,7 @@ def test_two_dispatchers_on_one_run_make_no_error_and_no_double(host: flow.Flow)
         pool = flow.node_pool.NodePool()
         try:
             while not over.is_set():
-                pool.look()
+                pool.check()
         except BaseException as error:
             problems.append(error)
         finally:

@@ -53,11 +53,10 @@ def with_options(dsn: str, options: str) -> str:
 
 
 @pytest.fixture
-def own(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The DSN of a database of this test's own, with the schema."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    engine.bootstrap()
-    return fresh_database
+def own(migrated_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the DSN of a database of this test's own, with the schema."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
+    return migrated_database
 
 
 # --- health ------------------------------------------------------------------------------------

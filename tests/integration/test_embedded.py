@@ -156,9 +156,8 @@ def _open_python(stage: Path) -> tuple[list[str], dict[str, str]]:
     if _works([base], env):
         return [base], env
     library = Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))
-    skip = shutil.ignore_patterns(
-        "site-packages", "test", "tests", "__pycache__", "config-*", "*.a"
-    )
+    # With the compiled modules: each process would else compile all that it imports.
+    skip = shutil.ignore_patterns("site-packages", "test", "tests", "config-*", "*.a")
     shutil.copytree(library, stage / "lib" / library.name, ignore=skip)
     for shared in Path(sysconfig.get_config_var("LIBDIR")).glob("libpython*.so*"):
         shutil.copy(shared, stage / "lib" / shared.name)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from contextlib import ExitStack
 
 import pytest
 
 from benchmarks import fleet, fleet_sim, fleet_trace
-from tests.support import database
 
 
 @pytest.fixture
-def url(own_database: database.Database) -> Generator[str]:
-    from queue_workflows import db
-
-    name = own_database.fresh_name()
-    dsn = own_database.create(name)
-    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
-        db.bootstrap()
-        db.close_pool()
-    yield dsn
-    own_database.drop(name)
+def url(migrated_database: str) -> str:
+    return migrated_database
 
 
 @pytest.mark.parametrize("policy", fleet_sim.POLICIES[1::3], ids=lambda policy: policy.name)

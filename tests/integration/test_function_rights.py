@@ -23,6 +23,7 @@ CHECKED = {
     "queue_workflows_queue_room": "'q', 1",
     "queue_workflows_hold_back": "'q', 1, 1",
     "queue_workflows_mend_lines": "",
+    "queue_workflows_mend_turns": "'ingest_jobs'",
     "queue_workflows_hold_node": "'r', 'n'",
 }
 """The functions that run as their owner and may be granted: each with arguments for a call."""

@@ -17,13 +17,13 @@ from queue_workflows import (
     config,
     gpu_model_cache,
     model_registry,
-    node_pool,
     node_queue,
     retention,
     waiting,
     worker_control,
 )
 from queue_workflows.engine import claims, models, workers
+from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import service
 from queue_workflows.worker import gpu_memory, gpu_runtime
 from tests.support import factories, wait
@@ -204,7 +204,7 @@ class Orchestrator:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.sweeps = node_pool.Sweeps(lambda: self.now)
+        self.sweeps = periodic.PeriodicTasks(lambda: self.now)
         self.after(60)
 
     def after(self, seconds: float) -> None:
@@ -286,7 +286,7 @@ def test_a_job_of_a_run_that_is_over_waits_for_nobody(conn: Any) -> None:
 def test_it_is_said_once_per_reason_and_taken_back(
     conn: Any, orchestrator: Orchestrator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "queue_workflows.node_pool")
+    caplog.set_level("INFO", "queue_workflows.maintenance")
     job = gpu_job(conn, "m")
     orchestrator.after(10)
     assert flags(conn) == [], "a worker that restarts is no reason"

@@ -48,14 +48,13 @@ def _refuse(name: str) -> None:
 
 @pytest.fixture
 def said(
-    fresh_database: str,
+    migrated_database: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Generator[Callable[..., Said]]:
     """Runs a command in this process, on a database whose constraints are gone."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    engine.bootstrap()
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
     close = engine.close_pool
     # A thousand commands would open as many pools.
     monkeypatch.setattr(engine, "close_pool", lambda: None)

@@ -61,8 +61,8 @@ def complete(conn: Any) -> object:
 
 
 def trip(conn: Any) -> object:
-    found = guards.Trip(75, "budget_trip", "too long")
-    return shutdown.record_trip(conn, lease(conn), found, 1.0)
+    found = guards.Failure(75, "budget_trip", "too long")
+    return shutdown.record_failure(conn, lease(conn), found, 1.0)
 
 
 def lapse(conn: Any) -> object:

@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import claim_worker, config, dispatcher, node_pool, node_queue
+from queue_workflows import claim_worker, config, dispatcher, node_queue
 from queue_workflows.engine import input_timeouts, outcomes, pending
+from queue_workflows.maintenance import input_timeouts as maintenance_input_timeouts
+from queue_workflows.maintenance import periodic
 from tests.support import factories, flow, invariants
 from tests.support.flow import Flow
 
@@ -242,10 +244,10 @@ def let_time_pass(db: ModuleType) -> None:
 
 def test_an_input_nobody_answers_takes_its_default(flows: Flow, db: ModuleType) -> None:
     run_id = waiting(flows, timeout_s=3600, default="blue")
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     assert flow.states(run_id)["ask"] == "awaiting_input"
     let_time_pass(db)
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     flows.go()
     assert flow.status(run_id) == "completed"
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "blue"}
@@ -256,7 +258,7 @@ def test_an_input_nobody_answers_takes_its_default(flows: Flow, db: ModuleType) 
 def test_an_input_without_a_default_fails_its_run(flows: Flow, db: ModuleType) -> None:
     run_id = waiting(flows, timeout_s=3600)
     let_time_pass(db)
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     flows.go()
     assert flow.status(run_id) == "failed"
     assert "nobody answered within 3600 s" in flow.run(run_id)["error"]
@@ -266,10 +268,10 @@ def test_an_answer_that_came_before_the_timeout_wins(flows: Flow, db: ModuleType
     run_id = waiting(flows, timeout_s=3600, default="blue")
     dispatcher.submit_input(run_id, "ask", "red")
     let_time_pass(db)
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     flows.go()
     let_time_pass(db)
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
     assert flow.status(run_id) == "completed"
 
@@ -279,7 +281,7 @@ def test_a_timeout_that_sql_wrote_as_text_ends_all_the_same(flows: Flow, db: Mod
     with db.connect() as conn:
         conn.execute("""UPDATE workflow_node_jobs SET policy = '{"timeout_s": "1"}'""")
     let_time_pass(db)
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     assert flow.job(run_id, "ask")["error"] == "nobody answered within 1 s"
 
 
@@ -288,10 +290,10 @@ def test_an_answer_that_is_being_handed_in_wins(flows: Flow, db: ModuleType) -> 
     let_time_pass(db)
     with db.transaction() as mine:
         dispatcher.submit_input(run_id, "ask", "red", conn=mine)
-        node_pool.expire_inputs()
+        maintenance_input_timeouts.expire_inputs()
     flows.go()
     let_time_pass(db)
-    node_pool.expire_inputs()
+    maintenance_input_timeouts.expire_inputs()
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
 
 
@@ -315,6 +317,6 @@ def test_an_input_without_a_timeout_waits_for_ever(flows: Flow, db: ModuleType) 
 
 
 def test_the_pool_looks_for_inputs_and_turns() -> None:
-    tasks = {task.name for task in node_pool.maintenance(node_pool.Sweeps())}
+    tasks = {task.name for task in periodic.PeriodicTasks().tasks()}
     assert {"input-timeouts", "lock-keys"} <= tasks
     assert config.LEASE_RECLAIM_INTERVAL_S.read() <= 5

@@ -15,6 +15,8 @@ from queue_workflows import config, dispatcher, node_pool, node_queue
 from queue_workflows import db as engine
 from queue_workflows.db import statements as queries
 from queue_workflows.engine import job_tables, manual_changes, recovery
+from queue_workflows.maintenance import periodic
+from queue_workflows.maintenance import recovery as maintenance_recovery
 from tests.support import counting_cursor, factories, flow, wait
 
 
@@ -142,7 +144,7 @@ def test_start_registers_models_once_and_stop_leaves_nothing_behind(db: ModuleTy
     pool.start()
     with pytest.raises(RuntimeError, match="started before"):
         pool.start()
-    assert {t.name for t in {*threading.enumerate()} - before} >= {"dispatch", "sweeps"}
+    assert {t.name for t in {*threading.enumerate()} - before} >= {"dispatch", "maintenance"}
     pool.stop()
     pool.stop()
     assert calls == [1]
@@ -162,7 +164,7 @@ def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
     wake = engine.Wake("notify", frozenset({("orchestrator_work", "run")}))
     host.dag(a="")
     try:
-        pool.look()
+        pool.check()
         run_id = host.submit()
         conn.execute("UPDATE workflow_runs SET available_at = now() WHERE id = %s", (run_id,))
         pool._act(wake)
@@ -206,16 +208,16 @@ def test_the_list_of_sweeps_and_their_knobs(
 ) -> None:
     monkeypatch.setenv("AI_LEADS_LEASE_RECLAIM_INTERVAL_S", "7")
     monkeypatch.setenv("AI_LEADS_DEAD_WORKER_SWEEP_INTERVAL_S", "8")
-    sweeps = node_pool.Sweeps()
+    sweeps = periodic.PeriodicTasks()
     found = {
         task.name: task.every_s() if callable(task.every_s) else task.every_s
-        for task in node_pool.maintenance(sweeps)
+        for task in sweeps.tasks()
     }
-    assert found["look"] == 7
+    assert found["check"] == 7
     assert found["dead-workers"] == 8
-    assert found["gone"] == 10
+    assert found["lost-sessions"] == 10
     assert {*found} >= {"orphans", "input-timeouts", "lock-keys"}
-    for task in node_pool.maintenance(sweeps):
+    for task in sweeps.tasks():
         task.run()
     sweeps.close()
 
@@ -225,7 +227,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.duties = node_pool.Sweeps(lambda: self.now)
+        self.duties = periodic.PeriodicTasks(lambda: self.now)
         self._loop = self.duties.loop()
         self._due_at = self.now + self._loop.run_due()
         self.asked = counting_cursor.Counter(self.duties._kept.get())
@@ -410,20 +412,20 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
         "UPDATE workflow_node_jobs SET heartbeat_at = now() - interval '31 s' WHERE node_id <> 'n2'"
     )
     now = [0.0]
-    sweeps = node_pool.Sweeps(lambda: now[0])
+    sweeps = periodic.PeriodicTasks(lambda: now[0])
     try:
         for now[0] in (10.0, 20.0, 29.0):
             sweeps.reclaim()
         session.end()
-        sweeps.reclaim_gone()
+        sweeps.reclaim_lost_sessions()
         assert factories.reread(conn, dead)["status"] == "running", "we were not here for long"
         session = Session(ids[0])
         now[0] = 31.0
-        sweeps.reclaim_gone()
+        sweeps.reclaim_lost_sessions()
         assert factories.reread(conn, dead)["status"] == "running", "its session lives"
         session.end()
         wait.until(lambda: not conn.execute(LOCKS).fetchall())
-        sweeps.reclaim_gone()
+        sweeps.reclaim_lost_sessions()
     finally:
         sweeps.close()
     row = factories.reread(conn, dead)
@@ -450,7 +452,7 @@ def test_reclaim_takes_back_what_is_lapsed_in_both_families_batch_after_batch(co
         " FROM generate_series(1, 150)"
     )
     factories.expire(conn, lapsed)
-    node_pool.reclaim()
+    maintenance_recovery.reclaim()
     row = factories.reread(conn, lapsed)
     assert (row["status"], row["crash_count"], row["priority"]) == ("queued", 1, 10)
     assert factories.reread(conn, fresh)["status"] == "running"
@@ -461,7 +463,7 @@ def test_orphans_of_a_run_that_is_over_are_cancelled(conn: Any) -> None:
     over = factories.run(conn, status="cancelled")
     live = factories.run(conn)
     orphan, kept = factories.node(conn, over), factories.node(conn, live)
-    node_pool.sweep_orphans()
+    maintenance_recovery.cancel_orphans()
     assert factories.reread(conn, orphan)["status"] == "cancelled"
     assert factories.reread(conn, kept)["status"] == "queued"
 
@@ -484,7 +486,7 @@ def test_staleness_counts_only_once_the_database_was_there_for_a_whole_window(
     caplog.set_level(logging.ERROR)
     stale_worker(conn)
     now = [1000.0]
-    sweeps = node_pool.Sweeps(lambda: now[0])
+    sweeps = periodic.PeriodicTasks(lambda: now[0])
     try:
         for _ in range(6):
             sweeps.reclaim()
@@ -512,7 +514,7 @@ def test_staleness_counts_only_once_the_database_was_there_for_a_whole_window(
 def test_a_sweep_that_fails_leaves_the_next_one_its_own_connection(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweeps = node_pool.Sweeps()
+    sweeps = periodic.PeriodicTasks()
     sweeps.reclaim()
     conn.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
@@ -545,5 +547,5 @@ def test_a_running_job_without_an_owner_is_taken_back(conn: Any) -> None:
         conn.execute("UPDATE workflow_node_jobs SET status = 'running', claimed_by = 'box'")
     finally:
         conn.execute("ALTER TABLE workflow_node_jobs ENABLE TRIGGER USER")
-    node_pool.reclaim()
+    maintenance_recovery.reclaim()
     assert factories.reread(conn, job)["status"] == "queued"

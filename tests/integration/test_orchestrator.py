@@ -13,6 +13,7 @@ import pytest
 
 from queue_workflows import db as engine
 from queue_workflows import node_pool, orchestrator
+from queue_workflows.maintenance import recovery
 from queue_workflows.runtime import signals
 from tests.support import commands, database, factories, flow, wait
 from tests.support.commands import TOYHOST
@@ -62,7 +63,7 @@ def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any)
     conn.execute(
         "UPDATE workflow_node_jobs SET lease_expires_at = NULL WHERE id = %s", (ownerless["id"],)
     )
-    assert node_pool.recover(never) is True
+    assert recovery.recover_at_start(never) is True
     states = {job["node_id"]: job["status"] for job in node_rows(conn)}
     assert states == {"a": "running", "b": "queued", "c": "queued", "d": "cancelled"}
     row = factories.reread(conn, fresh)
@@ -99,8 +100,8 @@ def test_a_pool_recovers_before_it_starts_and_raises_what_stays_broken(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "3")
     flaky = Flaky(failures)
-    monkeypatch.setattr(node_pool, "reclaim", flaky)
-    monkeypatch.setattr(node_pool, "sweep_orphans", lambda: None)
+    monkeypatch.setattr(recovery, "reclaim", flaky)
+    monkeypatch.setattr(recovery, "cancel_orphans", lambda: None)
     pool = node_pool.NodePool()
     try:
         if failures > 2:
@@ -121,13 +122,13 @@ def test_the_command_waits_for_its_database_where_a_pool_raises(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_POOL_RECOVERY_RETRIES", "2")
     flaky = Flaky(5)
-    monkeypatch.setattr(node_pool, "reclaim", flaky)
-    monkeypatch.setattr(node_pool, "sweep_orphans", lambda: None)
+    monkeypatch.setattr(recovery, "reclaim", flaky)
+    monkeypatch.setattr(recovery, "cancel_orphans", lambda: None)
     waits: list[object] = []
     monkeypatch.setattr(engine, "wait_until_reachable", lambda **_: waits.append(1))
     started: list[int] = []
     pool = node_pool.NodePool()
-    monkeypatch.setattr(pool, "start", lambda: started.append(node_pool.recover(never)))
+    monkeypatch.setattr(pool, "start", lambda: started.append(recovery.recover_at_start(never)))
     assert orchestrator.start(pool, signals.StopRequest()) is True
     assert (flaky.calls, len(waits), started) == (6, 2, [True])
 
@@ -136,10 +137,10 @@ def test_recovery_ends_when_a_stop_is_requested(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaky = Flaky(9)
-    monkeypatch.setattr(node_pool, "reclaim", flaky)
+    monkeypatch.setattr(recovery, "reclaim", flaky)
     stop = signals.StopRequest()
     stop.request()
-    assert node_pool.recover(stop.requested.wait) is False
+    assert recovery.recover_at_start(stop.requested.wait) is False
     assert flaky.calls == 1
     assert orchestrator.start(node_pool.NodePool(), stop) is False
 

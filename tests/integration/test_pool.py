@@ -273,7 +273,7 @@ def test_a_word_that_comes_while_an_empty_claim_returns_is_not_lost(
             told.set()
             enqueue("load.b", 1, task="quick")
             word = frozenset({("ingest_job_ready", "load.b")})
-            subject._loop._heard(engine.Wake("notify", word))
+            subject._loop._on_wake(engine.Wake("notify", word))
         return found
 
     monkeypatch.setattr(claims, "ingest_step", late)
@@ -549,7 +549,7 @@ def test_a_stop_that_comes_right_before_a_claim_is_heeded(
 ) -> None:
     (job_id,) = enqueue("load.b", 1, task="quick")
     subject = claim_worker.WorkerPool(WORKERS, host="box", on_exit=print)
-    held = subject._loop._of_queue["load.b"].held
+    held = subject._loop._by_name["load.b"].in_flight
     writing = held.writing
 
     @contextmanager
@@ -569,12 +569,12 @@ def test_a_stopping_pool_waits_for_what_runs_without_a_busy_loop(
     enqueue("load.a", 1)
     with running(bodies) as subject:
         until(lambda: bodies.began)
-        for seats in subject._loop._seats:
+        for seats in subject._loop._queues:
             monkeypatch.setattr(seats.claimer, "wait_s", 0.0)  # as while a limit is being set
-            seats.look = True
-        turns, turn_all = list[float](), subject._loop._turn_all
+            seats.may_claim = True
+        turns, turn_all = list[float](), subject._loop._serve_all
         monkeypatch.setattr(
-            subject._loop, "_turn_all", lambda: turns.append(time.monotonic()) or turn_all()
+            subject._loop, "_serve_all", lambda: turns.append(time.monotonic()) or turn_all()
         )
         subject.stop()
         subject._loop._ready.set()

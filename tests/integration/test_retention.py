@@ -186,10 +186,9 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
 
 
 def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
-    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+    migrated_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
-    engine.bootstrap()
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
     with engine.connect() as conn:
         old = "'2001-01-01' FROM generate_series(1, 20000) AS n"
         fills = {

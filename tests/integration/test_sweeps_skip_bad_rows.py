@@ -9,9 +9,11 @@ from types import ModuleType
 import pytest
 
 import queue_workflows
-from queue_workflows import config, node_pool, retention
+from queue_workflows import config, retention
 from queue_workflows import db as engine
 from queue_workflows.engine import job_tables, promotion, recovery, row_isolation
+from queue_workflows.maintenance import input_timeouts
+from queue_workflows.maintenance import recovery as maintenance_recovery
 from queue_workflows.scheduler import ScheduleEntry, Ticker
 from tests.support import factories, rows_before_checks, wait
 from tests.support.factories import one
@@ -133,7 +135,7 @@ def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
             factories.ingest(conn, id=each)
             factories.expire(conn, factories.claim_ingest(conn))
     guard(conn, table.name, "j1", "j3", state=state)
-    node_pool.reclaim(conn)
+    maintenance_recovery.reclaim(conn)
     left = factories.column(conn, f"SELECT id FROM {table.name} WHERE status = 'running'")
     assert sorted(left) == ["j1", "j3"]
 
@@ -143,7 +145,7 @@ def test_a_crash_count_at_its_end_delays_no_other(conn: engine.Connection) -> No
         factories.ingest(conn, id=each)
         factories.expire(conn, factories.claim_ingest(conn))
     rows_before_checks.change(conn, "ingest_jobs", "bad", crash_count="2147483647")
-    node_pool.reclaim(conn)
+    maintenance_recovery.reclaim(conn)
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'good'") == "queued"
     assert one(conn, "SELECT status FROM ingest_jobs WHERE id = 'bad'") == "failed"
 
@@ -173,7 +175,7 @@ def test_an_orphan_that_cannot_be_cancelled_delays_no_other(conn: engine.Connect
     for each in ("a", "bad", "z"):
         factories.node(conn, run_id, each, id=each)
     guard(conn, "workflow_node_jobs", "bad")
-    node_pool.sweep_orphans(conn)
+    maintenance_recovery.cancel_orphans(conn)
     query = "SELECT id FROM workflow_node_jobs WHERE status = 'queued'"
     assert factories.column(conn, query) == ["bad"]
 
@@ -204,7 +206,7 @@ def test_a_wait_that_cannot_be_ended_delays_no_other(conn: engine.Connection) ->
         conn, "workflow_input_timeouts", "bad", key="job_id", due_at="'-infinity'"
     )
     guard(conn, "workflow_node_jobs", "bad")
-    node_pool.expire_inputs(conn)
+    input_timeouts.expire_inputs(conn)
     query = "SELECT id FROM workflow_node_jobs WHERE status = 'failed' ORDER BY id"
     assert factories.column(conn, query) == ["a", "z"]
 
@@ -223,7 +225,7 @@ def test_a_wait_that_cannot_be_ended_delays_no_other(conn: engine.Connection) ->
 )
 def test_a_policy_of_garbage_ends_its_wait(conn: engine.Connection, policy: str) -> None:
     waits(conn, "odd", policy)
-    node_pool.expire_inputs(conn)
+    input_timeouts.expire_inputs(conn)
     assert one(conn, "SELECT status FROM workflow_node_jobs") == "failed"
     assert one(conn, "SELECT count(*) FROM workflow_input_timeouts") == 0
 

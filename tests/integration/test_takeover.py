@@ -145,7 +145,7 @@ def settle(until: Callable[[], bool]) -> None:
     pool = node_pool.NodePool()
     try:
         for _ in range(40):
-            pool.look()
+            pool.check()
             node_queue.reclaim_expired_leases()
             node_queue.reclaim_expired_ingest_leases()
             worked = [
@@ -241,7 +241,7 @@ def test_the_definition_is_frozen_at_first_touch(
     in_flight(conn)
     old.bootstrap()
     pool = node_pool.NodePool()
-    pool.look()
+    pool.check()
     pool.stop()
     frozen = factories.one(conn, "SELECT definition FROM workflow_runs WHERE id = 'graph'")
     assert [entry["id"] for entry in frozen["nodes"]] == ["s/a", "s/b", "s/c", "s/e", "s/d"]

@@ -256,7 +256,7 @@ def test_an_async_task_runs_beside_others_on_a_loop_that_runs(conn: engine.Conne
     jobs = [node_queue.claim_next_ingest_job(task_app.QUEUE) or {} for _ in ids]
 
     async def all_of_them() -> list[Any]:
-        runs = [ingest_executor.run_task_async(job, control.Alone()) for job in jobs]
+        runs = [ingest_executor.run_task_async(job, control.NoControl()) for job in jobs]
         return await asyncio.gather(*runs)
 
     found = asyncio.run(all_of_them())

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from psycopg import conninfo, sql
 
 import queue_workflows
-from queue_workflows import db, node_pool
+from queue_workflows import db
+from queue_workflows.maintenance import recovery
 from tests.hostile import cli, folders
 from tests.soak import (
     app,
@@ -171,7 +172,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         busy.stop(background.END_S)
         attacking.stop(background.END_S)
         running.stop()
-        node_pool.sweep_orphans()
+        recovery.cancel_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
         seen = evidence.gather(
             watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,

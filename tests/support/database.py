@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import conninfo, sql
 
-from queue_workflows import embedded
+from queue_workflows import db, embedded
 from queue_workflows.embedded import postmaster
 from tests.support import wait
 
@@ -24,6 +24,8 @@ SUFFIX = "_test"
 APPLICATION_NAME = "test-harness"
 _NAME_MAX_BYTES = 63
 _FOLDERS = "qw-test-"
+_MEMORY = Path("/dev/shm")
+_MEMORY_MIN_BYTES = 4 << 30
 _EMBEDDED_DIR = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
 
 # Returns the emptied tables. TRUNCATE costs a new file per table and index, so it is for those that
@@ -116,6 +118,7 @@ class Database:
             raise AssertionError(f"tests touch no database but *{SUFFIX}: {self.name!r}")
         self.dsn = url(self.parts)
         self._kept: list[str] = []
+        self._template = ""
         self._conn: psycopg.Connection[Any] | None = None
         self._admin: psycopg.Connection[Any] | None = None
 
@@ -132,6 +135,8 @@ class Database:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._template:
+            self.drop(self._template)
         for conn in (self._conn, self._admin):
             if conn is not None:
                 conn.close()
@@ -164,10 +169,28 @@ class Database:
                 raise
             return self.conn.execute(query, values).fetchall()
 
-    def create(self, name: str) -> str:
-        """A new database; its DSN."""
-        self.admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    def create(self, name: str, *, template: str = "template1") -> str:
+        """Create a database as a copy of another one; return its DSN."""
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        self.admin.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
         return url({**self.parts, "dbname": name})
+
+    def migrate(self) -> None:
+        """Bring the schema, and keep a copy of it for `create_migrated`."""
+        with environment(QUEUE_WORKFLOWS_DB_URL=self.dsn):
+            db.bootstrap()
+            db.close_pool()
+        self._keep_filled_tables()
+        if self._conn is not None:
+            # PostgreSQL copies no database that somebody is connected to.
+            self._conn.close()
+        name = self.fresh_name()
+        self.create(name, template=self.name)
+        self._template = name
+
+    def create_migrated(self, name: str) -> str:
+        """Create a database that has the schema and no rows; return its DSN."""
+        return self.create(name, template=self._template)
 
     def drop(self, name: str) -> None:
         """Drop a database of ours with whoever is connected; none of that name is fine."""
@@ -180,7 +203,7 @@ class Database:
         """A name that no database has."""
         return f"{self.name[: -len(SUFFIX)][:40]}_{secrets.token_hex(4)}{SUFFIX}"
 
-    def keep_filled_tables(self) -> None:
+    def _keep_filled_tables(self) -> None:
         """What holds rows now (a migration's ledger) is no test's data: `empty()` leaves it."""
         rows = self.conn.execute(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relkind IN ('r', 'p')"
@@ -238,11 +261,19 @@ def environment(**values: str) -> Generator[None]:
                 os.environ[name] = value
 
 
+def _room() -> Path:
+    """Return the folder for servers: memory if there is plenty, as they make thousands of files."""
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return Path(tempfile.gettempdir())
+    plenty = shutil.disk_usage(_MEMORY).free > _MEMORY_MIN_BYTES
+    return _MEMORY if plenty else Path(tempfile.gettempdir())
+
+
 @contextmanager
 def throw_away_server() -> Generator[str]:
     """An embedded server in a folder of its own, gone at the end; the DSN of its test database."""
     _sweep()
-    base = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    base = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=_room()))
     # As root the server runs under another account, which has to pass.
     base.chmod(0o711)
     lock = _hold(base)
@@ -267,7 +298,8 @@ def _hold(base: Path) -> int:
 
 def _sweep() -> None:
     """Remove what test runs that were killed have left behind, running servers too."""
-    for base in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+    rooms = {Path(tempfile.gettempdir()), _room()}
+    for base in (folder for room in rooms for folder in room.glob(f"{_FOLDERS}*")):
         try:
             fd = os.open(base / "run.lock", os.O_RDWR)
         except (FileNotFoundError, PermissionError):

@@ -183,7 +183,7 @@ def schema(found: catalog.Catalog) -> str:
 # Schema
 
 The database at version {found.version}, as its own catalog describes it. Hosts read and write these
-tables by plain SQL ([host guide](host-guide.md)). Tables come from the migrations in
+tables by plain SQL ([host guide](app-guide.md)). Tables come from the migrations in
 `queue_workflows/migrations/`, of which the ledger `queue_schema_version` lists the applied ones.
 Functions and triggers come from `queue_workflows/sql/`; `queue_schema_objects` says whose are
 installed. The same as one file of SQL: [schema.sql](schema.sql).

@@ -19,6 +19,7 @@ from queue_workflows.engine import (
     outcomes,
     recovery,
 )
+from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import clock, identity, supervisor
 from queue_workflows.telemetry import gpu_health
 from queue_workflows.types import Row
@@ -124,7 +125,11 @@ class Slot:
         dead = self.process
         dead.alive = False
         self._lock("pg_advisory_unlock", dead.worker_id)
-        self.claimer._held, self.claimer._was_lost, self.claimer._look_again = set(), False, False
+        self.claimer._own_jobs, self.claimer._was_lost, self.claimer._release_again = (
+            set(),
+            False,
+            False,
+        )
         self.process = self._born()
         self.watch.locked = self.locks
         return dead
@@ -162,7 +167,7 @@ class Orchestrator:
     def __init__(self) -> None:
         self.now = self.since = self.whole = self.seen = 1000.0
         self.pool = node_pool.NodePool()
-        self.sweeps = node_pool.Sweeps(lambda: self.now)
+        self.sweeps = periodic.PeriodicTasks(lambda: self.now)
         self.mind: Any = run_cache._Cache(8)
 
     def trusts(self, seconds: float) -> bool:

@@ -106,7 +106,7 @@ class Faults(fleet_base.Base):
         one = self.orchestrators[which]
         with fleet.mind(one.mind):
             if what == "look":
-                one.pool.look()
+                one.pool.check()
             else:
                 one.pool.work(runs=what == "runs", events=what == "events", inputs=False)
         if what == "look":
@@ -160,7 +160,7 @@ class Faults(fleet_base.Base):
         if what == "reclaim":
             self.reclaim(one)
         elif what == "gone":
-            one.sweeps.reclaim_gone()
+            one.sweeps.reclaim_lost_sessions()
             gone = {each.worker_id for each in self.dead if each.locks and each.quiet}
             for job in self.fleet.running if one.trusts(30) else ():
                 if job.quiet and job.worker in gone:

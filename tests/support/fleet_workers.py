@@ -145,13 +145,13 @@ class Workers(fleet_base.Base):
         policy = self.fleet.policy(slot.host, slot.queue)
         if act == "cancelled" and not process.work.cancel.is_set():
             act = "renew"
-        late = guards.Trip(guards.EXIT_LOST, "reassigned", "late")
+        late = guards.Failure(guards.EXIT_LOST, "reassigned", "late")
         code = slot.judge({
             "renew": lambda watch, work: watch._renew(),
-            "control": lambda watch, work: watch._obey(),
-            "stop": lambda watch, work: watch._leaving.give_back(work),
-            "late": lambda watch, work: watch._leaving.trip(work, late),
-            "cancelled": lambda watch, work: watch._leaving.stop_cancelled(work),
+            "control": lambda watch, work: watch._check_control(),
+            "stop": lambda watch, work: watch._shutdown.give_back(work),
+            "late": lambda watch, work: watch._shutdown.end_by_guard(work, late),
+            "cancelled": lambda watch, work: watch._shutdown.stop_cancelled(work),
         }[act])  # fmt: skip
         if act in ("renew", "control"):
             hard = act == "control" and policy == "hard"
@@ -186,8 +186,8 @@ class Workers(fleet_base.Base):
     def trip_in(self, slot: fleet.Slot, code: int) -> None:
         job, held = slot.process.job, slot.process.holds
         names = {75: "budget_trip", 76: "stall_trip", 78: "gpu_health_trip"}
-        verdict = guards.Trip(code, names[code], "r")
-        left = slot.judge(lambda watch, work: watch._leaving.trip(work, verdict))
+        verdict = guards.Failure(code, names[code], "r")
+        left = slot.judge(lambda watch, work: watch._shutdown.end_by_guard(work, verdict))
         # What another write has settled is nobody's fault, and nobody leaves for it.
         assert left == (code if held else None)
         if slot.queue == "gpu":

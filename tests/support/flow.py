@@ -75,7 +75,7 @@ class Flow:
 
     def look(self) -> None:
         """One look of the orchestrator."""
-        self.pool.look()
+        self.pool.check()
 
     def close(self) -> None:
         self.pool.stop()

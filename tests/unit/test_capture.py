@@ -34,7 +34,7 @@ class Bodies:
         self.lease = None
 
     def __enter__(self) -> None:
-        self._listening = self.source.listening()
+        self._listening = self.source.capturing()
         self._listening.__enter__()
 
     def __exit__(self, *_: object) -> None:
@@ -101,7 +101,7 @@ def test_a_head_that_is_stored_is_not_sent_again() -> None:
     assert recording.written().head == "a" * 512
     recording.add(b"b")
     assert recording.written()[1:] == (None, "a" * 88 + "b", 0)
-    recording.forgotten()
+    recording.mark_unstored()
     assert recording.written().head == "a" * 512
 
 
@@ -124,7 +124,7 @@ def test_print_stderr_and_logging_are_kept_and_go_on(
 def test_the_streams_are_given_back() -> None:
     before = sys.stdout, sys.stderr, logging.getLogRecordFactory()
     bodies = Bodies()
-    with bodies.source.listening():
+    with bodies.source.capturing():
         assert sys.stdout is not before[0]
         assert sys.stdout.encoding == before[0].encoding
     assert (sys.stdout, sys.stderr, logging.getLogRecordFactory()) == before
@@ -233,7 +233,7 @@ def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:
         ready, go = threading.Event(), threading.Event()
 
         def work() -> None:
-            with other.source.listening():
+            with other.source.capturing():
                 ready.set()
                 assert go.wait(30)
                 print("other")
@@ -277,7 +277,7 @@ def test_the_knob_turns_it_off(monkeypatch: pytest.MonkeyPatch, knob: str) -> No
     before = sys.stdout
     bodies = Bodies()
     bodies.begin(1)
-    with bodies.source.listening():
+    with bodies.source.capturing():
         assert sys.stdout is before
         print("unheard")
     assert bodies.source._take() == ([], [])

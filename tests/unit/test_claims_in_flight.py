@@ -40,10 +40,10 @@ def lease(job_id: str, claim_no: int = 1) -> job_tables.Lease:
 
 
 def completed(subject: claims_in_flight.ClaimsInFlight) -> claims_in_flight.Done:
-    work = subject.next()
+    work = subject.start_next()
     assert work is not None
     done = (work, outcomes.Outcome("completed", 0.0))
-    subject.keep(done)
+    subject.add_done(done)
     return done
 
 
@@ -83,15 +83,15 @@ def test_nothing_waits_behind_a_long_body(
     subject: claims_in_flight.ClaimsInFlight, clock: Clock
 ) -> None:
     subject.add([job(name) for name in "abc"], END)
-    subject.next()
+    subject.start_next()
     clock.now += claims_in_flight.LONG_S - 0.1
     assert not subject.is_due()
     clock.now += 0.2
     assert subject.is_due()
-    assert subject.leaving() == {"waited too long for its turn": [lease("b"), lease("c")]}
-    assert subject.next() is None
+    assert subject.returning() == {"waited too long in its batch": [lease("b"), lease("c")]}
+    assert subject.start_next() is None
     assert [*subject.claims()] == [lease("a"), lease("b"), lease("c")], "held until it is written"
-    subject.settled([lease("b"), lease("c")])
+    subject.remove([lease("b"), lease("c")])
     assert [*subject.claims()] == [lease("a")]
     assert not subject.is_due()
 
@@ -107,20 +107,20 @@ def test_nothing_waits_for_long_behind_many_bodies(
     assert not subject.is_due()
     clock.now += 0.3
     assert subject.is_due()
-    assert [*subject.leaving().values()] == [[lease(name) for name in "efg"]]
-    assert subject.next() is None
+    assert [*subject.returning().values()] == [[lease(name) for name in "efg"]]
+    assert subject.start_next() is None
 
 
 def test_a_job_that_came_back_is_not_forgotten_with_its_claim_of_before(
     subject: claims_in_flight.ClaimsInFlight,
 ) -> None:
     subject.add([job("a")], END)
-    subject.give_up("shutdown")
+    subject.return_waiting("shutdown")
     subject.add([job("a", 2)], END)
-    subject.settled([lease("a")])
+    subject.remove([lease("a")])
     assert [*subject.claims()] == [lease("a", 2)]
-    assert subject.leaving() == {}
-    work = subject.next()
+    assert subject.returning() == {}
+    work = subject.start_next()
     assert work is not None
     assert work.lease == lease("a", 2)
 
@@ -130,14 +130,16 @@ def test_what_a_renewal_tells_is_done_to_what_waits_and_to_what_runs(
 ) -> None:
     subject.add([job(name) for name in "abcde"], END)
     done = completed(subject)
-    work = subject.next()
+    work = subject.start_next()
     assert work is not None
-    subject.renewed(claims_in_flight.Found([lease("a"), lease("c")], [lease("b"), lease("d")]), 7.0)
+    subject.renewed(
+        claims_in_flight.RenewalResult([lease("a"), lease("c")], [lease("b"), lease("d")]), 7.0
+    )
     assert (work.cancel.is_set(), work.stop_at) == (True, 7.0)
-    assert subject.leaving() == {"cancelled": [lease("d")]}
+    assert subject.returning() == {"cancelled": [lease("d")]}
     assert [*subject.claims()] == [lease(name) for name in "abde"]
     assert subject.take_done() == [done], "whether it is lost its recording will find"
-    after = subject.next()
+    after = subject.start_next()
     assert after is not None
     assert after.lease == lease("e")
 
@@ -145,8 +147,8 @@ def test_what_a_renewal_tells_is_done_to_what_waits_and_to_what_runs(
 def test_only_what_waits_is_cancelled_at_a_word(subject: claims_in_flight.ClaimsInFlight) -> None:
     long = "x" * 1200
     subject.add([job(name) for name in ("a", "b", long)], END)
-    subject.next()
+    subject.start_next()
     assert not subject.cancel("a")
     assert subject.cancel("b")
     assert subject.cancel(long[:1000])
-    assert subject.leaving() == {"cancelled": [lease("b"), lease(long)]}
+    assert subject.returning() == {"cancelled": [lease("b"), lease(long)]}

@@ -34,7 +34,7 @@ class Watcher:
         self.taken: list[float] = []
         self.suspicions: list[str] = []
 
-    def look(self) -> guards.Trip | None:
+    def look(self) -> guards.Failure | None:
         if self.guard.wants_sample(self.now):
             self.taken.append(self.now)
             self.guard.sample(self.now, self.found)
@@ -43,7 +43,7 @@ class Watcher:
             self.suspicions.append(told)
         return trip
 
-    def run(self, seconds: float, found: Sample | None = None) -> guards.Trip | None:
+    def run(self, seconds: float, found: Sample | None = None) -> guards.Failure | None:
         """The first trip within that time, at `self.now`; else None."""
         self.found = found or self.found
         end = self.now + seconds
@@ -65,7 +65,7 @@ def stall() -> Watcher:
     return Watcher(guards.Stall(T0))
 
 
-def code(trip: guards.Trip | None) -> int | None:
+def code(trip: guards.Failure | None) -> int | None:
     return trip.code if trip else None
 
 
@@ -258,7 +258,7 @@ def test_a_sample_from_before_a_beat_says_nothing() -> None:
 class JudgedInTheMidst(guards.GpuHealth):
     """Is checked while it takes a sample, as by another thread."""
 
-    trips: list[guards.Trip | None]
+    trips: list[guards.Failure | None]
 
     def _has_moved(self, ram_mb: float | None) -> bool:
         self.trips.append(self.check(self._tried))

@@ -51,7 +51,7 @@ class Worker:
         self.work = current_job.Work(
             job_tables.NODE_JOBS, JOB, guards.LeaseEnd(T0, 9e9), now_fn=lambda: self.now
         )
-        self.work.heard = own.heard
+        self.work.on_activity = own.set_active
         self.gpu = Gpu()
 
     def begin(self) -> None:
@@ -59,17 +59,17 @@ class Worker:
         self.board.beat(self.now, self.account())
 
     def account(self) -> Row:
-        return shared_status.account(WHO, self.work, shown=True)
+        return shared_status.worker_record(WHO, self.work, shown=True)
 
-    def case(self) -> hang_detection.Case:
-        return hang_detection.Case(self.board.read(), sampler=self.gpu)  # type: ignore[arg-type]
+    def case(self) -> hang_detection.HungWorker:
+        return hang_detection.HungWorker(self.board.read(), sampler=self.gpu)  # type: ignore[arg-type]
 
-    def judged(self, case: hang_detection.Case, until: float) -> float | None:
+    def judged(self, case: hang_detection.HungWorker, until: float) -> float | None:
         """When the parent's judge decided, in seconds after T0; None: not by then."""
         while self.now < T0 + until:
             self.now += 1
-            case.judge(self.now)
-            if case.sentence is not None:
+            case.check_guards(self.now)
+            if case.decision is not None:
                 return self.now - T0
         return None
 
@@ -87,9 +87,9 @@ def test_a_stall_is_confirmed_and_tripped_when_the_worker_would(worker: Worker) 
     worker.work.status(0.1)
     case = worker.case()
     assert worker.judged(case, 300) == pytest.approx(STALL_S + CONFIRM_S, abs=1)
-    assert case.sentence is not None
-    assert case.sentence.trip[:2] == (guards.EXIT_STALL, "stall_trip")
-    assert case.sentence[1:] == ("box", "gpu", LEASE, worker.now - T0)
+    assert case.decision is not None
+    assert case.decision.failure[:2] == (guards.EXIT_STALL, "stall_trip")
+    assert case.decision[1:] == ("box", "gpu", LEASE, worker.now - T0)
 
 
 def test_a_body_that_never_beat_is_not_policed_for_stalls(worker: Worker) -> None:
@@ -113,8 +113,8 @@ def test_the_window_of_the_gpu_guard_is_carried_on_not_begun_anew(worker: Worker
     worker.begin()
     case = worker.case()
     assert worker.judged(case, 3000) == LOAD_S
-    assert case.sentence is not None
-    assert case.sentence.trip.code == guards.EXIT_GPU_HEALTH
+    assert case.decision is not None
+    assert case.decision.failure.code == guards.EXIT_GPU_HEALTH
 
 
 def test_a_stopped_process_is_not_judged_for_what_it_does_not_do(
@@ -151,13 +151,13 @@ def test_guards_of_an_earlier_job_are_not_carried_on(worker: Worker) -> None:
 
 def test_a_parent_that_slept_waits_before_it_takes_a_worker_for_silent() -> None:
     silence = hang_detection.SilencePeriod()
-    assert not silence.lasts(T0, T0)
-    assert not silence.lasts(T0, T0 + hang_detection.SILENT_S - 0.1)
-    assert silence.lasts(T0, T0 + hang_detection.SILENT_S)
+    assert not silence.is_silent(T0, T0)
+    assert not silence.is_silent(T0, T0 + hang_detection.SILENT_S - 0.1)
+    assert silence.is_silent(T0, T0 + hang_detection.SILENT_S)
     woken = T0 + 3600
-    assert not silence.lasts(T0, woken)
-    assert not silence.lasts(T0, woken + hang_detection.SILENT_S - 0.1)
-    assert silence.lasts(T0, woken + hang_detection.SILENT_S)
+    assert not silence.is_silent(T0, woken)
+    assert not silence.is_silent(T0, woken + hang_detection.SILENT_S - 0.1)
+    assert silence.is_silent(T0, woken + hang_detection.SILENT_S)
 
 
 class Overseen:
@@ -167,9 +167,9 @@ class Overseen:
         self.now = T0
         self.due = False
         self.subject = hang_detection.HangDetector(now_fn=lambda: self.now)
-        self.spec = self.subject.equip(supervisor.ChildSpec("w", ["x"], {"A": "1"}))
-        self.board = self.subject._wards["w"].board
-        self.account = shared_status.account(WHO, None, shown=False)
+        self.spec = self.subject.attach_status(supervisor.ChildSpec("w", ["x"], {"A": "1"}))
+        self.board = self.subject._workers["w"].status
+        self.account = shared_status.worker_record(WHO, None, shown=False)
 
     def watch(self, seconds: float, pid: int | None = None) -> supervisor.Verdict | None:
         """The last verdict of so many seconds."""
@@ -181,8 +181,8 @@ class Overseen:
         return verdict
 
     def decide(self) -> None:
-        (case,) = self.subject._cases()
-        case._decide(guards.Trip(79, hang_detection.OFF, "turned off"))
+        (case,) = self.subject._hung_workers()
+        case._decide(guards.Failure(79, hang_detection.OFF, "turned off"))
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_a_sentence_counts_for_as_long_as_the_silence_over_the_same_job_lasts(
     overseen.board.beat(T0, overseen.account)
     assert overseen.watch(5) is None
     overseen.decide()
-    assert overseen.watch(0.5) == (79, "turned off", overseen.subject._wards["w"].case.sentence)
+    assert overseen.watch(0.5) == (79, "turned off", overseen.subject._workers["w"].hung.decision)
     overseen.board.begin()
     assert overseen.watch(0.5) is None
     overseen.decide()
@@ -219,8 +219,8 @@ def test_a_silent_worker_that_had_its_time_to_stop_is_ended(overseen: Overseen) 
     overseen.due = True
     verdict = overseen.watch(0.5)
     assert verdict is not None
-    assert verdict[:2] == (0, "told to stop, and did not")
-    assert verdict.more.trip.event == hang_detection.STOPPED
+    assert verdict[:2] == (0, "it was told to stop, and did not")
+    assert verdict.more.failure.event == hang_detection.STOPPED
     overseen.board.beat(overseen.now, overseen.account)
     assert overseen.watch(0.5) is None, "one that judges leaves by itself"
 
@@ -242,7 +242,7 @@ def test_a_worker_that_is_left_alone(overseen: Overseen, kind: str) -> None:
         overseen.board.begin()
     overseen.board.beat(0.0 if kind == "that has judged never" else T0, overseen.account)
     overseen.watch(10, pid=1 if kind == "of another process" else None)
-    assert overseen.subject._cases() == []
+    assert overseen.subject._hung_workers() == []
 
 
 def test_what_a_dead_worker_showed_is_forgotten(overseen: Overseen) -> None:
@@ -261,7 +261,7 @@ def test_what_a_dead_worker_showed_is_forgotten(overseen: Overseen) -> None:
 def test_what_ran_in_a_worker_that_the_database_left_is_charged_to_nobody(
     overseen: Overseen, code: int, fenced: bool, ran: set[int]
 ) -> None:
-    overseen.board.tell()
+    overseen.board.enable_job_list()
     overseen.board.begin(seq=5)
     if fenced:
         overseen.board.fence()

@@ -21,13 +21,13 @@ def test_a_list_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "W is empty: say which"),
-        ("  ", "W is empty: say which"),
-        ("{", "W is no JSON: Expecting"),
+        ("", "W is empty: name the queues"),
+        ("  ", "W is empty: name the queues"),
+        ("{", "W is not valid JSON: Expecting"),
         ("{}", "W: it must be a list of at least one entry"),
         ("[]", "W: it must be a list of at least one entry"),
         ("null", "W: it must be a list of at least one entry"),
-        ('[{"queue": "a", "queue": "b"}]', "W: key 'queue' stands twice in one object"),
+        ('[{"queue": "a", "queue": "b"}]', "W: key 'queue' appears twice in one object"),
     ],
 )
 def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:
@@ -38,12 +38,12 @@ def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (3, "3 is no object"),
-        ({}, "it names no queue"),
-        ({"queue": None}, "queue None is no name"),
+        (3, "3 is not an object"),
+        ({}, "`queue` is missing"),
+        ({"queue": None}, "queue None is not a string"),
         ({"queue": "cpu"}, "start queue-claim-worker --queue cpu"),
         ({"queue": "a b"}, "'a b' is no queue name"),
-        ({"queue": "load.cbr"}, "again, as in entry 0"),
+        ({"queue": "load.cbr"}, "is also in entry 0"),
         ({"queue": "a", "concurrency": 0}, "concurrency 0: a whole number from 1 to 500"),
         ({"queue": "a", "concurrency": 501}, "concurrency 501: "),
         ({"queue": "a", "concurrency": True}, "concurrency True: "),

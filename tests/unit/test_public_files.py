@@ -1,4 +1,4 @@
-"""What is published holds nothing of the machine it was written on, and nothing half done."""
+"""The published files have no secret, no open task, no large file and no path of this checkout."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = {".venv", ".git", "__pycache__", "build", "dist", "site", "htmlcov"}
-MACHINE = re.compile(r"(?<![\w./-])/(?:work|root|home|tmp/qw)(?:/|\b(?![\w-]))")
-HALF_DONE = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+OPEN_TASK = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 SECRET = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(?:ghp|gho|pypi)[_-][A-Za-z0-9]{20,}")
 
 
 def _files() -> list[Path]:
-    """The files that git knows or would add; without git, all but what is built or cached."""
+    """Return the files that git knows or would add; without git, all but built and cached ones."""
     git = shutil.which("git")
     if git and (ROOT / ".git").exists():
         listed = subprocess.run(
@@ -55,16 +52,16 @@ def _matches(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def test_there_are_files_to_look_at() -> None:
+def test_the_files_are_found() -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= TEXTS.keys()
 
 
-def test_no_path_of_a_machine() -> None:
-    assert not _matches(MACHINE)
+def test_no_file_names_the_folder_of_this_checkout() -> None:
+    assert not _matches(re.compile(re.escape(str(ROOT)) + r"(?![\w-])"))
 
 
-def test_nothing_half_done() -> None:
-    assert not _matches(HALF_DONE)
+def test_no_open_task() -> None:
+    assert not _matches(OPEN_TASK)
 
 
 def test_no_secret() -> None:
@@ -74,20 +71,3 @@ def test_no_secret() -> None:
 def test_no_large_or_binary_file() -> None:
     assert not [path for path in FILES if path.stat().st_size > 512 * 1024]
     assert not [path for path in FILES if b"\0" in path.read_bytes()]
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("cd /work/main", True),
-        ("x = '/root/.cache'", True),
-        ("in /home/me", True),
-        ("(/work)", True),
-        ("src/work/home", False),
-        ("http://host/home/x", False),
-        ("/workers", False),
-        ("https://example.org/root/", False),
-    ],
-)
-def test_paths_of_machines_are_seen(line: str, found: bool) -> None:
-    assert bool(MACHINE.search(line)) is found

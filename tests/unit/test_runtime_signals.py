@@ -113,7 +113,7 @@ def test_an_ear_hears_while_the_main_thread_is_in_c_code() -> None:
     lock = ctypes.create_string_buffer(64)  # zeros are an open one
     libc = ctypes.CDLL(None)
     heard: list[int] = []
-    with signals.StopRequest(ear=True) as stop:
+    with signals.StopRequest(signal_thread=True) as stop:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert stop.count == 2, "what the main thread does next comes after the request"
@@ -146,7 +146,7 @@ def test_the_main_thread_goes_on_with_the_callback_done_though_the_ear_is_in_it_
             over.wait(5)
         done.append(threading.current_thread().name)
 
-    with signals.StopRequest(on_first=callback, ear=True) as stop:
+    with signals.StopRequest(on_first=callback, signal_thread=True) as stop:
 
         def kill(_: threading.Event) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -170,7 +170,7 @@ def test_with_an_ear_each_signal_counts_once_and_all_is_put_back() -> None:
     with signals.StopRequest(
         on_first=lambda: calls.append("first"),
         on_second=lambda: calls.append("second"),
-        ear=True,
+        signal_thread=True,
     ) as stop:
         for count, signum in enumerate([*signals.SIGNALS, *signals.SIGNALS], 1):
             signal.raise_signal(signum)
@@ -183,7 +183,7 @@ def test_with_an_ear_each_signal_counts_once_and_all_is_put_back() -> None:
 
 @linux
 def test_the_signals_of_a_forked_child_are_its_own() -> None:
-    with signals.StopRequest(ear=True) as stop:
+    with signals.StopRequest(signal_thread=True) as stop:
         child = os.fork()
         if child == 0:
             signal.raise_signal(signal.SIGTERM)
@@ -198,7 +198,7 @@ def test_the_signals_of_a_forked_child_are_its_own() -> None:
 def test_a_signal_counts_while_an_event_loop_has_the_descriptor_and_after() -> None:
     theirs, other = socket.socketpair()
     theirs.setblocking(False)
-    with theirs, other, signals.StopRequest(ear=True) as stop:
+    with theirs, other, signals.StopRequest(signal_thread=True) as stop:
         ours = signal.set_wakeup_fd(theirs.fileno())
         signal.raise_signal(signal.SIGTERM)
         assert stop.count == 1

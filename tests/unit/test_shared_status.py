@@ -14,7 +14,7 @@ from queue_workflows.worker import shared_status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")
 WHO = claims.Claimant("w", "box", "cpu")
-IDLE = shared_status.account(WHO, None, shown=False)
+IDLE = shared_status.worker_record(WHO, None, shown=False)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_parent_reads_what_its_child_writes(
     own = shared_status.attach()
     own.beat(5.0, IDLE)
     own.begin()
-    own.heard(6.0)
+    own.set_active(6.0)
     seen = parents.read()
     assert seen[:3] == (5.0, 1, 6.0)
     assert seen.record == IDLE | {"number": 0}, "the next beat tells of the job"
@@ -59,7 +59,7 @@ def test_the_parent_sees_whose_bodies_run(parents: shared_status.SharedStatus, g
     own.begin()
     assert parents.read().ran is None, "whatever such a worker holds is what it runs"
     own.end()
-    own.tell()
+    own.enable_job_list()
     assert parents.read().ran == frozenset()
     own.begin(seq=77)
     own.begin(seq=2**53)
@@ -81,7 +81,7 @@ def test_a_job_of_number_zero_is_shown_like_any(
     parents: shared_status.SharedStatus, given: int
 ) -> None:
     own = shared_status.attach()
-    own.tell()
+    own.enable_job_list()
     for seq in (0, -1):
         own.begin(seq=seq)
     own.due(0)
@@ -94,8 +94,8 @@ def test_as_many_bodies_are_shown_as_may_run(
     parents: shared_status.SharedStatus, given: int
 ) -> None:
     own = shared_status.attach()
-    own.tell()
-    every = range(1, shared_status.PLACES + 1)
+    own.enable_job_list()
+    every = range(1, shared_status.MAX_HANDLERS + 1)
     for _ in range(2):
         for seq in every:
             own.begin(IDLE, seq=seq)

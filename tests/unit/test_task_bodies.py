@@ -31,7 +31,7 @@ class Script:
         self._call: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
-    def said(self, value: Any) -> None:
+    def report_progress(self, value: Any) -> None:
         self.heard.append(value)
         if len(self.heard) - 1 == self._after:
             self.interrupt()

@@ -36,14 +36,14 @@ def work() -> current_job.Work:
 )
 def test_what_a_task_yields_is_progress_or_a_beat(value: Any, stored: str | None) -> None:
     subject, beats = work(), list[float]()
-    subject.heard = beats.append
-    subject.said(value)
+    subject.on_activity = beats.append
+    subject.report_progress(value)
     assert (subject.unsaved, beats) == (stored, [0.0])
 
 
 def test_a_text_of_a_nodes_status_callback_is_a_beat() -> None:
     subject, beats = work(), list[float]()
-    subject.heard = beats.append
+    subject.on_activity = beats.append
     subject.status("at work")
     subject.status(rows=3)
     assert (subject.unsaved, beats) == ('{"rows": 3}', [0.0, 0.0])

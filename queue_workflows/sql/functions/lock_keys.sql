@@ -1,12 +1,15 @@
 -- Lock keys: of the jobs of a key one is admitted, which runs or is claimable. The others wait with
--- blocked_reason 'locked', outside of the claim's index.
+-- blocked_reason 'locked', outside of the claim's index. The admission runs when a transaction commits, in
+-- queue_workflows_take_turns and nowhere else. While it runs, the noted keys and partitions are marked as `admits`:
+-- so the triggers of the jobs recognise its UPDATEs, and only the tables' owner can write that mark (decision 0024).
 
 -- Note that the waiters of a lock key must be checked before this transaction commits.
 CREATE OR REPLACE FUNCTION queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_key IS NOT NULL AND p_jobs IN ('workflow_node_jobs', 'ingest_jobs') AND NOT EXISTS (
-        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key) THEN
+        SELECT FROM lock_turns WHERE xid = pg_current_xact_id() AND jobs = p_jobs AND lock_key = p_key
+           AND NOT admits) THEN
         INSERT INTO lock_turns (jobs, lock_key) VALUES (p_jobs, p_key);
     END IF;
 END $$;
@@ -26,8 +29,8 @@ BEGIN
 END $$;
 
 -- Admit the next job of each of these keys: the first in claim order, if none is admitted, or if the admitted
--- one is unclaimed and further back. Return how many were admitted. The caller holds the keys' advisory locks;
--- no row is waited for.
+-- one is unclaimed and further back. Return how many were admitted. The caller holds the keys' advisory locks and
+-- has marked their notes; no row is waited for.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
@@ -48,7 +51,7 @@ BEGIN
                           AND w.blocked_reason = 'locked'
                         ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
                    FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE %1$I j SET blocked_reason = 'taken_back' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
+        UPDATE %1$I j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b))
         $q$, p_jobs) USING p_keys;
     EXECUTE format($q$
         WITH heads AS MATERIALIZED (
@@ -59,14 +62,14 @@ BEGIN
                  ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
              WHERE NOT EXISTS (SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
                       AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE %1$I j SET blocked_reason = 'let_in' WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
+        UPDATE %1$I j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h))
         $q$, p_jobs) USING p_keys;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
 
 -- Admit the next job of each key by itself, after a waiting job of one key has raised: the next of that key is
--- admitted instead. Return how many were admitted. The caller holds the keys' advisory locks.
+-- admitted instead. Return how many were admitted. The caller is as above.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -86,9 +89,13 @@ BEGIN
              ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
         LOOP
             BEGIN
-                EXECUTE format('UPDATE %I SET blocked_reason = ''let_in'' WHERE id = $1', p_jobs) USING v_id;
-                v_count := v_count + 1;
-                EXIT;
+                EXECUTE format($q$ UPDATE %I SET blocked_reason = NULL
+                                    WHERE id = $1 AND (status = 'queued' AND blocked_reason = 'locked') IS TRUE
+                                   RETURNING 1 $q$, p_jobs) INTO v_one USING v_id;
+                IF v_one IS NOT NULL THEN
+                    v_count := v_count + 1;
+                    EXIT;
+                END IF;
             EXCEPTION WHEN OTHERS THEN
                 RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
             END;
@@ -98,7 +105,8 @@ BEGIN
 END $$;
 
 -- Check the noted partitions and lock keys at commit, when every row has its final value. The first noted row of
--- a transaction does it for all. Partitions come first, since a job that they admit may wait for a lock key.
+-- a transaction does it for all: it marks the notes, admits jobs, and deletes the notes that it marked. Partitions
+-- come first, since a job that they admit may wait for a lock key.
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -106,7 +114,8 @@ DECLARE
     v_one   partition_turns;
     v_turn  record;
 BEGIN
-    WITH mine AS (DELETE FROM partition_turns WHERE xid = pg_current_xact_id() RETURNING *)
+    WITH mine AS (
+        UPDATE partition_turns SET admits = true WHERE xid = pg_current_xact_id() AND NOT admits RETURNING *)
     SELECT array_agg(mine::partition_turns) INTO v_asked FROM mine;
     IF v_asked IS NOT NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
         -- This snapshot lacks jobs that were admitted meanwhile: leave the check to the next claim.
@@ -132,9 +141,17 @@ BEGIN
             END LOOP;
         END;
     END IF;
+    IF v_asked IS NOT NULL THEN
+        DELETE FROM partition_turns t
+         WHERE t.xid = pg_current_xact_id() AND t.admits
+           AND (t.queue, t.partition_key) IN (SELECT a.queue, a.partition_key FROM unnest(v_asked) a);
+    END IF;
     FOR v_turn IN
-        WITH mine AS (DELETE FROM lock_turns WHERE xid = pg_current_xact_id() RETURNING jobs, lock_key)
-        SELECT jobs, array_agg(DISTINCT lock_key) AS keys FROM mine GROUP BY jobs ORDER BY jobs
+        WITH mine AS (
+            UPDATE lock_turns SET admits = true WHERE xid = pg_current_xact_id() AND NOT admits
+            RETURNING id, jobs, lock_key)
+        SELECT jobs, array_agg(DISTINCT lock_key) AS keys, array_agg(id) AS notes
+          FROM mine GROUP BY jobs ORDER BY jobs
     LOOP
         PERFORM queue_workflows_lock_keys(v_turn.jobs, v_turn.keys);
         BEGIN
@@ -146,6 +163,7 @@ BEGIN
             -- A waiting row that cannot be written must not fail the commit of another job's transaction.
             PERFORM queue_workflows_give_turns_singly(v_turn.jobs, v_turn.keys);
         END;
+        DELETE FROM lock_turns WHERE id = ANY (v_turn.notes);
     END LOOP;
     RETURN NULL;
 END $$;
@@ -165,14 +183,16 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Admit the next job of every key that has waiters and no admitted job, because the first was locked by a
--- transaction when its turn came. It walks from key to key, however many jobs wait. Return how many were
--- admitted.
+-- Note every key that has waiters and no admitted job, because the first was locked by a transaction when its turn
+-- came. The commit admits the next job of each. It walks from key to key, however many jobs wait. Return how many
+-- keys it noted.
 CREATE OR REPLACE FUNCTION queue_workflows_mend_turns(p_jobs text) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_keys text[];
 BEGIN
+    PERFORM queue_workflows_demand('UPDATE', p_jobs, 'status');
     EXECUTE format($q$
         WITH RECURSIVE line (key) AS (
             (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
@@ -187,13 +207,6 @@ BEGIN
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
                   AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
         $q$, p_jobs) INTO v_keys;
-    IF v_keys IS NULL THEN
-        RETURN 0;
-    END IF;
-    PERFORM queue_workflows_lock_keys(p_jobs, v_keys);
-    BEGIN
-        RETURN queue_workflows_give_turns(p_jobs, v_keys);
-    EXCEPTION WHEN OTHERS THEN
-        RETURN queue_workflows_give_turns_singly(p_jobs, v_keys);
-    END;
+    PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
+    RETURN coalesce(cardinality(v_keys), 0);
 END $$;

@@ -42,8 +42,8 @@ BEGIN
 END $$;
 
 -- Block those of the first `p_look` claimable jobs of a queue that were claimable before their partition had
--- limits, at most `p_most`; return how many. Their partitions are checked when the transaction commits; no row
--- is waited for.
+-- limits, at most `p_most`; return how many. The triggers note their partitions, which are checked when the
+-- transaction commits; no row is waited for.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_back(p_queue text, p_look integer, p_most integer)
 RETURNS integer LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -52,7 +52,6 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_all   boolean;
-    v_asked bigint;
     v_moved bigint;
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
@@ -70,13 +69,9 @@ BEGIN
         SELECT j.id FROM ingest_jobs j
          WHERE j.id = ANY (ARRAY(SELECT a.id FROM ahead a))
            AND (j.status = 'queued' AND j.blocked_reason IS NULL AND j.admitted_at IS NULL) IS TRUE
-           FOR UPDATE OF j SKIP LOCKED),
-    moved AS (
-        UPDATE ingest_jobs j SET blocked_reason = 'held_back' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s))
-        RETURNING j.partition_key)
-    SELECT coalesce(sum(m.n), 0), count(queue_workflows_ask_partition(p_queue, m.partition_key) IS NULL)
-      INTO v_moved, v_asked
-      FROM (SELECT partition_key, count(*) AS n FROM moved GROUP BY partition_key) m;
+           FOR UPDATE OF j SKIP LOCKED)
+    UPDATE ingest_jobs j SET blocked_reason = 'limited' WHERE j.id = ANY (ARRAY(SELECT s.id FROM stale s));
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
     RETURN v_moved;
 END $$;
 

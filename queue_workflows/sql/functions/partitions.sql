@@ -9,12 +9,12 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_starts > 0 THEN
         UPDATE partition_turns SET starts = starts + p_starts
-         WHERE xid = pg_current_xact_id() AND queue = p_queue AND partition_key = p_key;
+         WHERE xid = pg_current_xact_id() AND queue = p_queue AND partition_key = p_key AND NOT admits;
         IF FOUND THEN
             RETURN;
         END IF;
     ELSIF EXISTS (SELECT FROM partition_turns WHERE xid = pg_current_xact_id() AND queue = p_queue
-                     AND partition_key = p_key) THEN
+                     AND partition_key = p_key AND NOT admits) THEN
         RETURN;
     END IF;
     INSERT INTO partition_turns (queue, partition_key, starts) VALUES (p_queue, p_key, p_starts);
@@ -22,7 +22,8 @@ END $$;
 
 -- Return a job as its partition's limits change it; `p_old` is NULL for an INSERT. Return NULL to leave the row
 -- as it is. A job is first not due, then limited, then locked, then claimable; admitted_at says that it has
--- passed the limits. 'admitted' and 'held_back' are commands of the admission and are never stored.
+-- passed the limits. What the admission itself writes is kept as it is: it holds the partition's lock, has counted,
+-- and needs no further check.
 CREATE OR REPLACE FUNCTION queue_workflows_limit_gate(p_old ingest_jobs, p_new ingest_jobs)
 RETURNS ingest_jobs LANGUAGE plpgsql AS $$
 DECLARE
@@ -31,18 +32,16 @@ DECLARE
     v_rated   boolean;
     v_counted boolean;
 BEGIN
-    IF p_new.blocked_reason IN ('let_in', 'taken_back') THEN
-        RETURN p_new;
+    IF p_old.status = 'queued' AND p_new.status = 'queued'
+       AND (p_old.admitted_at IS NULL) <> (p_new.admitted_at IS NULL)
+       AND 'limited' IN (p_old.blocked_reason, p_new.blocked_reason) THEN
+        IF EXISTS (SELECT FROM partition_turns t WHERE t.xid = pg_current_xact_id() AND t.admits
+                      AND t.queue = p_new.queue AND t.partition_key = p_new.partition_key) THEN
+            RETURN p_new;
+        END IF;
     END IF;
-    IF p_new.blocked_reason = 'admitted' THEN
-        p_new.blocked_reason := NULL;
-        p_new.admitted_at := now();
-        RETURN p_new;
-    END IF;
-    IF p_new.blocked_reason = 'held_back' THEN
-        p_new.blocked_reason := 'limited';
-        p_new.admitted_at := NULL;
-        RETURN p_new;
+    IF p_old.admitted_at IS NULL THEN
+        p_new.admitted_at := NULL;  -- only the admission sets it: else a plain UPDATE would pass the limits
     END IF;
     IF p_old.partition_key IS NOT NULL
        AND (p_old.queue, p_old.partition_key) IS DISTINCT FROM (p_new.queue, p_new.partition_key) THEN
@@ -173,7 +172,7 @@ BEGIN
         SELECT FROM ingest_jobs j
          WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
            AND j.status = 'queued' AND j.admitted_at IS NOT NULL
-         ORDER BY j.partition_key LIMIT 4 * c_ahead) AS let_in;
+         ORDER BY j.partition_key LIMIT 4 * c_ahead) AS admitted;
     IF v_max IS NOT NULL THEN
         SELECT count(*) INTO v_running FROM (
             SELECT FROM ingest_jobs j
@@ -203,17 +202,17 @@ BEGIN
              WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.blocked_reason = 'limited'
              ORDER BY j.partition_key, j.priority, j.seq LIMIT 1),
-        let_in AS MATERIALIZED (
+        admitted AS MATERIALIZED (
             SELECT j.id, j.priority, j.seq FROM ingest_jobs j
              WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                AND j.status = 'queued' AND j.admitted_at IS NOT NULL
              ORDER BY j.partition_key LIMIT 4 * c_ahead FOR UPDATE SKIP LOCKED),
         back AS MATERIALIZED (
             SELECT l.id FROM (SELECT i.*, row_number() OVER (ORDER BY i.priority DESC, i.seq DESC) AS place
-                                FROM let_in i) l
+                                FROM admitted i) l
              WHERE l.place <= -v_room OR l.place <= 16 AND (l.priority, l.seq) > (
                    SELECT h.priority, h.seq FROM head h))
-        UPDATE ingest_jobs j SET blocked_reason = 'held_back'
+        UPDATE ingest_jobs j SET blocked_reason = 'limited', admitted_at = NULL
          WHERE j.id = ANY (ARRAY(SELECT b.id FROM back b));
         GET DIAGNOSTICS v_count = ROW_COUNT;
         v_room := v_room + v_count;
@@ -225,7 +224,7 @@ BEGIN
                  WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
                    AND j.status = 'queued' AND j.blocked_reason = 'limited'
                  ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
-            UPDATE ingest_jobs j SET blocked_reason = 'admitted'
+            UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
         EXCEPTION WHEN OTHERS THEN
             -- One of them cannot be written: admit the next ones instead.
@@ -237,10 +236,13 @@ BEGIN
             LOOP
                 EXIT WHEN v_room <= 0;
                 BEGIN
-                    UPDATE ingest_jobs j SET blocked_reason = 'admitted' WHERE j.id = v_id;
-                    v_room := v_room - 1;
+                    UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
+                     WHERE j.id = v_id AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE;
+                    IF FOUND THEN
+                        v_room := v_room - 1;
+                    END IF;
                 EXCEPTION WHEN OTHERS THEN
-                    RAISE WARNING 'job % cannot be let in: %', v_id, SQLERRM;
+                    RAISE WARNING 'job % cannot be admitted: %', v_id, SQLERRM;
                 END;
             END LOOP;
         END;

@@ -10,7 +10,7 @@
 CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    v_let_in boolean := false;
+    v_admits boolean := false;  -- whether this is the admission, which gives the lock key to the job or takes it back
 BEGIN
     -- Ranges of the columns that every claim writes. queue_workflows_bound_job checks the other columns.
     IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
@@ -20,9 +20,18 @@ BEGIN
                 NEW.cancel_requested_at) < '2000-01-01+00' THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
     END IF;
-    IF NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL THEN
+    IF NEW.lock_key = OLD.lock_key AND NEW.status = 'queued' AND OLD.status = 'queued'
+       AND (NEW.blocked_reason IS NULL) <> (OLD.blocked_reason IS NULL)
+       AND 'locked' IN (NEW.blocked_reason, OLD.blocked_reason) THEN
+        v_admits := EXISTS (SELECT FROM lock_turns t WHERE t.xid = pg_current_xact_id() AND t.admits
+                               AND t.jobs = TG_TABLE_NAME AND t.lock_key = NEW.lock_key);
+        IF v_admits AND NEW.blocked_reason = 'locked' THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    IF (NEW.partition_key IS NOT NULL OR OLD.partition_key IS NOT NULL) AND NOT v_admits THEN
         IF TG_TABLE_NAME = 'ingest_jobs' THEN
-            IF OLD.admitted_at IS NOT NULL OR NEW.blocked_reason IN ('limited', 'admitted', 'held_back')
+            IF coalesce(OLD.admitted_at, NEW.admitted_at) IS NOT NULL OR NEW.blocked_reason = 'limited'
                OR EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue IN (OLD.queue, NEW.queue)) THEN
                 DECLARE
                     v_passed ingest_jobs;  -- declared here: each call of the declaring block allocates a row
@@ -43,22 +52,11 @@ BEGIN
                AND NEW.worker_id IS NULL AND NEW.lease_expires_at IS NULL) THEN
         RETURN NEW;
     END IF;
-    IF OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL THEN
-        -- Two commands that are never stored: admit this job, or block it again.
-        IF NEW.blocked_reason = 'taken_back' THEN
-            NEW.blocked_reason := 'locked';
-            RETURN NEW;
-        END IF;
-        IF NEW.blocked_reason = 'let_in' THEN
-            NEW.blocked_reason := NULL;
-            v_let_in := true;
-        END IF;
-    END IF;
     IF NEW.status = OLD.status THEN
         IF NEW.status = 'queued' THEN
             IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
                 NEW.blocked_reason := 'not_due';
-            ELSIF NEW.lock_key IS NOT NULL AND NOT v_let_in AND (
+            ELSIF NEW.lock_key IS NOT NULL AND NOT v_admits AND (
                       NEW.blocked_reason IS NULL
                       AND (OLD.blocked_reason IS NOT NULL OR NEW.lock_key IS DISTINCT FROM OLD.lock_key)
                       OR NEW.available_at IS NULL AND NEW.blocked_reason = 'not_due') THEN
@@ -80,7 +78,7 @@ BEGIN
               AND OLD.cancel_requested_at IS NULL THEN
             PERFORM pg_notify('job_cancel', left(NEW.id, 1000));
         END IF;
-        IF NOT v_let_in AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
+        IF NOT v_admits AND (OLD.lock_key IS NOT NULL OR NEW.lock_key IS NOT NULL)
            AND (NEW.lock_key IS DISTINCT FROM OLD.lock_key
                 OR NEW.blocked_reason IS DISTINCT FROM OLD.blocked_reason) THEN
             PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, OLD.lock_key);

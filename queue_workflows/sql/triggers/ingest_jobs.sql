@@ -12,7 +12,7 @@ CREATE OR REPLACE TRIGGER ingest_jobs_bound
 
 CREATE OR REPLACE TRIGGER ingest_jobs_changed
     BEFORE UPDATE OF status, blocked_reason, available_at, cancel_requested_at, lock_key, partition_key, queue,
-        claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds ON ingest_jobs
+        claim_no, worker_id, lease_expires_at, heartbeat_at, started_at, finished_at, seconds, admitted_at ON ingest_jobs
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_job_changed('ingest_job_ready');
 
 CREATE OR REPLACE TRIGGER ingest_jobs_cancel_asked BEFORE UPDATE OF cancel_requested_at ON ingest_jobs

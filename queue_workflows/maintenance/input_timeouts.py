@@ -1,0 +1,81 @@
+"""End the waits of input nodes that nobody answered in time: by their default, or as failed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, cast
+
+from queue_workflows import db, dispatcher, errors
+from queue_workflows.dag import payload
+from queue_workflows.engine import input_timeouts, poison, row_isolation
+from queue_workflows.types import Row, Unreadable
+
+_log = logging.getLogger(__name__)
+TIMEOUT: Final = "end of the wait of node job"
+ANSWER_GRACE_S: Final = 5.0
+"""How long an answer that came in time may still wait to be taken before the next check."""
+
+
+def expire_inputs(
+    conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
+) -> None:
+    """Complete or fail every input node that is past its `timeout_s`, one transaction each.
+
+    Rows that raise are set aside in `rows`; None: for this call only.
+    """
+    kept = rows or row_isolation.Isolation()
+    with db.statement(conn) as own:
+        while job_id := input_timeouts.next_overdue(own, kept.aside(TIMEOUT)):
+            kept.attempt(
+                TIMEOUT,
+                job_id,
+                lambda job_id=job_id: _end_wait(own, job_id),
+                lambda error, failures, job_id=job_id: _give_up(own, job_id, error, failures),
+            )
+
+
+def _end_wait(conn: db.Connection, job_id: str) -> None:
+    with conn.transaction():
+        job = input_timeouts.lock_overdue(conn, job_id)
+        if job is None:
+            return
+        if job["answered"] and not job["over"]:
+            input_timeouts.extend_wait(conn, job_id, ANSWER_GRACE_S)
+            return
+        if not job["over"]:
+            _expire(conn, job)
+        input_timeouts.end_wait(conn, job_id)
+
+
+def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
+    """Fail a node whose wait could not be ended in too many tries; return whether it was failed."""
+    with conn.transaction():
+        if not poison.node_job(conn, job_id, error, failures):
+            return False
+        input_timeouts.end_wait(conn, job_id)
+        return True
+
+
+def _expire(conn: db.Connection, job: Row) -> None:
+    found: Any = job["policy"]
+    policy = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    error = f"nobody answered within {_seconds_text(policy.get('timeout_s'))} s"
+    default = None
+    if isinstance(found, Unreadable):
+        error = f"its policy cannot be read: {found.reason}"
+    elif "default" in policy:
+        try:
+            default = dispatcher.answer_delta(job, policy["default"])
+        except errors.InvalidPayload as refused:
+            error = str(refused)
+    error = payload.error_text(error)
+    if input_timeouts.time_out(conn, job["id"], default=default, error=error) is not None:
+        effect = "takes its default" if default is not None else "fails"
+        _log.warning("node %s of run %s: %s; it %s", job["node_id"], job["run_id"], error, effect)
+
+
+def _seconds_text(seconds: object) -> str:
+    """Return the text of a `timeout_s`, which a plain SQL writer may have set to anything."""
+    if isinstance(seconds, (int, float)) and abs(seconds) < 1e300:
+        return f"{seconds:g}"
+    return f"{seconds!s:.80}"

@@ -1,0 +1,192 @@
+"""The list of periodic tasks, and the memory that they share."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from queue_workflows import config, db, node_queue
+from queue_workflows.engine import (
+    lock_queues,
+    models,
+    pending,
+    promotion,
+    queues,
+    row_isolation,
+)
+from queue_workflows.maintenance import availability, input_timeouts, recovery
+from queue_workflows.runtime import service
+from queue_workflows.types import NowFn, Row
+
+_log = logging.getLogger(__name__)
+ORPHAN_SWEEP_S: Final = 60.0
+"""It reads every waiting job; until then the claim refuses orphans."""
+UNASSIGNABLE_S: Final = 10.0
+FLAG: Final = "flag of model"
+UNFLAG: Final = "end of the flag of model"
+
+
+class PeriodicTasks:
+    """Every periodic task of an orchestrator, on a connection of its own."""
+
+    def __init__(self, now_fn: NowFn = time.monotonic) -> None:
+        self._now = now_fn
+        self._database = availability.Availability(now_fn)
+        self._kept = db.DedicatedConnection()
+        """An idle task is a single statement, without a checkout from the pool."""
+        self._rows = row_isolation.Isolation(now_fn)
+        self._wake: Callable[..., None] = lambda *_: None
+        self._unserved: dict[str, float] = {}
+        """Models whose jobs no worker can take, and since when."""
+
+    def close(self) -> None:
+        """Close the connection; the next task opens another."""
+        self._kept.close()
+
+    def loop(self) -> service.Loop:
+        """Return the service that runs all tasks."""
+        made = service.Loop("maintenance", self.tasks(), now_fn=self._now)
+        self._wake = made.wake
+        return made
+
+    def tasks(self) -> list[service.Task]:
+        """Return every task with its interval; `inf`: it runs only when `check` wakes it."""
+        dead_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
+
+        def lost_s() -> float:
+            return config.SILENT_WORKER_AFTER_S.read() / 3
+
+        return [
+            service.Task("check", config.LEASE_RECLAIM_INTERVAL_S.read, self.check),
+            service.Task("reclaim", math.inf, self.reclaim),
+            service.Task("lost-sessions", lost_s, self.reclaim_lost_sessions),
+            service.Task("orphans", ORPHAN_SWEEP_S, self.cancel_orphans),
+            service.Task("dead-workers", dead_s, self.flag_dead_workers),
+            service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
+            service.Task("input-timeouts", math.inf, self.expire_inputs),
+            service.Task("lock-keys", math.inf, self.repair_lock_queues),
+            service.Task("limits", math.inf, self.repair_partition_queues),
+        ]
+
+    def check(self) -> None:
+        """Wake the frequent tasks that have something to do, found by one statement for all."""
+        with self._kept.using() as conn:
+            found = pending.sweeps(conn)
+        self._database.note()
+        wanted = {
+            "reclaim": found.leases,
+            "input-timeouts": found.inputs,
+            "lock-keys": found.lock_queues,
+            "limits": found.partitions,
+        }
+        if names := [name for name, has_work in wanted.items() if has_work]:
+            self._wake(*names)
+
+    def reclaim(self) -> None:
+        """Take back jobs whose lease has lapsed.
+
+        A claim that was renewed last before a gap in this process's own access to the database
+        counts no crash: its worker had the same gap.
+        """
+        had_s = self._database.unmissed_s()
+        with self._kept.using() as conn:
+            recovery.reclaim(conn, self._rows, had_s=had_s)
+        self._database.note()
+
+    def reclaim_lost_sessions(self) -> None:
+        """Take back jobs whose worker's session has ended and that are renewed no more.
+
+        Does nothing within SILENT_WORKER_AFTER_S of a break: an outage ends every session.
+        """
+        silent_s = config.SILENT_WORKER_AFTER_S.read()
+        if not self._database.lasts(silent_s):
+            return
+        with self._kept.using() as conn:
+            if pending.has_silent_jobs(conn, silent_s):
+                recovery.reclaim_lost_sessions(conn, silent_s, self._rows)
+
+    def cancel_orphans(self) -> None:
+        """Cancel jobs that were inserted while their run ended."""
+        with self._kept.using() as conn:
+            recovery.cancel_orphans(conn, self._rows)
+
+    def expire_inputs(self) -> None:
+        """End the waits of input nodes that are past their timeout."""
+        with self._kept.using() as conn:
+            input_timeouts.expire_inputs(conn, self._rows)
+
+    def repair_lock_queues(self) -> None:
+        """Admit waiters of lock keys that were missed, or that wait for a job nobody serves.
+
+        A queue counts as unserved only after the database was available for STALE_WORKER_AFTER_S.
+        """
+        stale_after_s = config.STALE_WORKER_AFTER_S.read()
+        with self._kept.using() as conn:
+            served = lock_queues.served(conn, stale_after_s)
+            lock_queues.unblock_served(conn, served)
+            if self._database.lasts(stale_after_s) and (
+                count := lock_queues.block_unserved(conn, served)
+            ):
+                _log.warning(
+                    "%d jobs gave up their lock key: no worker serves their queue; "
+                    "`queue-workflows status` names it",
+                    count,
+                )
+            if count := promotion.admit_missed_waiters(conn):
+                _log.warning("admitted %d jobs that waited for a lock key that was free", count)
+
+    def repair_partition_queues(self) -> None:
+        """Admit jobs of limited partitions whose time has come or that were missed."""
+        with self._kept.using() as conn:
+            queues.admit_from_partitions(conn)
+
+    def flag_dead_workers(self) -> None:
+        """Flag workers whose heartbeat is stale while they own running jobs."""
+        stale_after_s = config.STALE_WORKER_AFTER_S.read()
+        if self._database.lasts(stale_after_s):
+            with self._kept.using() as conn:
+                node_queue.flag_stale_workers_holding_running_jobs(
+                    stale_after_s=stale_after_s, conn=conn
+                )
+
+    def flag_unassignable(self) -> None:
+        """Flag models whose queued jobs no live worker could take for STALE_WORKER_AFTER_S.
+
+        Each reason is logged once, whichever orchestrator is first. The flag goes when a worker
+        can take the jobs.
+        """
+        stale_after_s = config.STALE_WORKER_AFTER_S.read()
+        if not self._database.lasts(stale_after_s):
+            self._unserved.clear()
+            return
+        with self._kept.using() as conn:
+            rows = {row["model"]: row for row in models.unserved(conn)}
+            now = self._now()
+            wanting = [model for model, row in rows.items() if row["reason"]]
+            self._unserved = {model: self._unserved.get(model, now) for model in wanting}
+            for model, row in rows.items():
+                if row["reason"] is None:
+                    self._rows.attempt(UNFLAG, model, lambda model=model: _unflag(conn, model))
+                elif now - self._unserved[model] >= stale_after_s:
+                    self._rows.attempt(FLAG, model, lambda row=row: _flag(conn, row))
+
+
+def _flag(conn: db.Connection, row: Row) -> None:
+    """Flag the queued gpu jobs of a model, in one transaction; log the reason if it is new."""
+    with db.transaction(conn) as own:
+        is_new = models.flag(own, row)
+    if is_new:
+        what = f"model {row['model']}" if row["model"] else "gpu jobs without a model"
+        _log.warning("no live worker can take %s: %s", what, row["detail"])
+
+
+def _unflag(conn: db.Connection, model: str) -> None:
+    """Remove the flag of a model's jobs, in one transaction; log it if there was one."""
+    with db.transaction(conn) as own:
+        was_flagged = models.unflag(own, model)
+    if was_flagged:
+        what = f"model {model}" if model else "gpu jobs without a model"
+        _log.info("%s: no job waits any more that no worker can take", what)

@@ -1,0 +1,138 @@
+"""Every file, function, statement and setting that docs/architecture.md names exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import queue_workflows
+from queue_workflows import config
+from queue_workflows.db import statements
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(queue_workflows.__path__[0])
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+SCHEMA = (ROOT / "docs" / "schema.sql").read_text(encoding="utf-8")
+FUNCTIONS = "\n".join(path.read_text() for path in (PACKAGE / "sql" / "functions").glob("*.sql"))
+CHANNELS = {"ingest_job_ready", "node_job_ready", "job_cancel", "orchestrator_work"}
+TERMS = {"import-linter", "cancel_event", "-- name:"}
+"""Names in backticks that are no names of code."""
+
+
+def _is_file(name: str) -> bool:
+    return name.rpartition("/")[0] != "" and any((at / name).exists() for at in (ROOT, PACKAGE))
+
+
+def _is_root_file(name: str) -> bool:
+    return (PACKAGE / name).is_file() or (ROOT / name).is_file()
+
+
+def _is_python(name: str) -> bool:
+    """Return whether `name` is a module below the package, or an attribute of one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(["queue_workflows", *parts[:length]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def _is_sql_function(name: str) -> bool:
+    return re.search(rf"\bFUNCTION {name.removesuffix('()')}\(", FUNCTIONS) is not None
+
+
+def _is_statement(name: str) -> bool:
+    noun, _, statement = name.partition(":")
+    return hasattr(getattr(statements, noun, None), statement)
+
+
+def _is_table(name: str) -> bool:
+    return re.search(rf"^CREATE TABLE (?:\w+\.)?{name} \(", SCHEMA, re.MULTILINE) is not None
+
+
+def _is_channel(name: str) -> bool:
+    """Return whether the SQL texts notify a channel of this name."""
+    texts = FUNCTIONS + "".join(p.read_text() for p in (PACKAGE / "sql" / "triggers").glob("*.sql"))
+    return name in CHANNELS and f"'{name}'" in texts
+
+
+def _is_command(name: str) -> bool:
+    if name.startswith("python -m "):
+        return _is_file(name.removeprefix("python -m ").replace(".", "/") + ".py")
+    return (PACKAGE / "cli" / f"{name.removeprefix('queue-workflows ')}.py").is_file()
+
+
+KINDS: dict[str, Callable[[str], bool]] = {
+    r"[\w.]+(/[\w.]+)*/[\w.]*": _is_file,
+    r"\w+\.(py|md)": _is_root_file,
+    r"[a-z]\w*_\w*\(\)": _is_sql_function,
+    r"\w+:\w+": _is_statement,
+    r"(queue-workflows|python -m) [\w.]+": _is_command,
+    r"[a-z_]+": lambda name: _is_table(name) or _is_channel(name),
+    r"\w+(\.\w+)+": _is_python,
+}
+
+
+def exists(name: str) -> bool:
+    """Return whether the page may use this name: it has a known form, and code has the name."""
+    for form, found in KINDS.items():
+        if re.fullmatch(form, name):
+            return found(name)
+    return False
+
+
+def _names() -> list[str]:
+    text = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return sorted(set(re.findall(r"`([^`\n]+)`", text)) - TERMS)
+
+
+@pytest.mark.parametrize("name", _names())
+def test_the_name_exists(name: str) -> None:
+    assert exists(name), f"docs/architecture.md names `{name}`, which code does not have"
+
+
+def test_the_picture_shows_packages_and_modules() -> None:
+    (picture,) = re.findall(r"^```text\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    shown = [name for line in picture.splitlines() for name in line.split("  ")[0].split()]
+    assert len(shown) > 30
+    assert not [name for name in shown if not _is_python(name) and name != "migrations"]
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages <= set(shown)
+
+
+def test_the_page_names_knobs_that_there_are() -> None:
+    named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", re.sub(r"`[^`]*`", "", PAGE)))
+    assert named >= {"MAX_CRASHES"}
+    assert named <= set(config.KNOBS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "engine.claims.renown",
+        "engine.clams",
+        "worker.loop.WorkLoop.run_never",
+        "claims:renew_edges",
+        "clams:renew_nodes",
+        "queue_workflows_nodestep()",
+        "sql/queries/clams.sql",
+        "cli/nothing.py",
+        "nothing.py",
+        "ingest_job",
+        "queue-workflows conceal",
+        "python -m tests.support.nothing",
+        "some words",
+    ],
+)
+def test_a_wrong_name_is_found(name: str) -> None:
+    assert not exists(name)
