@@ -95,7 +95,7 @@ CREATE FUNCTION public.notify_ingest_jobs_inserted() RETURNS trigger
     AS $$
 BEGIN
     PERFORM pg_notify('ingest_job_ready', queue) FROM added
-      WHERE status = 'queued' AND blocked_reason IS NULL GROUP BY queue;
+      WHERE status = 'queued' AND blocked_reason IS NULL;
     RETURN NULL;
 END $$;
 
@@ -112,7 +112,7 @@ CREATE FUNCTION public.notify_node_jobs_inserted() RETURNS trigger
     AS $$
 BEGIN
     PERFORM pg_notify('node_job_ready', queue) FROM added
-      WHERE status = 'queued' AND blocked_reason IS NULL GROUP BY queue;
+      WHERE status = 'queued' AND blocked_reason IS NULL;
     RETURN NULL;
 END $$;
 

@@ -186,18 +186,8 @@ def unserved(queues: set[str]) -> set[str]:
         for row in rows
         if row["state"] in _SERVING
         and row["desired_state"] == "on"
-        and (f":{here}:" not in row["worker_id"] or _exists(row["pid"]))
+        and (f":{here}:" not in row["worker_id"] or identity.process_exists(row["pid"]))
     }
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def switched_off(queues: set[str]) -> list[Row]:

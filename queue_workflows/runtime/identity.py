@@ -41,6 +41,20 @@ def machine() -> str:
     return hashlib.sha256(f"{boot_id()}:{namespace}".encode()).hexdigest()[:8]
 
 
+def process_exists(pid: int) -> bool:
+    """Return whether this machine has a process with this pid, of whatever user; it may be another.
+
+    A process of another pid namespace is not seen.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def process_prefix(host_label: str, pid: int) -> str:
     """Return `label:pid:machine:`, the prefix of every worker id of that process and of no other.
 

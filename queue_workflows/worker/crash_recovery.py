@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import signal
 import time
 from collections import deque
@@ -266,7 +265,7 @@ class CrashRecovery:
 
     def _recover_claims(self, conn: db.Connection, death: _Death) -> _Death:
         ended = death.ended
-        if _in_use(ended.pid):
+        if identity.process_exists(ended.pid):
             _log.warning(
                 "%s: pid %d is in use again, so its claims end with their leases",
                 ended.name,
@@ -283,13 +282,3 @@ class CrashRecovery:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
             _log.warning("%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"])
         return death
-
-
-def _in_use(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

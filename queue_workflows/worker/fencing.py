@@ -128,13 +128,7 @@ class _Note(NamedTuple):
             return False
         if self.pid == os.getpid():
             return True  # pids repeat: the main process of each container has pid 1
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
+        return not identity.process_exists(self.pid)
 
 
 def state_folder() -> Path:

@@ -358,7 +358,7 @@ def test_what_the_server_still_gave_to_the_dead_comes_back_too(
     run_id = queued("a", "b")
     ended = a_worker_that_dies()
     monkeypatch.setattr(crash_recovery, "AGAIN_S", 0.3)
-    monkeypatch.setattr(crash_recovery, "_in_use", lambda _: False)
+    monkeypatch.setattr(identity, "process_exists", lambda _: False)
     with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
         recovery_thread.report(ended._replace(pid=os.getpid()))
         recovery_thread.report(ended)

@@ -152,8 +152,8 @@ def _one_key_twice(conn: database.Connection) -> object:
 def _claimable_of_one_lock_key(conn: database.Connection) -> object:
     for _ in range(2):
         factories.ingest(conn, lock_key="k")
-    for _ in range(2):
-        conn.execute("SELECT queue_workflows_give_turns('ingest_jobs', '{k}')")
+        conn.execute("SET CONSTRAINTS ALL IMMEDIATE")  # admits, as a commit does
+        conn.execute("SET CONSTRAINTS ALL DEFERRED")
     return factories.one(
         conn, "SELECT count(*) FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NULL"
     )

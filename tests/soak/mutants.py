@@ -14,7 +14,10 @@ from queue_workflows.worker import guards
 from tests.soak import mutants_hostile, mutants_jobs
 from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
-_RUN_IS_LIVE = r"AND \w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
+_RUN_IS_LIVE = (
+    r"AND (?:\w+\.status NOT IN \('completed', 'failed', 'cancelled'\)"
+    r"|NOT queue_workflows_is_terminal_run\(\w+\.status\))"
+)
 
 
 def names(text: str) -> list[str]:
@@ -117,8 +120,11 @@ def _send_later() -> None:
 
 def _no_guards(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_guard ON workflow_runs")
-    over = "IF OLD.status IN ('completed', 'failed', 'cancelled', 'skipped')"
-    edit(conn, "queue_workflows_job_changed", (re.escape(over), "IF false"))
+    over = (
+        r"IF (?:OLD\.status IN \('completed', 'failed', 'cancelled', 'skipped'\)"
+        r"|queue_workflows_is_terminal_job\(OLD\.status\))"
+    )
+    edit(conn, "queue_workflows_job_changed", (over, "IF false"))
 
 
 def _no_renewal() -> None:

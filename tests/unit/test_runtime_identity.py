@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -78,3 +80,16 @@ def test_ids_of_new_jobs_are_uuids_of_version_8_that_follow_one_another() -> Non
     assert [str(one) for one in parsed] == ids == sorted(ids)
     assert [int(job_id.removeprefix(prefix), 16) for job_id in ids] == list(range(1, 301))
     assert len({identity.new_job_prefix() for _ in range(100)}) == 100
+
+
+def test_a_process_exists_until_it_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert identity.process_exists(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        assert identity.process_exists(ended.pid)
+    assert not identity.process_exists(ended.pid)
+
+    def of_another_user(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", of_another_user)
+    assert identity.process_exists(1)
