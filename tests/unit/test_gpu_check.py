@@ -165,7 +165,7 @@ def test_a_gpu_that_cannot_be_used_is_skipped_with_the_reason(
 ) -> None:
     answer = SimpleNamespace(text="X\n", problem="")
     tool = SimpleNamespace(ask=lambda *_, **__: answer)
-    monkeypatch.setattr(gpu.command, "Tool", lambda _: tool)
+    monkeypatch.setattr(gpu.external_tool, "Tool", lambda _: tool)
     fake = torch and SimpleNamespace(cuda=torch, __version__="2")
     monkeypatch.setitem(gpu.sys.modules, "torch", fake)
     assert gpu.missing() == reason
