@@ -1876,7 +1876,7 @@ BEGIN
     END IF;
     RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
         USING ERRCODE = 'QW004',
-              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; queue_workflows.retention.prune() does it.';
+              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; `queue-workflows prune` deletes them.';
 END $$;
 
 CREATE FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) RETURNS void

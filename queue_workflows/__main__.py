@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     try:
-        # By name: the commands are no floor below this one, and may be absent.
+        # By name: the commands are in a layer above this module, and may be absent.
         cli = importlib.import_module("queue_workflows.cli")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:

@@ -105,7 +105,7 @@ def test_extras_are_imported_where_they_belong(extra: str) -> None:
 
 
 def test_no_other_module_reaches_the_command() -> None:
-    """`cli` stands at the top floor; `__main__` alone imports it, by name, when a command runs."""
+    """`cli` is in the top layer; only `__main__` imports it, by name, when a command runs."""
     for path in sorted(PACKAGE.rglob("*.py")):
         where = path.relative_to(PACKAGE).as_posix()
         if not where.startswith("cli/"):

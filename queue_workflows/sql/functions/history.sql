@@ -27,7 +27,7 @@ BEGIN
     END IF;
     RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
         USING ERRCODE = 'QW004',
-              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; queue_workflows.retention.prune() does it.';
+              HINT = 'NODE_EVENT_RETENTION_DAYS says when old rows go; `queue-workflows prune` deletes them.';
 END $$;
 
 -- Append the event of a transition to the history of its job.
