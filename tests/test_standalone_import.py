@@ -57,7 +57,8 @@ run = queue_workflows.run_store.insert_run(
 )
 queue_workflows.dispatcher.start_run(run["id"])
 assert queue_workflows.claim_worker.ClaimWorker(queue="cpu").run_once()
-queue_workflows.dispatcher.drain_run(run["id"])
+from queue_workflows.dispatch import drain
+drain.drain_run(run["id"])
 job = queue_workflows.node_queue.enqueue_ingest_job(task_name="echo", queue="load", args={"n": 1})
 assert queue_workflows.claim_worker.ClaimWorker(queue="load").run_once()
 print(json.dumps({

@@ -15,7 +15,6 @@ import pytest
 from queue_workflows import config, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows import workers as workers_api
-from queue_workflows.cli import workers
 from tests.support import factories, toy_app
 from tests.support.commands import TOYHOST, Command, Commands, refused
 from tests.support.wait import until
@@ -116,7 +115,7 @@ def test_workers_follows_a_real_worker_through_a_drain(cli: Commands, tmp_path: 
     until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
 
     def seen() -> tuple[str, str, str | None]:
-        (row,) = workers.listing()
+        (row,) = workers_api.list()
         assert row["pid"] == worker.process.pid
         return row["state"], row["desired_state"], row["reason"]
 

@@ -195,7 +195,7 @@ def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, 
     (base / "one" / "reads.py").write_text(
         "import queue_workflows as q\n"
         "q.configure(embedded=True)\n"
-        "print([run['id'] for run in q.run_store.list_runs()])\n"
+        "print([run['id'] for run in q.runs.list()])\n"
         "q.db.close_pool()\n"
     )
     done = cli.run("python", str(base / "one" / "reads.py"), cwd=base)

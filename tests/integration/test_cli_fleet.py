@@ -89,7 +89,9 @@ def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
     monkeypatch.setenv("WORKERS_JSON", '[{"queue": "q"}]')
     assert pool_config.option(None) == pool_config.option("") == [pool_config.Entry("q")]
     file.write_text('[{"queue": "q"}, {"queue": "cpu"}]')
-    with pytest.raises(errors.InvalidConfig, match=r"pool\.json\[1\]: queue 'cpu' is of workflow"):
+    with pytest.raises(
+        errors.InvalidConfig, match=r"pool\.json\[1\]: queue 'cpu' runs workflow nodes"
+    ):
         pool_config.option(str(file))
     with pytest.raises(errors.InvalidConfig, match=r"none\.json' cannot be read \(No such"):
         pool_config.option(str(tmp_path / "none.json"))

@@ -542,7 +542,7 @@ BAD: list[tuple[str, dict[str, Any] | None, list[Any], str]] = [
         [],
         r"no pipeline 'no'",
     ),
-    ("no id", None, [{"id": "../x"}], r"'../x' is no id"),
+    ("no id", None, [{"id": "../x"}], r"'../x' is not an id"),
     ("no document", None, [3], r"node 1: an object is needed"),
 ]
 

@@ -477,7 +477,7 @@ def test_the_first_claim_waits_for_the_size_of_the_gpu(
         return 12288
 
     monkeypatch.setattr(gpu_memory, "vram_total_mb", slowly)
-    monkeypatch.setattr(gpu_runtime, "INTRODUCE_S", 60.0)
+    monkeypatch.setattr(gpu_runtime, "PUBLISH_WAIT_S", 60.0)
     queue_workflows.register_node("m", lambda: None)
     for name, gb in (("large", 24.0), ("small", 8.0)):
         model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))

@@ -285,7 +285,7 @@ def test_without_glibc_nothing_happens_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kill_timer, "_libc", lambda: None)
-    monkeypatch.setattr(kill_timer, "_said", False)
+    monkeypatch.setattr(kill_timer, "_warned", False)
     with caplog.at_level(logging.INFO):
         for code in (75, 77):
             unavailable = kill_timer.KillTimer(code)

@@ -249,8 +249,8 @@ def _obeys(_: database.Connection) -> object:
 PROBES: dict[str, Probe] = {
     "fence": _finish_for_another, "terminal-guard": _leave_terminal_state, "keys": _one_key_twice,
     "lock-keys": _claimable_of_one_lock_key, "pauses": _claim_of_a_paused_queue,
-    "cancel": _claim_of_a_cancelled_run, "renewal": _renew, "burial": _recover_a_neighbour,
-    "no-burial": _recover_the_dead, "early-reclaim": _reclaim_a_lease_of_3_s,
+    "cancel": _claim_of_a_cancelled_run, "renewal": _renew, "crash-recovery": _recover_a_neighbour,
+    "no-crash-recovery": _recover_the_dead, "early-reclaim": _reclaim_a_lease_of_3_s,
     "loader": _read_what_is_deep, "display": _print_raw, "self-fence": _lease_that_ends,
     "folders": _confine, "ready-check": _is_ready, "control": _obeys,
     "evidence": _reclaim_without_a_session,

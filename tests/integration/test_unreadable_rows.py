@@ -354,7 +354,11 @@ def test_a_worker_that_dispatches_survives_whatever_the_run_holds(
     def raises(*_: object, **__: object) -> int:
         raise RecursionError("maximum recursion depth exceeded")
 
-    for module, name in ((drain, "drain_run"), (fast_path, "look"), (fast_path, "note")):
+    for module, name in (
+        (drain, "drain_run"),
+        (fast_path, "plan_from_result"),
+        (fast_path, "note"),
+    ):
         monkeypatch.setattr(module, name, raises)
     jobs = [factories.node(conn)["id"] for _ in range(3)]
     with serving(single("cpu")):

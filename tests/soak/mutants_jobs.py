@@ -35,8 +35,9 @@ def _no_rate(conn: Conn) -> None:
 
 def _no_pause(conn: Conn) -> None:
     edit(
-        conn, "queue_workflows_queue_room", (r"IF v_set.paused_at IS NOT NULL AND", "IF false AND")
-    )
+        conn, "queue_workflows_queue_room",
+        (r"IF queue_workflows_is_paused\(v_set.paused_at, v_set.paused_until\) THEN", "IF false THEN"),
+    )  # fmt: skip
 
 
 def _two_attempts_more() -> None:
