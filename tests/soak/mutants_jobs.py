@@ -36,7 +36,7 @@ def _no_rate(conn: Conn) -> None:
 def _no_pause(conn: Conn) -> None:
     edit(
         conn, "queue_workflows_queue_room",
-        (r"IF queue_workflows_is_paused\(v_set.paused_at, v_set.paused_until\) THEN", "IF false THEN"),
+        (r"IF queue_workflows_is_paused\(v_set\.[a-z_, .]+\) THEN", "IF false THEN"),
     )  # fmt: skip
 
 
