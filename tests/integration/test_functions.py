@@ -165,6 +165,7 @@ MERGED = {
 }  # fmt: skip
 """One trigger for what follows from deleted jobs; none of its own for a requested cancellation."""
 CHANGED = {
+    "queue_workflows_keep_events()",
     "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
     "notify_node_jobs_inserted()",
     "queue_workflows_born(timestamp with time zone)",  # STABLE, so that it is inlined

@@ -24,7 +24,9 @@ TERMS = {"import-linter", "cancel_event", "-- name:"}
 
 
 def _is_file(name: str) -> bool:
-    return name.rpartition("/")[0] != "" and any((at / name).exists() for at in (ROOT, PACKAGE))
+    return name.rpartition("/")[0] != "" and any(
+        (at / name).exists() for at in (ROOT, PACKAGE, PACKAGE.parent)
+    )
 
 
 def _is_root_file(name: str) -> bool:
