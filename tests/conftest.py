@@ -59,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler of `-n`."""
     from tests.support import distribution
 
-    return distribution.Scheduling(config, log)
+    return distribution.Scheduling(config, log, one_by_one=WAITING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = (
@@ -16,10 +18,21 @@ TOGETHER = (
     "tests/test_invariant_limits_race.py",
 )
 """Files that one process runs as a whole: a fixture costs seconds, or all tests cost nothing."""
+BATCH = 16
+"""Other tests that are handed out at once: each hand-out costs a round trip of two processes."""
 
 
 class Scheduling(LoadScopeScheduling):
-    """Hand out one test at a time, and a file as a whole where that is cheaper."""
+    """Hand out some folders test by test, costly files as a whole, and all others in batches."""
+
+    def __init__(self, config: Any, log: Any, *, one_by_one: tuple[str, ...]) -> None:
+        super().__init__(config, log)
+        self._one_by_one = one_by_one
+        self._batch_of: dict[str, str] = {}
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid
+        if nodeid.startswith(TOGETHER):
+            return nodeid.partition("::")[0]
+        if nodeid.startswith(self._one_by_one):
+            return nodeid
+        return self._batch_of.setdefault(nodeid, f"batch {len(self._batch_of) // BATCH}")
