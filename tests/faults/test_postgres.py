@@ -278,6 +278,7 @@ def test_children_of_a_handler_have_connections_and_names_of_their_own(
     cli: Commands, conn: engine.Connection, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     worker = started(cli, "works on", *NOTES, *more)
+    completed(enqueue("note", tmp_path))  # what it connected for only to start is closed by now
     before = {*factories.column(conn, SESSIONS)}
     row = completed(enqueue("fork", tmp_path))
     own, kept = row["result"]["sessions"]
