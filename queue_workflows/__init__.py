@@ -84,7 +84,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Modules and operations load on first use, so that a bare import costs next to nothing."""
+    """Load a module or function on first use, so that a bare import costs almost nothing."""
     import importlib
 
     if name in _OPERATIONS:

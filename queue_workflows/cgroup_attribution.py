@@ -1,4 +1,4 @@
-"""Which part of the box's CPU and RAM our containers use, by cgroup v2 and the docker socket."""
+"""Measure the CPU and RAM that our containers use, by cgroup v2 and the docker socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLACES = ("system.slice/docker-{}.scope", "docker/{}")
 
 
 class Usage(NamedTuple):
-    """What our containers use together. `cpu_percent`: of all cores, None at the first look."""
+    """The use of all our containers. `cpu_percent`: of all cores; None in the first sample."""
 
     cpu_percent: float | None
     ram_mb: int
@@ -49,7 +49,7 @@ class Attribution:
         self._at: float | None = None
 
     def read(self) -> Usage | None:
-        """What ours use now; None when the tree, the socket or all of theirs is not there.
+        """Return what our containers use now; None without cgroup v2, the socket or any container.
 
         Raises nothing.
         """
@@ -84,7 +84,7 @@ class Attribution:
         ]
         places = [self._cgroups / place.format(each) for each in ours for place in _PLACES]
         found = [place for place in places if place.is_dir()]
-        # Cgroups of v1, or in another parent: what they use cannot be told.
+        # Cgroups of v1, or below another parent: their use is unknown.
         return found if found or not ours else None
 
     def _spent(self) -> dict[Path, int]:
@@ -97,7 +97,7 @@ class Attribution:
 
 
 def _ram(folder: Path) -> int:
-    """Bytes in use, without file pages that could be dropped at once, as docker counts."""
+    """Return the bytes in use as docker counts them: without file pages that can be dropped."""
     with contextlib.suppress(OSError, ValueError):
         used = int((folder / "memory.current").read_text(encoding="ascii"))
         return max(0, used - _fields(folder / "memory.stat").get("inactive_file", 0))

@@ -302,7 +302,7 @@ def _register_no_models() -> None:
 
 
 class EngineConfig:
-    """Names and hooks that a host wires in before anything starts; every one has a safe default."""
+    """The names and hooks that an app sets before anything starts; each has a safe default."""
 
     def __init__(self) -> None:
         self.db_url_env = "AI_LEADS_DB_URL"
@@ -343,7 +343,7 @@ class EngineConfig:
 
     @property
     def pipeline_schema_loader(self) -> PipelineLoader | None:
-        """As `workflow_loader`, for pipelines."""
+        """Do as `workflow_loader` does, for pipelines."""
         return self._load_pipeline if self.workflow_map else self._pipeline_schema_loader
 
     @pipeline_schema_loader.setter
@@ -380,7 +380,7 @@ class EngineConfig:
         return self.builtin_model_registrar is not _register_no_models
 
     def knows_nodes(self) -> bool:
-        """Whether any node module could be resolved at all."""
+        """Return whether any node module can be resolved."""
         return bool(self.node_map or self.node_resolver or self.node_module_package)
 
     def resolve_node_module(self, node_module: str) -> Any:
@@ -537,7 +537,7 @@ def set_workflow_provider(
 
 
 def set_invoke_context(factory: InvokeContext) -> None:
-    """Bracket each node body with `factory(job, run)`; what it yields finalizes the result."""
+    """Bracket each node function with `factory(job, run)`; what it yields finalizes the result."""
     _config.invoke_context = factory
 
 
@@ -553,7 +553,7 @@ def register_ingest_task(
     policy: Mapping[str, Any] | None = None,
     queue: str | None = None,
 ) -> None:
-    """What `tasks.register_ingest_task` does, the policy being checked already."""
+    """Store a task as `tasks.register_ingest_task` does, after its policy was checked."""
     if not callable(fn):
         raise errors.InvalidConfig(f"ingest task {name!r} is not callable")
     _config.ingest_task_map[name] = fn
@@ -595,7 +595,7 @@ def database_url() -> str | None:
 
 
 def embedded_wanted() -> bool:
-    """Whether the host, an option or the environment asked for the embedded server."""
+    """Return whether the app, an option or the environment requested the embedded server."""
     return _config.embedded or EMBEDDED.read()
 
 
@@ -612,7 +612,7 @@ def host_label() -> str:
 
 
 def host_priority() -> int:
-    """This host's claim direction: negative means an overflow box, which takes the newest first."""
+    """Return this machine's claim order: negative is an overflow machine, newest jobs first."""
     name = _config.host_priority_env
     variables = (
         (name,)
@@ -632,7 +632,7 @@ def host_priority() -> int:
 
 
 def gpu_claim_policy() -> str:
-    """GPU_CLAIM_POLICY; a name that is no policy: the default, and one warning."""
+    """Return GPU_CLAIM_POLICY; an unknown name gives the default and one warning."""
     name = GPU_CLAIM_POLICY.read()
     if name in GPU_POLICIES:
         return name
@@ -642,7 +642,7 @@ def gpu_claim_policy() -> str:
 
 
 def queues() -> frozenset[str]:
-    """Every queue a worker may be started for."""
+    """Return every queue for which a worker may be started."""
     return DAG_QUEUES | _config.ingest_queues
 
 

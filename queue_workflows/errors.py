@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class QueueWorkflowsError(Exception):
-    """Root of all; its text names what is wrong and, where there is one, the remedy."""
+    """The root of all errors. The text names what is wrong and, if there is one, the remedy."""
 
 
 class InvalidConfig(QueueWorkflowsError, ValueError):
@@ -48,7 +48,7 @@ class UnknownPolicy(QueueWorkflowsError, ValueError):
 
 
 class UnknownWorker(QueueWorkflowsError, LookupError):
-    """No live worker of this host or id; the text lists those that there are."""
+    """There is no live worker of this host or id; the text lists the live workers."""
 
 
 class UnknownModel(QueueWorkflowsError, KeyError):
@@ -104,7 +104,7 @@ class IdempotencyClash(QueueWorkflowsError, ValueError):
 
 
 class UnknownConnection(QueueWorkflowsError, TypeError):
-    """What was given as `conn=` is no connection that can be joined; the text lists those."""
+    """The value of `conn=` is not a connection that can be joined; the text lists those."""
 
 
 class InvalidWorkflow(QueueWorkflowsError, ValueError):
@@ -143,7 +143,7 @@ class InputRefused(QueueWorkflowsError, ValueError):
 
 
 class JobSignal(QueueWorkflowsError):
-    """What a body or task raises, or returns, to say how its job goes on."""
+    """A handler raises or returns one of these to choose what happens to its job."""
 
 
 class Retry(JobSignal):

@@ -23,7 +23,7 @@ def gpu_model_cache() -> model_cache.ModelCache:
 
 
 def set_publisher(publish_current_model: Callable[[str | None], object] | None) -> None:
-    """Announce its changes through this from now on; None announces nothing."""
+    """Call this function on each change from now on; None calls nothing."""
     gpu_model_cache().set_publisher(publish_current_model)
 
 

@@ -52,8 +52,8 @@ def get_run(
         stored = attempt_logs.of_jobs(own, job_tables.NODE_JOBS, ids)
         graph = _graph(row.pop("definition"))
         read_at = row.pop("read_at")
-        told = _by(events, "node_id"), _by(stored, "job_id")
-        made = [_node(job, graph.get(job["node_id"]), row, told) for job in jobs]
+        records = _by(events, "node_id"), _by(stored, "job_id")
+        made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
         found = {node["node_id"]: node for node in _with_boxes(own, made)}
     wanted = [*graph, *(name for name in found if name not in graph)]
     waiting = max(0, len(graph) - sum(counts.values()))
@@ -181,9 +181,9 @@ def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
         return None
     events = run_history.ingest_events(conn, job_id)
     logs = attempt_logs.of_jobs(conn, job_tables.INGEST_JOBS, [job_id])
-    told = _told({"kind": "ingest job"} | job, events, logs, None)
+    shown = _with_attempts({"kind": "ingest job"} | job, events, logs, None)
     acts = [_act(event) for event in events if event["actor"]]
-    return _with_boxes(conn, [told | {"acts": acts}])[0]
+    return _with_boxes(conn, [shown | {"acts": acts}])[0]
 
 
 def _act(event: Row) -> JsonDict:
@@ -228,12 +228,12 @@ def _node(
     job: Row,
     entry: Row | None,
     run: Row,
-    told: tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]],
+    records: tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]],
 ) -> JsonDict:
-    """Return a node as it is shown; `told`: the events by node id and the logs by job id."""
+    """Return a node as it is shown; `records`: the events by node id and the logs by job id."""
     node = {"kind": "node job"} | job | {"depends_on": list(entry["deps"]) if entry else []}
-    events, logs = told[0].get(job["node_id"], []), told[1].get(job["id"], [])
-    return _told(node, events, logs, run["started_at"])
+    events, logs = records[0].get(job["node_id"], []), records[1].get(job["id"], [])
+    return _with_attempts(node, events, logs, run["started_at"])
 
 
 def _waiting(entry: Row, run_id: str) -> JsonDict:
@@ -246,7 +246,9 @@ def _waiting(entry: Row, run_id: str) -> JsonDict:
     }  # fmt: skip
 
 
-def _told(job: Row, events: list[Row], logs: list[Row], reopened: datetime | None) -> JsonDict:
+def _with_attempts(
+    job: Row, events: list[Row], logs: list[Row], reopened: datetime | None
+) -> JsonDict:
     made = attempts.build(job, events, logs, reopened=reopened)
     done = job["status"] == "completed"
     last = made[-1]["traceback"] if made and job["status"] != "completed" else None

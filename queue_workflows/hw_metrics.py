@@ -1,4 +1,4 @@
-"""What the box does: one sampler a host, told on channel `hw_metrics` and kept for a look back."""
+"""Sample the hardware of a machine, once per host; notify channel `hw_metrics`; keep a history."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Probe:
 
     @property
     def source(self) -> str:
-        """What the cards are read by: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
+        """Return how the GPUs are read: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
         return self._reader.source
 
     def sample(self) -> JsonDict:
@@ -126,7 +126,7 @@ def fit(sample: JsonDict) -> JsonDict:
 
 
 def fold(many: Iterable[JsonDict]) -> JsonDict:
-    """What many samples come to: the mean of percentages, the most of what is in use."""
+    """Merge samples into one: the mean of percentages, the maximum of amounts in use."""
     taken = list(many)
     by_card: dict[str, list[JsonDict]] = {}
     for sample in taken:
@@ -154,7 +154,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
 
 
 class DedicatedConnection(NamedTuple):
-    """A sample on its way to the database, as JSON text: for a ring (`every_s`), or to be told."""
+    """A sample as JSON text for the database: to store (`every_s`), or to notify."""
 
     every_s: int | None
     text: str
@@ -209,11 +209,11 @@ class Sampler:
 
     @property
     def holds(self) -> bool:
-        """Whether this process is the one that samples."""
+        """Return whether this process is the host's sampler."""
         return self._lock is not None
 
     def take(self) -> list[DedicatedConnection]:
-        """What is to be stored, the oldest first; [] most of the time."""
+        """Return the samples to store, the oldest first; [] most of the time."""
         found: list[DedicatedConnection] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -221,7 +221,7 @@ class Sampler:
         return found
 
     def _sample_pause_s(self) -> float:
-        """Seconds to the next sample: as often as they are sent, where there is no GPU."""
+        """Return the seconds to the next sample: the sending interval if there is no GPU."""
         blind = self._latest is not None and not self._latest["gpus"]
         return TELL_EVERY_S if blind else SAMPLE_EVERY_S
 
@@ -239,14 +239,14 @@ class Sampler:
             self._put(FINE_S, sample, tell=False)
 
     def _forget(self) -> None:
-        """Nothing is known of the box any more: another samples it, or nobody."""
+        """Forget the samples: another process samples this machine, or none does."""
         if self._probe is not None:
             self._probe.close()
         self._probe = self._latest = None
         self._minute = []
 
     def _is_ours(self) -> bool:
-        """Whether the lock is held; what tidies temporary files may have taken it away."""
+        """Return whether the lock is held; a clean-up may have removed its file."""
         path = self._folder / lock_name(self._host)
         if self._lock is not None:
             with contextlib.suppress(OSError):
@@ -308,7 +308,7 @@ def look_back(
     past_s: float = 600.0,
     conn: db.Connection | None = None,
 ) -> list[JsonDict]:
-    """What a host's box did, the oldest first: `sampled_at`, `every_s`, and the keys of a sample.
+    """Return a host's samples, the oldest first: `sampled_at`, `every_s`, and a sample's keys.
 
     From `since` (None: `past_s` ago) to `until` (None: now). `every_s` is 2 within the last hour of
     its sampling, and 60, with what a minute came to, before. `InvalidConfig` for a host that is no
@@ -331,7 +331,7 @@ def look_back(
 
 
 class Cost(NamedTuple):
-    """What taking a sample costs: CPU seconds of ours, of the tools it runs, and by the clock."""
+    """Measure a sample's cost: CPU seconds of this process and its tools, and elapsed ones."""
 
     cpu_s: float
     tools_cpu_s: float

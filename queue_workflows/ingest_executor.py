@@ -1,4 +1,4 @@
-"""Running one ingest job: call the registered task, check its result, record the outcome."""
+"""Run one ingest job: call the registered task, check its result, record the outcome."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_task(
 
 
 async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcome:
-    """`run_task` for an async task on the loop that runs here, beside others."""
+    """Do as `run_task` does, for an async task on the running event loop."""
     from queue_workflows.tasks import async_handlers
 
     attempt = _Attempt(job, control_)
@@ -78,7 +78,7 @@ class _Attempt:
         self._started = time.monotonic()
 
     def begun(self) -> Any:
-        """What calling the task gives: its result, or a body that is still to run."""
+        """Return what the task returns: its result, or a generator or coroutine to run."""
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
             raise errors.UnknownTask(
@@ -100,7 +100,7 @@ class _Attempt:
         return outcomes.Outcome("completed", self._seconds, text, value=found)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """The body raised, or was told to end."""
+        """The handler raised, or was requested to end."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
         if isinstance(error, control.Interrupted):

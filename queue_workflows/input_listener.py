@@ -1,4 +1,4 @@
-"""Takes people's answers into the nodes that wait for them."""
+"""Complete waiting input nodes with people's answers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class InputListener:
         )
 
     def start(self) -> None:
-        """Poll in a thread of its own."""
+        """Start the thread that polls for answers."""
         self._loop.start()
 
     def stop(self) -> None:
-        """End that thread."""
+        """Stop the thread."""
         self._loop.stop()
 
     def process_all(self, stopped: threading.Event | None = None) -> int:
-        """Process answers until none is due; how many."""
+        """Process answers until none is due; return how many."""
         count = 0
         while not (stopped and stopped.is_set()) and self.process_once():
             count += 1
@@ -102,7 +102,7 @@ class InputListener:
 
 
 def _take(conn: db.Connection, row: Row) -> bool:
-    """Whether the node was completed by this answer; otherwise the row says why not."""
+    """Return whether this answer completed the node; if not, the answer's row says why."""
     job = nodes.get_by_node(conn, row["run_id"], row["node_id"])
     where = f"node {row['node_id']!r} of run {row['run_id']!r}"
     if job is None:

@@ -19,7 +19,7 @@ _log = logging.getLogger("queue_workflows.model_cache")
 
 
 def gpu_should_unload(handle_present: bool, active: bool, idle_s: float, ttl_s: float) -> bool:
-    """Whether an idle model should be dropped now; a `ttl_s` <= 0 means never."""
+    """Return whether an idle model should be dropped now; a `ttl_s` <= 0 means never."""
     return handle_present and not active and ttl_s > 0 and idle_s >= ttl_s
 
 
@@ -81,13 +81,13 @@ class ModelCache:
 
     @property
     def current_handle(self) -> Any:
-        """What its loader returned; None when empty and during a swap."""
+        """Return what the model's loader returned; None if no model is loaded."""
         resident = self._resident
         return resident[1] if resident else None
 
     @property
     def last_load_seconds(self) -> float:
-        """Seconds that the last `require_model` spent loading; 0.0 after a warm hit."""
+        """Return the seconds that the last `require_model` spent loading; 0.0 if it was loaded."""
         return self._last_load_seconds
 
     @property
@@ -104,7 +104,7 @@ class ModelCache:
         return self._loading
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
-        """Announce changes through this from now on; None announces nothing."""
+        """Call this function on each change from now on; None calls nothing."""
         with self._lock:
             self._publish_current_model = publish_current_model
 
@@ -147,7 +147,7 @@ class ModelCache:
             self._used_at = self._now()
 
     def is_idle_too_long(self) -> bool:
-        """Whether a model is resident that no job has used for the TTL."""
+        """Return whether a model is loaded that no job has used for the TTL."""
         ttl_s = self._idle_ttl_s
         if ttl_s is None:
             ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
@@ -218,7 +218,7 @@ class ModelCache:
         self._publish(spec.id)
 
     def _drop(self) -> bool:
-        """Empty the cache; False when it was empty already."""
+        """Drop the model; return False if none was loaded."""
         if self._resident is None:
             return False
         spec, handle = self._resident

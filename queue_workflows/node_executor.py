@@ -1,4 +1,4 @@
-"""Running one node: bind its arguments, bracket its body, check its result, record the outcome."""
+"""Run one node: bind its arguments, bracket its function, check its result, record the outcome."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def run_body(
 
 
 def _unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> outcomes.Outcome:
-    """What a body leaves after it was told to end is nobody's business."""
+    """Ignore what a handler returns after it was requested to end."""
     return outcomes.Outcome("cancelled", outcome.seconds) if cancel.is_set() else outcome
 
 
@@ -148,7 +148,7 @@ def _patiently(read: Callable[[], T], cancel: threading.Event) -> T:
 
 
 def peak_rss_mb() -> int:
-    """This process's peak resident memory in MB (`ru_maxrss` is KiB on Linux, bytes on macOS)."""
+    """Return this process's peak memory in MB (`ru_maxrss` is KiB on Linux, bytes on macOS)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak / (1024 * 1024 if sys.platform == "darwin" else 1024))
 
@@ -328,7 +328,7 @@ class _Folders:
         return self._scratch.path
 
     def close(self) -> None:
-        """Remove the scratch folder with all that is in it."""
+        """Remove the scratch folder and its content."""
         if self._scratch is not None:
             self._scratch.remove()
 

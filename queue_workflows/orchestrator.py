@@ -1,4 +1,4 @@
-"""The orchestrator process: brings the schema, takes back what is lapsed, and dispatches."""
+"""The orchestrator process: migrate, reclaim lapsed jobs, dispatch and do maintenance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bring_schema(stop: signals.StopRequest) -> bool:
 
 
 def serve(stop: signals.StopRequest) -> int:
-    """Bootstrap, recover and dispatch until a stop is requested; 0."""
+    """Bootstrap, recover and dispatch until a stop is requested; return 0."""
     if not bring_schema(stop):
         return 0
     registrar = config.get_config().builtin_model_registrar

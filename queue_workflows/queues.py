@@ -57,7 +57,7 @@ def pause(
 
 
 def resume(queue: str, *, partition: str | None = None, conn: db.Connection | None = None) -> bool:
-    """End a pause, which wakes the queue's workers; return False if it was not paused."""
+    """Resume a paused queue and wake its workers; return False if it was not paused."""
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         return queues.resume(own, queue, partition)

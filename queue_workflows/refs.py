@@ -113,7 +113,7 @@ def _condition(key: str, operand: Any, effort: _Effort) -> Callable[[dict[str, A
 
 
 class _Effort:
-    """CPU time of this thread that one `$filter` may take: a constant and a share for each item.
+    """Return the CPU seconds that one `$filter` may take: a constant and a share for each item.
 
     It runs from the first comparison on. The constant leaves room for a pause of the garbage
     collector, which counts as time of the thread that it interrupts.
@@ -141,7 +141,7 @@ class Pattern(NamedTuple):
 
 
 def _matches(pattern: Pattern, subject: Any, effort: _Effort) -> bool:
-    """Whether the pattern is found in the text; never in what is no text or longer than allowed."""
+    """Return whether the pattern is found; False for a value that is no text or is too long."""
     if not isinstance(subject, str) or len(subject) > MAX_SUBJECT_CHARS:
         return False
     effort.check()
@@ -257,14 +257,14 @@ class _Group:
         self.starts: list[str | None] = []
 
     def meet(self, token: _Token) -> None:
-        """Note how the branch starts, or that another one does."""
+        """Record how the branch starts, or that another branch starts."""
         if len(self.starts) < len(self.ways) and token.kind != "close":
             self.starts.append(token.literal())
         if token.kind == "alt":
             self.ways.append(1)
 
     def total(self) -> int:
-        """Ways to match at one place; branches that start differently exclude each other."""
+        """Return the ways to match at one place: branches with different starts are exclusive."""
         keys = {start.casefold() for start in self.starts if start is not None}
         return max(self.ways) if len(keys) == len(self.ways) else sum(self.ways)
 
@@ -273,7 +273,7 @@ _WAYS = (4096, 512, 16)
 
 
 def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
-    """Degree and factor of the polynomial that bounds one match; whether the top level branches.
+    """Return degree and factor of the polynomial that bounds one match, and whether it branches.
 
     Backtracking multiplies the ways of every piece, but for one that its successor cannot match.
     Raises `InvalidRef` for what the rules or these bounds forbid.
@@ -318,7 +318,7 @@ def _close(text: str, stack: list[_Group], token: _Token) -> int:
 
 
 def _settled(tokens: list[_Token], index: int, flags: int) -> bool:
-    """Whether an atom can repeat in one way only: the character after it is none of its own."""
+    """Return whether an atom repeats in one way only: no character of it may follow it."""
     token, follower = tokens[index], tokens[index + 1 : index + 2]
     char = follower[0].literal() if follower and token.repeats and token.kind == "atom" else None
     if char is None:
@@ -330,7 +330,7 @@ def _settled(tokens: list[_Token], index: int, flags: int) -> bool:
 def attempt(
     value: Any, context: Mapping[str, Any], resolver: Callable[[Any, Mapping[str, Any]], Any]
 ) -> tuple[Any, str | None]:
-    """`(resolved, None)`, or `(None, reason)` when the resolver, which may be a host's, raises."""
+    """Return `(resolved, None)`, or `(None, reason)` if the resolver, perhaps the app's, raises."""
     try:
         return resolver(value, context), None
     except errors.QueueWorkflowsError as error:
@@ -360,7 +360,7 @@ def resolve_inputs(
 
 
 def inside(value: Any) -> list[dict[str, Any]]:
-    """Every `$value` and `$from` dict that `resolve_ref` would meet, at any depth."""
+    """Return every `$value` and `$from` dict that `resolve_ref` would visit, at any depth."""
     found: list[dict[str, Any]] = []
     waiting = [value]
     while waiting:
@@ -375,11 +375,11 @@ def inside(value: Any) -> list[dict[str, Any]]:
 
 
 def has_refs(value: Any) -> bool:
-    """Whether resolving gives something else than the value itself."""
+    """Return whether resolving changes the value."""
     return bool(inside(value))
 
 
 def heads(value: Any) -> set[str]:
-    """First segment of every `$from` path inside: the context keys that resolving needs."""
+    """Return the first segment of every `$from` path: the context keys that resolving needs."""
     paths = (ref["$from"] for ref in inside(value) if "$value" not in ref)
     return {path.partition(".")[0] for path in paths if isinstance(path, str)}

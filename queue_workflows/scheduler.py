@@ -1,4 +1,4 @@
-"""The ticker: one ingest job per schedule entry and due instant, however many schedulers run."""
+"""Queue one ingest job per schedule entry and due instant, however many schedulers run."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ class Ticker:
         """Fires that raised; see `_fire_apart`."""
 
     def stop(self) -> None:
-        """End `run_forever` soon; from any thread or signal handler."""
+        """Stop `run_forever` soon; callable from any thread or signal handler."""
         self._stopping.set()
 
     def run_once(self) -> list[str]:
-        """Fire what has come due since the last call; the ids of the jobs that it queued.
+        """Fire what has come due since the last call; return the ids of the queued jobs.
 
         The first call, and one that finds the clock set back, goes back to each entry's last fire;
         one that never fired starts now. What an outage left: `schedule.plan.missed`. One
@@ -160,7 +160,7 @@ class Ticker:
         return ids
 
     def _fire_apart(self, due: list[plan.Fire]) -> list[str]:
-        """Fire in one transaction; where that raises, each by itself, and the bad ones again later.
+        """Fire in one transaction; if it raises, each in its own; retry those that fail later.
 
         A fire that was set aside is tried again until it is too old to catch up with.
         """
@@ -185,7 +185,7 @@ class Ticker:
         return ids
 
     def run_forever(self) -> None:
-        """`run_once` at every due instant until `stop()`; database errors are waited out."""
+        """Call `run_once` at every due instant until `stop()`; wait while the database is away."""
         failures = 0
         while not self._stopping.is_set():
             try:

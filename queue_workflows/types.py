@@ -364,7 +364,7 @@ NodeHook: TypeAlias = Callable[[Row, Row, JsonDict], None]
 
 
 def is_name(value: object) -> bool:
-    """Whether the database takes it for a host, worker or model: 1 to 400 bytes, no NUL."""
+    """Return whether this is a valid host, worker or model name: 1 to 400 bytes, no NUL."""
     try:
         return isinstance(value, str) and "\x00" not in value and 1 <= len(value.encode()) <= 400
     except UnicodeEncodeError:

@@ -70,7 +70,7 @@ CHANNEL = "worker_control"
 
 
 class WorkerControlWatcher:
-    """Follows the row of a (host, queue) and stops its worker when it says OFF.
+    """Watch the control row of a (host, queue) and stop its worker when it is OFF.
 
     `host` and `queue` default to the worker's attributes of these names, `host` then to the
     environment's label. `read` returns the policy in force, None while the worker is ON. `start`

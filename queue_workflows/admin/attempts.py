@@ -99,7 +99,7 @@ def _from_row(job: Row) -> JsonDict:
         "created_at": job["started_at"], "host_label": job["claimed_by"],
         "worker_id": job["worker_id"],
     }  # fmt: skip
-    attempt = _attempt(job["claim_no"], claim | dict.fromkeys(_TOLD), None)
+    attempt = _attempt(job["claim_no"], claim | dict.fromkeys(_EVENT_COLUMNS), None)
     attempt["events"] = []
     if job["status"] not in ("running", "queued"):
         ended = {"ended_at": job["finished_at"], "outcome": job["status"], "error": job["error"]}
@@ -107,12 +107,12 @@ def _from_row(job: Row) -> JsonDict:
     return attempt
 
 
-_TOLD = ("event_type", "elapsed_s", "error", "detail")
+_EVENT_COLUMNS = ("event_type", "elapsed_s", "error", "detail")
 
 
 def _event(event: Row) -> JsonDict:
-    told = {key: event[key] for key in _TOLD}
-    return {"event_type": told.pop("event_type"), "at": event["created_at"], **told}
+    shown = {key: event[key] for key in _EVENT_COLUMNS}
+    return {"event_type": shown.pop("event_type"), "at": event["created_at"], **shown}
 
 
 def _add(attempt: JsonDict, event: Row) -> None:

@@ -261,8 +261,8 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
             NEXT,
             f"it is what the worker takes next ({_reason(choice)})",
         )
-    if own and choice["why"] in ("worth", "left") and (told := _left(conn, worker, own)):
-        return "left", told
+    if own and choice["why"] in ("worth", "left") and (reason := _left(conn, worker, own)):
+        return "left", reason
     if chosen is None:
         return "left", "what waits is left to those that hold it"
     better = choice["band"] is not None and choice["band"] < row["priority"]

@@ -32,7 +32,7 @@ It starts at FIRST_DELAY_S and doubles each time. Twice this long without a rest
 POLL_S = 0.05
 GRACE_S = 0.3
 STOP_S = 0.8
-"""What is left of the second in which the command stops, after it has told the loop."""
+"""The rest of the second in which the command stops, after it has stopped the loop."""
 OUTPUT_BYTES = 4000
 
 _log = logging.getLogger("queue_workflows.supervise")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import display, service
+from queue_workflows.runtime import display
 from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
-FLUSH_TIMEOUT_S = 0.5
 MESSAGE_CHARACTERS = 8000
 """Length of an error's line, since an error may contain an id of any length."""
 
@@ -200,23 +199,3 @@ def lost_output(error: OSError) -> OSError | None:
             with contextlib.suppress(OSError), open(os.devnull, "w", encoding="utf-8") as nothing:  # noqa: PTH123
                 os.dup2(nothing.fileno(), stream.fileno())
     return lost
-
-
-def exit_now(code: int) -> None:
-    """Exit at once, without clean-up; flush the output if that takes no time.
-
-    A full pipe that nobody reads would block the flush for ever, so a thread flushes, with a time
-    limit.
-    """
-    try:
-        flush = service.Pool("exit-flush", 1, lambda _: _flush())
-        flush.start()
-        flush.stop(FLUSH_TIMEOUT_S)
-    finally:
-        os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()

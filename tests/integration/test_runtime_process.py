@@ -263,26 +263,3 @@ def test_the_common_arguments() -> None:
     with pytest.raises(SystemExit) as caught:
         parser.parse_args(["--log-level", "loud"])
     assert caught.value.code == 2
-
-
-def test_exit_now_flushes_and_skips_the_clean_up() -> None:
-    code = (
-        "import atexit, sys; from queue_workflows.runtime import process;"
-        "atexit.register(print, 'clean-up'); sys.stdout.write('said'); process.exit_now(77)"
-    )
-    done = subprocess.run([sys.executable, "-Ec", code], capture_output=True, timeout=20)
-    assert (done.returncode, done.stdout, done.stderr) == (77, b"said", b"")
-
-
-def test_exit_now_does_not_wait_for_a_full_pipe() -> None:
-    code = (
-        "import os, sys; from queue_workflows.runtime import process\n"
-        "sys.stdout.write('x' * 5000); os.set_blocking(1, False)\n"
-        "try:\n    os.write(1, b'y' * 10_000_000)\n"
-        "finally:\n    os.set_blocking(1, True); process.exit_now(75)"
-    )
-    with subprocess.Popen([sys.executable, "-Ec", code], stdout=subprocess.PIPE) as child:
-        try:
-            assert child.wait(timeout=20) == 75
-        finally:
-            child.kill()
