@@ -14,7 +14,7 @@ from queue_workflows import db, jobs, run_store
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
 
-ABOUT = """3,000 jobs whose bodies do nothing wait in the queue when one worker process sees them;
+ABOUT = """3,000 jobs whose handlers do nothing wait in the queue when one worker process sees them;
 the rate is from the first start to the last finish by the stored times (for nodes: to the end of
 the run). `queue-claim-worker` serves ingest jobs one by one; for nodes, `queue-claim-worker` and
 `queue-orchestrator` work on one run of 3,000 independent nodes. Bare is a process with one

@@ -12,7 +12,7 @@ from queue_workflows import db, run_store
 
 ABOUT = """A run of one node, N nodes that depend on it and one that depends on all of them, with
 `queue-orchestrator` and two cpu workers: from the COMMIT of `insert_run` to the start of the
-join's body. Bare: two processes drain N rows inserted at once; the one that finds them all done
+join's handler. Bare: two processes drain N rows inserted at once; the one that finds them all done
 inserts the join, which either runs: from the COMMIT of the rows to the start of the join. A run of
 10,000 (not with `--quick`) shows that a node costs no more in a larger fan: its ratio is the time
 a node there to the time a node at 1,000."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 ABOUT = """One job at a time into an idle system, with a random pause of 10 to 30 ms (`--quick`: 5
 to 15) after each. The time is from the moment at which COMMIT is sent to the first line of the
-body, by the machine's monotonic clock, which the body returns. Ours is a `queue-claim-worker` on
+handler, by the monotonic clock, which the handler returns. Ours is a `queue-claim-worker` on
 an ingest queue; bare is a process that LISTENs, claims on a notification and notes the time. Then
-the same for a whole run: from the COMMIT of `insert_run` to the body of its first node, with
+the same for a whole run: from the COMMIT of `insert_run` to the handler of its first node, with
 `queue-orchestrator` and a cpu worker, against the bare pickup's median. The samples of all take
 turns."""
 WARM = 15
