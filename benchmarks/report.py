@@ -164,6 +164,6 @@ def markdown(report: Report) -> str:
 _PEERS = """The same work in the same run, each from the package index in an environment of its
 own, at its defaults but for what the work asks: one job at a time, or batches of 100. They write
 less than we do: pgqueuer deletes a finished job and appends one line to a log, procrastinate keeps
-the row and an event. Drain rates are by the times at which handlers start; pickup is from the return
+the row and an event. Drain rates are by the start times of handlers; pickup is from the return
 of their enqueue call, which ends after the commit, while ours is from the moment at which COMMIT
 is sent."""

@@ -12,7 +12,7 @@ from queue_workflows import db, run_store
 
 ABOUT = """A run of 100 nodes, each depending on the one before, with `queue-orchestrator` and two
 idle cpu workers; a hop is the time between the starts of two handlers that follow each other, over
-the whole chain. Bare: two processes that LISTEN; the one that claims the job finishes it, inserts the
+the whole chain. Bare: two processes that LISTEN; the one that claims a job ends it, inserts the
 next and notifies, in one transaction, and then waits for a notification like the other."""
 NODES = 100
 _CHAIN = (
