@@ -1,7 +1,8 @@
-"""Package data: every SQL text of the engine, functions, triggers and queries.
+"""Package data: the SQL of the engine, functions, triggers and queries.
 
 `queries/` has the statements by noun, `functions/` and `triggers/` the set that `db.functions`
-installs, and `privileges.sql` the rights to its functions.
+installs, and `privileges.sql` the rights to its functions. `db/` has the SQL of migrations and
+of the catalog in Python: it runs before this schema exists, or on databases without it.
 """
 
 from __future__ import annotations
