@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from benchmarks import bench, figures, machine, peers, processes, report, server
+from benchmarks import bench, machine, peers, processes, report, results, server
 from queue_workflows import errors
 
 SECTIONS = {
@@ -71,12 +71,12 @@ def _measure(run: bench.Bench, name: str, module: ModuleType) -> tuple[report.Se
     section = report.Section(name, module.ABOUT, [], [])
     try:
         for row in module.run(run):
-            if isinstance(row, figures.Row):
+            if isinstance(row, results.Row):
                 section.rows.append(row)
                 run.say("  ".join(cell for cell in report.cells(row) if cell))
             else:
                 section.peer_rows.append(row)
-                run.say(f"{row.work}, {row.peer}: {figures.number(row.value)} {row.unit}")
+                run.say(f"{row.work}, {row.peer}: {results.number(row.value)} {row.unit}")
     except Ended as end:
         return section._replace(error=str(end)), True
     except Exception as error:  # noqa: BLE001  the other sections and the table go on
@@ -87,7 +87,9 @@ def _measure(run: bench.Bench, name: str, module: ModuleType) -> tuple[report.Se
 
 def _run(options: argparse.Namespace) -> report.Report:
     names: Sequence[str] = options.only or list(SECTIONS)
-    modules = {name: importlib.import_module(f"benchmarks.rows.{SECTIONS[name]}") for name in names}
+    modules = {
+        name: importlib.import_module(f"benchmarks.measurements.{SECTIONS[name]}") for name in names
+    }
     importlib.import_module(processes.APP)
     begun, load_before = time.monotonic(), machine.load()
     sections: list[report.Section] = []

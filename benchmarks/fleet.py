@@ -74,7 +74,7 @@ class Play:
                         "INSERT INTO gpu_models (model, host_label, load_s, loads, run_s, runs)"
                         " VALUES (%s, %s, %s, 10, %s, 10)",
                         (
-                            *(model, f"box{number}", load_s / speed / self._scale),
+                            *(model, f"machine{number}", load_s / speed / self._scale),
                             self._trace.run_s[model] / speed / self._scale,
                         ),
                     )
@@ -84,7 +84,9 @@ class Play:
         self._begun = begun
         pools: list[service.Service] = [service.Pool("arrivals", 1, self._arrive)]
         for number in range(len(traces.SPEEDS)):
-            pools.append(service.Pool(f"box{number}", 1, lambda stop, n=number: self._box(n, stop)))
+            pools.append(
+                service.Pool(f"machine{number}", 1, lambda stop, n=number: self._serve(n, stop))
+            )
         return pools
 
     def wait(self, timeout_s: float) -> bool:
@@ -110,30 +112,30 @@ class Play:
                     (str(number), job.model, job.priority),
                 )
 
-    def _box(self, number: int, stop: threading.Event) -> None:
+    def _serve(self, number: int, stop: threading.Event) -> None:
         with closing(db.connect(url=self._url)) as conn:
-            box = _Box(conn, number, self._policy, self._scale)
+            machine = _Machine(conn, number, self._policy, self._scale)
             done: claims.NodeResult | None = None
             while not stop.is_set() and not self._over.is_set():
-                job = box.claim(done)
+                job = machine.claim(done)
                 if done is not None:
                     self._completed()
                 done = None
                 if job is None:
                     stop.wait(LOOK_S)
                     continue
-                done = self._work(box, job, traces.SPEEDS[number], stop)
+                done = self._work(machine, job, traces.SPEEDS[number], stop)
 
     def _work(
-        self, box: _Box, job: Row, speed: float, stop: threading.Event
+        self, machine: _Machine, job: Row, speed: float, stop: threading.Event
     ) -> claims.NodeResult | None:
         model = job["required_model"]
-        if box.model != model:
-            box.hold(None)
+        if machine.model != model:
+            machine.hold(None)
             load_s = self._trace.load_s[model] / speed / self._scale
             stop.wait(load_s)
-            models.learn_load(box.conn, box.host, model, load_s)
-            box.hold(model)
+            models.learn_load(machine.conn, machine.host, model, load_s)
+            machine.hold(model)
             with self._lock:
                 self._loads += 1
         arrival = self._trace.arrivals[int(job["node_id"])]
@@ -153,12 +155,12 @@ class Play:
                 self._over.set()
 
 
-class _Box:
+class _Machine:
     """A worker's claims and reports."""
 
     def __init__(self, conn: db.Connection, number: int, policy: sim.Policy, scale: float) -> None:
         self.conn = conn
-        self.host = f"box{number}"
+        self.host = f"machine{number}"
         self.model: str | None = None
         self._reported = 0.0
         self._job: str | None = None

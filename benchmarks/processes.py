@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 20.0
-APP = "benchmarks.host"
+APP = "benchmarks.app"
 
 # Becomes the child by exec; the kernel ends it when the benchmark is killed.
 _TIED = """
@@ -102,7 +102,7 @@ def orchestrator() -> list[str]:
 
 def bare(*arguments: str) -> list[str]:
     """A process of the bare loop."""
-    return module("benchmarks.bare", *arguments)
+    return module("benchmarks.baseline", *arguments)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import figures
+from benchmarks import results
 
 HEAD = ("row", "ours", "bare", "ratio", "target", "")
 RIGHT = {1, 2}
@@ -18,8 +18,8 @@ class Section(NamedTuple):
 
     name: str
     about: str
-    rows: list[figures.Row]
-    peer_rows: list[figures.PeerRow]
+    rows: list[results.Row]
+    peer_rows: list[results.PeerRow]
     error: str | None = None
 
 
@@ -32,12 +32,12 @@ class Report(NamedTuple):
     sections: list[Section]
 
     @property
-    def rows(self) -> list[figures.Row]:
+    def rows(self) -> list[results.Row]:
         """Every row, in order."""
         return [row for section in self.sections for row in section.rows]
 
     @property
-    def peer_rows(self) -> list[figures.PeerRow]:
+    def peer_rows(self) -> list[results.PeerRow]:
         """Every peer's row, in order."""
         return [row for section in self.sections for row in section.peer_rows]
 
@@ -58,7 +58,7 @@ class Report(NamedTuple):
         return json.dumps(data, indent=2) + "\n"
 
 
-def cells(row: figures.Row) -> tuple[str, ...]:
+def cells(row: results.Row) -> tuple[str, ...]:
     """A row as the table shows it."""
     ratio = ""
     if row.ratio is not None:
@@ -67,8 +67,8 @@ def cells(row: figures.Row) -> tuple[str, ...]:
         ratio = f"{row.ratio:.2f}{spread}"
     return (
         row.name,
-        f"{figures.number(row.ours)} {row.unit}",
-        "" if row.bare is None else f"{figures.number(row.bare)} {row.unit}",
+        f"{results.number(row.ours)} {row.unit}",
+        "" if row.bare is None else f"{results.number(row.bare)} {row.unit}",
         ratio,
         "" if row.target is None else str(row.target),
         _VERDICT[row.met],
@@ -83,9 +83,9 @@ def peer_table(report: Report) -> list[tuple[str, ...]]:
         found = {row.peer: row for row in report.peer_rows if row.work == work}
         any_row = next(iter(found.values()))
         values = [
-            f"{figures.number(found[p].value)} {found[p].unit}" if p in found else "" for p in peers
+            f"{results.number(found[p].value)} {found[p].unit}" if p in found else "" for p in peers
         ]
-        lines.append((work, f"{figures.number(any_row.ours)} {any_row.unit}", *values))
+        lines.append((work, f"{results.number(any_row.ours)} {any_row.unit}", *values))
     return lines
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import conninfo, sql
 
-from benchmarks import bare
+from benchmarks import baseline
 from queue_workflows import db, embedded
 
 SUFFIX = "_bench"
@@ -56,7 +56,7 @@ class Server:
         with _in_force(url(self._parts, self._template)) as dsn:
             db.bootstrap()
             with psycopg.connect(dsn, autocommit=True) as conn:
-                conn.execute(bare.SCHEMA)
+                conn.execute(baseline.SCHEMA)
 
     @contextmanager
     def database(self, tag: str, *, empty: bool = False) -> Generator[str]:

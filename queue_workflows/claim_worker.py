@@ -14,7 +14,7 @@ from typing import Any
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
 from queue_workflows.engine import claims
 from queue_workflows.model_cache import RequiresModels, adapted
-from queue_workflows.runtime import clock, identity, process, signals
+from queue_workflows.runtime import clock, entry_point, identity, signals
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, lease_keeper, loop, parent, pool, pool_config, slot
 
@@ -273,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run under a small parent that restarts it and hands back at once what it held",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     return parser
 
 
@@ -313,8 +313,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
 
     def body() -> int:
-        process.setup_logging(options.log_level)
-        process.print_by_lines()
+        entry_point.setup_logging(options.log_level)
+        entry_point.print_by_lines()
         if options.embedded:
             config.configure(embedded=True)
         if options.supervise:
@@ -322,7 +322,7 @@ def main(argv: list[str] | None = None) -> int:
         config.load_app(options.app)
         return _serve(_worker(options))
 
-    return process.run_main("queue-claim-worker", body, debug=options.debug)
+    return entry_point.run_main("queue-claim-worker", body, debug=options.debug)
 
 
 def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:

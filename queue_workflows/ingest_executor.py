@@ -40,7 +40,7 @@ def run_task(
     attempt = _Attempt(job, control_ or control.NoControl())
     token, own = jobs.current.set(attempt.job), runner or handlers.Runner()
     try:
-        return attempt.completed(own.run(attempt.begun(), attempt.control))
+        return attempt.completed(own.run(attempt.call(), attempt.control))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
@@ -58,7 +58,7 @@ async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcom
     attempt = _Attempt(job, control_)
     jobs.current.set(attempt.job)  # in the context of this asyncio.Task
     try:
-        return attempt.completed(await async_handlers.drive(attempt.begun(), attempt.control))
+        return attempt.completed(await async_handlers.run_async(attempt.call(), attempt.control))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
@@ -77,7 +77,7 @@ class _Attempt:
         self._name: str = row["task_name"]
         self._started = time.monotonic()
 
-    def begun(self) -> Any:
+    def call(self) -> Any:
         """Return what the task returns: its result, or a generator or coroutine to run."""
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
@@ -86,13 +86,13 @@ class _Attempt:
             )
         row = self._row
         claimed_jobs.check_ingest(row)
-        return args.taker(task).call(task, row["reason"], row["args"], self._name)
+        return args.caller_of(task).call(task, row["reason"], row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
         """The body has ended by itself; raises `InvalidPayload`, and a signal that it returned."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
-        found = outcomes.unless_signal(self.job.left if value is None else value)
+        found = outcomes.unless_signal(self.job.result_set if value is None else value)
         text = payload.encode(
             found if isinstance(found, dict) else {"result": found},
             f"result of task {self._name!r}",

@@ -7,7 +7,7 @@ import threading
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import drain, inputs, run_cache
+from queue_workflows.dispatch import drain, input_nodes, run_cache
 from queue_workflows.engine import input_answers, nodes, row_isolation
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
@@ -114,7 +114,7 @@ def _take(conn: db.Connection, row: Row) -> bool:
         )
         return False
     try:
-        delta = inputs.answer_delta(job, row["value"])
+        delta = input_nodes.answer_delta(job, row["value"])
     except errors.InvalidPayload as error:
         input_answers.refuse(conn, row["id"], payload.error_text(error))
         return False

@@ -17,7 +17,7 @@ from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import cancellation, ingest_jobs, job_tables, nodes, retry_runs, runs
-from queue_workflows.engine import retry as ingest_retry
+from queue_workflows.engine import retry_jobs as ingest_retry
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import job_validation

@@ -6,7 +6,7 @@ import argparse
 import logging
 
 from queue_workflows import config, db, errors, node_pool
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 
 _log = logging.getLogger("queue_workflows.orchestrator")
 
@@ -67,18 +67,18 @@ def main(argv: list[str] | None = None) -> int:
         prog="queue-orchestrator",
         description="Bring the schema, dispatch runs, sweep.",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     options = parser.parse_args(argv)
 
     def body() -> int:
-        process.setup_logging(options.log_level)
+        entry_point.setup_logging(options.log_level)
         if options.embedded:
             config.configure(embedded=True)
         config.load_app(options.app)
         with signals.StopRequest() as stop:
             return serve(stop)
 
-    return process.run_main("queue-orchestrator", body, debug=options.debug)
+    return entry_point.run_main("queue-orchestrator", body, debug=options.debug)
 
 
 if __name__ == "__main__":

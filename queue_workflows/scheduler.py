@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from queue_workflows import config, db, errors, tasks, types
 from queue_workflows.db import check_violations
 from queue_workflows.engine import row_isolation, schedules
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
 
@@ -193,7 +193,7 @@ class Ticker:
             except _DATABASE_ERRORS as error:
                 if not failures:
                     _log.warning(
-                        "the schedule waits for the database: %s", process.mask(str(error))
+                        "the schedule waits for the database: %s", entry_point.mask(str(error))
                     )
                 longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures, 16))
                 failures += 1
@@ -252,16 +252,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=PROG,
         description="Queue ingest jobs at the minutes that the host's schedule names.",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     parser.add_argument(
         "--boot-kick", action="store_true", help="queue every entry once at start (reason: boot)"
     )
     args = parser.parse_args(argv)
-    return process.run_main(PROG, lambda: _serve(args), debug=args.debug)
+    return entry_point.run_main(PROG, lambda: _serve(args), debug=args.debug)
 
 
 def _serve(args: argparse.Namespace) -> int:
-    process.setup_logging(args.log_level)
+    entry_point.setup_logging(args.log_level)
     if args.embedded:
         config.configure(embedded=True)
     config.load_app(args.app)
@@ -282,7 +282,7 @@ def _boot_kick() -> None:
     try:
         _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
     except _DATABASE_ERRORS as error:
-        _log.error("boot kick left out: %s", process.mask(str(error)))
+        _log.error("boot kick left out: %s", entry_point.mask(str(error)))
 
 
 if __name__ == "__main__":

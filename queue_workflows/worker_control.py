@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from queue_workflows import config, db, errors, workers
 from queue_workflows.engine import controls
 from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import display, durations, process, service
+from queue_workflows.runtime import display, durations, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
 
 EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WHEN",
         help="when it turns itself ON again: 30s, 45m, 2h, 1d, or an ISO time with its zone",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     return parser
 
 
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
 
     def body() -> int:
-        process.setup_logging(options.log_level)
+        entry_point.setup_logging(options.log_level)
         if options.embedded:
             config.configure(embedded=True)
         config.load_app(options.app)
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         print(display.line(text, None))
         return 0
 
-    return process.run_main("queue-worker-control", body, debug=options.debug)
+    return entry_point.run_main("queue-worker-control", body, debug=options.debug)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.admin import explain
+from queue_workflows.admin import waiting_facts
 from queue_workflows.engine import job_tables, lock_queues
 from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
@@ -21,7 +21,7 @@ DEPENDENCIES = 3
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return what `jobs.explain` returns of a job, or None if there is no such job."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-        row = explain.job(conn, table.name, job_id)
+        row = waiting_facts.job(conn, table.name, job_id)
         if row is not None:
             return _explained(conn, table.name, row)
     return None
@@ -29,11 +29,11 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     """Return what `runs.explain` returns of a run, or None if there is no such run."""
-    row = explain.run(conn, run_id)
+    row = waiting_facts.run(conn, run_id)
     if row is None:
         return None
     over = row["status"] in TERMINAL_RUN_STATUSES
-    jobs = {} if over else {job["node_id"]: job for job in explain.run_nodes(conn, run_id)}
+    jobs = {} if over else {job["node_id"]: job for job in waiting_facts.run_nodes(conn, run_id)}
     waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
     later = _not_queued(row, jobs)
     found = [_waiting_node(conn, job) for job in waiting[:limit]]
@@ -62,7 +62,7 @@ def _of_run(row: Row) -> str | None:
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
     if job["status"] == "queued" and (
-        found := explain.job(conn, job_tables.NODE_JOBS.name, job["id"])
+        found := waiting_facts.job(conn, job_tables.NODE_JOBS.name, job["id"])
     ):
         return _explained(conn, job_tables.NODE_JOBS.name, found)
     prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
@@ -101,7 +101,7 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
     found: list[JsonDict] = []
     if clause not in ("status", "run_over"):
-        for worker in explain.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
+        for worker in waiting_facts.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
             own_clause, own_detail = _of_worker(conn, table, row, worker, blocked=bool(clause))
             found.append(
                 {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
@@ -137,17 +137,17 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
         return "not_due", f"it is not due{until}"
     if reason == "locked":
-        turn = explain.lock_owner(conn, table, row)
+        turn = waiting_facts.lock_owner(conn, table, row)
         has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
         return "unserved", _of_unserved(conn, row)
     if reason == "limited":
-        return _of_partition(explain.partition_limits(conn, row), row["partition_key"])
+        return _of_partition(waiting_facts.partition_limits(conn, row), row["partition_key"])
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
     if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
-        said = explain.partition_limits(conn, row)
+        said = waiting_facts.partition_limits(conn, row)
         if said["paused"]:
             return _of_partition(said, row["partition_key"])
     return _of_queue(conn, row["queue"])
@@ -184,7 +184,7 @@ def _of_partition(said: Row, key: str) -> tuple[str, str]:
 
 def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
     """What its queue's own pause and limits keep from all workers."""
-    said = explain.queue_limits(conn, queue)
+    said = waiting_facts.queue_limits(conn, queue)
     if said is None:
         return None, None
     if said["paused"]:
@@ -215,7 +215,7 @@ def _of_worker(
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
     if gpu:
-        fit = explain.misfit(conn, worker, row["required_model"])
+        fit = waiting_facts.misfit(conn, worker, row["required_model"])
         if fit["misfit"] == "model":
             if worker["known_models"] is None:
                 return "model", f"it registers no model, and others know {row['required_model']}"
@@ -237,7 +237,7 @@ def _by_place(
     """The place in a plain line."""
     claim = stored_json.mapping(worker["claim"])
     newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
-    ahead = explain.ahead(conn, table, row, newest=newest, models=models)
+    ahead = waiting_facts.ahead(conn, table, row, newest=newest, models=models)
     if not ahead["every"]:
         return NEXT, "it is next in line"
     if ahead["better"]:
@@ -247,14 +247,14 @@ def _by_place(
 
 
 def _jobs(number: int, word: str = "") -> str:
-    count = f"{number:,}" + (" or more" if number >= explain.COUNTED else "")
+    count = f"{number:,}" + (" or more" if number >= waiting_facts.COUNTED else "")
     return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
 
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     """What the worker's policy puts before it."""
-    can = explain.models(conn, worker)
-    choice = explain.choice(conn, worker, can)
+    can = waiting_facts.models(conn, worker)
+    choice = waiting_facts.choice(conn, worker, can)
     own, chosen = row["required_model"] or "", choice["model"]
     if chosen == own and _is_it(conn, row, choice):
         return (
@@ -288,13 +288,13 @@ def _reason(choice: Row) -> Any:
 
 def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
     if choice["how"] == "newest":
-        return row["priority"] == choice["band"] and explain.is_newest(conn, row)
+        return row["priority"] == choice["band"] and waiting_facts.is_newest(conn, row)
     return row["seq"] == choice["seq"]
 
 
 def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
     """Who gets to its line first, or None when it is not left to anybody."""
-    line = explain.weighed(conn, worker, model)
+    line = waiting_facts.weighed(conn, worker, model)
     if not line["is_left"]:
         return None
     hosts = ", ".join(line["holders"] or ())

@@ -13,7 +13,7 @@ from queue_workflows import config, db, errors
 from queue_workflows.cli import output
 from queue_workflows.db import databases
 from queue_workflows.embedded import running_apps
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 
 PROG = "queue-workflows"
 asked_database = ""
@@ -39,7 +39,7 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
 
-    raise typer.Exit(process.run_main(f"{PROG} {name}", guarded, debug=debug))
+    raise typer.Exit(entry_point.run_main(f"{PROG} {name}", guarded, debug=debug))
 
 
 def say(text: str) -> None:
@@ -182,7 +182,7 @@ def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S)
 
 def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
     """Wait for the database and migrate it; return False if asked to stop before it replied."""
-    process.setup_logging("warning")
+    entry_point.setup_logging("warning")
     if not reached(stop, patience_s=patience_s):
         return False
     db.bootstrap()

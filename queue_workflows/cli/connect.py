@@ -17,7 +17,7 @@ from queue_workflows.admin import permissions
 from queue_workflows.cli import command, doctor, options, output
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.db import connectivity
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 TIMEOUT_S = 5.0
 TRIPS = 7
@@ -62,7 +62,7 @@ def connect(
         if purpose not in permissions.PURPOSES:
             known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
-        process.setup_logging("error")
+        entry_point.setup_logging("error")
         config.load_app(app)
         with _named(dsn) as words:
             where = connectivity.destination(url := db.db_url())
@@ -87,7 +87,7 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
     if not as_json:
         output.echo(words)
     for step in steps:
-        safe = Finding(*(process.mask(part) for part in step))
+        safe = Finding(*(entry_point.mask(part) for part in step))
         found.append(safe)
         if not as_json:
             doctor.show(safe)

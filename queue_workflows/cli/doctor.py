@@ -17,7 +17,7 @@ from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, run_folder
 from queue_workflows.db import functions
 from queue_workflows.engine import lock_queues
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest tested version."""
@@ -76,11 +76,11 @@ def doctor(
     """Look for what is wrong here and on the server. Exit code 1 for an error."""
 
     def run_command() -> int:
-        process.setup_logging("error")
+        entry_point.setup_logging("error")
         config.load_app(app)
         found: list[Finding] = []
         for finding in examine():
-            safe = Finding(*(process.mask(part) for part in finding))
+            safe = Finding(*(entry_point.mask(part) for part in finding))
             found.append(safe)
             if not as_json:
                 show(safe)

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import db, errors, history
-from queue_workflows.admin import attempts
-from queue_workflows.cli import output, report, run_snapshot, views
+from queue_workflows.admin import attempt_history
+from queue_workflows.cli import output, report, run_snapshot, run_views
 from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as attempt_logs
-from queue_workflows.runtime import display, process, signals
+from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Tail:
         fresh = head[self._given :]
         lost = after_cut - max(self._given, len(head))
         if lost > 0:
-            fresh += attempts.gap(lost).encode()
+            fresh += attempt_history.gap(lost).encode()
         fresh += tail[max(0, self._given - after_cut) :]
         whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
         # The incomplete line follows the marker of omitted text, which ends with a line end.
@@ -66,7 +66,7 @@ class Tails:
         """Print what is new in an attempt's log, each line after the name."""
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
         for text in tail.lines(log, last=last):
-            shown = process.mask(output.line(text, 1000))
+            shown = entry_point.mask(output.line(text, 1000))
             self._say(f"{output.line(name)} | {shown}".rstrip())
 
 
@@ -101,7 +101,7 @@ class RunLogs:
 
 
 def run(
-    run_id: str, view: views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
+    run_id: str, view: run_views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
 ) -> run_snapshot.Picture | None:
     """Follow a run and return it when it is over.
 
@@ -121,7 +121,7 @@ def run(
                     return seen
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:
-        process.lost_output(error)
+        entry_point.lost_output(error)
     finally:
         reader.close()
     return None
@@ -155,7 +155,7 @@ class _Progress:
         if shown["status"] != self._status:
             self._status = shown["status"]
             if self._status not in TERMINAL_JOB_STATUSES:
-                again = views.again_text(shown, shown["attempts_failed"])
+                again = run_views.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
                 self._say(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
         by_claim = {log["claim_no"]: log for log in logs}
@@ -176,7 +176,7 @@ class _Progress:
         for index, event in events:
             if (number, index) not in self._printed:
                 self._printed.add((number, index))
-                self._say(f"{name}: {process.mask(report.event_text(event))}")
+                self._say(f"{name}: {entry_point.mask(report.event_text(event))}")
 
 
 def job(
@@ -197,9 +197,11 @@ def job(
                 away = False
             except db.OperationalError as error:
                 if not away:
-                    _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+                    _log.warning(
+                        "waiting for the database: %s", entry_point.mask(str(error).strip())
+                    )
                 away = True
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:
-        process.lost_output(error)
+        entry_point.lost_output(error)
     return None

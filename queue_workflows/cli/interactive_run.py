@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.cli import answers, follow, output, run_snapshot, views
-from queue_workflows.runtime import display, process, signals
+from queue_workflows.cli import follow, output, prompts, run_snapshot, run_views
+from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import Row
 
 TICK_S = 0.2
@@ -22,7 +22,7 @@ LOGS_S = 0.5
 class Follower(NamedTuple):
     """The settings for following a run; `yes` answers questions, else the terminal is asked."""
 
-    view: views.View
+    view: run_views.View
     stop: signals.StopRequest
     tick: Callable[[run_snapshot.Picture], object] | None
     yes: bool = False
@@ -62,7 +62,7 @@ class Follower(NamedTuple):
                 self.stop.requested.wait(pause_s)
         except BrokenPipeError as error:
             # The reader of stdout is gone: stop as on Ctrl-C; stderr says so.
-            process.lost_output(error)
+            entry_point.lost_output(error)
             return seen if seen is not None and seen.over else None
         finally:
             reader.close()
@@ -83,15 +83,17 @@ class Follower(NamedTuple):
             self._answer(run_id, node)
         except db.OperationalError as error:
             settled.discard(node["id"])
-            self.view.say(output.line(process.mask(f"the answer waits for the database: {error}")))
+            self.view.say(
+                output.line(entry_point.mask(f"the answer waits for the database: {error}"))
+            )
 
     def _answer(self, run_id: str, node: Row) -> None:
         """Answer a question, or report one that nobody here can answer."""
         where = output.line(node["node_id"])
         if self.yes:
-            value = answers.default(node["input_spec"])
+            value = prompts.default(node["input_spec"])
             text = (
-                answers.submit(run_id, node["node_id"], value)
+                prompts.submit(run_id, node["node_id"], value)
                 or f"answered {where}: {output.compact(value)}"
             )
             self.view.say(output.line(text, 300))
@@ -100,10 +102,10 @@ class Follower(NamedTuple):
             self._say_command(run_id, node)
             return
         with self.view.aside():
-            answered, value = answers.ask(node, self.stop)
+            answered, value = prompts.ask(node, self.stop)
         if not answered and not self.stop.requested.is_set():
             self._say_command(run_id, node)
-        if answered and (refused := answers.submit(run_id, node["node_id"], value)):
+        if answered and (refused := prompts.submit(run_id, node["node_id"], value)):
             self.view.say(output.line(refused, 300))
 
     def _say_command(self, run_id: str, node: Row) -> None:
@@ -116,5 +118,5 @@ class Follower(NamedTuple):
 def exit_code(seen: run_snapshot.Picture | None) -> int:
     """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
     if seen is None:
-        return process.INTERRUPTED
+        return entry_point.INTERRUPTED
     return 0 if seen.run["status"] == "completed" else 1

@@ -14,8 +14,8 @@ import typer
 
 from queue_workflows import db, errors
 from queue_workflows import jobs as api
-from queue_workflows.cli import command, ids, options, output, show, views
-from queue_workflows.runtime import display, process
+from queue_workflows.cli import command, ids, options, output, run_views, show
+from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 app = typer.Typer(
@@ -310,7 +310,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row["status"],
         f"{_tries(row)}/{row['max_attempts']}",
         display.moment(row["created_at"], zone=False),
-        process.mask(_note(row)),
+        entry_point.mask(_note(row)),
     )
 
 
@@ -328,6 +328,6 @@ def _note(row: Row) -> str:
         return row["blocked_reason"].replace("_", " ") + due
     if row["status"] == "running":
         asked = "asked to stop, " if row["cancel_requested_at"] else ""
-        shown = views.progress_text(row["progress"])
+        shown = run_views.progress_text(row["progress"])
         return f"{asked}on {row['claimed_by']}{f', {shown}' if shown else ''}"
     return row["error"] or ""

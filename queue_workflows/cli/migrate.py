@@ -11,7 +11,7 @@ import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options, output
-from queue_workflows.db import development, functions, schema
+from queue_workflows.db import development_chain, functions, schema
 
 
 def migrate(
@@ -75,7 +75,7 @@ def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, ta
     before = db.current_schema_version(version_table=table)
     with db.connect() as conn:
         ours = folder is None and table == schema.LEDGER
-        is_development = ours and development.version(conn, table) is not None and to is None
+        is_development = ours and development_chain.version(conn, table) is not None and to is None
         target = chain[-1].version if is_development else _target(chain, to, before)
         is_down = target < before and not is_development
         steps = _steps(chain, target, before, folder, table)

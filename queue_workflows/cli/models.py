@@ -9,7 +9,7 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows import models as api
 from queue_workflows.cli import command, options, output, sample_text
-from queue_workflows.runtime import display, process, signals, stored_json
+from queue_workflows.runtime import display, entry_point, signals, stored_json
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "load", "unload")
@@ -64,7 +64,7 @@ def models(
                     rows = _answers(request, stop)
                     if stop.requested.is_set():
                         command.say("stopped waiting; the request remains")
-                        return process.INTERRUPTED
+                        return entry_point.INTERRUPTED
         _list(rows, as_json=as_json) if as_json or no_wait else _tell(rows)
         return 0 if no_wait or all(_state(row) == "done" for row in rows) else 1
 

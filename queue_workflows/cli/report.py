@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from queue_workflows.admin import waiting_reasons
-from queue_workflows.cli import output, run_snapshot, sample_text, summary, views
-from queue_workflows.runtime import display, process, stored_json
+from queue_workflows.cli import output, run_snapshot, run_views, sample_text, summary
+from queue_workflows.runtime import display, entry_point, stored_json
 
 UNCUT = 100_000
 LINES = 40
@@ -112,7 +112,9 @@ class Page:
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
         for attempt in job["attempts"]:
             last = attempt is job["attempts"][-1]
-            self._attempt(attempt, views.again_text(job, job["attempts_failed"]) if last else "")
+            self._attempt(
+                attempt, run_views.again_text(job, job["attempts_failed"]) if last else ""
+            )
         for act in job.get("acts", ()):
             # A sweep's acts are shown by the attempts.
             if act["event_type"] != "reclaimed":
@@ -189,7 +191,7 @@ class Page:
 
     def _line(self, text: str, indent: str = "") -> None:
         limit = self._width - len(indent)
-        output.echo(indent + process.mask(output.line(text, max(limit, 10))))
+        output.echo(indent + entry_point.mask(output.line(text, max(limit, 10))))
 
 
 def name_of(job: dict[str, Any]) -> str:
@@ -255,14 +257,14 @@ def _state(job: dict[str, Any]) -> str:
     status: str = job["status"]
     prompt = stored_json.mapping(job.get("input_spec")).get("prompt")
     parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
-    if again := views.again_text(job, job["attempts_failed"]):
+    if again := run_views.again_text(job, job["attempts_failed"]):
         parts.append(again)
     elif status == "queued" and job.get("blocked_reason"):
         due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
         why = job["blocked_reason"].replace("_", " ")
         unserved = why == "unserved"
         parts.append(waiting_reasons.unserved_text(job["queue"]) if unserved else f"{why}{due}")
-    if status == "running" and (shown := views.progress_text(job["progress"])):
+    if status == "running" and (shown := run_views.progress_text(job["progress"])):
         parts.append(shown)
     if status == "running" and job["cancel_requested_at"]:
         parts.append("asked to stop")

@@ -17,14 +17,14 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     fleet,
-    inputs,
+    input_option,
     interactive_run,
     options,
     output,
-    processes,
+    run_processes,
     run_snapshot,
+    run_views,
     summary,
-    views,
 )
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import queues
@@ -81,7 +81,7 @@ def run(
             queues=used_queues(workflow, app=chosen),
         )
         joined = command.database(create=not alone, app=None if alone else chosen)
-        ours = processes.StartedProcesses()
+        ours = run_processes.StartedProcesses()
         with command.until_stopped(ours.stops) as stop, joined as words:
             command.say(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
@@ -101,7 +101,7 @@ def run(
 def _see_through(
     request: Request,
     stop: signals.StopRequest,
-    ours: processes.StartedProcesses,
+    ours: run_processes.StartedProcesses,
     *,
     app: str | None,
     alone: bool,
@@ -112,7 +112,7 @@ def _see_through(
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
         view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
-        helper = processes.RunProcesses(request.queues, wanted, app=app, stop=stop, log=log)
+        helper = run_processes.RunProcesses(request.queues, wanted, app=app, stop=stop, log=log)
         if not alone:
             ours.add(stack.enter_context(helper))
             helper.begin()
@@ -170,8 +170,8 @@ def _context(workflow: str, given: Iterable[str]) -> JsonDict:
     """Return the run's context, checked if the app declares the workflow in Python."""
     declared = config.get_config().workflow_map.get(workflow)
     if declared is None:
-        return inputs.context(given)
-    found = inputs.context(given, declared.accepts_input)
+        return input_option.context(given)
+    found = input_option.context(given, declared.accepts_input)
     try:
         declared.check_inputs(found)
     except errors.ArgsRefused as error:
@@ -228,7 +228,7 @@ def _queue_only(request: Request, *, as_json: bool) -> int:
 
 def view_for(
     stack: contextlib.ExitStack, *, live: bool, quiet: bool, as_json: bool
-) -> tuple[views.View, Path | None]:
+) -> tuple[run_views.View, Path | None]:
     """Return how to show a run, and a file for the processes' output while a picture is drawn.
 
     A live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
@@ -242,8 +242,8 @@ def view_for(
         stack.callback(lambda: log.text and command.say(log.text))
         return stack.enter_context(tree.Tree(Console())), log.path
     if quiet:
-        return views.Quiet(command.say), None
-    return views.Lines(command.say if as_json else _print), None
+        return run_views.Quiet(command.say), None
+    return run_views.Lines(command.say if as_json else _print), None
 
 
 def _print(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
 from queue_workflows.engine import runs
-from queue_workflows.runtime import process, stored_json
+from queue_workflows.runtime import entry_point, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Reader:
                 self.close()
             if not self._away:
                 self._away = True
-                _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+                _log.warning("waiting for the database: %s", entry_point.mask(str(error).strip()))
             return None
         if self._away:
             self._away = False

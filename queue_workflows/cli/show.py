@@ -19,9 +19,9 @@ from queue_workflows.cli import (
     report,
     run,
     run_snapshot,
-    views,
+    run_views,
 )
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 
 
 def show(
@@ -133,7 +133,7 @@ def _follow(
     say = command.say if as_json else _line
     if kind == "run":
         collect(kind, any_id, nodes, logs=False)
-        seen = follow.run(any_id, views.Lines(say), stop, nodes)
+        seen = follow.run(any_id, run_views.Lines(say), stop, nodes)
         if seen is None:
             return _left(kind, any_id)
         if not as_json:
@@ -157,7 +157,7 @@ def _left(kind: str, any_id: str) -> int:
         f"stopped the view of {kind} {shown}, which goes on: `{command.PROG} show {shown} --follow`"
         f" shows it again, `{command.PROG} cancel {shown}` ends it"
     )
-    return process.INTERRUPTED
+    return entry_point.INTERRUPTED
 
 
 def _line(text: str) -> None:

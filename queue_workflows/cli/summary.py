@@ -12,11 +12,11 @@ from typing import Any
 import queue_workflows
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
-from queue_workflows.cli import output, views
+from queue_workflows.cli import output, run_views
 from queue_workflows.cli.run_snapshot import Picture
 from queue_workflows.dag import graph
 from queue_workflows.engine import runs
-from queue_workflows.runtime import display, process, stored_json
+from queue_workflows.runtime import display, entry_point, stored_json
 
 FAILURES = 20
 TRACES = 3
@@ -109,7 +109,7 @@ def show(found: Mapping[str, Any]) -> None:
     )
     output.echo(f"nodes: {nodes or 'none'}")
     for place in found["workers"]:
-        where = views.place(place["worker_id"])
+        where = run_views.place(place["worker_id"])
         did = output.counted(place["nodes"], "node")
         output.echo(f"  {place['queue']} {where}: {did}, {output.seconds(place['seconds'])}")
     if found["taken_back"]:
@@ -150,7 +150,7 @@ def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
             more = "" if whole else " (all of it: --debug)"
             output.complain(f"traceback of {output.line(node['node_id'])}{more}:")
         for line in lines:
-            sys.stderr.write(process.mask(output.line(line, 400)) + "\n")
+            sys.stderr.write(entry_point.mask(output.line(line, 400)) + "\n")
 
 
 def host_frames(lines: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options
 from queue_workflows.engine import workers
-from queue_workflows.runtime import child, process, service, signals
+from queue_workflows.runtime import child, entry_point, service, signals
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
@@ -63,7 +63,7 @@ def supervise(
 
     def run_command() -> int:
         commands = commands_of(bounce or [], unit or [])
-        process.setup_logging(log_level)
+        entry_point.setup_logging(log_level)
         config.load_app(app)
         label = host or config.host_label()
         with signals.StopRequest() as stop, command.database(create=False) as words:

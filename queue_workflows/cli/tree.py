@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from queue_workflows.cli import output, views
+from queue_workflows.cli import output, run_views
 from queue_workflows.cli.run_snapshot import SMALL, Picture, Step
 from queue_workflows.types import Row
 
@@ -122,11 +122,11 @@ class Tree:
             style = _STYLES.get(step.state, "dim")
             bar = self._bar(step) if bars else Text("")
             lines.append(self._line(step.state, "", step.name, column, bar))
-            lines[-1].append(views.step_text(step), style=style)
+            lines[-1].append(run_views.step_text(step), style=style)
             for node in sorted(shown.get(step.name, ()), key=lambda node: node["node_id"]):
                 space = Text(" " * (_BAR + 2) if bars else "")
                 lines.append(self._line(node["status"], "  ", _own_name(node), column, space))
-                lines[-1].append(views.node_text(node), _STYLES.get(node["status"], "dim"))
+                lines[-1].append(run_views.node_text(node), _STYLES.get(node["status"], "dim"))
         return Group(*lines)
 
     def _line(self, state: str, indent: str, name: str, column: int, bar: Text) -> Text:
@@ -158,7 +158,7 @@ def _own_name(node: Row) -> str:
 def _heading(picture: Picture, width: int) -> list[Text]:
     """Return the heading on as many lines as it needs; too long values are cut."""
     lines: list[str] = []
-    for part in views.heading_parts(picture):
+    for part in run_views.heading_parts(picture):
         if lines and cell_len(f"{lines[-1]} {part}") <= width:
             lines[-1] += f" {part}"
         else:

@@ -8,7 +8,7 @@ import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 from queue_workflows.worker import parent, pool_config
 
 
@@ -46,7 +46,7 @@ def up(
     """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
 
     def run_command() -> int:
-        process.setup_logging(log_level)
+        entry_point.setup_logging(log_level)
         chosen = config.load_app(app)
         if no_ingest and (workers is not None or ingest):
             raise errors.InvalidConfig("--no-ingest: leave it out, or --workers and --ingest")

@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
 from queue_workflows.db import loading
-from queue_workflows.runtime import process, service
+from queue_workflows.runtime import entry_point, service
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -383,5 +383,5 @@ def _outage(error: BaseException) -> str | None:
     return "the database" if not state or state.startswith("08") or state in _GOING else None
 
 
-process.explain_by(_explain)
+entry_point.explain_by(_explain)
 service.name_outages_by(_outage)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import advance, hooks, inputs, run_cache
+from queue_workflows.dispatch import advance, hooks, input_nodes, run_cache
 from queue_workflows.engine import nodes, outbox, row_isolation, runs
 from queue_workflows.types import Row
 
@@ -72,7 +72,7 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
         run_cache.forget(run_id)
         raise
     for event in () if nowait else done.parked:
-        inputs.ask(begin, run_id, event["node_id"], event["id"])
+        input_nodes.ask(begin, run_id, event["node_id"], event["id"])
     return done
 
 

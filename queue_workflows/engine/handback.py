@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables, quarantine
+from queue_workflows.engine import claim_isolation, job_tables
 from queue_workflows.types import Row
 
 FRONT_PRIORITY = 10
@@ -41,7 +41,7 @@ def hand_back_all(
     """
     if not leases:
         return []
-    return quarantine.change_all(
+    return claim_isolation.change_all(
         conn,
         lambda: _hand_back(conn, leases, reason=reason),
         lambda: leases,

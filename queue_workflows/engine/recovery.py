@@ -8,12 +8,12 @@ from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import (
+    claim_isolation,
     claims,
     handback,
     job_events,
     job_tables,
     poison,
-    quarantine,
     row_isolation,
 )
 from queue_workflows.types import Row
@@ -85,7 +85,7 @@ def reclaim_dead(
     def change() -> list[Row]:
         return _crash(conn, table, of_process, {"prefix": prefix}, evidence, None)
 
-    return quarantine.change_all(
+    return claim_isolation.change_all(
         conn,
         change,
         lambda: claims.held_by(conn, table, prefix),

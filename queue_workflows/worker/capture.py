@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from queue_workflows import config, db
 from queue_workflows.engine import job_tables, logs
-from queue_workflows.runtime import process, service
+from queue_workflows.runtime import entry_point, service
 
 _log = logging.getLogger(__name__)
 KIB = 1024
@@ -112,7 +112,7 @@ def _start_of_whole(tail: bytes) -> int:
 def _text(data: bytes) -> str:
     """Return the text as the database takes it, masked and without a character that was cut."""
     text = data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return process.mask(text)
+    return entry_point.mask(text)
 
 
 class Source:

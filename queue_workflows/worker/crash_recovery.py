@@ -15,17 +15,17 @@ from typing import NamedTuple
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import (
+    claim_isolation,
     claims,
     handback,
     job_events,
     job_tables,
-    quarantine,
     recovery,
     workers,
 )
 from queue_workflows.runtime import identity, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import fencing, guards, hang_detection, shutdown
+from queue_workflows.worker import guards, hang_detection, renewal_failures, shutdown
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -124,7 +124,7 @@ def _note_death(
             job = row | {"worker_id": worker_id}
             job_events.note(conn, table, job, "death", detail=detail, error=how)
     except db.Error as error:
-        if not quarantine.is_about_rows(error):
+        if not claim_isolation.is_about_rows(error):
             raise
         _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
 
@@ -152,7 +152,7 @@ def _carry_out(
         front = failure.event == hang_detection.OFF and concerned
         return handback.hand_back(conn, lease, reason=reason, front=front)
 
-    return quarantine.change_each(conn, leases, one)
+    return claim_isolation.change_each(conn, leases, one)
 
 
 def oom_kills() -> int | None:
@@ -216,7 +216,7 @@ class CrashRecovery:
         """
         if ended.code == guards.EXIT_LOST and not ended.verdict:
             prefix = identity.process_prefix(self._label, ended.pid)
-            ran = frozenset[int]() if fencing.is_noted(prefix) else ran
+            ran = frozenset[int]() if renewal_failures.is_noted(prefix) else ran
         peaceful = ended.code == 0 and ended.verdict is None
         self._dead.append(_Death(ended, ran, time.monotonic(), last=peaceful))
         self._loop.wake("recover")
@@ -256,7 +256,7 @@ class CrashRecovery:
         try:
             return self._recover_claims(conn, death)
         except db.Error as error:
-            if not quarantine.is_about_rows(error):
+            if not claim_isolation.is_about_rows(error):
                 raise
             _log.warning(
                 "%s: its claims end with their leases: %s", death.ended.name, str(error).strip()

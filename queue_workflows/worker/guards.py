@@ -10,7 +10,7 @@ from queue_workflows.dag import policy
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
-    from queue_workflows.telemetry.gpu_health import Sample
+    from queue_workflows.telemetry.worker_usage import Sample
 
 EXIT_BUDGET = 75
 EXIT_STALL = 76

@@ -16,7 +16,7 @@ import pytest
 from queue_workflows import config, jobs, node_queue, run_store
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import crash_recovery, fencing, guards, hang_detection
+from queue_workflows.worker import crash_recovery, guards, hang_detection, renewal_failures
 from tests.support import rows_before_checks
 from tests.support.wait import until
 
@@ -379,7 +379,7 @@ def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_st
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
     run_id = queued("a")
     ended = a_worker_that_dies()._replace(code=code, signal=None)
-    fencing.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
+    renewal_failures.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
     with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
         recovery_thread.report(ended)
         until(lambda: job(run_id, "a")["status"] == "queued")

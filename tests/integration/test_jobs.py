@@ -16,7 +16,7 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import finish, handback, outcomes
 from queue_workflows.operations import many_jobs
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 from tests.support import factories, invariants
 
 
@@ -237,7 +237,7 @@ def test_what_people_did_is_shown_with_who(conn: Any, said: Callable[..., Said])
 def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
     run_id = factories.run(conn)
     done = said("show", run_id)
-    assert (done.code, "is a run" in done.err) == (process.USAGE_ERROR, True)
+    assert (done.code, "is a run" in done.err) == (entry_point.USAGE_ERROR, True)
     assert said("show", "nothing").code == 1
 
 
@@ -414,7 +414,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
 ) -> None:
     before = statuses(conn)
     done = said(*argv)
-    assert (done.code, message in done.err) == (process.USAGE_ERROR, True), done.err
+    assert (done.code, message in done.err) == (entry_point.USAGE_ERROR, True), done.err
     assert statuses(conn) == before
 
 

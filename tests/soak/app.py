@@ -103,7 +103,7 @@ def _models() -> None:
 def setup() -> None:
     """Everything; with `SOAK_MUTANT` one defence of the engine is off in this process."""
     register()
-    node_executor.run_body = journaling.noting(node_executor.run_body)
+    node_executor.run_handler = journaling.noting(node_executor.run_handler)
     ingest_executor.run_task = journaling.noting(ingest_executor.run_task)
     ingest_executor.run_task_async = journaling.noting(ingest_executor.run_task_async)
     if name := os.environ.get(MUTANT_ENV):

@@ -32,7 +32,7 @@ class Clock:
         return epoch - self.offset
 
 
-class Stalls(background.Beside):
+class Stalls(background.BackgroundThread):
     """Notes when the machine itself stood still, which excuses what no process could help."""
 
     EVERY_S = 0.05

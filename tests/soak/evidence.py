@@ -65,7 +65,7 @@ class Evidence:
     events: dict[str, list[Event]]
     fires: list[dict[str, Any]]
     lines: list[journal.Line]
-    books: acknowledged.Books
+    books: acknowledged.Acknowledgements
     faults: list[faults.Fault]
     off: list[tuple[str, str, float, float]]
     ended: list[fleet.Ended]

@@ -60,7 +60,7 @@ class Fault:
         return (not self.pids or pid in self.pids) and self.at <= until and self.until >= since
 
 
-class Faults(background.Beside):
+class Faults(background.BackgroundThread):
     """Carries the plan out while the block runs; leaving it undoes what is under way."""
 
     def __init__(

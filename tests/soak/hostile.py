@@ -37,7 +37,7 @@ _WAITING = sql.SQL(
 _OWN_RUN = sql.SQL("INSERT INTO workflow_runs (id, workflow_name) VALUES (%s, %s)")
 
 
-class Hostile(background.Beside):
+class Hostile(background.BackgroundThread):
     """Writes `rate_s` hostile rows and calls a second until `close`, whatever comes back."""
 
     def __init__(self, dsn: str, seed: int, rate_s: float, mutant: Mutant) -> None:

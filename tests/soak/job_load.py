@@ -36,13 +36,13 @@ class _Undone(Exception):
     """Takes a transaction of the load back."""
 
 
-class Orders:
+class JobLoad:
     """`place` makes one order, of one job or several; `pause` pauses a queue for a moment."""
 
     def __init__(
         self,
         seed: int,
-        known: acknowledged.Books,
+        known: acknowledged.Acknowledgements,
         plan: Callable[[float, Callable[[], None]], None],
         is_open: Callable[[], bool],
         weights: Mapping[str, int],

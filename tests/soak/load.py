@@ -35,7 +35,7 @@ _CANCEL = (
 )
 
 
-class Load(background.Beside):
+class Load(background.BackgroundThread):
     """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Load(background.Beside):
         kinds: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__("load")
-        self.books = acknowledged.Books()
+        self.books = acknowledged.Acknowledgements()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
         self._twice = twice
@@ -58,10 +58,10 @@ class Load(background.Beside):
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._open = True
-        self._orders = job_load.Orders(
+        self._orders = job_load.JobLoad(
             seed, self.books, self._plan, lambda: self._open, kinds or {}
         )
-        self._rare = rare_load.Rare(seed, self.books)
+        self._rare = rare_load.RareLoad(seed, self.books)
         self._rates: list[tuple[float, Callable[[], None]]] = [
             (runs_s, self._submit_run),
             (jobs_s, self._submit_job),

@@ -41,9 +41,9 @@ def _hole(conn: Conn) -> None:
 
 def _isolate_nothing() -> None:
     """Every error counts as the server's: nobody looks for the row that raised."""
-    from queue_workflows.engine import quarantine, row_isolation
+    from queue_workflows.engine import claim_isolation, row_isolation
 
-    replace(quarantine, "is_about_rows", lambda _: False)
+    replace(claim_isolation, "is_about_rows", lambda _: False)
     replace(row_isolation, "is_outage", lambda _: True)
 
 
@@ -65,9 +65,9 @@ def _follow_anywhere() -> None:
 
 def _blame_nobody_else() -> None:
     """A worker that the database kept from renewing leaves as if it had died of its handler."""
-    from queue_workflows.worker import fencing
+    from queue_workflows.worker import renewal_failures
 
-    replace(fencing.Renewals, "blame_database", lambda _: False)
+    replace(renewal_failures.Renewals, "blame_database", lambda _: False)
 
 
 MUTANTS = {

@@ -51,7 +51,7 @@ SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no *
 """
 
 
-class Observer(background.Beside):
+class Observer(background.BackgroundThread):
     """Looks in a thread of its own while the block runs."""
 
     def __init__(self, done: list[faults.Fault]) -> None:

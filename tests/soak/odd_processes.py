@@ -17,7 +17,7 @@ MOST_H = 30
 """So that a step crosses a day, too."""
 
 
-class Steps(background.Beside):
+class Steps(background.BackgroundThread):
     """Steps the wall clock of the processes that get its environment, again and again."""
 
     def __init__(self, base: Path, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Rare and large load: joins of 300 nodes, retried runs, payloads near the limit."""
+"""RareLoad and large load: joins of 300 nodes, retried runs, payloads near the limit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SELECT id FROM workflow_runs WHERE id = ANY (%s) AND status = 'failed' ORDER BY 
 """
 
 
-class Rare:
+class RareLoad:
     """Each method does one of its kind and notes what was acknowledged."""
 
-    def __init__(self, seed: int, known: acknowledged.Books) -> None:
+    def __init__(self, seed: int, known: acknowledged.Acknowledgements) -> None:
         self._rng = random.Random(seed * 4409 + 3)
         self._books = known
 

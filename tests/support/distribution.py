@@ -10,7 +10,7 @@ TOGETHER = (
     "tests/unit/",
     "tests/e2e/test_benchmarks.py",
     "tests/e2e/test_connect.py",
-    "tests/e2e/test_fleet.py",
+    "tests/e2e/test_second_machine.py",
     "tests/e2e/test_site.py",
     "tests/e2e/test_wheel.py",
     "tests/integration/test_declare_types.py",

@@ -21,7 +21,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import clock, identity, supervisor
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, crash_recovery, current_job, guards, lease_keeper, slot
 from tests.support import fleet_model as model
@@ -30,7 +30,7 @@ _pids = itertools.count(5_000_000)
 """No process has such pids."""
 
 
-NOTHING_SEEN = gpu_health.Sample(None, None)
+NOTHING_SEEN = worker_usage.Sample(None, None)
 
 
 class Left(BaseException):

@@ -13,7 +13,7 @@ import pytest
 
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import supervisor
-from queue_workflows.telemetry.gpu_health import Sample
+from queue_workflows.telemetry.worker_usage import Sample
 from queue_workflows.types import Row
 from queue_workflows.worker import current_job, guards, hang_detection, shared_status
 from tests.support.wait import until

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from benchmarks import bare, figures, processes
+from benchmarks import baseline, processes, results
 from benchmarks.bench import Bench, until
-from benchmarks.rows import drain
+from benchmarks.measurements import drain
 from queue_workflows import db, run_store
 
 ABOUT = """A run of 100 nodes, each depending on the one before, with `queue-orchestrator` and two
@@ -26,14 +26,14 @@ _BARE = (
 _OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
 
 
-def hop_ms(conn: bare.Connection, nodes: int, watched: list[processes.Process]) -> float:
+def hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
     """Our time a hop."""
     run_id = run_store.insert_run(workflow_name=f"chain:{nodes}")["id"]
     until(lambda: drain.is_true(conn, _OVER, run_id), f"a chain of {nodes} done", watched)
     return drain.rate(conn, _CHAIN, run_id)
 
 
-def bare_hop_ms(conn: bare.Connection, nodes: int, watched: list[processes.Process]) -> float:
+def bare_hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
     """The bare loop's time a hop."""
     conn.execute("TRUNCATE bare_jobs")
     conn.execute(
@@ -47,7 +47,7 @@ def bare_hop_ms(conn: bare.Connection, nodes: int, watched: list[processes.Proce
     return drain.rate(conn, _BARE)
 
 
-def run(bench: Bench) -> Iterator[figures.Row]:
+def run(bench: Bench) -> Iterator[results.Row]:
     """One row."""
     commands = (
         ("bare", processes.bare("listen", "load")),
@@ -70,11 +70,11 @@ def run(bench: Bench) -> Iterator[figures.Row]:
         for _ in bench.rounds(15, 5, full_s=20, quick_s=4):
             floor.append(bare_hop_ms(conn, NODES, started))
             ours.append(hop_ms(conn, NODES, started))
-    yield figures.Row(
+    yield results.Row(
         f"chain of {NODES} nodes, per hop",
-        figures.middle(ours),
+        results.middle(ours),
         "ms",
-        figures.middle(floor),
-        figures.paired(ours, floor),
-        figures.at_most(2.5),
+        results.middle(floor),
+        results.paired(ours, floor),
+        results.at_most(2.5),
     )

@@ -14,39 +14,39 @@ _UUID = "00000000-0000-0000-0000-000000000000"
 
 def run(conn: db.Connection, run_id: str) -> Row | None:
     """Return the run with its `definition`, `elapsed_s` since it was queued, and `read_at`."""
-    return conn.execute(statements.run_history.run, {"run_id": run_id}).fetchone()
+    return conn.execute(statements.history_rows.run, {"run_id": run_id}).fetchone()
 
 
 def nodes(conn: db.Connection, run_id: str, node_ids: Sequence[str] | None) -> list[Row]:
     """Return the jobs of a run in the order in which they were queued; None: of all its nodes."""
     parameters = {"run_id": run_id, "nodes": node_ids}
-    return conn.execute(statements.run_history.nodes, parameters).fetchall()
+    return conn.execute(statements.history_rows.nodes, parameters).fetchall()
 
 
 def node(conn: db.Connection, job_id: str) -> Row | None:
     """Return one node job, or None."""
-    return conn.execute(statements.run_history.node, {"job": job_id}).fetchone()
+    return conn.execute(statements.history_rows.node, {"job": job_id}).fetchone()
 
 
 def ingest_job(conn: db.Connection, job_id: str) -> Row | None:
     """Return one ingest job, or None."""
-    return conn.execute(statements.run_history.ingest_job, {"job": job_id}).fetchone()
+    return conn.execute(statements.history_rows.ingest_job, {"job": job_id}).fetchone()
 
 
 def node_events(conn: db.Connection, run_id: str, node_ids: Sequence[str] | None) -> list[Row]:
     """Return the events of a run's nodes, the oldest first; None: of all its nodes."""
     parameters = {"run_id": run_id, "nodes": node_ids}
-    return conn.execute(statements.run_history.node_events, parameters).fetchall()
+    return conn.execute(statements.history_rows.node_events, parameters).fetchall()
 
 
 def ingest_events(conn: db.Connection, job_id: str) -> list[Row]:
     """Return the events of an ingest job, the oldest first, each with its `actor`."""
-    return conn.execute(statements.run_history.ingest_events, {"job": job_id}).fetchall()
+    return conn.execute(statements.history_rows.ingest_events, {"job": job_id}).fetchall()
 
 
 def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
     """Return how many nodes of a run have each status."""
-    rows = conn.execute(statements.run_history.node_counts, {"run_id": run_id}).fetchall()
+    rows = conn.execute(statements.history_rows.node_counts, {"run_id": run_id}).fetchall()
     return {row["status"]: row["n"] for row in rows}
 
 
@@ -61,4 +61,4 @@ def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
     if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", low):
         return []
     values = {"prefix": prefix, "low": low, "high": high, "limit": limit}
-    return conn.execute(statements.run_history.ids_in_range, values).fetchall()
+    return conn.execute(statements.history_rows.ids_in_range, values).fetchall()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows.runtime import external_tool
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 from queue_workflows.worker import guards
 from tests.support.wait import until
 
@@ -63,7 +63,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_no_tools_is_unknown_and_says_so(tool: Write) -> None:
-    sampler = gpu_health.Sampler()
+    sampler = worker_usage.Sampler()
     found = sampler.sample()
     assert found.gpu_pct is None
     assert found.ram_mb is not None
@@ -72,7 +72,7 @@ def test_no_tools_is_unknown_and_says_so(tool: Write) -> None:
 
 def test_use_of_own_process(tool: Write) -> None:
     log = tool("nvidia-smi", nvidia(own("62 10"), shows("99 %")))
-    sampler = gpu_health.Sampler()
+    sampler = worker_usage.Sampler()
     assert sampler.sample().gpu_pct == 62
     assert sampler.problem is None
     assert log.read_text().splitlines() == ["pmon -c 1"]
@@ -81,12 +81,12 @@ def test_use_of_own_process(tool: Write) -> None:
 def test_use_of_a_child_process(tool: Write) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         tool("nvidia-smi", nvidia(own("41 10", child.pid), shows("99 %")))
-        assert gpu_health.Sampler().sample().gpu_pct == 41
+        assert worker_usage.Sampler().sample().gpu_pct == 41
         child.communicate(b"\n")
 
 
 def test_a_dash_is_unknown_until_the_machine_has_shown_a_number(tool: Write) -> None:
-    sampler = gpu_health.Sampler()
+    sampler = worker_usage.Sampler()
     tool("nvidia-smi", nvidia(own("- -"), shows("99 %")))
     assert sampler.sample().gpu_pct is None
     assert sampler.problem == "pmon has shown no number yet"
@@ -94,7 +94,7 @@ def test_a_dash_is_unknown_until_the_machine_has_shown_a_number(tool: Write) -> 
     assert sampler.sample().gpu_pct == 8
     tool("nvidia-smi", nvidia(own("- -"), shows("0, 99 %")))
     assert sampler.sample().gpu_pct == 0
-    assert gpu_health.Sampler().sample().gpu_pct is None
+    assert worker_usage.Sampler().sample().gpu_pct is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_dash_is_unknown_until_the_machine_has_shown_a_number(tool: Write) -> 
 )
 def test_without_a_row_of_ours_the_whole_machine_counts(tool: Write, pmon: str) -> None:
     log = tool("nvidia-smi", nvidia(pmon, shows("17 %")))
-    assert gpu_health.Sampler().sample().gpu_pct == 17
+    assert worker_usage.Sampler().sample().gpu_pct == 17
     assert "--query-gpu=utilization.gpu" in log.read_text()
 
 
@@ -128,7 +128,7 @@ def test_a_dash_of_a_gpu_that_reports_no_use_is_unknown(
 ) -> None:
     """In MIG mode pmon prints `-` for whoever works: beside a card that tells, it is not idle."""
     tool("nvidia-smi", nvidia(own("- -"), shows(cards)))
-    sampler = gpu_health.Sampler(shown=True)
+    sampler = worker_usage.Sampler(shown=True)
     assert sampler.sample().gpu_pct == used
     assert (sampler.problem is None) == (used is not None)
 
@@ -158,7 +158,7 @@ def test_own_use_by_the_pmon_of_many_drivers(tool: Write, generation: str) -> No
     for use in (62, 0):
         line = f"{first} {os.getpid()} {row.format(use=use)} my #2 model"
         tool("nvidia-smi", nvidia(shows(f"{header}\n{line}"), shows("0, 99 %")))
-        assert gpu_health.Sampler(shown=True).sample().gpu_pct == use
+        assert worker_usage.Sampler(shown=True).sample().gpu_pct == use
 
 
 @pytest.mark.parametrize(
@@ -183,12 +183,12 @@ def test_a_machine_with_partial_readings(
     tool: Write, pmon: str, box: str, used: float | None
 ) -> None:
     tool("nvidia-smi", nvidia(pmon, box))
-    assert gpu_health.Sampler(shown=True).sample().gpu_pct == used
+    assert worker_usage.Sampler(shown=True).sample().gpu_pct == used
 
 
 def test_what_is_not_available_is_unknown(tool: Write) -> None:
     tool("nvidia-smi", nvidia(shows(f"{HEADER} 0 - - - - -"), shows("[N/A]")))
-    sampler = gpu_health.Sampler()
+    sampler = worker_usage.Sampler()
     assert sampler.sample().gpu_pct is None
     assert sampler.problem == "nvidia-smi reports no use of the GPU"
 
@@ -198,13 +198,13 @@ def test_rocm_is_asked_where_nvidia_does_not_answer(tool: Write, driver: str | N
     if driver:
         tool("nvidia-smi", driver)
     tool("rocm-smi", shows('{"card0": {"GPU use (%)": "12"}}'))
-    assert gpu_health.Sampler().sample().gpu_pct == 12
+    assert worker_usage.Sampler().sample().gpu_pct == 12
 
 
 def test_tools_that_fail_are_unknown_and_say_how(tool: Write) -> None:
     tool("nvidia-smi", "echo 0; exit 1")
     tool("rocm-smi", "echo 'GPU use (%): 0'; exit 2")
-    sampler = gpu_health.Sampler()
+    sampler = worker_usage.Sampler()
     assert sampler.sample().gpu_pct is None
     assert sampler.problem == "nvidia-smi ended with 1, rocm-smi ended with 2"
 
@@ -215,7 +215,7 @@ def test_a_tool_that_hangs_is_given_up_and_killed_with_its_children(
     pids = tmp_path / "pids"
     tool("nvidia-smi", f'sleep 60 &\necho $$ $! > "{pids}"\nwait')
     rocm = tool("rocm-smi", shows('{"card0": {"GPU use (%)": "0"}}'))
-    sampler = gpu_health.Sampler(timeout_s=0.5)
+    sampler = worker_usage.Sampler(timeout_s=0.5)
     started = time.monotonic()
     assert sampler.sample().gpu_pct is None
     assert time.monotonic() - started < 2.5
@@ -228,7 +228,7 @@ def test_a_tool_that_hangs_is_given_up_and_killed_with_its_children(
 def test_a_tool_that_closes_its_output_and_hangs_is_given_up(tool: Write) -> None:
     tool("nvidia-smi", f"{own('9 9')}\nexec >&-\nsleep 60")
     started = time.monotonic()
-    assert gpu_health.Sampler(timeout_s=0.5).sample().gpu_pct is None
+    assert worker_usage.Sampler(timeout_s=0.5).sample().gpu_pct is None
     assert time.monotonic() - started < 2.5
 
 
@@ -236,7 +236,7 @@ def test_all_that_one_sample_runs_shares_the_time(tool: Write) -> None:
     tool("nvidia-smi", nvidia("sleep 0.7; exit 1", "sleep 0.7; exit 1"))
     rocm = tool("rocm-smi", shows('{"card0": {"GPU use (%)": "0"}}'))
     started = time.monotonic()
-    assert gpu_health.Sampler(timeout_s=1.0).sample().gpu_pct is None
+    assert worker_usage.Sampler(timeout_s=1.0).sample().gpu_pct is None
     assert time.monotonic() - started < 3.0
     assert not rocm.exists()
 
@@ -246,7 +246,7 @@ def test_a_flood_is_cut_off(tool: Write) -> None:
     answer = external_tool.Tool("nvidia-smi").ask(timeout_s=30.0)
     assert answer.text is None
     assert "printed more than" in answer.problem
-    assert gpu_health.Sampler().sample().gpu_pct is None
+    assert worker_usage.Sampler().sample().gpu_pct is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"#!/no/such/interpreter\n"])
@@ -256,7 +256,7 @@ def test_a_tool_that_cannot_be_started_is_unknown(
     path = tmp_path / "bin/nvidia-smi"
     path.write_bytes(content)
     path.chmod(0o755)
-    sampler = gpu_health.Sampler()
+    sampler = worker_usage.Sampler()
     assert sampler.sample().gpu_pct is None
     assert "nvidia-smi" in str(sampler.problem)
 
@@ -294,7 +294,7 @@ def test_the_tool_speaks_the_language_that_is_parsed(
 def test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -> None:
     """The sampler and the guard together: unknown is not idle."""
     guard = guards.GpuHealth(0.0, 8100.0)
-    found = gpu_health.Sampler().sample()
+    found = worker_usage.Sampler().sample()
     for now in range(30, 8100, 30):
         assert guard.wants_sample(now)
         guard.sample(now, found)

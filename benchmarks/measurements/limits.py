@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from benchmarks import figures
+from benchmarks import results
 from benchmarks.bench import Bench
 from queue_workflows import db, queues
 from queue_workflows.engine import claims, job_tables
@@ -19,14 +19,14 @@ note has what setting the limit took. Nothing is beside it: the bare loop has no
 STEPS = 300
 
 
-def run(bench: Bench) -> Iterator[figures.Row]:
+def run(bench: Bench) -> Iterator[results.Row]:
     """A row for one partition and one for a hundred."""
     count = bench.pick(100_000, 10_000)
     for partitions in (1, 100):
         with bench.server.database("limits") as url, db.connect(url=url) as conn:
             _load(url, count, partitions)
             longest_ms, set_ms = _longest(conn)
-        yield figures.Row(
+        yield results.Row(
             f"longest claim after a limit on {count:,} queued, of {partitions} partition(s)",
             longest_ms,
             "ms",

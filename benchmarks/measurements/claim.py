@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from benchmarks import bare, figures
+from benchmarks import baseline, results
 from benchmarks.bench import Bench
 from queue_workflows import db
 from queue_workflows.engine import claims, job_tables, pending
@@ -179,12 +179,12 @@ def _node_step(conn: db.Connection) -> Step:
 
 
 def _bare_step(conn: db.Connection) -> Step:
-    held = [bare.step(conn, None, None, "load")]
+    held = [baseline.step(conn, None, None, "load")]
 
     def step() -> None:
         job = held[0]
         assert job is not None
-        held[0] = bare.step(conn, job["id"], "{}", "load")
+        held[0] = baseline.step(conn, job["id"], "{}", "load")
 
     return step
 
@@ -254,7 +254,7 @@ class _Pair:
                     base, case = _block(steps)
                     every[0].extend(base)
                     every[1].extend(case)
-                    ratios.append(figures.middle(case) / figures.middle(base))
+                    ratios.append(results.middle(case) / results.middle(base))
         return every[0], every[1], ratios
 
 
@@ -285,7 +285,7 @@ def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_
         stack.close()
 
 
-def run(bench: Bench) -> Iterator[figures.Row]:
+def run(bench: Bench) -> Iterator[results.Row]:
     """Two rows a case and family, and the orchestrator's look beside the last case."""
     families = (INGEST, NODES, BARE)
     for case in cases(bench):
@@ -295,26 +295,26 @@ def run(bench: Bench) -> Iterator[figures.Row]:
             for conn in pair.loaders:
                 conn.execute(f"ANALYZE {_TABLES}".encode())
             fresh = {family.name: pair.compare(family) for family in (*families, LOOK)}
-        floor = figures.middle(fresh["bare"][1])
+        floor = results.middle(fresh["bare"][1])
         for family in (INGEST,) if case.limited else (INGEST, NODES):
             for when, found in (("before", stale), ("after", fresh)):
                 base, costs, ratios = found[family.name]
-                yield figures.Row(
+                yield results.Row(
                     f"claim + finish, {family.name}, {case.name}, {when} ANALYZE",
-                    figures.middle(costs),
+                    results.middle(costs),
                     "ms",
                     floor,
                     ratios,
-                    figures.at_most(case.limit),
-                    f"the ratio is to {figures.number(figures.middle(base))} ms at {BASE:,}",
+                    results.at_most(case.limit),
+                    f"the ratio is to {results.number(results.middle(base))} ms at {BASE:,}",
                 )
         _, costs, ratios = fresh["look"]
-        yield figures.Row(
+        yield results.Row(
             f"orchestrator's look, {case.name}",
-            figures.middle(costs),
+            results.middle(costs),
             "ms",
             None,
             ratios,
-            figures.at_most(case.limit),
+            results.at_most(case.limit),
             f"the ratio is to its own at {BASE:,}",
         )

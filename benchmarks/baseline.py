@@ -161,7 +161,7 @@ def connect(dsn: str) -> Connection:
 
 
 def main() -> int:
-    """`python -m benchmarks.bare drain|batch|listen QUEUE [SIZE]` on QUEUE_WORKFLOWS_DB_URL."""
+    """`python -m benchmarks.baseline drain|batch|listen QUEUE [SIZE]` on QUEUE_WORKFLOWS_DB_URL."""
     import os
 
     role, queue, *more = sys.argv[1:]

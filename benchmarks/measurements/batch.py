@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks import bare, figures, processes
+from benchmarks import baseline, processes, results
 from benchmarks.bench import Bench
-from benchmarks.rows import drain
+from benchmarks.measurements import drain
 from queue_workflows import db
 
 ABOUT = """As `drain`, with 20,000 ingest jobs and `queue-claim-worker --batch 100`. Bare is a
@@ -17,7 +17,7 @@ QUICK_JOBS = 10_000
 SIZE = 100
 
 
-def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     """One row."""
     count = bench.pick(JOBS, QUICK_JOBS)
     floor: list[float] = []
@@ -33,23 +33,23 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
             floor.append(_bare(bench, conn, dsn, count))
             ours.append(drain.drain_ingest(conn, "load", count, started))
         floor.append(_bare(bench, conn, dsn, count))
-    yield figures.Row(
+    yield results.Row(
         f"drain ingest jobs, batches of {SIZE}",
-        figures.middle(ours),
+        results.middle(ours),
         "/s",
-        figures.middle(floor),
-        figures.against(ours, floor),
-        figures.at_least(0.45),
+        results.middle(floor),
+        results.against(ours, floor),
+        results.at_least(0.45),
         f"{count:,} jobs" if bench.quick else "",
     )
     for peer in bench.peers:
         if peer.batches:
             value = peer.call("batch", count)
             work = f"drain, batches of {SIZE}"
-            yield figures.PeerRow(work, peer.title, value, "/s", figures.middle(ours))
+            yield results.PeerRow(work, peer.title, value, "/s", results.middle(ours))
 
 
-def _bare(bench: Bench, conn: bare.Connection, dsn: str, count: int) -> float:
-    bare.fill(conn, "load", count)
+def _bare(bench: Bench, conn: baseline.Connection, dsn: str, count: int) -> float:
+    baseline.fill(conn, "load", count)
     bench.finish(dsn, "bare-batch", processes.bare("batch", "load", str(SIZE)))
     return drain.rate(conn, drain.RATE_BARE)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks import bare, figures, processes
+from benchmarks import baseline, processes, results
 from benchmarks.bench import Bench, until
 from queue_workflows import db, jobs, run_store
 
@@ -57,7 +57,7 @@ class _Kind:
         time.sleep(random.uniform(*self._pause_s))
 
     def times_ms(
-        self, reader: bare.Connection, watched: Sequence[processes.Process]
+        self, reader: baseline.Connection, watched: Sequence[processes.Process]
     ) -> list[float]:
         """How long each took, in the order in which they were handed in."""
 
@@ -74,7 +74,7 @@ class _Kind:
 
 def _bare(conn: db.Connection) -> str:
     row = conn.execute(
-        bare.ENQUEUE, ("stamp", "load", "tick", 100, json.dumps({})), prepare=True
+        baseline.ENQUEUE, ("stamp", "load", "tick", 100, json.dumps({})), prepare=True
     ).fetchone()
     conn.execute("SELECT pg_notify('bare_ready', 'load')", prepare=True)
     assert row is not None
@@ -89,14 +89,14 @@ def _run(conn: db.Connection) -> str:
     return run_store.insert_run(workflow_name="chain:1", conn=conn)["id"]
 
 
-def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     """Pickup at p50 and p99, and the first node of a run."""
     pause_s = bench.pick((0.010, 0.030), (0.005, 0.015))
     one_kind = (("bare", processes.bare("listen", "load")), ("load", processes.worker("load")))
     for_runs = (("orchestrator", processes.orchestrator()), ("cpu", processes.worker("cpu")))
     with (
         bench.server.database("pickup") as dsn,
-        bare.connect(dsn) as reader,
+        baseline.connect(dsn) as reader,
         db.connect(autocommit=False) as one,
         db.connect(autocommit=False) as two,
         db.connect(autocommit=False) as three,
@@ -114,19 +114,19 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
     for peer in bench.peers:
         latencies = peer.pickup_ms(len(ingest_ms))
         for pct in (50, 99):
-            yield figures.PeerRow(
+            yield results.PeerRow(
                 f"pickup p{pct}",
                 peer.title,
-                figures.percentile(latencies, pct),
+                results.percentile(latencies, pct),
                 "ms",
-                figures.percentile(ingest_ms, pct),
+                results.percentile(ingest_ms, pct),
             )
 
 
 def _times(
     count: int,
     kinds: Sequence[_Kind],
-    reader: bare.Connection,
+    reader: baseline.Connection,
     watched: Sequence[processes.Process],
 ) -> list[list[float]]:
     """The times of each kind, whose samples take turns, after some that do not count."""
@@ -141,31 +141,31 @@ def _times(
     return found
 
 
-def _pickup_rows(floor: list[float], ingest: list[float]) -> Iterator[figures.Row]:
+def _pickup_rows(floor: list[float], ingest: list[float]) -> Iterator[results.Row]:
     """The ratio of a percentile is that of each third of the samples, and of their median."""
     for pct, limit in ((50, 1.8), (99, 1.3)):
         parts = zip(_thirds(ingest), _thirds(floor), strict=True)
-        ratios = [figures.percentile(a, pct) / figures.percentile(b, pct) for a, b in parts]
-        yield figures.Row(
+        ratios = [results.percentile(a, pct) / results.percentile(b, pct) for a, b in parts]
+        yield results.Row(
             f"pickup by an idle worker, p{pct}",
-            figures.percentile(ingest, pct),
+            results.percentile(ingest, pct),
             "ms",
-            figures.percentile(floor, pct),
+            results.percentile(floor, pct),
             ratios,
-            figures.at_most(limit),
+            results.at_most(limit),
         )
 
 
-def _run_row(floor: list[float], runs: list[float]) -> figures.Row:
-    middle = figures.middle
-    return figures.Row(
+def _run_row(floor: list[float], runs: list[float]) -> results.Row:
+    middle = results.middle
+    return results.Row(
         "run inserted to first node, p50",
         middle(runs),
         "ms",
         middle(floor),
         [middle(a) / middle(b) for a, b in zip(_thirds(runs), _thirds(floor), strict=True)],
-        figures.at_most(3.0),
-        f"p99 {figures.number(figures.percentile(runs, 99))} ms",
+        results.at_most(3.0),
+        f"p99 {results.number(results.percentile(runs, 99))} ms",
     )
 
 

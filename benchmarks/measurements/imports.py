@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import figures, processes
+from benchmarks import processes, results
 from benchmarks.bench import Bench
 from queue_workflows import config
 
@@ -38,7 +38,7 @@ def seconds(module: str) -> float:
     return float(done.stdout)
 
 
-def run(bench: Bench) -> Iterator[figures.Row]:
+def run(bench: Bench) -> Iterator[results.Row]:
     """Two rows: ours alone in ms, a worker beside what it cannot do without."""
     compileall.compile_dir(Path(config.__file__).parent, quiet=1)
     times: dict[str, list[float]] = {module: [] for module in MODULES}
@@ -47,15 +47,15 @@ def run(bench: Bench) -> Iterator[figures.Row]:
             times[module].append(seconds(module) * 1000)
     psycopg = times["psycopg"]
     limits = {
-        "queue_workflows": figures.own_at_most(30.0),
-        "queue_workflows.claim_worker": figures.at_most(WORKER_TO_PSYCOPG),
+        "queue_workflows": results.own_at_most(30.0),
+        "queue_workflows.claim_worker": results.at_most(WORKER_TO_PSYCOPG),
     }
     for module, limit in limits.items():
-        yield figures.Row(
+        yield results.Row(
             f"import {module}",
             min(times[module]),
             "ms",
             min(psycopg),
-            figures.paired(times[module], psycopg),
+            results.paired(times[module], psycopg),
             limit,
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks import figures, processes
+from benchmarks import processes, results
 from benchmarks.bench import Bench, until
 
 ABOUT = """Two `queue-claim-worker`s, a `queue-orchestrator` and a bare process that LISTENs and
@@ -52,7 +52,7 @@ def _costs(bench: Bench, started: list[processes.Process], names: list[str]) -> 
     ]
 
 
-def run(bench: Bench) -> Iterator[figures.Row]:
+def run(bench: Bench) -> Iterator[results.Row]:
     """Yield three rows each for a worker, a worker that samples the hardware, an orchestrator."""
     server = bench.server
     commands = (
@@ -89,9 +89,9 @@ def run(bench: Bench) -> Iterator[figures.Row]:
 
 def _rows(
     name: str, ours: Cost, bare: Cost, limits: tuple[float | None, ...]
-) -> Iterator[figures.Row]:
+) -> Iterator[results.Row]:
     parts = (("transactions", "/s"), ("CPU", "s/min"), ("memory", "MB"))
     for (part, unit), own, other, limit in zip(parts, ours, bare, limits, strict=True):
-        target = None if limit is None else figures.own_at_most(limit)
+        target = None if limit is None else results.own_at_most(limit)
         ratios = [own / other] if other else []
-        yield figures.Row(f"{name}, {part}", own, unit, other, ratios, target)
+        yield results.Row(f"{name}, {part}", own, unit, other, ratios, target)

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from queue_workflows import errors, runs
-from queue_workflows.cli import inputs, output
+from queue_workflows.cli import input_option, output
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.runtime import signals
 from queue_workflows.types import Row
@@ -69,7 +69,7 @@ def read(text: str, spec: dict[str, Any]) -> Any:
         return default(spec)
     choices = options(spec)
     if not choices:
-        return inputs.value_of(text, "answer")
+        return input_option.value_of(text, "answer")
     if spec.get("multiple"):
         return [_choice(part.strip(), choices) for part in text.split(",")]
     return _choice(text, choices)

@@ -22,7 +22,7 @@ def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
     except Exception as error:
         if not check_violations.is_violation_of(error, "ingest_jobs_idempotency_idx"):
             raise
-        found = conn.execute(statements.retry.key_owner, {"job": job_id}).fetchone()
+        found = conn.execute(statements.retry_jobs.key_owner, {"job": job_id}).fetchone()
         if found is None:
             raise
     raise errors.IdempotencyClash(
@@ -34,4 +34,4 @@ def reopen_ingest(conn: db.Connection, job_id: str) -> Row | None:
 
 def reopen_ingest_all(conn: db.Connection, job_ids: Sequence[str]) -> list[Row]:
     """Queue those of these jobs again that have failed or were cancelled; return their rows."""
-    return conn.execute(statements.retry.reopen_ingest, {"jobs": list(job_ids)}).fetchall()
+    return conn.execute(statements.retry_jobs.reopen_ingest, {"jobs": list(job_ids)}).fetchall()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from benchmarks import bare, figures, processes
+from benchmarks import baseline, processes, results
 from benchmarks.bench import Bench, until
 from queue_workflows import db, jobs, run_store
 
@@ -42,14 +42,14 @@ _LEFT = (
 """Looked up while the workers work: by index, or it would cost them time."""
 
 
-def rate(conn: bare.Connection, query: LiteralString, *values: object) -> float:
+def rate(conn: baseline.Connection, query: LiteralString, *values: object) -> float:
     """The figure that a query with one number gives."""
     row = conn.execute(query, values or None).fetchone()
     assert row is not None
     return float(next(iter(row.values())))
 
 
-def is_true(conn: bare.Connection, query: LiteralString, *values: object) -> bool:
+def is_true(conn: baseline.Connection, query: LiteralString, *values: object) -> bool:
     """The answer of a query with one boolean."""
     row = conn.execute(query, values or None).fetchone()
     return bool(row and next(iter(row.values())))
@@ -66,7 +66,7 @@ def empty_runs(conn: psycopg.Connection[dict[str, object]]) -> None:
 
 
 def drain_ingest(
-    conn: bare.Connection, queue: str, count: int, watched: list[processes.Process]
+    conn: baseline.Connection, queue: str, count: int, watched: list[processes.Process]
 ) -> float:
     """Jobs a second of the running worker of that queue."""
     empty_ingest(conn)
@@ -78,7 +78,7 @@ def drain_ingest(
     return rate(conn, _INGEST)
 
 
-def drain_nodes(conn: bare.Connection, count: int, watched: list[processes.Process]) -> float:
+def drain_nodes(conn: baseline.Connection, count: int, watched: list[processes.Process]) -> float:
     """Nodes a second of the running worker and orchestrator."""
     empty_runs(conn)
     run_id = run_store.insert_run(workflow_name=f"wide:{count}")["id"]
@@ -89,14 +89,14 @@ def drain_nodes(conn: bare.Connection, count: int, watched: list[processes.Proce
     return rate(conn, _NODES, run_id)
 
 
-def drain_bare(bench: Bench, conn: bare.Connection, dsn: str, count: int) -> float:
+def drain_bare(bench: Bench, conn: baseline.Connection, dsn: str, count: int) -> float:
     """Jobs a second of the bare loop."""
-    bare.fill(conn, "load", count)
+    baseline.fill(conn, "load", count)
     bench.finish(dsn, "bare-drain", processes.bare("drain", "load"))
     return rate(conn, RATE_BARE)
 
 
-def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     """A row for ingest jobs and one for nodes."""
     commands = (
         ("orchestrator", processes.orchestrator()),
@@ -121,16 +121,16 @@ def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
             nodes.append(drain_nodes(conn, count, started))
         floor.append(drain_bare(bench, conn, dsn, count))
     for name, rates, limit in (("ingest jobs", ingest, 0.6), ("DAG nodes", nodes, 0.4)):
-        yield figures.Row(
+        yield results.Row(
             f"drain {name}, one by one",
-            figures.middle(rates),
+            results.middle(rates),
             "/s",
-            figures.middle(floor),
-            figures.against(rates, floor),
-            figures.at_least(limit),
+            results.middle(floor),
+            results.against(rates, floor),
+            results.at_least(limit),
             f"{count:,} jobs" if bench.quick else "",
         )
     for peer in bench.peers:
         value = peer.call("drain", count)
         work = "drain, one by one"
-        yield figures.PeerRow(work, peer.title, value, "/s", figures.middle(ingest))
+        yield results.PeerRow(work, peer.title, value, "/s", results.middle(ingest))

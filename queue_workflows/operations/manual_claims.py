@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.engine import claims, ingest_jobs, job_tables, nodes, quarantine
+from queue_workflows.engine import claim_isolation, claims, ingest_jobs, job_tables, nodes
 from queue_workflows.runtime import identity
 from queue_workflows.types import Row
 
@@ -71,9 +71,9 @@ def _claim(table: job_tables.JobTable, who: claims.Claimant) -> Row | None:
             jobs = claims.claim(conn, table, who, promote=True)
             return get(conn, jobs[0]["id"]) if jobs else None
     except db.Error as error:
-        if not quarantine.is_about_rows(error):
+        if not claim_isolation.is_about_rows(error):
             raise
     # A row that raises in the statement would otherwise keep every other job from being claimed.
     with db.transaction() as conn:
-        found = quarantine.claim_apart(conn, table, who, promote=True)
+        found = claim_isolation.claim_apart(conn, table, who, promote=True)
         return get(conn, found.job_id) if found.job_id else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
-from benchmarks import bare, figures
+from benchmarks import baseline, results
 from benchmarks.bench import Bench
 from queue_workflows import db, jobs
 
@@ -35,9 +35,9 @@ def _ours(conn: db.Connection | None, *, commit: bool) -> Body:
     return body
 
 
-def _bare(conn: bare.Connection, *, commit: bool) -> Body:
+def _bare(conn: baseline.Connection, *, commit: bool) -> Body:
     def body(number: int) -> None:
-        conn.execute(bare.ENQUEUE, (*_VALUES, json.dumps({"number": number})), prepare=True)
+        conn.execute(baseline.ENQUEUE, (*_VALUES, json.dumps({"number": number})), prepare=True)
         if commit:
             conn.commit()
 
@@ -60,21 +60,21 @@ def _round(bodies: dict[str, Body], turns: int) -> dict[str, float]:
     return {name: turns * BLOCK / seconds for name, seconds in spent.items()}
 
 
-def _empty(conn: bare.Connection) -> None:
+def _empty(conn: baseline.Connection) -> None:
     conn.execute("TRUNCATE bare_jobs, ingest_jobs")
 
 
-def run(bench: Bench) -> Iterator[figures.Row | figures.PeerRow]:
+def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
     """Three rows one by one, two in bulk."""
-    with bench.server.database("enqueue") as dsn, bare.connect(dsn) as conn:
+    with bench.server.database("enqueue") as dsn, baseline.connect(dsn) as conn:
         yield from _single(bench, dsn, conn)
         yield from _bulk(bench, conn)
 
 
 def _single(
-    bench: Bench, dsn: str, conn: bare.Connection
-) -> Iterator[figures.Row | figures.PeerRow]:
-    with bare.connect(dsn) as own, db.connect() as kept, db.connect() as kept_commit:
+    bench: Bench, dsn: str, conn: baseline.Connection
+) -> Iterator[results.Row | results.PeerRow]:
+    with baseline.connect(dsn) as own, db.connect() as kept, db.connect() as kept_commit:
         own.autocommit = kept_commit.autocommit = False
         bodies = {
             "bare": _bare(conn, commit=False),
@@ -97,34 +97,34 @@ def _single(
     )
     for ours, floor, text in named:
         yield _row(f"enqueue one by one, {text}", rates[ours], rates[floor], 0.8)
-    ours_rate = figures.middle(rates["kept"])
+    ours_rate = results.middle(rates["kept"])
     for peer in bench.peers:
         value = peer.call("enqueue", bench.pick(2000, 500))
-        yield figures.PeerRow("enqueue one by one", peer.title, value, "/s", ours_rate)
+        yield results.PeerRow("enqueue one by one", peer.title, value, "/s", ours_rate)
 
 
 def _row(
     name: str, ours: list[float], floor: list[float], limit: float, note: str = ""
-) -> figures.Row:
-    return figures.Row(
+) -> results.Row:
+    return results.Row(
         name,
-        figures.middle(ours),
+        results.middle(ours),
         "/s",
-        figures.middle(floor),
-        figures.paired(ours, floor),
-        figures.at_least(limit),
+        results.middle(floor),
+        results.paired(ours, floor),
+        results.at_least(limit),
         note,
     )
 
 
-def _bulk(bench: Bench, conn: bare.Connection) -> Iterator[figures.Row | figures.PeerRow]:
+def _bulk(bench: Bench, conn: baseline.Connection) -> Iterator[results.Row | results.PeerRow]:
     args = [{"number": number} for number in range(BULK)]
     rates: dict[str, list[float]] = {"bare": [], "ours": [], "copy": []}
     with db.connect() as kept:
         for _ in range(bench.pick(6, 3)):
             _empty(conn)
             begun = time.perf_counter()
-            conn.execute(bare.ENQUEUE_MANY, (*_VALUES, [json.dumps(one) for one in args]))
+            conn.execute(baseline.ENQUEUE_MANY, (*_VALUES, [json.dumps(one) for one in args]))
             rates["bare"].append(BULK / (time.perf_counter() - begun))
             begun = time.perf_counter()
             jobs.enqueue_many(task_name="noop", queue="load", args=args, conn=kept)
@@ -132,12 +132,12 @@ def _bulk(bench: Bench, conn: bare.Connection) -> Iterator[figures.Row | figures
             begun = time.perf_counter()
             _copy(conn, args)
             rates["copy"].append(BULK / (time.perf_counter() - begun))
-    note = f"COPY into the bare table: {figures.number(figures.middle(rates['copy']))} /s"
+    note = f"COPY into the bare table: {results.number(results.middle(rates['copy']))} /s"
     yield _row(f"enqueue {BULK:,} in bulk", rates["ours"], rates["bare"], 0.7, note)
     for peer in bench.peers:
         value = peer.call("bulk", BULK)
-        yield figures.PeerRow(
-            f"enqueue {BULK:,} in bulk", peer.title, value, "/s", figures.middle(rates["ours"])
+        yield results.PeerRow(
+            f"enqueue {BULK:,} in bulk", peer.title, value, "/s", results.middle(rates["ours"])
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 SECRET = "s3cr3t"
 
@@ -37,19 +37,19 @@ def raising(error: BaseException) -> Callable[[], int]:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_bodys_code_is_the_exit_code(code: int) -> None:
-    assert process.run_main("prog", lambda: code) == code
+    assert entry_point.run_main("prog", lambda: code) == code
 
 
 def test_an_error_of_ours_is_one_masked_line_and_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = errors.DatabaseUnavailable(f"postgres://u:{SECRET}@h/db\ndoes not answer")
-    assert process.run_main("prog", raising(error)) == 2
+    assert entry_point.run_main("prog", raising(error)) == 2
     assert capsys.readouterr().err == "prog: postgres://u:***@h/db does not answer\n"
 
 
 def test_an_error_without_text_is_named_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
-    assert process.run_main("prog", raising(errors.UnknownQueue())) == 2
+    assert entry_point.run_main("prog", raising(errors.UnknownQueue())) == 2
     assert capsys.readouterr().err == "prog: UnknownQueue\n"
 
 
@@ -60,7 +60,7 @@ def test_debug_adds_the_traceback(
     if by_knob:
         monkeypatch.setenv("QUEUE_WORKFLOWS_DEBUG", "1")
     error = errors.UnknownQueue(f"password={SECRET}")
-    assert process.run_main("prog", raising(error), debug=not by_knob) == 2
+    assert entry_point.run_main("prog", raising(error), debug=not by_knob) == 2
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
     assert err.endswith("\nprog: password=***\n")
@@ -68,7 +68,7 @@ def test_debug_adds_the_traceback(
 
 
 def test_ctrl_c_is_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert process.run_main("prog", raising(KeyboardInterrupt())) == 130
+    assert entry_point.run_main("prog", raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == ""
 
 
@@ -77,7 +77,7 @@ def test_any_other_error_is_logged_with_its_traceback_and_code_1(
 ) -> None:
     bare_root(monkeypatch)
     error = ZeroDivisionError(f"host=h password='{SECRET}'")
-    assert process.run_main("prog", raising(error)) == 1
+    assert entry_point.run_main("prog", raising(error)) == 1
     err = capsys.readouterr().err
     assert "prog: unexpected error\n  Traceback" in err
     assert "ZeroDivisionError: host=h password=***" in err
@@ -87,13 +87,13 @@ def test_any_other_error_is_logged_with_its_traceback_and_code_1(
 def test_an_error_that_a_layer_above_explains_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(process, "_explanations", [])
-    process.explain_by(lambda error: errors.DatabaseRefused("no right") if error.args else None)
-    assert process.run_main("prog", raising(LookupError("x"))) == 2
+    monkeypatch.setattr(entry_point, "_explanations", [])
+    entry_point.explain_by(lambda error: errors.DatabaseRefused("no right") if error.args else None)
+    assert entry_point.run_main("prog", raising(LookupError("x"))) == 2
     assert capsys.readouterr().err == "prog: no right\n"
-    assert process.run_main("prog", raising(LookupError("x")), debug=True) == 2
+    assert entry_point.run_main("prog", raising(LookupError("x")), debug=True) == 2
     assert "LookupError: x" in capsys.readouterr().err
-    assert process.run_main("prog", raising(LookupError())) == 1
+    assert entry_point.run_main("prog", raising(LookupError())) == 1
 
 
 def test_what_an_app_raised_is_one_line_and_its_frames(
@@ -107,7 +107,7 @@ def test_what_an_app_raised_is_one_line_and_its_frames(
         config.load_app("boomapp")
         return 0
 
-    assert process.run_main("prog", body) == 2
+    assert entry_point.run_main("prog", body) == 2
     first, *frames = capsys.readouterr().err.splitlines()
     assert first == (
         "prog: --app boomapp: importing it failed: RuntimeError: boom (boomapp.py, line 3)"
@@ -115,15 +115,15 @@ def test_what_an_app_raised_is_one_line_and_its_frames(
     files = [line for line in frames if line.startswith("  File")]
     assert len(files) == 2
     assert all("boomapp.py" in line for line in files)
-    assert process.run_main("prog", body, debug=True) == 2
+    assert entry_point.run_main("prog", body, debug=True) == 2
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 def printing(out: int, count: int, unbuffered: str) -> tuple[int, str]:
     """Exit code and stderr of a command that prints so much to this descriptor."""
     code = (
-        "import sys; from queue_workflows.runtime import process\n"
-        f"sys.exit(process.run_main('prog', lambda: print('x' * {count}) or 0))"
+        "import sys; from queue_workflows.runtime import entry_point\n"
+        f"sys.exit(entry_point.run_main('prog', lambda: print('x' * {count}) or 0))"
     )
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     argv = [sys.executable, "-c", code]
@@ -158,18 +158,18 @@ def test_an_os_error_of_the_handler_is_not_blamed_on_the_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare_root(monkeypatch)
-    assert process.run_main("prog", raising(OSError(28, "No space left on device"))) == 1
+    assert entry_point.run_main("prog", raising(OSError(28, "No space left on device"))) == 1
     assert "unexpected error" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fd", [0, 1, 2])
 def test_a_closed_stream_is_an_empty_one(fd: int) -> None:
     code = (
-        "import os, sys; from queue_workflows.runtime import process\n"
+        "import os, sys; from queue_workflows.runtime import entry_point\n"
         "def body():\n"
         "    print('out'); sys.stderr.write('err'); sys.stdin.read()\n"
         f"    return os.readlink('/proc/self/fd/{fd}') != os.devnull\n"
-        "sys.exit(process.run_main('prog', body))"
+        "sys.exit(entry_point.run_main('prog', body))"
     )
     done = subprocess.run(
         ["/bin/sh", "-c", f'exec "$0" -c "$1" {fd}>&-', sys.executable, code],
@@ -184,7 +184,7 @@ def test_a_closed_stream_is_an_empty_one(fd: int) -> None:
 
 def test_system_exit_passes() -> None:
     with pytest.raises(SystemExit) as caught:
-        process.run_main("prog", raising(SystemExit(4)))
+        entry_point.run_main("prog", raising(SystemExit(4)))
     assert caught.value.code == 4
 
 
@@ -205,14 +205,14 @@ def test_system_exit_passes() -> None:
     ],
 )  # fmt: skip
 def test_mask_hides_passwords_and_nothing_else(text: str, masked: str) -> None:
-    assert process.mask(text) == masked
+    assert entry_point.mask(text) == masked
 
 
 def test_logging_is_one_masked_utc_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare_root(monkeypatch)
-    process.setup_logging("warning")
+    entry_point.setup_logging("warning")
     log = logging.getLogger("queue_workflows.some.module")
     log.info("not shown")
     log.warning("connecting to %s", f"postgres://u:{SECRET}@h")
@@ -232,7 +232,7 @@ def test_logging_is_one_masked_utc_line(
 
 def test_log_lines_are_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     root = bare_root(monkeypatch)
-    process.setup_logging()
+    entry_point.setup_logging()
     record = logging.LogRecord("name", logging.INFO, "path", 1, "text", None, None)
     record.created, record.msecs = 0.0, 7.0
     monkeypatch.setenv("TZ", "Asia/Tokyo")
@@ -249,13 +249,13 @@ def test_an_apps_logging_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     root = bare_root(monkeypatch)
     handler = logging.NullHandler()
     root.addHandler(handler)
-    process.setup_logging("debug")
+    entry_point.setup_logging("debug")
     assert root.handlers == [handler]
 
 
 def test_the_common_arguments() -> None:
     parser = argparse.ArgumentParser()
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     plain = parser.parse_args([])
     assert vars(plain) == {"app": None, "embedded": False, "debug": False, "log_level": "info"}
     given = parser.parse_args(["--app", "m:f", "--embedded", "--debug", "--log-level", "DEBUG"])

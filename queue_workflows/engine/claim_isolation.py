@@ -59,7 +59,7 @@ def claim_apart(
     rows. Logs a warning for each row that raised, with the command that removes it.
     """
     row = conn.execute(
-        statements.quarantine.claim_apart,
+        statements.claim_isolation.claim_apart,
         {
             "table": table.name,
             "worker": who.worker_id,
@@ -105,7 +105,7 @@ def set_aside(conn: db.Connection, lease: job_tables.Lease, *, error: str) -> st
     about it can be written.
     """
     parameters = job_tables.fence(lease, table=lease.table.name, error=error)
-    row = conn.execute(statements.quarantine.set_aside, parameters).fetchone()
+    row = conn.execute(statements.claim_isolation.set_aside, parameters).fetchone()
     return row["became"] if row else None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from benchmarks import bare, figures, processes
+from benchmarks import baseline, processes, results
 from benchmarks.bench import Bench, until
-from benchmarks.rows import drain
+from benchmarks.measurements import drain
 from queue_workflows import db, run_store
 
 ABOUT = """A run of one node, N nodes that depend on it and one that depends on all of them, with
@@ -26,7 +26,7 @@ _BARE_JOIN = "SELECT (result ->> 'ns')::bigint FROM bare_jobs WHERE id = -1 AND 
 _OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
 
 
-def seconds(conn: bare.Connection, nodes: int, watched: list[processes.Process]) -> float:
+def seconds(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
     """Our time for a fan."""
     drain.empty_runs(conn)
     with db.connect(autocommit=False) as own:
@@ -42,7 +42,7 @@ def seconds(conn: bare.Connection, nodes: int, watched: list[processes.Process])
     return (drain.rate(conn, _JOIN, run_id) - begun) / 1e9
 
 
-def bare_seconds(conn: bare.Connection, nodes: int, watched: list[processes.Process]) -> float:
+def bare_seconds(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
     """The bare loop's time for a fan."""
     conn.execute("TRUNCATE bare_jobs RESTART IDENTITY")
     with conn.transaction():
@@ -59,7 +59,7 @@ def bare_seconds(conn: bare.Connection, nodes: int, watched: list[processes.Proc
     return (drain.rate(conn, _BARE_JOIN) - begun) / 1e9
 
 
-def run(bench: Bench) -> Iterator[figures.Row]:
+def run(bench: Bench) -> Iterator[results.Row]:
     """The fan, and a larger one."""
     commands = (
         ("bare", processes.bare("listen", "load")),
@@ -82,13 +82,13 @@ def run(bench: Bench) -> Iterator[figures.Row]:
         for _ in bench.rounds(5, 3, full_s=20, quick_s=5):
             floor.append(bare_seconds(conn, SMALL, started))
             ours.append(seconds(conn, SMALL, started))
-        yield figures.Row(
+        yield results.Row(
             f"fan 1 to {SMALL:,} to join, 2 workers",
-            figures.middle(ours),
+            results.middle(ours),
             "s",
-            figures.middle(floor),
-            figures.paired(ours, floor),
-            figures.at_most(1.6),
+            results.middle(floor),
+            results.paired(ours, floor),
+            results.at_most(1.6),
         )
         if bench.quick:
             return
@@ -96,13 +96,13 @@ def run(bench: Bench) -> Iterator[figures.Row]:
             big_floor.append(bare_seconds(conn, LARGE, started))
             big.append(seconds(conn, LARGE, started))
     scale = SMALL / LARGE
-    yield figures.Row(
+    yield results.Row(
         f"fan 1 to {LARGE:,} to join, 2 workers",
-        figures.middle(big),
+        results.middle(big),
         "s",
-        figures.middle(big_floor),
-        [one * scale / figures.middle(ours) for one in big],
-        figures.at_most(1.3),
+        results.middle(big_floor),
+        [one * scale / results.middle(ours) for one in big],
+        results.at_most(1.3),
         f"the ratio is the time a node to that at {SMALL:,}; to the bare loop it is"
-        f" {figures.middle(figures.paired(big, big_floor)):.2f}",
+        f" {results.middle(results.paired(big, big_floor)):.2f}",
     )

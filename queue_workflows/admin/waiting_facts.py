@@ -17,18 +17,18 @@ COUNTED = 10_000
 def job(conn: db.Connection, table: str, job_id: str) -> Row | None:
     """Return a job with its `kind`, and for a node its `run_status`; or None."""
     if table == job_tables.NODE_JOBS.name:
-        return conn.execute(statements.explain.node_job, {"job": job_id}).fetchone()
-    return conn.execute(statements.explain.ingest_job, {"job": job_id}).fetchone()
+        return conn.execute(statements.waiting_facts.node_job, {"job": job_id}).fetchone()
+    return conn.execute(statements.waiting_facts.ingest_job, {"job": job_id}).fetchone()
 
 
 def run(conn: db.Connection, run_id: str) -> Row | None:
     """Return a run's id, workflow_name, status, available_at and definition; or None."""
-    return conn.execute(statements.explain.run, {"run": run_id}).fetchone()
+    return conn.execute(statements.waiting_facts.run, {"run": run_id}).fetchone()
 
 
 def run_nodes(conn: db.Connection, run_id: str) -> list[Row]:
     """Return id, node_id, status and input_spec of a run's nodes, in the order of the queue."""
-    return conn.execute(statements.explain.run_nodes, {"run": run_id}).fetchall()
+    return conn.execute(statements.waiting_facts.run_nodes, {"run": run_id}).fetchall()
 
 
 def workers(conn: db.Connection, queue: str, stale_s: float) -> list[Row]:
@@ -38,7 +38,7 @@ def workers(conn: db.Connection, queue: str, stale_s: float) -> list[Row]:
     OFF for them, or None. `node`, `ingest`: the job each runs.
     """
     given = {"queue": queue, "stale_s": stale_s}
-    return conn.execute(statements.explain.workers, given).fetchall()
+    return conn.execute(statements.waiting_facts.workers, given).fetchall()
 
 
 def ahead(
@@ -51,23 +51,23 @@ def ahead(
     given = {key: row[key] for key in ("queue", "priority", "seq")}
     given |= {"newest": newest, "models": models, "most": COUNTED}
     if table == job_tables.NODE_JOBS.name:
-        found = conn.execute(statements.explain.node_jobs_ahead, given).fetchone()
+        found = conn.execute(statements.waiting_facts.node_jobs_ahead, given).fetchone()
     else:
-        found = conn.execute(statements.explain.ingest_jobs_ahead, given).fetchone()
+        found = conn.execute(statements.waiting_facts.ingest_jobs_ahead, given).fetchone()
     assert found is not None
     return found
 
 
 def misfit(conn: db.Connection, worker: Row, model: str | None) -> Row:
     """Return `misfit` ('model', 'vram' or None), as the claim sees it, and `needs_gb`."""
-    row = conn.execute(statements.explain.misfit, worker | {"model": model}).fetchone()
+    row = conn.execute(statements.waiting_facts.misfit, worker | {"model": model}).fetchone()
     assert row is not None
     return row
 
 
 def models(conn: db.Connection, worker: Row) -> list[str]:
     """Return the models in the queue of which a worker can take jobs."""
-    row = conn.execute(statements.explain.models, worker).fetchone()
+    row = conn.execute(statements.waiting_facts.models, worker).fetchone()
     return row["models"] if row else []
 
 
@@ -85,7 +85,7 @@ def choice(conn: db.Connection, worker: Row, can: list[str]) -> Row:
         "grace_s": 300.0 if grace_s is None else grace_s,
         "bound_s": 2400.0 if bound_s is None else bound_s,
     }
-    row = conn.execute(statements.explain.choice, worker | values).fetchone()
+    row = conn.execute(statements.waiting_facts.choice, worker | values).fetchone()
     assert row is not None
     return row
 
@@ -95,7 +95,7 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
 
     `holders`: the hosts that have loaded the model.
     """
-    row = conn.execute(statements.explain.weighed, worker | {"model": model}).fetchone()
+    row = conn.execute(statements.waiting_facts.weighed, worker | {"model": model}).fetchone()
     assert row is not None
     return row
 
@@ -103,13 +103,13 @@ def weighed(conn: db.Connection, worker: Row, model: str) -> Row:
 def is_newest(conn: db.Connection, row: Row) -> bool:
     """Return whether no due gpu job of the same model and priority came after this one."""
     given = {key: row[key] for key in ("required_model", "priority", "seq")}
-    return conn.execute(statements.explain.newer_gpu_job, given).fetchone() is None
+    return conn.execute(statements.waiting_facts.newer_gpu_job, given).fetchone() is None
 
 
 def lock_owner(conn: db.Connection, table: str, row: Row) -> Row | None:
     """Return id and status of the job that runs under this one's lock key or runs next; or None."""
     given = {"lock_key": row["lock_key"]}
-    return conn.execute(statements.explain.lock_owner[table], given).fetchone()
+    return conn.execute(statements.waiting_facts.lock_owner[table], given).fetchone()
 
 
 def partition_limits(conn: db.Connection, row: Row) -> Row:
