@@ -286,7 +286,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
             lease_s=options.lease_seconds,
             shutdown_timeout_s=options.shutdown_timeout,
         )
-    _check_host(options.queue)
+    _check_app(options.queue)
     if options.queue == "gpu":
         config.get_config().builtin_model_registrar()
     return ClaimWorker(
@@ -297,7 +297,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
     )
 
 
-def _check_host(queue: str) -> None:
+def _check_app(queue: str) -> None:
     config.check_queue(queue)
     cfg = config.get_config()
     if queue in config.DAG_QUEUES and not cfg.knows_nodes():

@@ -54,7 +54,7 @@ def get_run(
         read_at = row.pop("read_at")
         records = _by(events, "node_id"), _by(stored, "job_id")
         made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
-        found = {node["node_id"]: node for node in _with_boxes(own, made)}
+        found = {node["node_id"]: node for node in _with_machine_samples(own, made)}
     wanted = [*graph, *(name for name in found if name not in graph)]
     waiting = max(0, len(graph) - sum(counts.values()))
     return {
@@ -78,8 +78,8 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     `attempts`: one dict for each claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
     it), `error`, `traceback`, `events`, `log` (`text`, `cut_bytes`; None: nothing stored) and
-    `box`: for one that died its machine's last sample before its end, or None. An ingest job also
-    has `acts`: changes by others than workers, each with `at`, `event_type`, `actor`, `error`.
+    `machine`: the last sample of its machine before it died; None if it did not die. An ingest job
+    also has `acts`: changes by others than workers, each with `at`, `event_type`, `actor`, `error`.
     """
     with db.transaction(conn) as own:
         job = history_rows.node(own, job_id)
@@ -90,7 +90,7 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
         events = _by(history_rows.node_events(own, job["run_id"], names), "node_id")
         logs = _by(attempt_logs.of_jobs(own, job_tables.NODE_JOBS, [job_id]), "job_id")
         entry = _graph(run["definition"]).get(job["node_id"])
-        return _with_boxes(own, [_node(job, entry, run, (events, logs))])[0]
+        return _with_machine_samples(own, [_node(job, entry, run, (events, logs))])[0]
 
 
 def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) -> None:
@@ -183,7 +183,7 @@ def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     logs = attempt_logs.of_jobs(conn, job_tables.INGEST_JOBS, [job_id])
     shown = _with_attempts({"kind": "ingest job"} | job, events, logs, None)
     acts = [_act(event) for event in events if event["actor"]]
-    return _with_boxes(conn, [shown | {"acts": acts}])[0]
+    return _with_machine_samples(conn, [shown | {"acts": acts}])[0]
 
 
 def _act(event: Row) -> JsonDict:
@@ -192,7 +192,7 @@ def _act(event: Row) -> JsonDict:
     }
 
 
-def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
+def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
     """Return the jobs; attempts that died get the last sample of their machine."""
     died = [
         attempt
@@ -208,7 +208,7 @@ def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
         )
         if found is not None:
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
-            attempt["box"] = stored_json.mapping(found["sample"]) | times
+            attempt["machine"] = stored_json.mapping(found["sample"]) | times
     return jobs
 
 

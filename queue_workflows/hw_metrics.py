@@ -29,7 +29,7 @@ CHANNEL = "hw_metrics"
 FINE_S, COARSE_S = 2, 60
 """The two rings: of a sample every 2 s for an hour, and of what each 60 s came to for a day."""
 SAMPLE_EVERY_S, FOLD_EVERY_S = float(FINE_S), float(COARSE_S)
-TELL_EVERY_S = 5.0
+NOTIFY_EVERY_S = 5.0
 TOOL_EVERY_S = 5.0
 """How often cards are read where that takes a process; between, the last reading counts."""
 PAYLOAD_LIMIT = 5500
@@ -54,7 +54,7 @@ class Probe:
         self._ours = ours or cgroup_attribution.Attribution()
         self._now = now_fn
         self._psutil = _psutil()
-        self._cards: list[gpu_overview.Card] = []
+        self._cards: list[gpu_overview.Gpu] = []
         self._read_at: float | None = None
         if self._psutil is not None:
             # What it returns counts from the call before.
@@ -92,7 +92,7 @@ class Probe:
             }
         return fit(found | {"gpus": [card._asdict() for card in self._read()]})
 
-    def _read(self) -> list[gpu_overview.Card]:
+    def _read(self) -> list[gpu_overview.Gpu]:
         now = self._now()
         by_tool = self.source != "nvml"
         if self._read_at is None or not by_tool or now - self._read_at >= TOOL_EVERY_S:
@@ -153,7 +153,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     return found
 
 
-class DedicatedConnection(NamedTuple):
+class PendingSample(NamedTuple):
     """A sample as JSON text for the database: to store (`every_s`), or to notify."""
 
     every_s: int | None
@@ -185,13 +185,13 @@ class Sampler:
         self._lock: int | None = None
         self._minute: list[JsonDict] = []
         self._latest: JsonDict | None = None
-        self._waiting: deque[DedicatedConnection] = deque(maxlen=WAITING)
+        self._waiting: deque[PendingSample] = deque(maxlen=WAITING)
         self._loop: service.Loop | None = None
 
     def __enter__(self) -> Sampler:
         tasks = [
             service.Task("sample", self._sample_pause_s, self._sample),
-            service.Task("tell", TELL_EVERY_S, self._tell),
+            service.Task("tell", NOTIFY_EVERY_S, self._notify),
             service.Task("fold", FOLD_EVERY_S, self._fold),
         ]
         self._loop = service.Loop("hw-metrics", tasks)
@@ -212,9 +212,9 @@ class Sampler:
         """Return whether this process is the host's sampler."""
         return self._lock is not None
 
-    def take(self) -> list[DedicatedConnection]:
+    def take(self) -> list[PendingSample]:
         """Return the samples to store, the oldest first; [] most of the time."""
-        found: list[DedicatedConnection] = []
+        found: list[PendingSample] = []
         with contextlib.suppress(IndexError):
             while True:
                 found.append(self._waiting.popleft())
@@ -223,7 +223,7 @@ class Sampler:
     def _sample_pause_s(self) -> float:
         """Return the seconds to the next sample: the sending interval if there is no GPU."""
         blind = self._latest is not None and not self._latest["gpus"]
-        return TELL_EVERY_S if blind else SAMPLE_EVERY_S
+        return NOTIFY_EVERY_S if blind else SAMPLE_EVERY_S
 
     def _sample(self) -> None:
         if not self._is_ours():
@@ -253,10 +253,10 @@ class Sampler:
                 if os.path.samestat(os.fstat(self._lock), path.stat()):
                     return True
             os.close(self._lock)
-        self._lock = _hold(path)
+        self._lock = _try_lock(path)
         return self._lock is not None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._latest is not None:
             self._put(None, self._latest, tell=True)
 
@@ -266,7 +266,7 @@ class Sampler:
             self._put(COARSE_S, fold(taken), tell=False)
 
     def _put(self, every_s: int | None, sample: JsonDict, *, tell: bool) -> None:
-        self._waiting.append(DedicatedConnection(every_s, json.dumps(sample), tell))
+        self._waiting.append(PendingSample(every_s, json.dumps(sample), tell))
         self._ready()
 
 
@@ -276,7 +276,7 @@ def lock_name(host: str) -> str:
     return f"queue_workflows-hw-{digest[:16]}.lock"
 
 
-def _hold(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
     """The descriptor of the lock, held; None when another process has it, or it cannot be had."""
     try:
         fd = _opened(path)

@@ -130,7 +130,7 @@ class Ticker:
         self._sleep: Callable[[float], object] = sleep_fn or self._stopping.wait
         self._seen: datetime | None = None
         self._seen_at = 0.0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._rows = row_isolation.Isolation()
         self._late: list[plan.Fire] = []
         """Fires that raised; see `_fire_apart`."""
@@ -208,7 +208,7 @@ class Ticker:
         usable: list[ScheduleEntry] = []
         entries = _schedule(self._schedule)
         if not entries:
-            self._say_once(
+            self._warn_once(
                 "the schedule is empty, waiting: set_ingest_schedule([ScheduleEntry(...)]) in the "
                 "host app (--app) fills it"
             )
@@ -216,7 +216,7 @@ class Ticker:
             try:
                 usable += _checked_jobs([entry])
             except (errors.UnknownQueue, errors.UnknownTask) as error:
-                self._say_once(f"schedule entry {entry.name!r} is left out: {error}")
+                self._warn_once(f"schedule entry {entry.name!r} is left out: {error}")
         return usable
 
     def _since(
@@ -239,9 +239,9 @@ class Ticker:
         due_in_s = (wake - self._seen).total_seconds() - elapsed_s
         return min(LOOK_EVERY_S, max(WAIT_MIN_S, due_in_s))
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s", text)
 
 

@@ -90,7 +90,7 @@ def _attempt(number: int, event: Row, queued_at: datetime | None) -> JsonDict:
         "traceback": None,
         "events": [_event(event)],
         "log": None,
-        "box": None,
+        "machine": None,
     }
 
 

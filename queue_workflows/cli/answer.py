@@ -47,7 +47,7 @@ def answer(
             done = answered(run, node, given, check=not unchecked)
         if as_json:
             output.dump(done)
-        _say(done, quiet=as_json)
+        _print_result(done, quiet=as_json)
         return 0 if done["outcome"] == "answered" else 1
 
     command.execute("answer", run_command, debug=debug)
@@ -125,7 +125,7 @@ def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[
     return {"outcome": "not waiting", "reason": str(error), "status": job["status"]}
 
 
-def _say(done: dict[str, Any], *, quiet: bool) -> None:
+def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     what = f"node {done['node_id']} of run {done['run_id']}"
     if done["outcome"] == "answered":
         if not quiet:

@@ -27,7 +27,7 @@ def cancel(
             done = cancelled(what)
         if as_json:
             output.dump(done)
-        _say(done, quiet=as_json)
+        _print_result(done, quiet=as_json)
         return 0 if done["outcome"] in ("cancelled", "asked to stop") else 1
 
     command.execute("cancel", run_command, debug=debug)
@@ -73,7 +73,7 @@ def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
     return done
 
 
-def _say(done: dict[str, Any], *, quiet: bool) -> None:
+def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     """Print one line about the result; to stderr with `--json`, or if nothing was cancelled."""
     if done["outcome"] == "unknown":
         _refuse(f"there is no run or job {done['id']!r}")

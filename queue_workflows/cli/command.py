@@ -42,7 +42,7 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
     raise typer.Exit(entry_point.run_main(f"{PROG} {name}", guarded, debug=debug))
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print one line to stderr, so that stdout stays readable for programs."""
     output.complain(f"{PROG}: {text}")
 
@@ -91,7 +91,7 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
         # The processes that this command starts must use the same database.
         stack.enter_context(_variable(config.EMBEDDED_DB.variables[0], joined.project.name))
         if joined.made and not asked and databases.has_earlier(server):
-            say(
+            print_message(
                 f"the database of earlier versions is still there: --db {databases.EARLIER}; "
                 f"{PROG} databases lists all"
             )
@@ -170,7 +170,7 @@ def reading(app: str | None) -> Generator[str]:
         yield words
 
 
-def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
+def wait_for_database(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
     """Wait until the database replies; return False if asked to stop before. None: without a limit.
 
     Raises `DatabaseUnavailable` after the patience, or at once for a refused login.
@@ -183,7 +183,7 @@ def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S)
 def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
     """Wait for the database and migrate it; return False if asked to stop before it replied."""
     entry_point.setup_logging("warning")
-    if not reached(stop, patience_s=patience_s):
+    if not wait_for_database(stop, patience_s=patience_s):
         return False
     db.bootstrap()
     return True

@@ -214,7 +214,14 @@ def _session(conn: db.Connection, purpose: str) -> Steps:
     ssl = ", with TLS" if conn.pgconn.ssl_in_use else ""
     yield Finding("login", OK, f"as {conn.info.user}{ssl}")
     yield Finding("database", OK, conn.info.dbname)
-    for check in (doctor.server, _schema(purpose), _rights(purpose), doctor.clock, _listen, _trip):
+    for check in (
+        doctor.server,
+        _schema(purpose),
+        _rights(purpose),
+        doctor.clock,
+        _listen,
+        _round_trip,
+    ):
         for step in check(conn):
             yield step
             if step.level == ERROR:
@@ -315,7 +322,7 @@ def _listen(conn: db.Connection) -> Steps:
             yield step._replace(text=text, remedy=remedy)
 
 
-def _trip(conn: db.Connection) -> Steps:
+def _round_trip(conn: db.Connection) -> Steps:
     took: list[float] = []
     for _ in range(TRIPS):
         began = time.monotonic()

@@ -111,7 +111,7 @@ def examine() -> Iterator[Finding]:
     yield _driver()
     try:
         with command.database(create=False) as words:
-            yield from _reached(words)
+            yield from _connection(words)
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:
@@ -126,7 +126,7 @@ def _driver() -> Finding:
     return Finding("psycopg", OK, text)
 
 
-def _reached(words: str) -> Iterator[Finding]:
+def _connection(words: str) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         conn = db.connect()

@@ -49,8 +49,8 @@ class Tail:
 class Tails:
     """The logs of several attempts."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print = print_line
         self._tails: dict[tuple[str, int], Tail] = {}
 
     def show_jobs(self, jobs: Sequence[Row], *, last: bool) -> None:
@@ -67,7 +67,7 @@ class Tails:
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
         for text in tail.lines(log, last=last):
             shown = entry_point.mask(output.line(text, 1000))
-            self._say(f"{output.line(name)} | {shown}".rstrip())
+            self._print(f"{output.line(name)} | {shown}".rstrip())
 
 
 class RunLogs:
@@ -77,11 +77,11 @@ class RunLogs:
     """
 
     def __init__(
-        self, run_id: str, say: Callable[[str], object], nodes: Sequence[str] | None = None
+        self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
     ) -> None:
         self._run_id = run_id
         self._nodes = nodes or None
-        self._tails = Tails(say)
+        self._tails = Tails(print_line)
         self._since: datetime | None = None
 
     def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
@@ -102,13 +102,13 @@ class RunLogs:
 
 def run(
     run_id: str, view: run_views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
-) -> run_snapshot.Picture | None:
+) -> run_snapshot.RunSnapshot | None:
     """Follow a run and return it when it is over.
 
     Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs of
     these. Raises `UnknownJob` if the run is deleted meanwhile.
     """
-    reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.say, nodes)
+    reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.print_message, nodes)
     try:
         while not stop.requested.is_set():
             seen = reader.read()
@@ -138,9 +138,9 @@ def _before(instant: datetime) -> datetime:
 class _Progress:
     """Print what is new about one job: the events of its attempts, and their logs."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
-        self._tails = Tails(say)
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print = print_line
+        self._tails = Tails(print_line)
         self._printed: set[tuple[int, int]] = set()
         self._status = ""
 
@@ -157,7 +157,7 @@ class _Progress:
             if self._status not in TERMINAL_JOB_STATUSES:
                 again = run_views.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
-                self._say(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
+                self._print(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
         by_claim = {log["claim_no"]: log for log in logs}
         for attempt in shown["attempts"]:
             self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
@@ -170,23 +170,23 @@ class _Progress:
         begun = [event for event in events if event[1]["event_type"] == "claimed"]
         for index, _ in begun:
             self._printed.add((number, index))
-            self._say(f"{name}: {report.place_text(attempt)}")
+            self._print(f"{name}: {report.place_text(attempt)}")
         if log is not None:
             self._tails.show(name, log, last=last)
         for index, event in events:
             if (number, index) not in self._printed:
                 self._printed.add((number, index))
-                self._say(f"{name}: {entry_point.mask(report.event_text(event))}")
+                self._print(f"{name}: {entry_point.mask(report.event_text(event))}")
 
 
 def job(
-    kind: str, job_id: str, say: Callable[[str], object], stop: signals.StopRequest
+    kind: str, job_id: str, print_line: Callable[[str], object], stop: signals.StopRequest
 ) -> dict[str, Any] | None:
     """Follow a job and return it when it is over, as `history.get_job` does; None as in `run`.
 
     Raises `UnknownJob` if the job is deleted meanwhile.
     """
-    progress, away = _Progress(say), False
+    progress, away = _Progress(print_line), False
     try:
         while not stop.requested.is_set():
             try:

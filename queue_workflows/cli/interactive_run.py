@@ -24,21 +24,21 @@ class Follower(NamedTuple):
 
     view: run_views.View
     stop: signals.StopRequest
-    tick: Callable[[run_snapshot.Picture], object] | None
+    tick: Callable[[run_snapshot.RunSnapshot], object] | None
     yes: bool = False
     printing_queues: Callable[[], Collection[str]] | None = None
     """Queues whose handlers print to our terminal themselves; None: no print is shown."""
 
-    def follow(self, run_id: str) -> run_snapshot.Picture | None:
+    def follow(self, run_id: str) -> run_snapshot.RunSnapshot | None:
         """Follow the run and return it when it is over.
 
         Returns None if asked to stop, or if the reader of stdout is gone. `tick` is called with
         every picture. Raises `UnknownJob` if the run is deleted meanwhile, and what `tick` raises.
         """
         reader = run_snapshot.Reader(run_id)
-        seen: run_snapshot.Picture | None = None
+        seen: run_snapshot.RunSnapshot | None = None
         settled: set[str] = set()
-        logs, logged_at = follow.RunLogs(run_id, self.view.say), -math.inf
+        logs, logged_at = follow.RunLogs(run_id, self.view.print_message), -math.inf
         try:
             while not self.stop.requested.is_set():
                 seen = reader.read()
@@ -83,7 +83,7 @@ class Follower(NamedTuple):
             self._answer(run_id, node)
         except db.OperationalError as error:
             settled.discard(node["id"])
-            self.view.say(
+            self.view.print_message(
                 output.line(entry_point.mask(f"the answer waits for the database: {error}"))
             )
 
@@ -96,26 +96,26 @@ class Follower(NamedTuple):
                 prompts.submit(run_id, node["node_id"], value)
                 or f"answered {where}: {output.compact(value)}"
             )
-            self.view.say(output.line(text, 300))
+            self.view.print_message(output.line(text, 300))
             return
         if not sys.stdin.isatty():
-            self._say_command(run_id, node)
+            self._print_answer_command(run_id, node)
             return
         with self.view.aside():
             answered, value = prompts.ask(node, self.stop)
         if not answered and not self.stop.requested.is_set():
-            self._say_command(run_id, node)
+            self._print_answer_command(run_id, node)
         if answered and (refused := prompts.submit(run_id, node["node_id"], value)):
-            self.view.say(output.line(refused, 300))
+            self.view.print_message(output.line(refused, 300))
 
-    def _say_command(self, run_id: str, node: Row) -> None:
+    def _print_answer_command(self, run_id: str, node: Row) -> None:
         prompt = output.line(node["input_spec"].get("prompt") or "")
         how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
         where = output.line(node["node_id"])
-        self.view.say(f"{where} waits for an answer; {how}: {prompt}")
+        self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
 
 
-def exit_code(seen: run_snapshot.Picture | None) -> int:
+def exit_code(seen: run_snapshot.RunSnapshot | None) -> int:
     """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
     if seen is None:
         return entry_point.INTERRUPTED

@@ -247,13 +247,13 @@ def _run(
         with command.reading(app):
             chosen = wanted.found()
             if dry_run:
-                output.dump(chosen) if as_json else _say_ids(name, chosen)
+                output.dump(chosen) if as_json else _print_ids(name, chosen)
                 return 0
             done = act(chosen, by or _me())
         if as_json:
             output.dump(done)
         else:
-            _say(done)
+            _print_result(done)
         refused = [one for one in done if one["outcome"] not in _DONE]
         _refuse(name, refused)
         return 1 if refused else 0
@@ -270,7 +270,7 @@ def _me() -> str:
     return f"{login}@{socket.gethostname()}"
 
 
-def _say(done: Sequence[JsonDict]) -> None:
+def _print_result(done: Sequence[JsonDict]) -> None:
     good = [one for one in done if one["outcome"] in _DONE]
     if len(good) <= LINES:
         for one in good:
@@ -290,7 +290,7 @@ def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
         output.complain(f"{command.PROG} jobs {name}: {output.line(text, 500)}")
 
 
-def _say_ids(name: str, chosen: Sequence[str]) -> None:
+def _print_ids(name: str, chosen: Sequence[str]) -> None:
     output.echo(f"would {name}: {output.counted(len(chosen), 'job')}")
     for one in chosen[:LINES]:
         output.echo(f"  {output.line(one)}")

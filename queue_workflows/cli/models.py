@@ -56,16 +56,16 @@ def models(
                 _list(api.list(host), as_json=as_json)
                 return 0
             label = host or config.host_label()
-            request = _ask(action, label, model, worker, requested_by)
+            request = _send_request(action, label, model, worker, requested_by)
             if no_wait:
-                rows = _meant(request)
+                rows = _requested_workers(request)
             else:
                 with command.until_stopped() as stop:
                     rows = _answers(request, stop)
                     if stop.requested.is_set():
-                        command.say("stopped waiting; the request remains")
+                        command.print_message("stopped waiting; the request remains")
                         return entry_point.INTERRUPTED
-        _list(rows, as_json=as_json) if as_json or no_wait else _tell(rows)
+        _list(rows, as_json=as_json) if as_json or no_wait else _print_answers(rows)
         return 0 if no_wait or all(_state(row) == "done" for row in rows) else 1
 
     command.execute("models", run_command, debug=debug)
@@ -80,7 +80,7 @@ def _check(action: str, model: str | None, worker: str | None) -> None:
         raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
 
 
-def _ask(
+def _send_request(
     action: str, host: str, model: str | None, worker: str | None, requested_by: str | None
 ) -> Row:
     # In one transaction: a worker may answer within milliseconds of the commit.
@@ -94,7 +94,7 @@ def _ask(
         return api.unload(host, model, worker_id=worker_id, requested_by=requested_by, conn=conn)
 
 
-def _meant(request: Row) -> list[Row]:
+def _requested_workers(request: Row) -> list[Row]:
     """Return the live workers that a request is for."""
     return [
         row
@@ -106,7 +106,7 @@ def _meant(request: Row) -> list[Row]:
 def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
     """Wait until each worker has answered, died or got another request; return the workers."""
     number = request["request_no"]
-    rows = {row["worker_id"]: row for row in _meant(request)}
+    rows = {row["worker_id"]: row for row in _requested_workers(request)}
     reported: set[str] = set()
     while True:
         now = {row["worker_id"]: row for row in api.list(request["host_label"])}
@@ -119,7 +119,7 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
                 and _state(rows[worker_id]) == "waiting"
             ):
                 reported.add(worker_id)
-                command.say(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
+                command.print_message(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
         over = all(_state(row) in _OVER for row in rows.values())
         if over or stop.requested.wait(POLL_S):
             return list(rows.values())
@@ -141,7 +141,7 @@ def _state(row: Row) -> str:
     return row["answer"]["state"]
 
 
-def _tell(rows: list[Row]) -> None:
+def _print_answers(rows: list[Row]) -> None:
     for row in rows:
         answer = row["answer"]
         if answer["state"] == "done":
@@ -160,7 +160,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
         output.dump(rows)
         return
     output.table(
-        ("host", "pid", "state", "model", "held", "load", "needs", "cards", "request"),
+        ("host", "pid", "state", "model", "held", "load", "needs", "gpus", "request"),
         [
             (
                 row["host_label"],
@@ -170,7 +170,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
                 output.seconds(row["held_s"]),
                 output.seconds(row["load_s"]),
                 display.number(row["est_vram_gb"], "g", " GB") if row["est_vram_gb"] else "-",
-                _cards(row["gpus"]),
+                _gpu_memory(row["gpus"]),
                 _request(row["request"]),
             )
             for row in rows
@@ -178,7 +178,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
     )
 
 
-def _cards(gpus: Any) -> str:
+def _gpu_memory(gpus: Any) -> str:
     """Return the memory in use of each GPU: `21.3/24.0, 0.2/24.0 GB`; `-` without a sample."""
     each = [
         sample_text.of(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")).removesuffix(" GB")

@@ -134,9 +134,9 @@ class Page:
         for event in attempt["events"]:
             if event["event_type"] not in _QUIET:
                 self._line(event_text(event), "    ")
-        if attempt["box"]:
-            at = display.clock(attempt["box"]["sampled_at"])
-            self._line(f"{at} its box: {sample_text.line(attempt['box'])}", "    ")
+        if attempt["machine"]:
+            at = display.clock(attempt["machine"]["sampled_at"])
+            self._line(f"{at} its machine: {sample_text.line(attempt['machine'])}", "    ")
 
     def _value(self, name: str, value: Any) -> None:
         if value in (None, {}):
@@ -170,7 +170,7 @@ class Page:
     def _traceback(self, name: str, trace: str | None) -> None:
         lines = display.lines(trace.rstrip()) if trace else []
         if not self._full:
-            lines = summary.host_frames(lines)[-summary.TRACE_LINES :]
+            lines = summary.app_frames(lines)[-summary.TRACE_LINES :]
         if lines:
             self._line(f"{name}{'' if self._full else ' (all of it: --full)'}:", "  ")
             self._block(lines)

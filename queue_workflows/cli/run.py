@@ -83,7 +83,7 @@ def run(
         joined = command.database(create=not alone, app=None if alone else chosen)
         ours = run_processes.StartedProcesses()
         with command.until_stopped(ours.stops) as stop, joined as words:
-            command.say(words)
+            command.print_message(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
                 return stopped_early()
             if no_wait:
@@ -107,7 +107,7 @@ def _see_through(
     alone: bool,
     watch: bool,
     as_json: bool,
-) -> tuple[str, run_snapshot.Picture | None] | None:
+) -> tuple[str, run_snapshot.RunSnapshot | None] | None:
     """Return the run's id and how it ended, for `finish`; None if stopped before the insert."""
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
@@ -121,11 +121,11 @@ def _see_through(
         row = request.insert()
         ours.queued = True
         if not watch:
-            command.say(f"run {row['id']} is queued")
+            command.print_message(f"run {row['id']} is queued")
         if older := _ahead(row["id"]):
-            view.say(older)
+            view.print_message(older)
         for text in _paused(request.queues):
-            view.say(text)
+            view.print_message(text)
         # Our own workers' output goes to stderr, or to the file beside a live picture.
         follower = interactive_run.Follower(
             view,
@@ -209,7 +209,7 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
 
 
 def _ready(stop: signals.StopRequest) -> bool:
-    if not command.reached(stop):
+    if not command.wait_for_database(stop):
         return False
     db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
     return True
@@ -239,11 +239,11 @@ def view_for(
         from queue_workflows.cli import tree
 
         log = stack.enter_context(fleet.ChildLog())
-        stack.callback(lambda: log.text and command.say(log.text))
+        stack.callback(lambda: log.text and command.print_message(log.text))
         return stack.enter_context(tree.Tree(Console())), log.path
     if quiet:
-        return run_views.Quiet(command.say), None
-    return run_views.Lines(command.say if as_json else _print), None
+        return run_views.Quiet(command.print_message), None
+    return run_views.Lines(command.print_message if as_json else _print), None
 
 
 def _print(text: str) -> None:
@@ -253,7 +253,7 @@ def _print(text: str) -> None:
 
 def stopped_early() -> int:
     """Report that nothing was queued; return the exit code."""
-    command.say("stopped before a run was queued")
+    command.print_message("stopped before a run was queued")
     return interactive_run.exit_code(None)
 
 
@@ -292,7 +292,7 @@ def _left(run_id: str, *, ours: bool) -> str:
 
 def finish(
     run_id: str,
-    seen: run_snapshot.Picture | None,
+    seen: run_snapshot.RunSnapshot | None,
     *,
     as_json: bool,
     debug: bool = False,
@@ -303,7 +303,7 @@ def finish(
     `debug`: whole tracebacks. `ours`: this command started processes, which are stopped now.
     """
     if seen is None:
-        command.say(_left(run_id, ours=ours))
+        command.print_message(_left(run_id, ours=ours))
         return interactive_run.exit_code(None)
     found = summary.collect(seen)
     if as_json:

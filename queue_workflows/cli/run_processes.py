@@ -9,7 +9,7 @@ from types import TracebackType
 
 from queue_workflows import db, errors
 from queue_workflows.cli import command, fleet
-from queue_workflows.cli.run_snapshot import Picture
+from queue_workflows.cli.run_snapshot import RunSnapshot
 from queue_workflows.runtime import signals
 from queue_workflows.types import NowFn
 
@@ -77,7 +77,7 @@ class RunProcesses:
         if missing := self._missing():
             self._start(missing)
 
-    def tick(self, seen: Picture) -> None:
+    def tick(self, seen: RunSnapshot) -> None:
         """Check the processes; raise `InvalidConfig` if they refuse to start."""
         if self._own is not None:
             self._own.check()
@@ -104,7 +104,7 @@ class RunProcesses:
         for row in fleet.switched_off(missing) if missing else ():
             if row["queue"] not in self._reported:
                 self._reported.add(row["queue"])
-                command.say(fleet.switch_text(row))
+                command.print_message(fleet.switch_text(row))
         return missing
 
     def _take_over(self, missing: set[str]) -> None:
@@ -134,7 +134,7 @@ class RunProcesses:
         self._served = frozenset(
             queue for queue, count in (("cpu", roles.cpu), ("gpu", roles.gpu)) if count
         )
-        command.say(f"starting {roles.describe()}")
+        command.print_message(f"starting {roles.describe()}")
         children = fleet.specs(roles, app=self._app, log_level="warning", log=self._log, quiet=True)
         self._own = self._stack.enter_context(fleet.Fleet(children, self._stop))
 

@@ -44,7 +44,7 @@ class Step(NamedTuple):
         return "running" if self.done else "queued" if self.counts.get("queued") else "waiting"
 
 
-class Picture(NamedTuple):
+class RunSnapshot(NamedTuple):
     """A run at one moment; `steps` in the workflow's order, empty before the run has started."""
 
     run: Row
@@ -85,7 +85,7 @@ class Reader:
         if conn is not None:
             conn.close()
 
-    def read(self) -> Picture | None:
+    def read(self) -> RunSnapshot | None:
         """Return the run now; None while the database is away.
 
         Raises `UnknownJob` if it is gone.
@@ -106,7 +106,7 @@ class Reader:
             _log.warning("the database is back")
         return picture
 
-    def _read(self, conn: db.Connection) -> Picture:
+    def _read(self, conn: db.Connection) -> RunSnapshot:
         with conn.transaction():
             head = overview.run_head(conn, self._run_id)
             if head is None:
@@ -119,7 +119,7 @@ class Reader:
             nodes = overview.nodes(conn, self._run_id, limit=limit, live_only=large)
         names = [*self._totals, *(name for name in by_step if name not in self._totals)]
         steps = [_step(name, self._totals.get(name, 0), by_step.get(name)) for name in names]
-        return Picture(head, steps, nodes)
+        return RunSnapshot(head, steps, nodes)
 
 
 def _totals(definition: dict[str, Any] | None) -> dict[str, int]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 from queue_workflows.cli import output
-from queue_workflows.cli.run_snapshot import Picture, Step
+from queue_workflows.cli.run_snapshot import RunSnapshot, Step
 from queue_workflows.runtime import display
 from queue_workflows.types import NowFn, Row
 
@@ -20,11 +20,11 @@ AGAIN_S = 2.0
 class View(Protocol):
     """A way to show a running run."""
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: RunSnapshot) -> None:
         """Show the run as it is now."""
         ...
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Print one line beside the picture."""
         ...
 
@@ -39,10 +39,10 @@ class Quiet:
     def __init__(self, echo: Callable[[str], object]) -> None:
         self._echo = echo
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: RunSnapshot) -> None:
         del picture
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         self._echo(text)
 
     def aside(self) -> AbstractContextManager[object]:
@@ -62,10 +62,10 @@ class Lines(Quiet):
         self._printed: dict[str, tuple[str, int, float]] = {}
         self._nodes: dict[str, str] = {}
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: RunSnapshot) -> None:
         if picture.run["status"] != self._status and not picture.over:
             self._status = picture.run["status"]
-            self.say(heading(picture))
+            self.print_message(heading(picture))
         for step in picture.steps:
             self._show_step(step)
         for node in picture.nodes:
@@ -78,7 +78,7 @@ class Lines(Quiet):
         if going_on and (step.done == done or now - printed_at < AGAIN_S):
             return
         self._printed[step.name] = (step.state, step.done, now)
-        self.say(f"  {output.line(step.name)}: {step_text(step)}")
+        self.print_message(f"  {output.line(step.name)}: {step_text(step)}")
 
     def _show_node(self, node: Row) -> None:
         mark = f"{node['status']} {node['crash_count']} {node['attempts']}"
@@ -86,15 +86,15 @@ class Lines(Quiet):
             return
         self._nodes[node["node_id"]] = mark
         if node["status"] == "failed" or node["crash_count"] or again_text(node, node["attempts"]):
-            self.say(f"    {output.line(node['node_id'])}: {node_text(node)}")
+            self.print_message(f"    {output.line(node['node_id'])}: {node_text(node)}")
 
 
-def heading(picture: Picture) -> str:
+def heading(picture: RunSnapshot) -> str:
     """Return `run ID (workflow): running, 3/10 nodes, 1.2 s`."""
     return " ".join(heading_parts(picture))
 
 
-def heading_parts(picture: Picture) -> list[str]:
+def heading_parts(picture: RunSnapshot) -> list[str]:
     """Return the parts of the heading, between which a line may break."""
     run = picture.run
     nodes = f" {picture.done}/{picture.total} nodes," if picture.total else ""

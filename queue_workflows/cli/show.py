@@ -130,7 +130,7 @@ def _follow(
     as_json: bool,
     full: bool,
 ) -> int:
-    say = command.say if as_json else _line
+    say = command.print_message if as_json else _line
     if kind == "run":
         collect(kind, any_id, nodes, logs=False)
         seen = follow.run(any_id, run_views.Lines(say), stop, nodes)
@@ -153,7 +153,7 @@ def _follow(
 def _left(kind: str, any_id: str) -> int:
     """Report that only the view was stopped; return the exit code."""
     shown = output.line(any_id)
-    command.say(
+    command.print_message(
         f"stopped the view of {kind} {shown}, which goes on: `{command.PROG} show {shown} --follow`"
         f" shows it again, `{command.PROG} cancel {shown}` ends it"
     )

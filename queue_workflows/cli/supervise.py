@@ -68,7 +68,7 @@ def supervise(
         label = host or config.host_label()
         with signals.StopRequest() as stop, command.database(create=False) as words:
             queues = ", ".join(sorted(commands))
-            command.say(f"{words}: looking after the workers of {label} on {queues}")
+            command.print_message(f"{words}: looking after the workers of {label} on {queues}")
             _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
         return 0
 

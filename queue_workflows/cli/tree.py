@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from queue_workflows.cli import output, run_views
-from queue_workflows.cli.run_snapshot import SMALL, Picture, Step
+from queue_workflows.cli.run_snapshot import SMALL, RunSnapshot, Step
 from queue_workflows.types import Row
 
 _STYLES = {
@@ -79,12 +79,12 @@ class Tree:
         for handler in self._moved:
             handler.setStream(self._stderr)
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: RunSnapshot) -> None:
         """Draw the run."""
         self._last = self.render(picture)
         self._live.update(self._last, refresh=True)
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Print a line above the picture."""
         self._console.print(Text(output.line(text, None)))
 
@@ -100,7 +100,7 @@ class Tree:
             )
             self._live.start()
 
-    def render(self, picture: Picture) -> RenderableType:
+    def render(self, picture: RunSnapshot) -> RenderableType:
         """Return the whole picture, no higher and no wider than the terminal."""
         width = self._console.size.width
         lines = _heading(picture, width)
@@ -155,7 +155,7 @@ def _own_name(node: Row) -> str:
     return node["node_id"].partition("/")[2]
 
 
-def _heading(picture: Picture, width: int) -> list[Text]:
+def _heading(picture: RunSnapshot, width: int) -> list[Text]:
     """Return the heading on as many lines as it needs; too long values are cut."""
     lines: list[str] = []
     for part in run_views.heading_parts(picture):

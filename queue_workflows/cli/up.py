@@ -56,17 +56,17 @@ def up(
         )
         joined = command.database(create=True, app=chosen or "", up=True)
         with command.until_stopped() as stop, joined as words:
-            command.say(words)
+            command.print_message(words)
             if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
                 return 0
             if found := fleet.strangers():
-                command.say(
+                command.print_message(
                     "WARNING: unfinished runs of workflows that this app does not know "
                     f"({found}): these processes will fail them; Ctrl-C now, and see "
                     "`queue-workflows runs`, if another app is to finish them"
                 )
             children = fleet.specs(wanted, app=chosen, log_level=log_level)
-            command.say(f"starting {wanted.describe()}; Ctrl-C stops them")
+            command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
             with parent.SupervisedWorkers() as guardian:
                 return guardian.supervisor(children).run(stop)
 

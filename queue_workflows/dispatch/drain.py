@@ -72,7 +72,7 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
         run_cache.forget(run_id)
         raise
     for event in () if nowait else done.parked:
-        input_nodes.ask(begin, run_id, event["node_id"], event["id"])
+        input_nodes.store_question(begin, run_id, event["node_id"], event["id"])
     return done
 
 

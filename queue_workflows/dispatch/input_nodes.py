@@ -16,7 +16,9 @@ from queue_workflows.types import Row, Unreadable
 _log = logging.getLogger(__name__)
 
 
-def ask(begin: run_cache.Begin, run_id: str, node_id: str, event_id: int | None = None) -> None:
+def store_question(
+    begin: run_cache.Begin, run_id: str, node_id: str, event_id: int | None = None
+) -> None:
     """Store the `input_spec` of a parked node, and close the event that parked it.
 
     The spec is built outside any transaction. It is written only if the node still waits as before.

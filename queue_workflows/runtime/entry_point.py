@@ -144,7 +144,7 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
     except Exception as error:
         if isinstance(error, OSError) and (lost := lost_output(error)):
             if not isinstance(lost, BrokenPipeError):
-                _say(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
+                _write_error(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
             return 1
         for explain in _explanations:
             if (ours := explain(error)) is not None:
@@ -159,15 +159,15 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
 def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int:
     if debug or config.DEBUG.read():
         trace = traceback.format_exception(type(error), error, error.__traceback__)
-        _say(display.block("".join(trace)))
+        _write_error(display.block("".join(trace)))
     message = " ".join(str(error).split()) or type(error).__name__
-    _say(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
+    _write_error(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
     if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
-        _say("".join(traceback.format_tb(error.__cause__.__traceback__)))
+        _write_error("".join(traceback.format_tb(error.__cause__.__traceback__)))
     return USAGE_ERROR
 
 
-def _say(text: str) -> None:
+def _write_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(mask(text))
         sys.stderr.flush()

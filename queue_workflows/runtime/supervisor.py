@@ -165,7 +165,7 @@ class Supervisor:
                 due = [managed.due for managed in self._managed if managed.state == "waiting"]
                 pause_s = max(0.0, min(due) - self._now()) if due else self._tick_s
                 self._wait(min(pause_s, self._tick_s), stop.requested)
-                self._look(due=False)
+                self._check_children(due=False)
                 self._reap()
             return 0
         finally:
@@ -194,7 +194,7 @@ class Supervisor:
             if again and again.count > seen:
                 seen, due = again.count, self._now()
                 self._send(signal.SIGTERM)
-            self._look(due=self._now() >= due)
+            self._check_children(due=self._now() >= due)
         for managed, _ in self._running():
             logger.warning("%s did not stop within %.1f s: killed", managed.spec.name, deadline_s)
             managed.verdict = managed.verdict or Verdict(
@@ -226,7 +226,7 @@ class Supervisor:
                 timeout_s = min(timeout_s, POLL_S)
         poll.poll(timeout_s * 1000)
 
-    def _look(self, *, due: bool) -> None:
+    def _check_children(self, *, due: bool) -> None:
         for managed, running in self._running():
             if self._watch is None or managed.verdict is not None:
                 continue

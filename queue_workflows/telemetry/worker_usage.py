@@ -104,7 +104,7 @@ class Sampler:
         asked = self._ask(
             self._nvidia, deadline, "--query-gpu=index,utilization.gpu", "--format=csv,noheader"
         )
-        use_by_gpu = nvidia_use_by_card(asked.text or "")
+        use_by_gpu = nvidia_use_by_gpu(asked.text or "")
         if any(use_by_gpu.get(gpu) is None for gpu in silent):
             raise _Unknown("nvidia-smi reports no use of the GPU")
 
@@ -188,7 +188,7 @@ def nvidia_use(text: str) -> float | None:
     return _busiest([line for line in lines if line])
 
 
-def nvidia_use_by_card(text: str) -> dict[str, float | None]:
+def nvidia_use_by_gpu(text: str) -> dict[str, float | None]:
     """Return the use of each GPU by its index, from lines `index, use`; None if unknown."""
     pairs = [line.partition(",")[::2] for line in text.splitlines() if "," in line]
     return {index.strip(): nvidia_use(use) for index, use in pairs}

@@ -162,7 +162,7 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
     helper.begin()
-    running = run_snapshot.Picture({"status": "running"}, [], [])
+    running = run_snapshot.RunSnapshot({"status": "running"}, [], [])
     now[0] += run_processes.LOOK_EVERY_S
     helper.tick(running)
     helper.tick(running)
@@ -204,7 +204,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     helper.begin()
     for _ in range(2):
         now[0] += run_processes.LOOK_EVERY_S
-        helper.tick(run_snapshot.Picture({"status": "running"}, [], []))
+        helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "queue-workflows: box all is switched off by ops (new disk):"
@@ -213,5 +213,5 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     workers.disable("box", "cpu")
     monkeypatch.setattr(fleet, "unserved", lambda _: set())
     now[0] += run_processes.LOOK_EVERY_S
-    helper.tick(run_snapshot.Picture({"status": "running"}, [], []))
+    helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""

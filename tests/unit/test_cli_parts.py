@@ -13,7 +13,7 @@ from rich.console import Console
 
 from queue_workflows import errors
 from queue_workflows.cli import input_option, output, prompts, run_views, runs, summary, tree
-from queue_workflows.cli.run_snapshot import Picture, Step
+from queue_workflows.cli.run_snapshot import RunSnapshot, Step
 from queue_workflows.dag import graph
 
 TURNOUT = {
@@ -156,9 +156,9 @@ def a_node(node_id: str, status: str, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> Picture:
+def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> RunSnapshot:
     run = {"id": "R", "workflow_name": "w", "status": "running", "error": None, "elapsed_s": 2.0}
-    return Picture(run, steps, nodes)
+    return RunSnapshot(run, steps, nodes)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_tree_is_no_higher_than_the_terminal() -> None:
 def drawn() -> Callable[..., list[str]]:
     """The lines of a picture as a terminal of this width shows them."""
 
-    def draw(picture: Picture, width: int, height: int = 30) -> list[str]:
+    def draw(picture: RunSnapshot, width: int, height: int = 30) -> list[str]:
         with Path("/dev/null").open("w") as nowhere:
             console = Console(width=width, height=height, record=True, file=nowhere)
             console.print(tree.Tree(console).render(picture))
@@ -327,10 +327,10 @@ ValueError: secret line 7""".splitlines()
 
 
 def test_a_traceback_starts_with_the_apps_first_frame() -> None:
-    assert summary.host_frames(TRACE) == TRACE[3:]
-    assert summary.host_frames(TRACE[:3] + TRACE[-1:]) == []
+    assert summary.app_frames(TRACE) == TRACE[3:]
+    assert summary.app_frames(TRACE[:3] + TRACE[-1:]) == []
     demo = TRACE[1].replace("node_executor", "demo/workflow")
-    assert summary.host_frames([TRACE[0], demo])[0] == demo
+    assert summary.app_frames([TRACE[0], demo])[0] == demo
 
 
 def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[str]) -> None:
