@@ -592,14 +592,14 @@ def test_the_command_says_what_it_waits_for_and_what_failed(
         told = threading.Event()
         said: list[str] = []
 
-        def say(text: str) -> None:
+        def print_message(text: str) -> None:
             said.append(text)
             told.set()
 
         helper = threading.Thread(target=let_go)
         helper.start()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "say", say)
+            patch.setattr(command, "print_message", print_message)
             code, out, _ = run(capsys, "models", "load", "bad", "--host", "box")
         helper.join(20)
     assert (code, said) == (1, [f"box pid {subject.row()['pid']} obeys after job {running}"])
