@@ -1,3 +1,5 @@
+-- Claim jobs one by one when a batch fails, and block the row that makes a claim fail.
+
 -- name: claim_apart
 -- Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
 -- row that raised its id, its run, the error, and what became of it.

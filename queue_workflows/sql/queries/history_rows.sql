@@ -1,3 +1,5 @@
+-- Read a run or a job with its events, for the module history and for commands.
+
 -- name: run
 -- Return a run with its definition, the time of this read, and the seconds since it was queued.
 SELECT id, workflow_name, status::text, error, out_dir, priority, generation, created_at,

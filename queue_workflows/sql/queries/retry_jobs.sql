@@ -1,3 +1,5 @@
+-- Queue failed or cancelled ingest jobs again, in a new generation.
+
 -- name: reopen_ingest
 -- Queue failed and cancelled ingest jobs again in a new generation, with all counters at
 -- zero. A trigger adds the event. Without a row: jobs in other states, and those in the last
