@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: what the engine costs, beside a bare psycopg loop."""
+"""Run `python -m benchmarks`: measure the engine beside a bare psycopg loop, print the table."""
 
 from __future__ import annotations
 

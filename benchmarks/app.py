@@ -1,4 +1,4 @@
-"""The app of the measured workers: handlers that do nothing, workflows of any size by name."""
+"""Define the app of the measured workers: handlers that do nothing, workflows of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baseline: a plain table, one SQL function per step, psycopg; also run as a process."""
+"""Run the baseline: a plain table, one SQL function per step, psycopg; also as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every measurement gets: the server, how much time it may take, and the peers."""
+"""Give each measurement its server, its time budget and the libraries to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fleet`: the claim policies with real claims; handlers and loads sleep.
+"""Run `python -m benchmarks.fleet`: the claim policies with real claims; handlers only sleep.
 
 Each policy works through the same trace in a database of its own, all at the same time. A machine
 is a thread with a connection: it claims and completes by the worker's own statement, reports and

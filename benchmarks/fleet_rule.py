@@ -1,4 +1,4 @@
-"""The rules by which a gpu worker chooses its next job, as pure functions.
+"""Choose the next job of a gpu worker by each claim policy, as pure functions.
 
 `balanced` and `strict` are what sql/functions/gpu_policy.sql does in SQL (a property test holds the
 two to each other); `fifo` and `affinity-first` are there to be compared with.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fleet_sim`: the claim policies on simulated fleets, and a table."""
+"""Run `python -m benchmarks.fleet_sim`: compare the claim policies on simulated fleets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of gpu jobs: bursts over six models, for the simulation and for real claims."""
+"""Generate traces of gpu jobs: bursts over six models, for the simulation and real claims."""
 
 from __future__ import annotations
 

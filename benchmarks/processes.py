@@ -1,4 +1,4 @@
-"""Processes that the benchmark starts, which end with it, and what the kernel says of them."""
+"""Start processes that end with the benchmark, and read their CPU time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table on the terminal, the JSON file and the page in docs/."""
+"""Write the table on the terminal, the JSON file and the page in docs/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the table: what was measured, against what, and whether it meets its target."""
+"""Define rows of the table: what was measured, against what, and whether it meets its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server, a throw-away one or the one that a DSN names; a database per measurement."""
+"""Start a throw-away server or use the one of a DSN; create a database per measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows`, `python -m queue_workflows`: the command line, if its extra is installed."""
+"""Run the command `queue-workflows` as `python -m queue_workflows`; it needs the extra `cli`."""
 
 from __future__ import annotations
 

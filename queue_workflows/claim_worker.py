@@ -1,4 +1,4 @@
-"""A worker process: one job of one queue at a time, or a pool of several queues and jobs."""
+"""Run a worker process: for one queue, one job at a time, or as a pool of queues and jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one configuration singleton: names, hooks and knobs; a leaf that imports only `errors`."""
+"""Hold the configuration of the process: names, hooks and knobs; import only `errors`."""
 
 from __future__ import annotations
 

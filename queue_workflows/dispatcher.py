@@ -1,4 +1,4 @@
-"""The 0.3.0 names of the dispatcher: start a run, and dispatch after one event of a node."""
+"""Keep the 0.3.0 functions of the dispatcher: start a run, and dispatch after a node's event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error the package raises on purpose; a leaf also is the builtin that hosts catch."""
+"""Define every error that the package raises; a leaf also is the builtin that apps catch."""
 
 from __future__ import annotations
 

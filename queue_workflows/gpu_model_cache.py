@@ -1,4 +1,4 @@
-"""The process-wide model cache of the gpu worker."""
+"""Return the model cache that the whole process of a gpu worker shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History: runs and jobs with their attempts, events and logs; recording events, and pruning."""
+"""Read runs and jobs with their attempts, events and logs; record events, and prune."""
 
 from __future__ import annotations
 

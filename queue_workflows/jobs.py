@@ -1,4 +1,4 @@
-"""Jobs: enqueue, get, list, cancel, retry, delete and explain them.
+"""Enqueue, read, list, cancel, retry, delete and explain jobs.
 
 `enqueue`, `list` and what changes many jobs are about ingest jobs; the rest takes nodes' jobs too.
 Each call is one transaction, or joins that of `conn`.

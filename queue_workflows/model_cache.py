@@ -1,4 +1,4 @@
-"""One warm model per process: loaded on demand, swapped on a change, dropped when idle."""
+"""Keep one model loaded per process: load it on demand, swap it, drop it when idle."""
 
 from __future__ import annotations
 

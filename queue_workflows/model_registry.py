@@ -1,4 +1,4 @@
-"""Which models this process can load, and how."""
+"""Register the models that this process can load, with their loaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models: list what each gpu worker holds, and request that it loads or unloads one."""
+"""List the models that gpu workers hold, and request that a worker loads or unloads one."""
 
 from __future__ import annotations
 

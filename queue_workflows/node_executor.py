@@ -1,4 +1,4 @@
-"""Run one node: bind its arguments, bracket its function, check its result, record the outcome."""
+"""Run the handler of one node: resolve inputs, load its model, call it, check its result."""
 
 from __future__ import annotations
 

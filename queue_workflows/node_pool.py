@@ -1,4 +1,4 @@
-"""Threads of the orchestrator: start runs, dispatch events, take answers, do maintenance."""
+"""Run the threads of the orchestrator: start runs, dispatch events, take answers, maintain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 0.3.0 names of `jobs`, of `runs`' nodes, and of changes by hand, which have no other name."""
+"""Keep the 0.3.0 functions for node jobs and ingest jobs; each calls the present API."""
 
 from __future__ import annotations
 

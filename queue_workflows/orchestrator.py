@@ -1,4 +1,4 @@
-"""The orchestrator process: migrate, reclaim lapsed jobs, dispatch and do maintenance."""
+"""Run the orchestrator process: migrate, reclaim lapsed jobs, dispatch and do maintenance."""
 
 from __future__ import annotations
 

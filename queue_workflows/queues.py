@@ -1,4 +1,4 @@
-"""Queues: pause, resume and limit them; list them with depth, age, rates, state and limits."""
+"""Pause, resume, limit and list queues, with their depth, age, rates and state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ref mini-language: `$value`, `$from`, `$eq`, `$ne` and `$filter` over plain data."""
+"""Resolve refs, the values `$value`, `$from`, `$eq`, `$ne` and `$filter` in plain data."""
 
 from __future__ import annotations
 

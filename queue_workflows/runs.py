@@ -1,4 +1,4 @@
-"""Runs and their nodes: submit, get, list, answer, cancel, retry, update, delete and explain.
+"""Submit, read, list, answer, cancel, retry, update, delete and explain runs and their nodes.
 
 Each call is one transaction, or joins that of `conn`.
 """

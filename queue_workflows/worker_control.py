@@ -1,4 +1,4 @@
-"""`queue-worker-control`, the watcher that obeys its rows, and the 0.3.0 names of `workers`."""
+"""Run `queue-worker-control`, watch its rows for a worker, and keep 0.3.0 names of `workers`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The measurements: each module has `ABOUT` and `run(bench)`, which yields rows when measured."""
+"""Measure one thing per module; each has `ABOUT` and `run(bench)`, which yields rows."""

@@ -1,4 +1,4 @@
-"""Draining an ingest queue in batches of 100."""
+"""Measure how fast an ingest queue is drained in batches of 100."""
 
 from __future__ import annotations
 

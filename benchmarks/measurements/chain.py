@@ -1,4 +1,4 @@
-"""A chain of 100 nodes: what a hop from one node to the next costs."""
+"""Measure a hop from one node to the next in a chain of 100 nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to finish a job and claim the next, however long the queue and the history are."""
+"""Measure finishing a job and claiming the next, with long queues and a long history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draining a queue with one worker, one job at a time: ingest jobs and the nodes of one run."""
+"""Measure how fast one worker drains a queue of ingest jobs, and the nodes of one run."""
 
 from __future__ import annotations
 

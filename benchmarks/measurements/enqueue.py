@@ -1,4 +1,4 @@
-"""Enqueue, one commit each and in bulk."""
+"""Measure enqueues, one commit each and in bulk."""
 
 from __future__ import annotations
 

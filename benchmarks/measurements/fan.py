@@ -1,4 +1,4 @@
-"""One node, then 1,000 at once, then their join: with two workers."""
+"""Measure one node, then 1,000 at once, then their join, with two workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker and an orchestrator cost when there is nothing to do."""
+"""Measure what a worker and an orchestrator cost when there is nothing to do."""
 
 from __future__ import annotations
 

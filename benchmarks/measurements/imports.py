@@ -1,4 +1,4 @@
-"""Import time, in fresh interpreters."""
+"""Measure the import time in fresh interpreters."""
 
 from __future__ import annotations
 

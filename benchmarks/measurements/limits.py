@@ -1,4 +1,4 @@
-"""What claims feel of a limit that is set on a long queue."""
+"""Measure claims of a long queue while a limit is set on it."""
 
 from __future__ import annotations
 

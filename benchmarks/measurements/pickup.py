@@ -1,4 +1,4 @@
-"""From the commit of an enqueue to the start of the handler, on an idle worker."""
+"""Measure from the commit of an enqueue to the start of the handler, on an idle worker."""
 
 from __future__ import annotations
 

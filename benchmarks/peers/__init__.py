@@ -1,4 +1,4 @@
-"""Other queues from the package index, each in its own environment, with one small driver each."""
+"""Install other queue libraries, each in its own environment, and call their drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The findings of a check, and their texts."""
+"""Define the findings of a workflow's check: errors and warnings with their texts."""
 
 from __future__ import annotations
 

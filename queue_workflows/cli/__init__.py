@@ -1,4 +1,4 @@
-"""The `queue-workflows` command (extra: cli): one module per command."""
+"""Define the command `queue-workflows` (extra: cli): one module per subcommand."""
 
 from __future__ import annotations
 

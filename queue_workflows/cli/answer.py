@@ -1,4 +1,4 @@
-"""`queue-workflows answer` and `inputs`: answer the questions of runs, and list open ones."""
+"""Define `queue-workflows answer` and `inputs`: answer the questions of runs, list open ones."""
 
 from __future__ import annotations
 

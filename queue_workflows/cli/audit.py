@@ -1,4 +1,4 @@
-"""`queue-workflows audit`: report whether the database keeps the invariants."""
+"""Define `queue-workflows audit`: report whether the database keeps the invariants."""
 
 from __future__ import annotations
 

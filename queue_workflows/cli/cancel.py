@@ -1,4 +1,4 @@
-"""`queue-workflows cancel`: end a run, a node job or an ingest job."""
+"""Define `queue-workflows cancel`: end a run, a node job or an ingest job."""
 
 from __future__ import annotations
 

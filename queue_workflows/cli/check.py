@@ -1,4 +1,4 @@
-"""`queue-workflows check WORKFLOW`: find what would fail before the workflow runs."""
+"""Define `queue-workflows check WORKFLOW`: find what would fail before the workflow runs."""
 
 from __future__ import annotations
 

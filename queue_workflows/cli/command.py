@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, the app, and the database to use."""
+"""Run the part that every command shares: exit codes, loading the app, choosing the database."""
 
 from __future__ import annotations
 

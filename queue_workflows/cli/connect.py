@@ -1,4 +1,4 @@
-"""`queue-workflows connect`: check the connection to the database step by step."""
+"""Define `queue-workflows connect`: check the connection to the database step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows demo`: the example app makes a picture book; it needs no server."""
+"""Define `queue-workflows demo`: run the example app, which needs no server."""
 
 from __future__ import annotations
 

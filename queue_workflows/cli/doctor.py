@@ -1,4 +1,4 @@
-"""`queue-workflows doctor`: find what is wrong with an installation, and how to fix it."""
+"""Define `queue-workflows doctor`: find what is wrong with an installation, and the remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start the processes that an app needs, under one supervisor."""
+"""Start the processes that an app needs under one supervisor, and find queues without workers."""
 
 from __future__ import annotations
 

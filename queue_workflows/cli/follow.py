@@ -1,4 +1,4 @@
-"""Follow a run or a job to its end: its states, its events, and its growing log."""
+"""Print a run or a job as it changes, for `show --follow`: states, events and growing logs."""
 
 from __future__ import annotations
 

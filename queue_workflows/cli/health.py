@@ -1,4 +1,4 @@
-"""`queue-workflows health`: report by exit code whether this machine's workers are alive."""
+"""Define `queue-workflows health`: report by exit code whether this machine's workers live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follow a run to its end: show it, answer its questions, and check its processes."""
+"""Follow a run for `queue-workflows run`: show it, ask its questions, check its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows jobs`: list, show, retry, cancel and delete ingest jobs."""
+"""Define `queue-workflows jobs`: list, show, retry, cancel and delete ingest jobs."""
 
 from __future__ import annotations
 

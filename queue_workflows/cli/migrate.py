@@ -1,4 +1,4 @@
-"""`queue-workflows migrate`: migrate the schema to a version, or show what that would do."""
+"""Define `queue-workflows migrate`: migrate the schema, or show what that would do."""
 
 from __future__ import annotations
 

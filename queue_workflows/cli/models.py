@@ -1,4 +1,4 @@
-"""`queue-workflows models`: list the models of gpu workers, and load or unload them."""
+"""Define `queue-workflows models`: list the models of gpu workers, load and unload them."""
 
 from __future__ import annotations
 

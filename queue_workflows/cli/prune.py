@@ -1,4 +1,4 @@
-"""`queue-workflows prune`: delete rows that are past their retention, now."""
+"""Define `queue-workflows prune`: delete rows that are past their retention, now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows queues`: show, pause, resume and limit queues."""
+"""Define `queue-workflows queues`: show, pause, resume and limit queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a run or a job in detail: states, attempts in order, values, tracebacks, logs."""
+"""Print everything about one run or job: states, attempts, values, tracebacks and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows retry`: run a finished run, or a failed or cancelled job, again."""
+"""Define `queue-workflows retry`: run a finished run, or a failed or cancelled job, again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows run WORKFLOW`: submit one run and follow it to its end."""
+"""Define `queue-workflows run WORKFLOW`: submit one run and follow it to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that one run needs: those that serve the database already, else new ones."""
+"""Start the processes that one run needs, unless processes of others serve the database."""
 
 from __future__ import annotations
 

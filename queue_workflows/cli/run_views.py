@@ -1,4 +1,4 @@
-"""Show a run while it runs: a live tree on a terminal, plain lines elsewhere."""
+"""Show a run while it runs: as a live tree on a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 

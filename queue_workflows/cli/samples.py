@@ -1,4 +1,4 @@
-"""`queue-workflows samples`: show the recent CPU, RAM and GPU use of a machine."""
+"""Define `queue-workflows samples`: show the recent CPU, RAM and GPU use of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
+"""Define `queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows supervise`: restart this machine's workers that are flagged dead."""
+"""Define `queue-workflows supervise`: restart workers of this machine that are flagged dead."""
 
 from __future__ import annotations
 

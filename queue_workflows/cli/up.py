@@ -1,4 +1,4 @@
-"""`queue-workflows up`: run every process of an app until Ctrl-C."""
+"""Define `queue-workflows up`: run every process of an app until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the files of a run's steps under its `out_dir`."""
+"""List the files that the steps of a run have written under its `out_dir`."""
 
 from __future__ import annotations
 

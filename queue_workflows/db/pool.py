@@ -1,4 +1,4 @@
-"""Connections: the pool of apps, the pool of the engine, and dedicated connections."""
+"""Open connections: the pool of apps, the pool of the engine, and dedicated connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases for tests: created beside a `*_test` one, emptied between tests, dropped at the end."""
+"""Create databases for tests beside a `*_test` one, empty them between tests, and drop them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch after one event of a node: completed, failed, waiting for input, or answered."""
+"""Dispatch a run after one event of a node: completed, failed, waiting for input, answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL, which an app's processes share; the last of them stops it."""
+"""Share one embedded PostgreSQL among an app's processes; the last of them stops it."""
 
 from __future__ import annotations
 

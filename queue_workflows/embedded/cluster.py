@@ -1,4 +1,4 @@
-"""The files of a server: folder, binaries, owner and cluster."""
+"""Create and check the files of an embedded server: folder, binaries, owner and cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which `queue-workflows up` works on which database of the embedded server.
+"""Record which `queue-workflows up` serves which database of the embedded server.
 
 Each has a file `up/<database>.<random>`, which it keeps locked: the kernel drops the lock with its
 process, however that ends, so that a file without a lock is left over.

@@ -1,4 +1,4 @@
-"""The outcome of a handler: its result or error, and the traceback to show."""
+"""Describe how a handler ended: its result or error, and the traceback to show."""
 
 from __future__ import annotations
 

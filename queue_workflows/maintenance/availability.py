@@ -1,4 +1,4 @@
-"""Since when this process has had the database without a break."""
+"""Measure for how long this process has had the database without a break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own migration chain, as package data: `NNNN_name.sql`, each with a `.down.sql`."""
+"""Hold the engine's migrations as package data: `NNNN_name.sql`, each with a `.down.sql`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record the outcome of a job without holding its claim: complete, fail or park it.
+"""Record the outcome of a job for a caller that does not hold its claim.
 
 Each function is one transaction. A node's change writes its outbox event in it.
 """

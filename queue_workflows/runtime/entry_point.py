@@ -1,4 +1,4 @@
-"""The main function of every command: logging, exit codes, and masking in both."""
+"""Run the main function of a command with logging, exit codes, and masked secrets in both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link between a running task and its worker: progress one way, interrupts the other."""
+"""Connect a running handler with its worker: progress one way, interrupts the other."""
 
 from __future__ import annotations
 

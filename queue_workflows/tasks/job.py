@@ -1,4 +1,4 @@
-"""The current job of a task or a node: what it was given, and what it may report."""
+"""Return the current job to its handler: what it was given, and what it may report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims of one slot, shared by the threads that run its jobs and the lease keeper."""
+"""Track the claims of one slot for the threads that run its jobs and the lease keeper."""
 
 from __future__ import annotations
 

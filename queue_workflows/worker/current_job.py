@@ -1,4 +1,4 @@
-"""The running job of a worker, shared by the thread that runs it and the lease keeper."""
+"""Describe a running job for the thread that runs it and for the lease keeper."""
 
 from __future__ import annotations
 

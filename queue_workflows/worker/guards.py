@@ -1,4 +1,4 @@
-"""Guards of a running job: pure rules over a clock that return a failure and do nothing else."""
+"""Decide by pure rules over a clock whether a running job must be ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main loop of a worker of one queue: claim, run, and record together with the next claim."""
+"""Run the main loop of a worker of one queue: claim, run, record with the next claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to load or unload a model: polled by the lease keeper, carried out between jobs."""
+"""Poll requests to load or unload a model, and carry them out between jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide whether the database prevented a lease renewal, and report that after the worker's exit.
+"""Decide whether the database prevented a lease renewal; report that after the worker's exit.
 
 A worker that cannot renew its lease exits. The server cannot distinguish this exit from a crash of
 the handler. So the worker sets a flag in the shared status, for its parent. It also writes a note

@@ -1,4 +1,4 @@
-"""The app of the GPU check: models of random weights, and handlers that use the GPU or stop.
+"""Define the app of the GPU check: models of random weights, and handlers that use the GPU.
 
 Without a card, in the folder that QW_GPU_PRETEND names, allocations and use are files of the
 process, which the `nvidia-smi` of `tests.gpu.pretend` adds up.

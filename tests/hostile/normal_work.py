@@ -1,4 +1,4 @@
-"""Normal runs and jobs that must end within the bound whatever the hostile rows are."""
+"""Submit normal runs and jobs, which must end in time whatever the hostile rows are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One hostile change: a valid row with extreme values in one or two columns."""
+"""Build one hostile change: a valid row with extreme values in one or two columns."""
 
 from __future__ import annotations
 

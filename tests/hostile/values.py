@@ -1,4 +1,4 @@
-"""The extreme values of each type, as text that PostgreSQL casts to the column's type."""
+"""List the extreme values of each type, as text that PostgreSQL casts to the column's type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app of the soak's processes: `--app tests.soak.app:setup`."""
+"""Define the app of the soak's processes: `--app tests.soak.app:setup`."""
 
 from __future__ import annotations
 

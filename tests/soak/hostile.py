@@ -1,4 +1,4 @@
-"""A hostile submitter, and a role without rights that calls every function; both seeded."""
+"""Submit hostile rows, and call every function as a role without rights; both seeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of ingest jobs: keys, limits, retries, pauses and repeated requests."""
+"""Submit the load of ingest jobs: keys, limits, retries, pauses and repeated requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of every handler in the soak: take time, and write to the journal under its claim."""
+"""Wrap every handler of the soak: take time, and write to the journal under its claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants that let a hostile row stop others: loader, rights, isolation, display."""
+"""Define mutants that let a hostile row stop others: loader, rights, isolation, display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of ingest jobs: keys, lock keys, limits, pauses, attempts and crash charges."""
+"""Define mutants of ingest jobs: keys, lock keys, limits, pauses, attempts, crash charges."""
 
 from __future__ import annotations
 

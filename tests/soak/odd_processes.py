@@ -1,4 +1,4 @@
-"""Processes with a difference: they poll, their clock is stepped, or they run an older revision."""
+"""Start processes that poll, whose clock is stepped, or that run an older revision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeded plan of faults and load."""
+"""Draw the plan of faults and load from the seed."""
 
 from __future__ import annotations
 

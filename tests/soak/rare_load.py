@@ -1,4 +1,4 @@
-"""RareLoad and large load: joins of 300 nodes, retried runs, payloads near the limit."""
+"""Submit rare and large load: joins of 300 nodes, retried runs, payloads near the limit."""
 
 from __future__ import annotations
 

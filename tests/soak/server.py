@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL for the soak, which can be stopped at any moment."""
+"""Start a throw-away PostgreSQL for the soak, which can be stopped at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of the soak's ingest jobs, and the queues and limits of these jobs."""
+"""Define the tasks of the soak's ingest jobs, and the queues and limits of these jobs."""
 
 from __future__ import annotations
 

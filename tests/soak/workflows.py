@@ -1,4 +1,4 @@
-"""The workflows of the soak: chains, joins, diamonds, skips, questions, models, and poison."""
+"""Define the workflows of the soak: chains, joins, diamonds, skips, questions, models, poison."""
 
 from __future__ import annotations
 

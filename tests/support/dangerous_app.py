@@ -1,4 +1,4 @@
-"""An app whose handlers kill the worker, sleep or fork: `--app tests.support.dangerous_app:setup`.
+"""Define an app whose handlers kill the worker, sleep or fork.
 
 What `toy_app` has comes with it; handlers add their line to the `journal` of their `folder`.
 """

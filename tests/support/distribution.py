@@ -1,4 +1,4 @@
-"""The scheduler of `pytest -n`: it decides which process runs which tests."""
+"""Decide for `pytest -n` which process runs which tests."""
 
 from __future__ import annotations
 

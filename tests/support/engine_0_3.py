@@ -1,4 +1,4 @@
-"""The statements that version 0.3.0 sends to its tables, one by one and as a fleet."""
+"""Send the statements of version 0.3.0 to its tables, one by one and as a fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with extreme values in every column of every table, which no writer of ours creates."""
+"""Insert rows with extreme values in every column, which no writer of ours creates."""
 
 from __future__ import annotations
 

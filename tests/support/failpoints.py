@@ -1,4 +1,4 @@
-"""An app whose processes die by SIGKILL right before or after their n-th commit."""
+"""Define an app whose processes die by SIGKILL right before or after their n-th commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers without threads and orchestrators in one process, and the faults that hit them."""
+"""Simulate a fleet in one process: workers without threads, orchestrators and their faults."""
 
 from __future__ import annotations
 

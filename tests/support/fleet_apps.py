@@ -1,4 +1,4 @@
-"""Rules of the fleet's state machine: what apps and operators do."""
+"""Define the fleet's state machine rules for apps and operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of the fleet's state machine: database, model of the rows, and drawn choices."""
+"""Define the base of the fleet's state machine: database, model of the rows, drawn choices."""
 
 from __future__ import annotations
 

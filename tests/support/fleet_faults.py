@@ -1,4 +1,4 @@
-"""Rules of the fleet's state machine: faults, orchestrators and sweeps."""
+"""Define the fleet's state machine rules for faults, orchestrators and sweeps."""
 
 from __future__ import annotations
 

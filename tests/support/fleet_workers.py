@@ -1,4 +1,4 @@
-"""Rules of the fleet's state machine: workers, and claims that are lost."""
+"""Define the fleet's state machine rules for workers, and for claims that are lost."""
 
 from __future__ import annotations
 

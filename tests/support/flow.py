@@ -1,4 +1,4 @@
-"""Toy workflows, and helpers that run them manually or by real workers in this process."""
+"""Run toy workflows step by step, or by real workers in this process."""
 
 from __future__ import annotations
 

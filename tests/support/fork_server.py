@@ -1,4 +1,4 @@
-"""A process that has imported the engine once and forks role processes.
+"""Fork role processes from a process that has imported the engine once.
 
 What it forks is a process of its own, which lives and dies as a console script does.
 """

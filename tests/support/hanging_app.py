@@ -1,4 +1,4 @@
-"""An app whose handlers do not end: `--app tests.support.hanging_app:setup`."""
+"""Define an app whose handlers do not end: `--app tests.support.hanging_app:setup`."""
 
 from __future__ import annotations
 

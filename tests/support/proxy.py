@@ -1,4 +1,4 @@
-"""A TCP proxy before PostgreSQL that a test can freeze, mute or cut."""
+"""Run a TCP proxy before PostgreSQL that a test can freeze, mute or cut."""
 
 from __future__ import annotations
 

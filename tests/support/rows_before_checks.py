@@ -1,4 +1,4 @@
-"""Rows that the current checks refuse, as an older database may have them."""
+"""Insert rows that the current checks refuse, as an older database may have them."""
 
 from __future__ import annotations
 

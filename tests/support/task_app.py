@@ -1,4 +1,4 @@
-"""An app with tasks of every kind: `--app tests.support.task_app:setup`.
+"""Define an app with tasks of every kind: `--app tests.support.task_app:setup`.
 
 Each adds lines to `<folder>/journal`, works until the file `<folder>/go` is there, and says when it
 tidies up. `KINDS` are their names.

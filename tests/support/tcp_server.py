@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL that listens on TCP and requires a password (scram)."""
+"""Start a throw-away PostgreSQL that listens on TCP and requires a password (scram)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app for end-to-end tests: `--app tests.support.toy_app:setup`.
+"""Define an app for end-to-end tests: `--app tests.support.toy_app:setup`.
 
 Runs take a `folder`: handlers add a line to its `journal` when they start, and some wait there for
 the file `go`.

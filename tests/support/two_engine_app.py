@@ -1,4 +1,4 @@
-"""An app that runs under 0.3.0 and under this version: `--app tests.support.two_engine_app:setup`.
+"""Define an app that runs under 0.3.0 and under this version.
 
 Every handler adds a line to the journal that QW_JOURNAL names: the run's and the node's name.
 """

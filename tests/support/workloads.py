@@ -1,4 +1,4 @@
-"""Workloads that must end although processes die, and the checks of their results."""
+"""Submit workloads that must end although processes die, and check their results."""
 
 from __future__ import annotations
 
