@@ -10,7 +10,7 @@ _EXTRA = ("typer", "rich")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of a command; 2 with one line where the extra `cli` is not installed."""
+    """Run the command and return its exit code: 2 and one line if the extra `cli` is missing."""
     try:
         return _main(argv)
     except KeyboardInterrupt:

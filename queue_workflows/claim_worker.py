@@ -84,7 +84,7 @@ class ClaimWorker:
 
     @property
     def worker_id(self) -> str:
-        """The identity under which this worker claims."""
+        """Return the identity under which this worker claims."""
         return self._base.worker_id
 
     def _known_models(self) -> list[str] | None:
@@ -198,7 +198,7 @@ class WorkerPool:
 
     @property
     def worker_ids(self) -> dict[str, str]:
-        """The identity under which each queue is claimed."""
+        """Return the identity under which each queue is claimed."""
         return {who.queue: who.worker_id for each in self._slots for who in [each.who()]}
 
     def run_forever(self) -> None:
@@ -302,13 +302,13 @@ def _check_app(queue: str) -> None:
     cfg = config.get_config()
     if queue in config.DAG_QUEUES and not cfg.knows_nodes():
         raise errors.InvalidConfig(
-            f"a {queue} worker that knows no node would fail every job: name the host app with "
+            f"a {queue} worker that knows no node would fail every job: name the app with "
             "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
         )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`queue-claim-worker`: run one worker until SIGTERM or SIGINT; 2 for what cannot work."""
+    """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
     arguments = sys.argv[1:] if argv is None else argv
     options = _parser().parse_args(arguments)
 

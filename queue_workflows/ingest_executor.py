@@ -33,9 +33,9 @@ def run_task(
 ) -> outcomes.Outcome:
     """Run the task of a claimed job, writing nothing; whatever it raises is an outcome.
 
-    `control_`: the worker that listens to it and may interrupt it; None: nobody does. `runner`: as
-    which an async task finds the loop of the last one again. A job that was cancelled meanwhile
-    leaves no result; one that its worker interrupted is `cancelled`, with the reason as its error.
+    `control_`: receives progress and may interrupt the task; None: nobody does. `runner`: keeps the
+    event loop for the next async task. A job that was cancelled meanwhile has no result. A job that
+    its worker interrupted is `cancelled`, with the reason as its error.
     """
     attempt = _Attempt(job, control_ or control.NoControl())
     token, own = jobs.current.set(attempt.job), runner or handlers.Runner()
@@ -66,7 +66,7 @@ async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcom
 
 
 class _Attempt:
-    """One claim of a job while its task runs, and the outcome that comes of it."""
+    """One claim of a job while its task runs, and the outcome."""
 
     __slots__ = ("_name", "_row", "_started", "control", "job")
 
@@ -78,7 +78,7 @@ class _Attempt:
         self._started = time.monotonic()
 
     def call(self) -> Any:
-        """Return what the task returns: its result, or a generator or coroutine to run."""
+        """Call the task; return its result, or a generator or coroutine that must be run."""
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
             raise errors.UnknownTask(
@@ -89,7 +89,7 @@ class _Attempt:
         return args.caller_of(task).call(task, row["reason"], row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
-        """The body has ended by itself; raises `InvalidPayload`, and a signal that it returned."""
+        """Return the outcome of a handler that returned; raises a signal that it returned."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
         found = outcomes.unless_signal(self.job.result_set if value is None else value)
@@ -100,7 +100,7 @@ class _Attempt:
         return outcomes.Outcome("completed", self._seconds, text, value=found)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """The handler raised, or was requested to end."""
+        """Return the outcome of a handler that raised, or that was requested to end."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
         if isinstance(error, control.Interrupted):

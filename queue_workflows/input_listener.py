@@ -46,7 +46,7 @@ class InputListener:
         self._loop.stop()
 
     def process_all(self, stopped: threading.Event | None = None) -> int:
-        """Process answers until none is due; return how many."""
+        """Handle answers until none is due; return how many."""
         count = 0
         while not (stopped and stopped.is_set()) and self.process_once():
             count += 1

@@ -65,7 +65,7 @@ def execute_node(
 
 @contextlib.contextmanager
 def _keep_loaded(cache: ModelCache | None) -> Generator[None]:
-    """The model stays loaded meanwhile."""
+    """Keep the loaded model until the block ends."""
     if cache is None:
         yield
         return
@@ -77,14 +77,14 @@ def _keep_loaded(cache: ModelCache | None) -> Generator[None]:
 
 
 def call_completed_hook(job: Row, outcome: outcomes.Outcome) -> None:
-    """Call the host's `on_node_completed` after the commit; its errors are logged and dropped."""
+    """Call the app's `on_node_completed` after the commit; its errors are logged and dropped."""
     hook = config.get_config().on_node_completed
     if hook is None:
         return
     try:
         full, run = _full_rows(job)
         hook(full, run, outcome.value)
-    except (Exception, SystemExit):  # noqa: BLE001  the boundary around host code
+    except (Exception, SystemExit):  # noqa: BLE001  the boundary around app code
         _log.exception("on_node_completed for node %s failed", job["node_id"])
 
 
@@ -95,7 +95,7 @@ def run_handler(
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
 ) -> outcomes.Outcome:
-    """Run the body of a claimed job, writing nothing about it; whatever it raises is an outcome."""
+    """Run the handler of a claimed job and return its outcome, also if it raises; write nothing."""
     started = time.monotonic()
     cancel = cancel_event or threading.Event()
     resolved: str | None = None
@@ -114,7 +114,7 @@ def run_handler(
         text = payload.encode(value, f"result of node {job['node_id']!r}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a body may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         outcome = outcomes.of_error(error, time.monotonic() - started, f"node {job['node_id']}")
         return _unless_cancelled(cancel, outcome._replace(resolved_inputs=resolved))
     outcome = outcomes.Outcome(
@@ -134,9 +134,9 @@ def _unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> out
 
 
 def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
-    """The engine's own read around a body: an outage is not the node's failure.
+    """Read for the engine beside a handler; repeat the read if the database is unreachable.
 
-    It is tried again until it succeeds; the end of the lease, which the worker watches, bounds it.
+    An outage is not the node's failure. The worker watches the lease, whose end bounds the wait.
     """
     delay_s = READ_AGAIN_FIRST_S
     while True:
@@ -216,10 +216,10 @@ def _unknown_node(job: Row, cancel: threading.Event, error: errors.NodeNotFound)
 
 
 def _in_app_context(job: Row, cancel: threading.Event, body: Callable[[], JsonDict]) -> JsonDict:
-    """The body's delta, inside the host's context if it set one.
+    """Call the handler inside the app's invoke context, if it set one; return the delta.
 
-    `finalize` is applied to a success only, and not when the job was cancelled meanwhile. An error
-    of the body is raised even if the host's context swallows it.
+    `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An error of
+    the handler is raised even if the app's context suppresses it.
     """
     factory = config.get_config().invoke_context
     if factory is None:
@@ -252,7 +252,7 @@ def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict
 
 
 def _context_delta(value: Any) -> JsonDict:
-    """A dict is the delta, or holds it as `context_delta`; anything else is none."""
+    """Return the delta: the dict, or its member `context_delta`; {} for any other result."""
     if not isinstance(value, dict):
         return {}
     result = cast("JsonDict", value)
@@ -293,7 +293,7 @@ def _model_event(job: Row, event_type: str, elapsed_s: float | None) -> None:
 
 
 class _Folders:
-    """A node's folders, made when it asks for them; `close` removes what is of this attempt."""
+    """A node's folders, created on request; `close` removes the folder of this attempt."""
 
     def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job
@@ -340,5 +340,5 @@ class _Folders:
 
 
 def takes_status_callback(body: Callable[..., Any]) -> bool:
-    """Whether a body reports its progress."""
+    """Return whether a handler reports its progress."""
     return "status_callback" in arguments.signature(body).names

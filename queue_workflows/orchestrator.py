@@ -12,7 +12,7 @@ _log = logging.getLogger("queue_workflows.orchestrator")
 
 
 def bring_schema(stop: signals.StopRequest) -> bool:
-    """Wait for the database and apply what it lacks; False when a stop was requested first."""
+    """Wait for the database and migrate it; return False if a stop was requested before."""
     while db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
         try:
             applied = db.bootstrap(stopped=stop.requested.is_set)
@@ -21,7 +21,7 @@ def bring_schema(stop: signals.StopRequest) -> bool:
                 return False
             raise
         except db.OperationalError as error:
-            _log.warning("the database went away while the schema was looked at: %s", error)
+            _log.warning("lost the database while checking the schema: %s", error)
             stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read())
             continue
         if applied:
@@ -31,7 +31,7 @@ def bring_schema(stop: signals.StopRequest) -> bool:
 
 
 def serve(stop: signals.StopRequest) -> int:
-    """Bootstrap, recover and dispatch until a stop is requested; return 0."""
+    """Migrate, recover and dispatch until a stop is requested; return 0."""
     if not bring_schema(stop):
         return 0
     registrar = config.get_config().builtin_model_registrar
@@ -61,7 +61,7 @@ def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`queue-orchestrator`: run until SIGTERM or SIGINT; 2 for what cannot work."""
+    """Run `queue-orchestrator` until SIGTERM or SIGINT; return 2 if it cannot work."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-orchestrator",

@@ -188,7 +188,7 @@ def _join_embedded() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`queue-worker-control`: write the control row; 0, or 2 with one line for what is wrong."""
+    """Run `queue-worker-control`: write the control row; return 0, or 2 and a line for a fault."""
     options = _parser().parse_args(argv)
 
     def body() -> int:

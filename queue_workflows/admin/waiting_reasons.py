@@ -126,7 +126,7 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
 
 
 def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str | None]:
-    """What keeps every worker from it."""
+    """Return the clause and text that keep every worker from the job; None for neither."""
     if row["status"] != "queued":
         by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
         return "status", f"it is {row['status'].replace('_', ' ')}{by}"
@@ -137,8 +137,8 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
         return "not_due", f"it is not due{until}"
     if reason == "locked":
-        turn = waiting_facts.lock_owner(conn, table, row)
-        has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
+        owner = waiting_facts.lock_owner(conn, table, row)
+        has = f": job {owner['id']} ({owner['status']}) has it" if owner else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
         return "unserved", _of_unserved(conn, row)
@@ -147,9 +147,9 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
     if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
-        said = waiting_facts.partition_limits(conn, row)
-        if said["paused"]:
-            return _of_partition(said, row["partition_key"])
+        limits = waiting_facts.partition_limits(conn, row)
+        if limits["paused"]:
+            return _of_partition(limits, row["partition_key"])
     return _of_queue(conn, row["queue"])
 
 
@@ -159,42 +159,42 @@ def unserved_text(queue: str) -> str:
 
 
 def _of_unserved(conn: db.Connection, row: Row) -> str:
-    """Say why others have its lock key, and when it stands in line again."""
+    """Return why other jobs got its lock key, and whether it may wait for the key again."""
     stale_s = config.STALE_WORKER_AFTER_S.read()
     if row["queue"] in lock_queues.served(conn, stale_s):
-        return "its queue has a worker again: it is about to stand in line for its lock key"
+        return "its queue has a worker again: it is about to wait for its lock key again"
     clause, detail = _of_queue(conn, row["queue"])
     if clause == "paused":
         return f"its {detail}, so its lock key passed to others"
     return unserved_text(row["queue"])
 
 
-def _of_partition(said: Row, key: str) -> tuple[str, str]:
-    """What keeps the line of a partition waiting."""
-    if said["paused"]:
-        return "paused", f"partition {key} is paused{_until(said['paused_until'])}"
-    rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
-    if said["due_at"] is not None and rate:
-        return "limited", f"partition {key} starts {rate}: its line is due{_at(said['due_at'])}"
-    if said["max_running"]:
-        running = f"{said['running']} of {said['max_running']}"
-        return "limited", f"it waits in line of partition {key}, of which {running} run"
-    return "limited", f"it waits in line of partition {key}"
+def _of_partition(limits: Row, key: str) -> tuple[str, str]:
+    """Return the clause and text of what keeps the waiting jobs of a partition."""
+    if limits["paused"]:
+        return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
+    rate = durations.rate_text(limits["rate_limit"], limits["rate_period_s"])
+    if limits["due_at"] is not None and rate:
+        return "limited", f"partition {key} starts {rate}: the next is due{_at(limits['due_at'])}"
+    if limits["max_running"]:
+        running = f"{limits['running']} of {limits['max_running']}"
+        return "limited", f"it waits for partition {key}, of which {running} jobs run"
+    return "limited", f"it waits for a check of partition {key}"
 
 
 def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
-    """What its queue's own pause and limits keep from all workers."""
-    said = waiting_facts.queue_limits(conn, queue)
-    if said is None:
+    """Return the clause and text of the pause or limit of the queue as a whole; None for none."""
+    limits = waiting_facts.queue_limits(conn, queue)
+    if limits is None:
         return None, None
-    if said["paused"]:
-        by = f" by {said['paused_by']}" if said["paused_by"] else ""
-        return "paused", f"queue {queue} is paused{by}{_until(said['paused_until'])}"
-    if said["max_running"] and said["running"] >= said["max_running"]:
-        return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
-    if said["due_s"] is not None:
-        rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
-        due = display.number(said["due_s"], ".1f", " s")
+    if limits["paused"]:
+        by = f" by {limits['paused_by']}" if limits["paused_by"] else ""
+        return "paused", f"queue {queue} is paused{by}{_until(limits['paused_until'])}"
+    if limits["max_running"] and limits["running"] >= limits["max_running"]:
+        return "limited", f"queue {queue} runs its limit of {limits['max_running']}"
+    if limits["due_s"] is not None:
+        rate = durations.rate_text(limits["rate_limit"], limits["rate_period_s"])
+        due = display.number(limits["due_s"], ".1f", " s")
         return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None
 
@@ -221,10 +221,10 @@ def _of_worker(
                 return "model", f"it registers no model, and others know {row['required_model']}"
             return "model", f"it does not know model {row['required_model']}"
         if fit["misfit"] == "vram":
-            card_gb = worker["vram_total_mb"] // 1000
+            gpu_gb = worker["vram_total_mb"] // 1000
             return (
                 "vram",
-                f"the model needs {display.number(fit['needs_gb'])} GB, its card has {card_gb} GB",
+                f"the model needs {display.number(fit['needs_gb'])} GB, its GPU has {gpu_gb} GB",
             )
     if blocked:
         return None, None
@@ -234,7 +234,7 @@ def _of_worker(
 def _by_place(
     conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
-    """The place in a plain line."""
+    """Return the place among the waiting jobs of its queue."""
     claim = stored_json.mapping(worker["claim"])
     newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
     ahead = waiting_facts.ahead(conn, table, row, newest=newest, models=models)
@@ -252,7 +252,7 @@ def _jobs(number: int, word: str = "") -> str:
 
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
-    """What the worker's policy puts before it."""
+    """Return what the worker's claim policy takes before this job."""
     can = waiting_facts.models(conn, worker)
     choice = waiting_facts.choice(conn, worker, can)
     own, chosen = row["required_model"] or "", choice["model"]
@@ -264,7 +264,7 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     if own and choice["why"] in ("worth", "left") and (reason := _left(conn, worker, own)):
         return "left", reason
     if chosen is None:
-        return "left", "what waits is left to those that hold it"
+        return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]
     if choice["why"] == "first" or better:
         return _by_place(conn, job_tables.NODE_JOBS.name, row, worker, can)
@@ -277,7 +277,7 @@ _REASONS: dict[str, Any] = {
     "first": "the first in line",
     "warm": "it needs no load here",
     "urgent": "a better priority that has waited past the grace",
-    "worth": "most waiting ends there per second of load and work",
+    "worth": "it ends the most waiting per second of load and work",
     "overdue": "it has waited too much longer than the others",
 }
 
@@ -293,14 +293,14 @@ def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
 
 
 def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
-    """Who gets to its line first, or None when it is not left to anybody."""
+    """Return which workers the model is left to, and why; None if it is left to nobody."""
     line = waiting_facts.weighed(conn, worker, model)
     if not line["is_left"]:
         return None
     hosts = ", ".join(line["holders"] or ())
     reach_s, load_s = line["reach_s"], line["load_s"]
     reach, load = display.number(reach_s, ".0f"), display.number(load_s, ".0f")
-    return f"left to {hosts}, through with it in {reach} s; a load takes {load} s here"
+    return f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
 
 
 def _line(model: str) -> str:

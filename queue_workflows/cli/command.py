@@ -34,7 +34,7 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
             raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
         except db.Error as error:
             if error.sqlstate == PERMISSION_DENIED:
-                raise  # it has another remedy: `process.run_main` names the GRANT
+                raise  # it has another remedy: `entry_point.run_main` names the GRANT
             # For example a counter at the maximum of its type, which no command can raise.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.RowRefused(f"the database refused it: {lines[0]}") from error

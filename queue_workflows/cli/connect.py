@@ -56,7 +56,7 @@ def connect(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say whether the database can be used from here, or what to do."""
+    """Check the connection to the database, step by step."""
 
     def run_command() -> int:
         if purpose not in permissions.PURPOSES:

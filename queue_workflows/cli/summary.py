@@ -154,7 +154,7 @@ def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
 
 
 def app_frames(lines: list[str]) -> list[str]:
-    """A traceback from its first frame outside the engine on; [] if there is none."""
+    """Return a traceback from its first frame outside the engine; [] without such a frame."""
     for number, line in enumerate(lines):
         match = _FRAME.match(line)
         if match is not None and not _is_engine(match[1]):

@@ -241,7 +241,7 @@ def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseExcepti
 
 
 def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseException) -> bool:
-    """Delay the event, or fail its run after too many failures (run locked first). Return True."""
+    """Postpone the event, or fail its run after too many failures; return True."""
     reason = payload.error_text(
         error if isinstance(error, hooks.HookFailed) else hooks.describe_error(error)
     )

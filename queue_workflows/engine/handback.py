@@ -37,7 +37,7 @@ def hand_back_all(
     """Give up these claims of one worker and table as `hand_back` does; return the changed rows.
 
     Each job keeps its priority. A claim that is lost is left alone, as is one whose change the
-    database refuses: see `quarantine.change_each`.
+    database refuses: see `claim_isolation.change_each`.
     """
     if not leases:
         return []

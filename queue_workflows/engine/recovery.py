@@ -78,7 +78,7 @@ def reclaim_dead(
     """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
 
     Counts a crash of each, for which `evidence` is the reason. Returns the rows. A job whose change
-    the database refuses is left to its lease: see `quarantine.change_each`.
+    the database refuses is left to its lease: see `claim_isolation.change_each`.
     """
     of_process = statements.recovery.of_process[table.name]
 

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def dir() -> Path:  # noqa: A001  the contract names it
-    """The folder that holds the chain."""
+    """Return the folder of the migrations."""
     return Path(__file__).parent

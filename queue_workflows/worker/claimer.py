@@ -52,7 +52,7 @@ class Claimer:
         *,
         dedicated: db.DedicatedConnection | None = None,
     ) -> None:
-        """`dedicated` is a connection shared with other claimers, whose owner calls `opened`."""
+        """Use `dedicated`, whose owner calls `opened`, or a connection of its own if None."""
         self._table = table
         self._who = who
         self._dedicated = dedicated or db.DedicatedConnection(self.opened)
@@ -112,7 +112,7 @@ class Claimer:
         """Claim the next job and return it, or None.
 
         Raises database errors after closing the connection. An error that a row causes is not
-        raised: `quarantine.claim_apart` takes the row out of the way.
+        raised: `claim_isolation.claim_apart` takes the row out of the way.
         """
         self.isolated = False
         try:

@@ -32,7 +32,7 @@ class Work:
         now_fn: NowFn = clock.boot_s,
         lease: job_tables.Lease | None = None,
     ) -> None:
-        """`lease` is the claim of `job`, if it is known already."""
+        """Create the state of a claimed job; `lease` None: built from the row of the job."""
         self._now = now_fn
         self.table = table
         self.job = job
