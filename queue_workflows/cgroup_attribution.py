@@ -18,7 +18,7 @@ CGROUPS = Path("/host/sys/fs/cgroup")
 """The machine's own cgroup tree, mounted read-only into this container."""
 DOCKER = Path("/var/run/docker.sock")
 LIST_EVERY_S = 10.0
-"""How long the list of containers is gone by."""
+"""Seconds for which a list of containers is used."""
 TIMEOUT_S = 1.0
 ANSWER_LIMIT = 4 << 20
 MB = 1024 * 1024
@@ -62,7 +62,7 @@ class Attribution:
         spent, ram = self._spent(), sum(map(_ram, self._folders))
         cpu = None
         if self._at is not None and now > self._at:
-            # A container that came since counts from its next look, one that went no more.
+            # A new container counts from its next sample on; an ended one counts no more.
             used_us = sum(max(0, spent[f] - self._before[f]) for f in spent if f in self._before)
             cpu = min(100.0, used_us / 1e4 / (now - self._at) / (os.cpu_count() or 1))
         self._before, self._at = spent, now

@@ -27,11 +27,11 @@ MAX_LEASE_S = 30 * 86400.0
 class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
-    `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue; of another object than a `ModelCache` only
-    `require_model(id)` has to exist. `batch`: ingest jobs a claim. `shutdown_timeout_s`
-    defaults to SHUTDOWN_TIMEOUT_S. `on_exit` leaves the process when a guard trips. Raises
-    `UnknownQueue` and `InvalidConfig` (both ValueErrors).
+    `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
+    `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
+    queue. `batch`: ingest jobs per claim. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
+    `on_exit` ends the process when a guard fails a job. Raises `UnknownQueue` and `InvalidConfig`
+    (both ValueErrors).
     """
 
     def __init__(
@@ -102,19 +102,19 @@ class ClaimWorker:
         )
 
     def run_once(self) -> bool:
-        """Claim one job and see it through; False when there was none."""
+        """Claim one job, run it and record its outcome; return False if there was none."""
         with self._working():
             return self._loop.run_once()
 
     def run_forever(self) -> None:
-        """Run jobs as they come until `stop`; survives the loss of its database."""
+        """Run jobs until `stop`; continue after an outage of the database."""
         with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
 
     @contextmanager
     def _working(self) -> Generator[None]:
         if os.getpid() != self._pid:
-            # Forked since: an identity is a process's own, and its siblings work under theirs.
+            # After a fork: each process needs an identity of its own, or two would share claims.
             self._pid = os.getpid()
             self._base = self._base._replace(worker_id=identity.new_worker_id(self._base.host))
         try:
@@ -132,22 +132,22 @@ class ClaimWorker:
         self._loop.stop()
 
     def stop_now(self) -> None:
-        """Give the running job back at once and leave."""
+        """Return the running job to the queue at once and exit."""
         self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
 
 
 def _sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
-    """Return the sampler of the machine; None: switched off. The first worker's one samples."""
+    """Return the sampler of the machine, or None if samples are switched off."""
     return None if config.DISABLE_HW_METRICS.read() else hw_metrics.Sampler(host, ready=ready)
 
 
 class WorkerPool:
     """Several jobs at once in one process, of several ingest queues: see docs/jobs.md.
 
-    `workers`: `[{"queue": "load", "concurrency": 2}]`, as JSON text too; default WORKERS_JSON. Its
-    queues join `ingest_queues`. The rest as for `ClaimWorker`. Raises `InvalidConfig` (a
-    ValueError) with a line for each entry that is wrong.
+    `workers`: `[{"queue": "load", "concurrency": 2}]` or its JSON text; default WORKERS_JSON. Its
+    queues are added to `ingest_queues`. The other arguments are those of `ClaimWorker`. Raises
+    `InvalidConfig` (a ValueError) with a line for each wrong entry.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class WorkerPool:
         return {who.queue: who.worker_id for each in self._slots for who in [each.who()]}
 
     def run_forever(self) -> None:
-        """Run jobs as they come until `stop` and the end of what runs then; once."""
+        """Run jobs until `stop`, and until the running ones have ended; call it once."""
         with self._keeper.running(), self._metrics or nullcontext():
             self._loop.run_forever()
 
@@ -215,7 +215,7 @@ class WorkerPool:
         self._loop.stop()
 
     def stop_now(self) -> None:
-        """Give the running jobs back at once and leave."""
+        """Return the running jobs to their queues at once and exit."""
         self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
 
@@ -326,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    # The app may say which variables name the database and this host.
+    # The app may set the names of the variables for the database and the host label.
     config.load_app(options.app)
     db.db_url()
     own = [word for word in arguments if word != "--supervise"]

@@ -42,8 +42,9 @@ _warned: set[tuple[str, str]] = set()
 class Knob(Generic[T]):
     """One environment knob.
 
-    `read()` looks up `QUEUE_WORKFLOWS_<name>`, then `<prefix><name>`, then gives the default. It is
-    read when used. A value that does not parse: the default, and one warning that names it.
+    `read()` returns the value of `QUEUE_WORKFLOWS_<name>`, else of `<prefix><name>`, else the
+    default. Code reads it when it uses it. A value that cannot be parsed counts as the default,
+    with one warning that names it.
     """
 
     __slots__ = ("default", "meaning", "name", "unit", "variables")
@@ -56,7 +57,7 @@ class Knob(Generic[T]):
         self.unit = unit
         self.meaning = meaning
         self.variables = (f"QUEUE_WORKFLOWS_{name}", f"{prefix}{name}")
-        """The environment variables, in the order in which they are looked up."""
+        """Return the environment variables in the order of their use."""
         KNOBS[name] = cast("Knob[Any]", self)
 
     def read(self) -> T:
@@ -113,7 +114,7 @@ POLL_ONLY = Knob(
     "POLL_ONLY",
     False,
     "flag",
-    "set and non-empty: no LISTEN connections: every process goes by its polls alone",
+    "set and non-empty: no LISTEN connections, so that every process only polls",
 )
 DB_PING_INTERVAL_S = Knob(
     "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"
@@ -144,9 +145,11 @@ SILENT_WORKER_AFTER_S = Knob(
     "without a renewal for this long a worker whose session is gone counts as dead",
 )
 DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
-    "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are looked for"
+    "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are searched for"
 )
-WATCHDOG_MAX_RETRIES = Knob("WATCHDOG_MAX_RETRIES", 3, "trips", "watchdog trips before a job fails")
+WATCHDOG_MAX_RETRIES = Knob(
+    "WATCHDOG_MAX_RETRIES", 3, "failures", "watchdog failures before a job fails"
+)
 MAX_CRASHES = Knob(
     "MAX_CRASHES", 3, "crashes", "workers a job may take down before it fails as poison"
 )
@@ -166,7 +169,7 @@ GPU_HEALTH_LOAD_GRACE_S = Knob(
 )
 GPU_IDLE_PCT = Knob("GPU_IDLE_PCT", 5.0, "%", "GPU use at or under which it counts as idle")
 GPU_HEALTH_RAM_DELTA_MB = Knob(
-    "GPU_HEALTH_RAM_DELTA_MB", 5120, "MB", "RAM movement that counts as progress"
+    "GPU_HEALTH_RAM_DELTA_MB", 5120, "MB", "change of RAM that counts as progress"
 )
 GPU_MODEL_IDLE_TTL_S = Knob(
     "GPU_MODEL_IDLE_TTL_S", 60.0, "s", "idle time after which a model is dropped; <= 0: never"
@@ -212,7 +215,7 @@ NODE_EVENT_RETENTION_DAYS = Knob(
     "age at which events, logs, processed outbox rows and schedule fires are deleted; <= 0: never",
 )
 NODE_EVENT_PRUNE_INTERVAL_S = Knob(
-    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often what is too old is deleted"
+    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often rows past their retention are deleted"
 )
 NODE_POOL_RECOVERY_RETRIES = Knob(
     "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at boot"
@@ -270,7 +273,7 @@ STATE_DIR = Knob(
     "STATE_DIR",
     "",
     "path",
-    "folder of a worker's notes to the one after it; empty: systemd's, or one for temporary files",
+    "folder of notes that a worker leaves for the next one; empty: systemd's, else a temporary one",
 )
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
@@ -306,7 +309,7 @@ class RegisteredNode:
 
 
 def _register_no_models() -> None:
-    """Register nothing: the registrar of an app that set none, so that there always is one."""
+    """Register nothing; the registrar of an app that has set none."""
 
 
 class EngineConfig:
@@ -447,7 +450,7 @@ def configure(
     ingest_default_budget_s: float | None = None,
     embedded: bool | None = None,
 ) -> EngineConfig:
-    """Change the names that are passed; keep those that are not, or that are None.
+    """Change the given names; an omitted one and None change nothing.
 
     May be called again.
 
@@ -655,7 +658,7 @@ def queues() -> frozenset[str]:
 
 
 def used_queues() -> frozenset[str]:
-    """Return the queues that the app has a use for.
+    """Return the queues that the app uses.
 
     They are `cpu` and `gpu` if it knows nodes, the ingest queues that it named, and those of its
     tasks and schedules. A task without a queue of its own may be queued in any ingest queue.
@@ -683,8 +686,8 @@ def load_app(spec: str | None) -> str | None:
     """Import `package.module[:callable]`, call the callable if one is named, return that spec.
 
     None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
-    Raises `InvalidConfig` when the module or the callable does not exist, and `AppFailed` from what
-    the app itself raises, `SystemExit` too; an error of ours passes.
+    Raises `InvalidConfig` if the module or the callable does not exist, and `AppFailed` from an
+    error of the app, `SystemExit` too; errors of this package pass through.
     """
     chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
     if not chosen:
@@ -693,7 +696,7 @@ def load_app(spec: str | None) -> str | None:
     module_name, _, attribute = chosen.partition(":")
     if not _MODULE_NAME.fullmatch(module_name):
         raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
-    # Before its code runs, which may use the database of its project.
+    # Before the app's code runs, since that may use the database of its project.
     _config.app = chosen
     target: Any = _import_app(source, module_name)
     for part in filter(None, attribute.split(".")):

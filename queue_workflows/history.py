@@ -36,8 +36,8 @@ def get_run(
     """Return a run with its nodes in the workflow's order, each as `get_job` returns it, or None.
 
     None: there is no such run. `nodes`: return only these nodes, with the whole run's counts.
-    `logs`: whether to read their logs; None: only of up to LOGS_MAX nodes. `logs_left_out` says
-    that they were not read: `log` is None, and `add_logs` reads them. A node that is not queued yet
+    `logs`: whether to read their logs; None: only of up to LOGS_MAX nodes. `logs_left_out`: they
+    were not read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet
     has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`.
     """
     with db.transaction(conn) as own:

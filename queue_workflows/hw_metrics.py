@@ -104,7 +104,7 @@ class Probe:
         self._read_at = None
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Close the driver."""
         self._reader.close()
 
 
@@ -142,7 +142,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows if row.get(key) is not None]
         if not all(stored_json.number(value) is not None for value in values):
-            # Times, and what no sampler of ours has written.
+            # Times, and values that this sampler has not written.
             found[key] = values[-1]
         elif not values:
             found[key] = None

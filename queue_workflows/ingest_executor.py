@@ -43,7 +43,7 @@ def run_task(
         return attempt.completed(own.run(attempt.call(), attempt.control))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
         return attempt.failed(error)
     finally:
         jobs.current.reset(token)
@@ -61,7 +61,7 @@ async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcom
         return attempt.completed(await async_handlers.run_async(attempt.call(), attempt.control))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
         return attempt.failed(error)
 
 

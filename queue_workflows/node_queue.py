@@ -123,12 +123,12 @@ def mark_awaiting_input(job_id: str) -> NodeJob | None:
 
 
 def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
-    """Store what the node received; return its row, or None if there is no such job."""
+    """Store the resolved inputs of a node; return its row, or None if there is no such job."""
     return manual_outcomes.set_resolved_inputs(job_id, inputs)
 
 
 def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
-    """Store what an input node asks for; return its row, or None if there is no such node."""
+    """Store the question of an input node; return its row, or None if there is no such node."""
     return manual_outcomes.set_input_spec(run_id, node_id, spec)
 
 
@@ -138,7 +138,7 @@ def reclaim_expired_leases() -> list[Row]:
 
 
 def requeue_job_for_retry(job_id: str) -> NodeJob | None:
-    """Queue a running job at the front, `watchdog_retries` + 1; its row, None: not running."""
+    """Queue a running job at the front and count a watchdog retry; None if it does not run."""
     return requeue.requeue_node(job_id)
 
 

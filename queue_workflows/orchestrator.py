@@ -47,7 +47,7 @@ def serve(stop: signals.StopRequest) -> int:
 
 
 def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
-    """Start the pool, however long the database is away; False when a stop came first."""
+    """Start the pool, also after a long outage; return False if a stop was requested before."""
     while not stop.requested.is_set():
         try:
             pool.start()
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-orchestrator",
-        description="Bring the schema, dispatch runs, sweep.",
+        description="Migrate the schema, dispatch runs, do maintenance.",
     )
     entry_point.add_common_arguments(parser)
     options = parser.parse_args(argv)

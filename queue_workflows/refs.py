@@ -257,7 +257,7 @@ class _Group:
         self.starts: list[str | None] = []
 
     def meet(self, token: _Token) -> None:
-        """Record how the branch starts, or that another branch starts."""
+        """Record the first character of the branch, or begin another branch."""
         if len(self.starts) < len(self.ways) and token.kind != "close":
             self.starts.append(token.literal())
         if token.kind == "alt":
@@ -306,7 +306,7 @@ def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
 
 
 def _close(text: str, stack: list[_Group], token: _Token) -> int:
-    """Leave a group; the ways through it."""
+    """Close a group; return the ways through it."""
     closed = stack.pop()
     ways = closed.total()
     if token.repeats and closed.quantified:

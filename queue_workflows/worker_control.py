@@ -175,7 +175,7 @@ def _refuse_unknown(queue: str) -> None:
     if queue not in known:
         raise errors.UnknownQueue(
             f"queue {queue!r}: no worker has ever served it; known are {', '.join(sorted(known))}, "
-            "and --app names those of a host app"
+            "and --app adds those of an app"
         )
 
 

@@ -33,7 +33,7 @@ def answer(
         ),
     ],
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Hand it in as it is, whatever was asked.")
+        bool, typer.Option("--unchecked", help="Submit it without a check against the question.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,

@@ -20,7 +20,7 @@ def cancel(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Cancel a run or a job. What waits ends at once, what runs is asked to stop."""
+    """Cancel a run or a job. Waiting work ends at once, running work is asked to stop."""
 
     def run_command() -> int:
         with command.reading(app):
@@ -34,7 +34,7 @@ def cancel(
 
 
 def cancelled(any_id: str) -> dict[str, Any]:
-    """Cancel what has this id; return the outcome with the keys that `--json` shows.
+    """Cancel the run or job with this id; return the outcome with the keys of `--json`.
 
     `outcome`: `cancelled`, `asked to stop` (a running job), `already over` or `unknown`.
     `stopping`: the jobs that still run, each with its worker. `nodes`: a run's nodes by status.

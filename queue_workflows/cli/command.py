@@ -48,11 +48,11 @@ def print_message(text: str) -> None:
 
 
 STOPS_WORK = "stopping; Ctrl-C once more hands running jobs back at once"
-STOPS_VIEW = "stopping the view; {} goes on"
+STOPS_VIEW = "stopping the view; {} continues"
 
 
 def until_stopped(stops: Callable[[], str] = lambda: STOPS_WORK) -> signals.StopRequest:
-    """Return the flag that SIGTERM and Ctrl-C set; `stops` is what stderr says at the first."""
+    """Return the flag that SIGTERM and Ctrl-C set; `stops` is printed to stderr at the first."""
     # Inside a signal handler: no lock may be taken, as the stream's own write would.
     return signals.StopRequest(on_first=lambda: os.write(2, f"{PROG}: {stops()}\n".encode()))
 

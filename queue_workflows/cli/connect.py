@@ -22,7 +22,7 @@ from queue_workflows.runtime import entry_point
 TIMEOUT_S = 5.0
 TRIPS = 7
 SLOW_TRIP_MS = 50.0
-"""A job takes a worker two round trips or more: 50 ms means less than ten jobs a second."""
+"""A worker needs two round trips or more per job: 50 ms means less than ten jobs a second."""
 STEPS = (
     "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
     "round trip",

@@ -36,7 +36,7 @@ OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
 LAPSED_WARN_S = 60.0
 """Lapsed leases are swept every 5 s."""
 WAIT_WARN_S = 30.0
-"""Seconds within which a restarting worker is back."""
+"""Seconds that a worker needs to restart."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
 UPDATES_JUDGED = 1_000
@@ -155,7 +155,7 @@ Check = Callable[[db.Connection], Iterator[Finding]]
 
 
 def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
-    """Yield the findings of a check, or one that says the server refused it.
+    """Yield the findings of a check, or one finding if the server refused it.
 
     Raises `db.Error` if the connection is lost.
     """

@@ -20,7 +20,7 @@ LOGS_S = 0.5
 
 
 class Follower(NamedTuple):
-    """The settings for following a run; `yes` answers questions, else the terminal is asked."""
+    """Settings for following a run; `yes`: take default answers, else ask on the terminal."""
 
     view: run_views.View
     stop: signals.StopRequest
@@ -61,7 +61,7 @@ class Follower(NamedTuple):
                     pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(pause_s)
         except BrokenPipeError as error:
-            # The reader of stdout is gone: stop as on Ctrl-C; stderr says so.
+            # The reader of stdout is gone: stop as on Ctrl-C, and report it on stderr.
             entry_point.lost_output(error)
             return seen if seen is not None and seen.over else None
         finally:

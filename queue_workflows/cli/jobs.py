@@ -20,7 +20,7 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 app = typer.Typer(
     name="jobs",
-    help="Look at ingest jobs, or retry, cancel or delete them.",
+    help="List and show ingest jobs, or retry, cancel or delete them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -51,9 +51,10 @@ Key = Annotated[
     str | None, typer.Option(metavar="KEY", help="Their idempotency, lock or partition key.")
 ]
 By = Annotated[
-    str | None, typer.Option(metavar="WHO", help="Who does it, for the history. Default: you.")
+    str | None,
+    typer.Option(metavar="WHO", help="Who does it, for the history. Default: your login."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what it would be done to.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the jobs that it would change.")]
 
 
 @app.command("list")
@@ -94,7 +95,7 @@ def show_(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show a job: its attempts with their logs, and who did what to it."""
+    """Show a job: its attempts with their logs, and changes by people."""
 
     def run_command() -> int:
         with command.reading(app):
@@ -143,7 +144,7 @@ def cancel(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Cancel jobs. What waits ends at once, what runs is asked to stop."""
+    """Cancel jobs. Waiting ones end at once, running ones are asked to stop."""
     wanted = _Wanted(job, queue, task, status, since, key, default=("queued", "running"))
     running = not status or "running" in status
     _run("cancel", wanted, lambda some, who: api.cancel_many(some, running=running, by=who),
@@ -214,7 +215,7 @@ class _Wanted:
         filtered = self._since is not None or any(v is not None for v in self._given.values())
         if bool(self.ids) == filtered:
             raise errors.InvalidConfig(
-                "name jobs, or say which: --queue, --task, --status, --since, --key"
+                "name jobs or give a filter: --queue, --task, --status, --since, --key"
                 if not filtered
                 else "name jobs or give a filter, not both"
             )
@@ -262,7 +263,7 @@ def _run(
 
 
 def _me() -> str:
-    """Return `ann@box`: the login of the user who runs the command."""
+    """Return `ann@db-1`: login and machine of the user who runs the command."""
     try:
         login = getpass.getuser()
     except (KeyError, OSError):

@@ -16,13 +16,16 @@ from queue_workflows.db import development_chain, functions, schema
 
 def migrate(
     to: Annotated[int | None, typer.Option(min=0, metavar="N", help="Default: the newest.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Name what is missing or differs; change nothing.")
     ] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of it; do nothing.")] = False,
     allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="With --to below: drop what is there.")
+        bool,
+        typer.Option(
+            "--allow-data-loss", help="With --to an older version: drop existing rows and values."
+        ),
     ] = False,
     folder: Annotated[
         Path | None,

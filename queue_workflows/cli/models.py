@@ -27,26 +27,28 @@ def models(
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(metavar="H", help="Host label; default: this host's, and `list`: all."),
+        typer.Option(metavar="H", help="Host label; default: this machine's, and `list`: all."),
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option(metavar="ID|PID", help="One gpu worker of the host; default: each of them."),
+        typer.Option(
+            metavar="ID|PID", help="One gpu worker of the machine; default: each of them."
+        ),
     ] = None,
     requested_by: Annotated[
         str | None, typer.Option(metavar="WHO", help="Who asks, for the record.")
     ] = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Ask, and do not wait for the answer.")
+        bool, typer.Option("--no-wait", help="Send the request, and do not wait for the answer.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what the gpu workers hold, or have it loaded or unloaded.
+    """Show the models of gpu workers, or load or unload one.
 
-    They obey between their jobs. The exit code is 0 when all did what was asked, 1 when one
-    failed, refused or died, 130: left.
+    Workers act between their jobs. Exit code 0: all did it, 1: one failed, refused or died, 130:
+    left by Ctrl-C.
     """
 
     def run_command() -> int:

@@ -55,8 +55,8 @@ def queues(
 ) -> None:
     """Show queues, or pause, resume or limit one.
 
-    Shown are depth, age, rates, state and limits. Limits are of ingest queues. What runs, runs
-    on. `none` takes a limit off.
+    The list has depth, age, rates, state and limits. Only ingest queues can be limited. Running
+    jobs continue. `none` removes a limit.
     """
     given = (max_running, rate, partition_max_running, partition_rate)
     limits = {name: value for name, value in zip(_LIMITS, given, strict=True) if value is not None}

@@ -116,7 +116,7 @@ class Page:
                 attempt, run_views.again_text(job, job["attempts_failed"]) if last else ""
             )
         for act in job.get("acts", ()):
-            # A sweep's acts are shown by the attempts.
+            # Changes by sweeps are shown with the attempts.
             if act["event_type"] != "reclaimed":
                 self._line(act_text(act), "  ")
         if not detailed:
@@ -220,7 +220,7 @@ def act_text(act: dict[str, Any]) -> str:
 
 
 def place_text(attempt: dict[str, Any]) -> str:
-    """Return `09:12:01.250 box pid 77, waited 0.1 s`."""
+    """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s`."""
     pid = f" pid {attempt['pid']}" if attempt["pid"] else ""
     text = (
         f"{display.clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
@@ -231,7 +231,7 @@ def place_text(attempt: dict[str, Any]) -> str:
 
 
 def attempt_text(attempt: dict[str, Any]) -> str:
-    """Return `09:12:01.250 box pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
+    """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
     parts = [place_text(attempt)]
     if attempt["ran_s"] is not None:
         parts.append(f"ran {output.seconds(attempt['ran_s'])}")

@@ -27,7 +27,7 @@ def retry(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run again what failed or was cancelled. What is completed stays, and keeps its outputs."""
+    """Run failed or cancelled work again. Completed nodes keep their outputs."""
 
     def run_command() -> int:
         with command.reading(app):
@@ -41,9 +41,9 @@ def retry(
 
 
 def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
-    """Retry what has this id; return the outcome with the keys that `--json` shows.
+    """Retry the run or job with this id; return the outcome with the keys of `--json`.
 
-    `outcome`: `queued`, `refused` (`reason` says why, nothing was written) or `unknown`. `nodes`: a
+    `outcome`: `queued`, `refused` (with the `reason`; nothing was written) or `unknown`. `nodes`: a
     run's nodes by status, before its start queues those that run again. Raises `AmbiguousId` for a
     prefix of several ids.
     """

@@ -55,7 +55,7 @@ def run(
     priority: Annotated[
         int, typer.Option(min=-32768, max=32767, metavar="N", help="Lower is sooner.")
     ] = 100,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the nodes as they go.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the nodes while they run.")] = False,
     no_up: Annotated[
         bool, typer.Option("--no-up", help="Start no processes: others serve the database.")
     ] = False,
@@ -285,7 +285,7 @@ def _left(run_id: str, *, ours: bool) -> str:
         )
     again = f"`{command.PROG} show {run_id} --follow` shows it again"
     return (
-        f"stopped the view only; run {run_id} goes on with the processes that serve it: "
+        f"stopped the view only; run {run_id} continues with the processes that serve it: "
         f"{again}, {ends}"
     )
 

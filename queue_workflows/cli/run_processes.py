@@ -140,7 +140,7 @@ class RunProcesses:
 
 
 class StartedProcesses:
-    """The processes that a `run` started, if any, and so what its Ctrl-C stops."""
+    """The processes that a `run` started, if any; its Ctrl-C stops them."""
 
     def __init__(self) -> None:
         self._crew: RunProcesses | None = None

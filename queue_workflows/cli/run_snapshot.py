@@ -71,7 +71,7 @@ class RunSnapshot(NamedTuple):
 
 
 class Reader:
-    """Read pictures of one run on a connection of its own; survive the loss of it."""
+    """Read snapshots of one run on a connection of its own, also after it was lost."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id

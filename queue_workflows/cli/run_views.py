@@ -25,7 +25,7 @@ class View(Protocol):
         ...
 
     def print_message(self, text: str) -> None:
-        """Print one line beside the picture."""
+        """Print one line without disturbing the picture."""
         ...
 
     def aside(self) -> AbstractContextManager[object]:

@@ -22,7 +22,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def samples(
     host: Annotated[
-        str | None, typer.Option(metavar="H", help="Host label; default: this host's.")
+        str | None, typer.Option(metavar="H", help="Host label; default: this machine's.")
     ] = None,
     past: Annotated[
         str, typer.Option(metavar="SPAN", help="How far to look back: 30s, 10m, 2h, 1d.")
@@ -41,10 +41,10 @@ def samples(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what a machine did lately: CPU, RAM and GPUs.
+    """Show the recent CPU, RAM and GPU use of a machine.
 
-    Kept is a sample every 2 s for an hour, and one a minute for a day. Longer stretches
-    are drawn together to 30 lines: the mean of percentages, the most in use.
+    There is a sample every 2 s for the last hour, and one a minute for the last day. Longer
+    spans are merged to 30 lines: the mean of percentages, the maximum in use.
     """
 
     def run_command() -> int:

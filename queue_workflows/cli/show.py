@@ -73,7 +73,7 @@ def show(
 
 
 def found(start: str, name: str) -> tuple[str | None, str]:
-    """Return kind and whole id of what has this id, or of the only one whose UUID starts so.
+    """Return kind and id of the run or job with this id or unique prefix.
 
     Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
     that asks.
@@ -154,8 +154,8 @@ def _left(kind: str, any_id: str) -> int:
     """Report that only the view was stopped; return the exit code."""
     shown = output.line(any_id)
     command.print_message(
-        f"stopped the view of {kind} {shown}, which goes on: `{command.PROG} show {shown} --follow`"
-        f" shows it again, `{command.PROG} cancel {shown}` ends it"
+        f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {shown}"
+        f" --follow` shows it again, `{command.PROG} cancel {shown}` ends it"
     )
     return entry_point.INTERRUPTED
 

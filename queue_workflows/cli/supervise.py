@@ -22,7 +22,7 @@ from queue_workflows.runtime import child, entry_point, service, signals
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
-"""Seconds for one command; a systemd unit's own stop may take 90 s."""
+"""Seconds for one command; the stop of a systemd unit may take 90 s."""
 FIRST_DELAY_S = 10.0
 MAX_DELAY_S = 300.0
 """The longest wait after a restart.
@@ -51,15 +51,17 @@ def supervise(
             metavar="QUEUE=NAME", help="The systemd unit of a queue's worker; repeatable."
         ),
     ] = None,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = (
-        5.0
-    ),
-    host: Annotated[str | None, typer.Option(metavar="LABEL", help="Default: this host's.")] = None,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How often to check.")
+    ] = (5.0),
+    host: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Default: this machine's.")
+    ] = None,
     app: options.App = None,
     log_level: options.LogLevel = "info",
     debug: options.Debug = False,
 ) -> None:
-    """Restart this host's workers that are flagged dead. Goes on until Ctrl-C."""
+    """Restart workers of this machine that are flagged dead."""
 
     def run_command() -> int:
         commands = commands_of(bounce or [], unit or [])
@@ -68,7 +70,7 @@ def supervise(
         label = host or config.host_label()
         with signals.StopRequest() as stop, command.database(create=False) as words:
             queues = ", ".join(sorted(commands))
-            command.print_message(f"{words}: looking after the workers of {label} on {queues}")
+            command.print_message(f"{words}: watching the workers of {label} on {queues}")
             _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
         return 0
 
