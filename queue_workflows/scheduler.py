@@ -99,7 +99,7 @@ def _checked_jobs(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
             known = ", ".join(sorted(config.get_config().ingest_task_map)) or "none"
             raise errors.UnknownTask(
                 f"schedule entry {entry.name!r}: no ingest task {entry.task_name!r}, registered "
-                f"are {known}; register_ingest_task() in the host app (--app) adds it"
+                f"are {known}; register_ingest_task() in the app (--app) adds it"
             )
         try:
             tasks.check_args(entry.task_name, {})
@@ -210,7 +210,7 @@ class Ticker:
         if not entries:
             self._warn_once(
                 "the schedule is empty, waiting: set_ingest_schedule([ScheduleEntry(...)]) in the "
-                "host app (--app) fills it"
+                "app (--app) fills it"
             )
         for entry in entries:
             try:
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog=PROG,
-        description="Queue ingest jobs at the minutes that the host's schedule names.",
+        description="Queue ingest jobs at the minutes that the app's schedule names.",
     )
     entry_point.add_common_arguments(parser)
     parser.add_argument(

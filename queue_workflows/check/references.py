@@ -54,7 +54,7 @@ class References:
                 raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {path!r:.80}")
         except errors.InvalidRef as error:
             yield findings.error(
-                at, str(error), "write it as the host guide's table of refs has it"
+                at, str(error), "write it as the app guide's table of refs has it"
             )
             return
         head, *rest = path.split(".")

@@ -16,9 +16,9 @@ _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 class TaskCaller:
     """How a task is called.
 
-    Positionally with `reason`, `args`, both or neither. A single parameter is the args if its name
-    or its annotation (a model or dataclass) says so, else the reason. If no parameter takes the
-    args, the keyword-only parameters take them by name, and `**rest` takes the others.
+    It gets `reason`, `args`, both or neither by position. A single parameter is the args if its
+    name is `args` or its annotation is a model or dataclass, else the reason. If no parameter takes
+    the args, the keyword-only parameters take them by name, and `**rest` takes the others.
     """
 
     def __init__(self, task: Callable[..., Any]) -> None:

@@ -164,11 +164,11 @@ class _EndRequest:
         self.at_yield = False
 
     def send_soon(self) -> None:
-        """Tell the handler to end, from any thread."""
+        """Request the handler's end, from any thread."""
         self._loop.call_soon_threadsafe(self._send)
 
     def _send(self) -> None:
-        # A handler at a yield is told there: a cancel would hit `run_async` itself.
+        # A handler at a yield gets the request there: a cancel would hit `run_async` itself.
         if not (self.sent or self.over or self.at_yield) and self._task is not None:
             self.sent = True
             self._task.cancel()

@@ -283,7 +283,7 @@ def harness(
 
     `app`: `"package.module[:callable]"` or a function; None keeps what this process has set. `dsn`:
     the `*_test` database beside which the scratch one is created; `own`: it is a scratch one
-    already (`testing.database()`), emptied here. `out`: where runs put their files; by default a
+    already (`testing.database()`), emptied here. `out`: where runs put their files; default: a
     folder that is removed. Raises `InvalidConfig` for a database of any other name.
     """
     with contextlib.ExitStack() as stack:

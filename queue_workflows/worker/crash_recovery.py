@@ -110,7 +110,7 @@ def _note_death(
     death: JsonDict,
     how: str,
 ) -> None:
-    """Record a job's `death` event; if the database refuses it, log that and go on."""
+    """Record a job's `death` event; if the database refuses it, log that and continue."""
     beat = row["heartbeat_at"]
     more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
     try:
@@ -141,7 +141,7 @@ def _decision_of(ended: supervisor.Exit, host_label: str) -> hang_detection.Deci
 def _carry_out(
     conn: db.Connection, decision: hang_detection.Decision, leases: Sequence[job_tables.Lease]
 ) -> list[Row]:
-    """Do to these claims what the worker's own guard would have done; return the changed rows."""
+    """Change these claims as the worker's own guard would have; return the changed rows."""
     failure = decision.failure
 
     def one(lease: job_tables.Lease) -> Row | None:
@@ -212,7 +212,7 @@ class CrashRecovery:
         """Recover the claims of this process soon; see `recover_claims`.
 
         A worker that blames the database for its exit counts no crash. On platforms without shared
-        status, such as macOS, its note says so.
+        status, such as macOS, its note has that blame.
         """
         if ended.code == guards.EXIT_LOST and not ended.verdict:
             prefix = identity.process_prefix(self._label, ended.pid)

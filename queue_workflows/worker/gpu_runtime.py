@@ -1,4 +1,4 @@
-"""Model cache, GPU memory and GPU samples of one worker."""
+"""Manage the model cache, the GPU memory and the GPU samples of one worker."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class GpuRuntime:
         }
 
     def detail(self) -> JsonDict:
-        """Return what the `detail` of the worker's row says about the GPU and the model."""
+        """Return the part of the worker row's `detail` about the GPU and the model."""
         seen = self._seen._asdict() if self._seen else None
         return {"gpu": seen, **(self.requests.report() if self.requests else {})}
 

@@ -137,7 +137,7 @@ class HungWorker:
         """Decide to kill because the parent stops and the worker does not react."""
         if self.decision is None:
             self._decide(
-                guards.Failure(0, STOPPED, "it was told to stop, and did not"), self._lease
+                guards.Failure(0, STOPPED, "it was requested to stop, and did not"), self._lease
             )
 
     def _decide(

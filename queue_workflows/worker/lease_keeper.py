@@ -378,7 +378,7 @@ class LeaseKeeper:
             self._shutdown.end_by_guard(work, failure)
 
     def _write_back_due(self) -> None:
-        """Record results and hand back jobs of each slot where something is due."""
+        """Record the due results of each slot, and hand back its due jobs."""
         for each in self._slots:
             if self.stop_deadline is not None:
                 each.in_flight.return_waiting("shutdown")

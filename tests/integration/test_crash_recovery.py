@@ -286,7 +286,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
     run_id = queued("a", "b")
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
-    trip = guards.Failure(0, hang_detection.STOPPED, "it was told to stop, and did not")
+    trip = guards.Failure(0, hang_detection.STOPPED, "it was requested to stop, and did not")
     ended = killed_by_its_parent(trip, job_tables.lease_of(job_tables.NODE_JOBS, claims[0]))
     if not silent:
         ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
