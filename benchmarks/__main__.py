@@ -54,7 +54,7 @@ def _end(signum: int, _: FrameType | None) -> None:
 
 @contextmanager
 def _bounded() -> Generator[None]:
-    """Signals end the run in good order; the alarm is set when measuring begins."""
+    """End the run in good order on a signal; set the alarm when measuring begins."""
     for signum in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, _end)
     try:
@@ -64,7 +64,7 @@ def _bounded() -> Generator[None]:
 
 
 def _measure(run: bench.Bench, name: str, module: ModuleType) -> tuple[report.Section, bool]:
-    """One section, and whether the run is over.
+    """Measure one section; return it, and whether the run is over.
 
     What goes wrong in it is its error, and what was measured before stays.
     """
@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace) -> report.Report:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 when all was measured, met or missed; 1 when something was not."""
+    """Return 0 if all was measured, whether targets are met or missed, else 1."""
     options = _parser().parse_args(argv)
     processes.forget_knobs()
     try:

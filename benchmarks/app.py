@@ -9,12 +9,12 @@ import queue_workflows
 
 
 def noop() -> dict[str, Any]:
-    """A handler that costs nothing."""
+    """Do nothing: a handler without cost."""
     return {}
 
 
 def stamp() -> dict[str, Any]:
-    """When the handler started; the monotonic clock is the same for every process of a machine."""
+    """Return when the handler started, by a clock that all processes of a machine share."""
     return {"ns": time.monotonic_ns()}
 
 
@@ -34,14 +34,14 @@ def _nodes(name: str) -> list[dict[str, Any]]:
 
 
 def load_workflow(name: str) -> dict[str, Any]:
-    """`wide:N`, `chain:N` or `fan:N`: one step that runs the pipeline of the same name."""
+    """Return `wide:N`, `chain:N` or `fan:N`: one step with the pipeline of the same name."""
     if name.partition(":")[0] not in ("wide", "chain", "fan"):
         raise LookupError(f"no workflow {name!r}")
     return {"name": name, "steps": [{"id": "w", "kind": "pipeline", "pipeline": name}]}
 
 
 def pipeline_schema(name: str) -> dict[str, Any]:
-    """The nodes of a workflow."""
+    """Return the nodes of a workflow."""
     return {"name": name, "nodes": _nodes(name)}
 
 

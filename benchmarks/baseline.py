@@ -100,7 +100,7 @@ Connection = psycopg.Connection[dict[str, Any]]
 
 
 def fill(conn: psycopg.Connection[Any], queue: str, count: int) -> None:
-    """An emptied table with that many queued rows, and statistics that know of them."""
+    """Empty the table, insert that many queued rows, and analyze it."""
     conn.execute("TRUNCATE bare_jobs RESTART IDENTITY")
     conn.execute(
         "INSERT INTO bare_jobs (queue) SELECT %s FROM generate_series(1, %s)", (queue, count)
@@ -116,14 +116,14 @@ def step(
 
 
 def drain(conn: Connection, queue: str) -> None:
-    """One job at a time until there is none."""
+    """Finish jobs one at a time until there is none."""
     job = step(conn, None, None, queue)
     while job is not None:
         job = step(conn, job["id"], json.dumps({}), queue)
 
 
 def drain_batches(conn: Connection, queue: str, size: int) -> None:
-    """Batches until there is none."""
+    """Finish batches until there is none."""
     ids: list[int] = []
     while True:
         results = [json.dumps({}) for _ in ids]
@@ -154,14 +154,14 @@ def listen(conn: Connection, queue: str) -> None:
 
 
 def connect(dsn: str) -> Connection:
-    """A connection in autocommit, with dict rows: one statement is one transaction."""
+    """Open a connection in autocommit, with dict rows: one statement is one transaction."""
     from psycopg.rows import dict_row
 
     return psycopg.Connection[dict[str, Any]].connect(dsn, autocommit=True, row_factory=dict_row)
 
 
 def main() -> int:
-    """`python -m benchmarks.baseline drain|batch|listen QUEUE [SIZE]` on QUEUE_WORKFLOWS_DB_URL."""
+    """Run `python -m benchmarks.baseline drain|batch|listen QUEUE [SIZE]` on the configured DSN."""
     import os
 
     role, queue, *more = sys.argv[1:]

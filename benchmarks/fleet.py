@@ -60,7 +60,7 @@ class Play:
         self._over = threading.Event()
 
     def prepare(self) -> None:
-        """The policy's own claim, and what a fleet has learned that has been at work for long."""
+        """Set the claim policy, and store what a long-running fleet has learned."""
         with closing(db.connect(url=self._url)) as conn:
             if self._policy.rule in OTHERS:
                 conn.execute(OTHERS[self._policy.rule].encode())
@@ -80,7 +80,7 @@ class Play:
                     )
 
     def services(self, begun: float) -> list[service.Service]:
-        """The arrivals and the machines, on a clock that began then (`time.monotonic`)."""
+        """Return the arrivals and the machines, on a clock that began then (`time.monotonic`)."""
         self._begun = begun
         pools: list[service.Service] = [service.Pool("arrivals", 1, self._arrive)]
         for number in range(len(traces.SPEEDS)):
@@ -90,11 +90,11 @@ class Play:
         return pools
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every job was completed in time."""
+        """Return whether every job was completed in time."""
         return self._over.wait(timeout_s)
 
     def figures(self) -> traces.Figures:
-        """What became of the trace, in its own seconds."""
+        """Return the figures of the trace, in its own seconds."""
         return traces.figures(self._waits, self._loads, self._ended)
 
     def _now(self) -> float:
@@ -175,7 +175,7 @@ class _Machine:
         self._report()
 
     def hold(self, model: str | None) -> None:
-        """Say which model is loaded."""
+        """Report which model is loaded."""
         self.model = model
         self._report()
 
@@ -205,7 +205,7 @@ class _Machine:
 def play(
     where: server.Server, given: traces.Trace, policies: Sequence[sim.Policy], scale: float
 ) -> dict[str, traces.Figures]:
-    """What each policy makes of the trace; RuntimeError when one does not end in time."""
+    """Return the figures of each policy for the trace; raise RuntimeError if one takes too long."""
     longest_s = given.arrivals[-1].at_s / scale
     with ExitStack() as stack:
         plays: dict[str, Play] = {}
@@ -249,7 +249,7 @@ def run(where: server.Server, options: argparse.Namespace) -> int:
 
 
 def _counted(number: int) -> str:
-    """`1 trace`, `2 traces`."""
+    """Return `1 trace`, `2 traces`."""
     return f"{number} trace" if number == 1 else f"{number} traces"
 
 

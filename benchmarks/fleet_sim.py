@@ -83,7 +83,7 @@ class Fleet:
         self._end = 0.0
 
     def run(self) -> traces.Figures:
-        """What became of the trace."""
+        """Return the figures of the trace."""
         self._events = [(job.at_s, 0, n) for n, job in enumerate(self._trace.arrivals)]
         heapq.heapify(self._events)
         look_at = 0.0
@@ -148,7 +148,7 @@ class Fleet:
 def compare(
     kind: str, offered: float, policies: Sequence[Policy], *, count: int, hours: float
 ) -> dict[str, list[traces.Figures]]:
-    """Per policy what it made of each trace; all see the same ones."""
+    """Return the figures of each policy for each trace; all get the same traces."""
     found: dict[str, list[traces.Figures]] = {policy.name: [] for policy in policies}
     for seed in range(count):
         given = traces.trace(kind, offered, seed=seed, hours=hours)
@@ -158,7 +158,7 @@ def compare(
 
 
 def table(found: dict[str, list[traces.Figures]]) -> Iterable[str]:
-    """Lines of a Markdown table: the base's medians, and each policy's medians of ratios to it."""
+    """Return a Markdown table: the base's medians, and each policy's medians of ratios to it."""
     yield "| policy | " + " | ".join(traces.Figures._fields) + " |"
     yield "| --- |" + " ---: |" * len(traces.Figures._fields)
     base = found[BASE]

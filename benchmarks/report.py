@@ -33,16 +33,16 @@ class Report(NamedTuple):
 
     @property
     def rows(self) -> list[results.Row]:
-        """Every row, in order."""
+        """Return every row, in order."""
         return [row for section in self.sections for row in section.rows]
 
     @property
     def peer_rows(self) -> list[results.PeerRow]:
-        """Every peer's row, in order."""
+        """Return every peer's row, in order."""
         return [row for section in self.sections for row in section.peer_rows]
 
     def as_json(self) -> str:
-        """All of it."""
+        """Return the whole report as JSON values."""
         data: dict[str, Any] = {
             "machine": dict(self.machine),
             "quick": self.quick,
@@ -59,7 +59,7 @@ class Report(NamedTuple):
 
 
 def cells(row: results.Row) -> tuple[str, ...]:
-    """A row as the table shows it."""
+    """Return a row as the table shows it."""
     ratio = ""
     if row.ratio is not None:
         low, high = min(row.ratios), max(row.ratios)
@@ -76,7 +76,7 @@ def cells(row: results.Row) -> tuple[str, ...]:
 
 
 def peer_table(report: Report) -> list[tuple[str, ...]]:
-    """Head and lines: the work, ours, then a column a peer."""
+    """Return head and lines: the work, ours, then a column per peer."""
     peers = sorted({row.peer for row in report.peer_rows})
     lines: list[tuple[str, ...]] = [("work", "ours", *peers)]
     for work in dict.fromkeys(row.work for row in report.peer_rows):
@@ -90,7 +90,7 @@ def peer_table(report: Report) -> list[tuple[str, ...]]:
 
 
 def plain(lines: Sequence[Sequence[str]], right: Iterable[int]) -> str:
-    """Columns padded with blanks."""
+    """Return the columns padded with blanks."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     flush_right = set(right)
     text: list[str] = []
@@ -104,7 +104,7 @@ def plain(lines: Sequence[Sequence[str]], right: Iterable[int]) -> str:
 
 
 def terminal(report: Report) -> str:
-    """What the command prints."""
+    """Return the text that the command prints."""
     parts = ["\n".join(f"{name}: {value}" for name, value in report.machine.items())]
     if report.rows:
         parts.append(plain([HEAD, *(cells(row) for row in report.rows)], RIGHT))
@@ -139,7 +139,7 @@ the smallest and the largest in brackets. Targets are the design's.
 
 
 def markdown(report: Report) -> str:
-    """The page."""
+    """Return the page."""
     parts = [_INTRO.rstrip()]
     if report.quick:
         parts.append("This was a `--quick` run: fewer rounds, smaller tables.")

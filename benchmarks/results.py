@@ -15,7 +15,7 @@ class Target(NamedTuple):
     on_ratio: bool = True
 
     def met(self, value: float) -> bool:
-        """Whether the figure is on the right side of the limit."""
+        """Return whether the figure is on the right side of the limit."""
         return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
@@ -24,17 +24,17 @@ class Target(NamedTuple):
 
 
 def at_least(limit: float) -> Target:
-    """The ratio must reach this."""
+    """Return a target that the ratio must reach."""
     return Target(limit, at_least=True)
 
 
 def at_most(limit: float) -> Target:
-    """The ratio must not pass this."""
+    """Return a target that the ratio must not exceed."""
     return Target(limit, at_least=False)
 
 
 def own_at_most(limit: float) -> Target:
-    """Our own figure must not pass this."""
+    """Return a target that our own figure must not exceed."""
     return Target(limit, at_least=False, on_ratio=False)
 
 
@@ -52,19 +52,19 @@ class Row(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """The median over the rounds; None without any."""
+        """Return the median over the rounds; None without any."""
         return statistics.median(self.ratios) if self.ratios else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None without a target."""
+        """Return whether the target is met; None without a target."""
         if self.target is None:
             return None
         value = self.ratio if self.target.on_ratio else self.ours
         return None if value is None else self.target.met(value)
 
     def as_json(self) -> dict[str, Any]:
-        """The row with plain members."""
+        """Return the row as JSON values."""
         return {
             "name": self.name,
             "ours": self.ours,
@@ -90,33 +90,33 @@ class PeerRow(NamedTuple):
     ours: float
 
     def as_json(self) -> dict[str, Any]:
-        """The row with plain members."""
+        """Return the row as JSON values."""
         return self._asdict()
 
 
 def against(ours: Sequence[float], bare: Sequence[float]) -> list[float]:
-    """A ratio per round, each to the mean of the bare figures before and after it (one more)."""
+    """Return a ratio per round to the mean of the bare figures before and after it (one more)."""
     return [one / ((bare[i] + bare[i + 1]) / 2) for i, one in enumerate(ours)]
 
 
 def paired(ours: Sequence[float], bare: Sequence[float]) -> list[float]:
-    """A ratio per round."""
+    """Return a ratio per round."""
     return [one / other for one, other in zip(ours, bare, strict=True)]
 
 
 def middle(values: Sequence[float]) -> float:
-    """The median."""
+    """Return the median."""
     return statistics.median(values)
 
 
 def percentile(values: Sequence[float], pct: float) -> float:
-    """The value under which `pct` % of them lie, by nearest rank."""
+    """Return the value under which `pct` % of them lie, by nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(len(ordered) * pct / 100 + 0.5) - 1))]
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands with commas."""
+    """Return three significant digits, thousands with commas."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 100:

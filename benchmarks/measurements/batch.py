@@ -18,7 +18,7 @@ SIZE = 100
 
 
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
-    """One row."""
+    """Yield one row."""
     count = bench.pick(JOBS, QUICK_JOBS)
     floor: list[float] = []
     ours: list[float] = []

@@ -27,14 +27,14 @@ _OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
 
 
 def hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
-    """Our time a hop."""
+    """Return the engine's time per hop."""
     run_id = run_store.insert_run(workflow_name=f"chain:{nodes}")["id"]
     until(lambda: drain.is_true(conn, _OVER, run_id), f"a chain of {nodes} done", watched)
     return drain.rate(conn, _CHAIN, run_id)
 
 
 def bare_hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
-    """The bare loop's time a hop."""
+    """Return the bare loop's time per hop."""
     conn.execute("TRUNCATE bare_jobs")
     conn.execute(
         "WITH first AS (INSERT INTO bare_jobs (queue, args)"
@@ -48,7 +48,7 @@ def bare_hop_ms(conn: baseline.Connection, nodes: int, watched: list[processes.P
 
 
 def run(bench: Bench) -> Iterator[results.Row]:
-    """One row."""
+    """Yield one row."""
     commands = (
         ("bare", processes.bare("listen", "load")),
         ("bare", processes.bare("listen", "load")),

@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def cases(bench: Bench) -> list[Case]:
-    """The cases of this run; --quick has 100,000 where the others have 1,000,000."""
+    """Return the cases of this run; --quick has 100,000 where the others have 1,000,000."""
     many = bench.pick(1_000_000, 100_000)
     sizes = sorted({100_000, many})
     return [
@@ -134,7 +134,7 @@ def load_nodes(conn: Conn, count: int, state: str) -> None:
 
 
 def _run_first(conn: Conn, table: str) -> None:
-    """The first of a lock key's line is at work, and will be."""
+    """Claim the first job of a lock key, which keeps running."""
     conn.execute(
         f"UPDATE {table} SET status = 'running', blocked_reason = NULL, claim_no = 1,"
         " worker_id = 'busy', claimed_by = 'busy', started_at = now(), heartbeat_at = now(),"
@@ -197,7 +197,7 @@ def _look_step(conn: db.Connection) -> Step:
 
 
 def load_nothing(conn: Conn, count: int, state: str) -> None:
-    """For what changes nothing."""
+    """Load nothing, for a case without changes."""
     del conn, count, state
 
 
@@ -214,7 +214,7 @@ def _timed_ms(step: Step) -> float:
 
 
 def _block(steps: Sequence[Step]) -> list[list[float]]:
-    """The times of each step; they take turns, and take turns at going first."""
+    """Return the times of each step; steps alternate, and take turns at going first."""
     times: list[list[float]] = [[] for _ in steps]
     order = list(range(len(steps)))
     for _ in range(BLOCK):
@@ -237,7 +237,7 @@ class _Pair:
                 conn.execute("SET session_replication_role = replica")
 
     def compare(self, family: Family) -> tuple[list[float], list[float], list[float]]:
-        """Costs in ms at the base and in the case, and the ratio of each pair of blocks."""
+        """Return costs in ms at the base and in the case, and the ratio of each pair of blocks."""
         every: tuple[list[float], list[float]] = ([], [])
         ratios: list[float] = []
         sessions, blocks = (4 * self._blocks, 1) if family is LOOK else (1, self._blocks)
@@ -260,7 +260,7 @@ class _Pair:
 
 @contextmanager
 def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_Pair]:
-    """The pair with its rows in, and statistics of when its tables were empty."""
+    """Return the pair with loaded rows, and statistics of its tables while they were empty."""
     with (
         ExitStack() as stack,
         bench.server.database("claim_base") as base,
@@ -286,7 +286,7 @@ def _loaded(bench: Bench, case: Case, families: Sequence[Family]) -> Generator[_
 
 
 def run(bench: Bench) -> Iterator[results.Row]:
-    """Two rows a case and family, and the orchestrator's look beside the last case."""
+    """Yield two rows per case and family, and the orchestrator's check in the last case."""
     families = (INGEST, NODES, BARE)
     for case in cases(bench):
         with _loaded(bench, case, families) as pair:

@@ -43,32 +43,32 @@ _LEFT = (
 
 
 def rate(conn: baseline.Connection, query: LiteralString, *values: object) -> float:
-    """The figure that a query with one number gives."""
+    """Return the number that a query returns."""
     row = conn.execute(query, values or None).fetchone()
     assert row is not None
     return float(next(iter(row.values())))
 
 
 def is_true(conn: baseline.Connection, query: LiteralString, *values: object) -> bool:
-    """The answer of a query with one boolean."""
+    """Return the boolean that a query returns."""
     row = conn.execute(query, values or None).fetchone()
     return bool(row and next(iter(row.values())))
 
 
 def empty_ingest(conn: psycopg.Connection[dict[str, object]]) -> None:
-    """No ingest jobs, and no trace of those before."""
+    """Delete all ingest jobs and their history."""
     conn.execute("TRUNCATE ingest_jobs, ingest_job_events")
 
 
 def empty_runs(conn: psycopg.Connection[dict[str, object]]) -> None:
-    """No runs, and no trace of those before."""
+    """Delete all runs and their history."""
     conn.execute("TRUNCATE workflow_runs, workflow_node_events CASCADE")
 
 
 def drain_ingest(
     conn: baseline.Connection, queue: str, count: int, watched: list[processes.Process]
 ) -> float:
-    """Jobs a second of the running worker of that queue."""
+    """Return the jobs per second of the running worker of that queue."""
     empty_ingest(conn)
     args: list[dict[str, object]] = [{}] * count
     with conn.transaction():
@@ -79,7 +79,7 @@ def drain_ingest(
 
 
 def drain_nodes(conn: baseline.Connection, count: int, watched: list[processes.Process]) -> float:
-    """Nodes a second of the running worker and orchestrator."""
+    """Return the nodes per second of the running worker and orchestrator."""
     empty_runs(conn)
     run_id = run_store.insert_run(workflow_name=f"wide:{count}")["id"]
     over = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
@@ -90,14 +90,14 @@ def drain_nodes(conn: baseline.Connection, count: int, watched: list[processes.P
 
 
 def drain_bare(bench: Bench, conn: baseline.Connection, dsn: str, count: int) -> float:
-    """Jobs a second of the bare loop."""
+    """Return the jobs per second of the bare loop."""
     baseline.fill(conn, "load", count)
     bench.finish(dsn, "bare-drain", processes.bare("drain", "load"))
     return rate(conn, RATE_BARE)
 
 
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
-    """A row for ingest jobs and one for nodes."""
+    """Yield a row for ingest jobs and one for nodes."""
     commands = (
         ("orchestrator", processes.orchestrator()),
         ("cpu", processes.worker("cpu")),

@@ -52,7 +52,7 @@ def _seconds(body: Body, count: int) -> float:
 
 
 def _round(bodies: dict[str, Body], turns: int) -> dict[str, float]:
-    """Rates of bodies that take turns in blocks of 25, so that a disturbance meets all of them."""
+    """Return rates of functions that alternate in blocks of 25, so that a disturbance hits all."""
     spent = dict.fromkeys(bodies, 0.0)
     for _ in range(turns):
         for name, body in bodies.items():
@@ -65,7 +65,7 @@ def _empty(conn: baseline.Connection) -> None:
 
 
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
-    """Three rows one by one, two in bulk."""
+    """Yield three rows one by one, two in bulk."""
     with bench.server.database("enqueue") as dsn, baseline.connect(dsn) as conn:
         yield from _single(bench, dsn, conn)
         yield from _bulk(bench, conn)

@@ -27,7 +27,7 @@ _OVER = "SELECT finished_at IS NOT NULL FROM workflow_runs WHERE id = %s"
 
 
 def seconds(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
-    """Our time for a fan."""
+    """Return the engine's time for a fan."""
     drain.empty_runs(conn)
     with db.connect(autocommit=False) as own:
         run_id = run_store.insert_run(workflow_name=f"fan:{nodes}", conn=own)["id"]
@@ -43,7 +43,7 @@ def seconds(conn: baseline.Connection, nodes: int, watched: list[processes.Proce
 
 
 def bare_seconds(conn: baseline.Connection, nodes: int, watched: list[processes.Process]) -> float:
-    """The bare loop's time for a fan."""
+    """Return the bare loop's time for a fan."""
     conn.execute("TRUNCATE bare_jobs RESTART IDENTITY")
     with conn.transaction():
         conn.execute(
@@ -60,7 +60,7 @@ def bare_seconds(conn: baseline.Connection, nodes: int, watched: list[processes.
 
 
 def run(bench: Bench) -> Iterator[results.Row]:
-    """The fan, and a larger one."""
+    """Yield the fan, and a larger one."""
     commands = (
         ("bare", processes.bare("listen", "load")),
         ("bare", processes.bare("listen", "load")),

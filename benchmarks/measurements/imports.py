@@ -27,7 +27,7 @@ MODULES = ("psycopg", "queue_workflows", "queue_workflows.claim_worker")
 
 
 def seconds(module: str) -> float:
-    """How long one import took."""
+    """Return how long one import took."""
     done = subprocess.run(
         [sys.executable, "-c", _CODE, module],
         env=processes.environment(os.environ.get("QUEUE_WORKFLOWS_DB_URL", "")),
@@ -39,7 +39,7 @@ def seconds(module: str) -> float:
 
 
 def run(bench: Bench) -> Iterator[results.Row]:
-    """Two rows: ours alone in ms, a worker beside what it cannot do without."""
+    """Yield two rows: the package alone in ms, and a worker beside its dependencies."""
     compileall.compile_dir(Path(config.__file__).parent, quiet=1)
     times: dict[str, list[float]] = {module: [] for module in MODULES}
     for _ in range(bench.pick(12, 3)):

@@ -20,7 +20,7 @@ STEPS = 300
 
 
 def run(bench: Bench) -> Iterator[results.Row]:
-    """A row for one partition and one for a hundred."""
+    """Yield a row for one partition and one for a hundred."""
     count = bench.pick(100_000, 10_000)
     for partitions in (1, 100):
         with bench.server.database("limits") as url, db.connect(url=url) as conn:
@@ -45,7 +45,7 @@ def _load(url: str, count: int, partitions: int) -> None:
 
 
 def _longest(conn: db.Connection) -> tuple[float, float]:
-    """The longest step after the limit, and what setting it took, in ms."""
+    """Return the longest step after the limit, and the time to set it, in ms."""
     who = claims.Claimant("bench", "bench", "load")
     (job,) = claims.ingest_step(conn, who)
     begun = time.perf_counter()

@@ -59,7 +59,7 @@ class _Kind:
     def times_ms(
         self, reader: baseline.Connection, watched: Sequence[processes.Process]
     ) -> list[float]:
-        """How long each took, in the order in which they were handed in."""
+        """Return how long each took, in the order of their submission."""
 
         def stamp(name: str) -> int | None:
             row = reader.execute(self._query, (name,)).fetchone()
@@ -90,7 +90,7 @@ def _run(conn: db.Connection) -> str:
 
 
 def run(bench: Bench) -> Iterator[results.Row | results.PeerRow]:
-    """Pickup at p50 and p99, and the first node of a run."""
+    """Yield pickup at p50 and p99, and the first node of a run."""
     pause_s = bench.pick((0.010, 0.030), (0.005, 0.015))
     one_kind = (("bare", processes.bare("listen", "load")), ("load", processes.worker("load")))
     for_runs = (("orchestrator", processes.orchestrator()), ("cpu", processes.worker("cpu")))
@@ -129,7 +129,7 @@ def _times(
     reader: baseline.Connection,
     watched: Sequence[processes.Process],
 ) -> list[list[float]]:
-    """The times of each kind, whose samples take turns, after some that do not count."""
+    """Return the times of each kind, whose samples alternate, after some that do not count."""
     found: list[list[float]] = []
     for number in (WARM, count):
         for kind in kinds:
@@ -142,7 +142,7 @@ def _times(
 
 
 def _pickup_rows(floor: list[float], ingest: list[float]) -> Iterator[results.Row]:
-    """The ratio of a percentile is that of each third of the samples, and of their median."""
+    """Return the rows; a percentile's ratio is the median of the ratios of three thirds."""
     for pct, limit in ((50, 1.8), (99, 1.3)):
         parts = zip(_thirds(ingest), _thirds(floor), strict=True)
         ratios = [results.percentile(a, pct) / results.percentile(b, pct) for a, b in parts]

@@ -53,9 +53,7 @@ class References:
             if not isinstance(path, str) or not path:
                 raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {path!r:.80}")
         except errors.InvalidRef as error:
-            yield findings.error(
-                at, str(error), "write it as the app guide's table of refs has it"
-            )
+            yield findings.error(at, str(error), "write it as the app guide's table of refs has it")
             return
         head, *rest = path.split(".")
         if head in self.graph.nodes:

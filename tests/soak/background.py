@@ -19,7 +19,7 @@ class BackgroundThread(service.Pool):
 
     @abc.abstractmethod
     def go(self, stop: threading.Event) -> None:
-        """What the thread does until `stop` is set."""
+        """Run on the thread until `stop` is set."""
 
     def __exit__(self, *_: object) -> None:
         if not self.stop(END_S):

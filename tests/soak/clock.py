@@ -28,7 +28,7 @@ class Clock:
             return row["t"] - (before + time.monotonic()) / 2
 
     def at(self, epoch: float) -> float:
-        """The monotonic instant of the database's epoch seconds."""
+        """Return the monotonic instant of the database's epoch seconds."""
         return epoch - self.offset
 
 

@@ -85,7 +85,7 @@ class Hostile(background.BackgroundThread):
         self._open = False
 
     def figures(self) -> list[tuple[str, str]]:
-        """For the report."""
+        """Return the counts for the report."""
         return [
             ("hostile rows taken", str(self.written)),
             ("hostile rows refused", str(self.refused)),
@@ -134,7 +134,7 @@ class Hostile(background.BackgroundThread):
         return next(self._pairs) if self._rng.random() < PAIRS else self._rng.choice(self._singles)
 
     def _parked(self, conn: psycopg.Connection[tuple[object, ...]]) -> list[str]:
-        """One of its own runs that waits for an answer; the next one is begun."""
+        """Return one of its own runs that waits for an answer, and begin the next one."""
         waiting = conn.execute(_WAITING, (self._runs[-50:],)).fetchall()
         run_id = f"hostile-{self._rng.getrandbits(64):x}"
         conn.execute(_OWN_RUN, (run_id, ASKS))

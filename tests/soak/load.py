@@ -175,7 +175,7 @@ class Load(background.BackgroundThread):
                 self._say(where, first, second)
 
     def _say(self, where: tuple[str, str], *values: str) -> None:
-        """In one transaction: the second meets the first before anybody can have taken it."""
+        """Submit two answers in one transaction, so that nobody has taken the first yet."""
         accepted: list[str] = []
         try:
             with db.transaction() as conn:
@@ -192,12 +192,12 @@ class Load(background.BackgroundThread):
                 self.books.answers.setdefault(where, []).extend(accepted)
 
     def _say_again(self, where: tuple[str, str]) -> None:
-        """What was said while the database went away may not have been heard."""
+        """Repeat answers that may have been lost while the database was away."""
         with db.transaction() as conn, suppress(errors.InputRefused):
             runs.answer(*where, f"again-{self._number}", conn=conn)
 
     def _write_late(self) -> None:
-        """A host that wants to change what is over: the triggers refuse it."""
+        """Write to terminal rows as an app might: the triggers refuse it."""
         if not self._open or self.books.moved:
             return
         self._plan(time.monotonic() + 1.0, self._write_late)

@@ -40,7 +40,7 @@ def _hole(conn: Conn) -> None:
 
 
 def _isolate_nothing() -> None:
-    """Every error counts as the server's: nobody looks for the row that raised."""
+    """Count every error as the server's, so that nobody looks for the row that raised."""
     from queue_workflows.engine import claim_isolation, row_isolation
 
     replace(claim_isolation, "is_about_rows", lambda _: False)
@@ -64,7 +64,7 @@ def _follow_anywhere() -> None:
 
 
 def _blame_nobody_else() -> None:
-    """A worker that the database kept from renewing leaves as if it had died of its handler."""
+    """Let a worker that the database kept from renewing exit as if its handler had crashed it."""
     from queue_workflows.worker import renewal_failures
 
     replace(renewal_failures.Renewals, "blame_database", lambda _: False)

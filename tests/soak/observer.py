@@ -135,7 +135,7 @@ def settle(
 
 
 def unfinished(runs: list[str], jobs: list[str], waiting: list[str]) -> tuple[list[str], float]:
-    """What of these is neither over nor waits for a person, and a number that moves with it."""
+    """Return what neither ended nor waits for a person, and a number that shows progress."""
     with db.connection() as conn:
         rows = conn.execute(
             _UNFINISHED, {"runs": runs, "jobs": jobs, "waiting": waiting}

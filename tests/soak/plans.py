@@ -26,7 +26,7 @@ class Plan(NamedTuple):
 
 
 def plan(seed: int, gap_s: float, focus: str | None = None) -> Callable[[], Plan]:
-    """The endless plan of a seed; most of it of the kind `focus`, if there is one.
+    """Yield the endless plan of a seed; most of it of the kind `focus`, if there is one.
 
     Those of the focus hit a process at work, and last.
     """

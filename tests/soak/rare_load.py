@@ -26,7 +26,7 @@ class RareLoad:
         return str(uuid.UUID(int=self._rng.getrandbits(128)))
 
     def crowd(self) -> None:
-        """A run whose last node waits for 300 others."""
+        """Submit a run whose last node waits for 300 others."""
         run_id = self._id()
         run_store.insert_run(run_id=run_id, workflow_name=workflows.CROWD)
         self._books.runs[run_id] = workflows.CROWD
@@ -45,7 +45,7 @@ class RareLoad:
             runs.retry(run_id)
 
     def large(self) -> None:
-        """A job whose args are a little below the limit, and a run with such a context."""
+        """Queue a job with args just below the limit, and a run with such a context."""
         text = "x" * (config.MAX_PAYLOAD_KB.read() * 1024 - 200)
         job_id = jobs.enqueue(
             task_name="note", queue=tasks.NOTES, reason="load", args={"padding": text}

@@ -102,10 +102,10 @@ WORKFLOWS: dict[str, list[Spec]] = {
 
 
 def load_workflow(name: str) -> Spec:
-    """The provider's loader."""
+    """Return a workflow by name, as the provider's loader."""
     return {"name": name, "steps": WORKFLOWS[name]}
 
 
 def load_pipeline(name: str) -> Spec:
-    """The provider's pipelines."""
+    """Return a pipeline by name, as the provider does."""
     return {"name": name, "nodes": PIPELINES[name]}
