@@ -111,6 +111,27 @@ def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -
     assert deaths == [row["seq"] for row in rows if row["crash_count"]]
 
 
+def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+    queues = ["fetch", "load"]
+    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    with db.connect() as conn:
+        for queue in queues:
+            jobs.enqueue_many(task_name="t", queue=queue, args=[{}] * 2)
+            who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, queue)
+            assert len(claims.ingest_step(conn, who, claim=2)) == 2
+        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran=[])
+        rows = conn.execute("SELECT * FROM ingest_jobs").fetchall()
+        events = conn.execute(
+            "SELECT e.worker_id = c.worker_id AS own FROM ingest_job_events e"
+            " JOIN ingest_job_events c ON c.job_id = e.job_id AND c.event_type = 'claimed'"
+            " WHERE e.event_type = 'requeued'"
+        ).fetchall()
+    assert len(changed) == len(rows) == 4
+    assert {(row["status"], row["crash_count"]) for row in rows} == {("queued", 0)}
+    assert [event["own"] for event in events] == [True] * 4, "each event names its own worker"
+
+
 def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
     config.register_ingest_task("t", lambda reason: {})
     ingest_id = jobs.enqueue(task_name="t", queue="fetch")
