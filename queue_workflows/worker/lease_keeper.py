@@ -381,8 +381,8 @@ class LeaseKeeper:
             if self.stop_deadline is not None:
                 each.in_flight.return_waiting("shutdown")
             if each.in_flight.is_due():
-                with self._dedicated.using() as conn:
-                    claims_in_flight.write_back(conn, each.in_flight)
+                with each.in_flight.writing(), self._dedicated.using() as conn:
+                    claims_in_flight.write(conn, each.in_flight)
 
     def _ends(self) -> tuple[float | None, float | None]:
         """Return when the first lease and the first budget of the running jobs end, or None."""
@@ -535,11 +535,11 @@ class LeaseKeeper:
         """Hand back a slot's running jobs to the front and its waiting jobs; record results."""
         own.in_flight.return_waiting(reason)
         works = self._works_of(own)
-        with self._dedicated.using() as conn:
+        with own.in_flight.writing(), self._dedicated.using() as conn:
             for work in works:
                 handback.hand_back(conn, work.lease, reason=reason, front=True)
             own.in_flight.remove(work.lease for work in works)
-            claims_in_flight.write_back(conn, own.in_flight)
+            claims_in_flight.write(conn, own.in_flight)
 
     def clear_model(self, own: slot.Slot) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""

@@ -103,7 +103,7 @@ class Shutdown:
     def exit_with(self, code: int) -> None:
         """Exit without a running job, after a stop policy or a load request that took too long."""
         self._kill_timers.leave(code)
-        with self._bookkeeping_connection() as conn:
+        with self._writing(), self._bookkeeping_connection() as conn:
             self._release(conn, None, "its worker was turned off")
             self._deregister(conn, code)
             self._on_exit(code)
@@ -119,18 +119,38 @@ class Shutdown:
         others: str = "its worker had to exit",
     ) -> None:
         self._kill_timers.leave(code)
-        with self._bookkeeping_connection() if write else contextlib.nullcontext() as conn:
-            written = write is None or self._record(conn, work, write, code)
+        if write is None:
+            if self._in_flight(work) is not None:
+                # First, since the lock may wait for a renewal that has no reply: the kernel timer
+                # of the lease may end the process first.
+                self._fence()
+                with self._writing():
+                    self._release(None, work, others)
+                self._on_exit(code)
+            self._stay()
+            return
+        with self._writing(), self._bookkeeping_connection() as conn:
+            written = self._record(conn, work, write, code)
             if self._in_flight(work) is not None and (written or not only_if_written):
                 if code == guards.EXIT_LOST:
-                    # First, since the next step waits for a renewal that has no reply: the kernel
-                    # timer of the lease may end the process first.
                     self._fence()
                 self._release(conn, work, others)
                 if not written:
                     self._deregister(conn, code)
                 self._on_exit(code)
         self._stay()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None]:
+        """Hold the lock of statements about many jobs, so that nothing is claimed any more.
+
+        Enter it before `_bookkeeping_connection`, in the order of a renewal. The other order lets
+        the two wait for each other while the handler of a job runs on that is handed back already.
+        """
+        self.decided = True
+        every = self._in_flight(None)
+        with every[0].writing() if every else contextlib.nullcontext():
+            yield
 
     def _stay(self) -> None:
         self._kill_timers.stay()
@@ -177,9 +197,8 @@ class Shutdown:
                 if written:
                     self._deregister(conn, code)
                     self._expire_heartbeat(conn)
-            with rest[0].writing():
-                for each in rest:
-                    claims_in_flight.write(conn, each)
+            for each in rest:
+                claims_in_flight.write(conn, each)
             return bool(written)
         except db.Error as error:
             _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
@@ -188,20 +207,16 @@ class Shutdown:
     def _release(
         self, conn: db.Connection | None, work: current_job.Work | None, reason: str
     ) -> None:
-        """Hand back the other running jobs, whose handlers end with the process. Best effort."""
-        self.decided = True
-        rest = self._in_flight(work)
-        if not rest:
-            return
-        # A claim in progress is in the claims in flight once this thread may write.
-        with rest[0].writing():
-            for each in rest:
-                each.return_all(reason, exclude=work and work.lease)
-            if conn is None:
-                return
+        """Hand back the other running jobs, whose handlers end with the process. Best effort.
+
+        Call it inside `_writing`, so that a claim that was in progress is among those in flight.
+        """
+        for each in self._in_flight(work) or ():
+            each.return_all(reason, exclude=work and work.lease)
+            if conn is None or conn.closed:
+                continue
             try:
-                for each in rest:
-                    claims_in_flight.write(conn, each)
+                claims_in_flight.write(conn, each)
             except db.Error as error:
                 _log.warning("cannot hand back the other running jobs: %s", error)
 
