@@ -211,10 +211,10 @@ class CrashRecovery:
     def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
         """Recover the claims of this process soon; see `recover_claims`.
 
-        A worker that blames the database for its exit counts no crash. On platforms without shared
-        status, such as macOS, its note says so.
+        A worker that blames the database for its exit counts no crash, nor does one that exited on
+        request. On platforms without shared status, such as macOS, its note says so.
         """
-        if ended.code == guards.EXIT_LOST and not ended.verdict:
+        if ended.code in (guards.EXIT_LOST, *shutdown.ORDERLY) and not ended.verdict:
             prefix = identity.process_prefix(self._label, ended.pid)
             ran = frozenset[int]() if fencing.is_noted(prefix) else ran
         peaceful = ended.code == 0 and ended.verdict is None

@@ -98,6 +98,7 @@ class LeaseKeeper:
             dedicated=self._dedicated,
             kill_timers_=self._kill_timers,
             fence=self._fence,
+            leave_note=self._leave_note,
             on_exit=on_exit,
             now_fn=now_fn,
         )
@@ -262,7 +263,7 @@ class LeaseKeeper:
             self._works = [each for each in self._works if each is not work]
 
     def _close(self) -> None:
-        """Deregister the worker and close the connection."""
+        """Hand back what waits, deregister the worker and close the connection."""
         try:
             for each in self._slots:
                 each.in_flight.return_waiting("shutdown")
@@ -273,6 +274,10 @@ class LeaseKeeper:
                     workers.stop(conn, each.who().worker_id)
         except db.Error as error:
             _log.debug("cannot deregister: %s", error)
+        left = [lease for each in self._slots for lease in each.in_flight.claims()]
+        if left:
+            # No worker ids: this worker may run again under its id, and then holds new claims.
+            fencing.write_note((), left)
         self._dedicated.close()
 
     def cancelled(self, name: str) -> None:
@@ -345,8 +350,11 @@ class LeaseKeeper:
 
     def _fence(self) -> None:
         """Report to the parent and to the next worker if this exit is the database's fault."""
-        if not self._renewals.blame_database():
-            return
+        if self._renewals.blame_database():
+            self._leave_note()
+
+    def _leave_note(self) -> None:
+        """Report to the parent and to the next worker that the claims left behind count nothing."""
         self._status.fence()
         leases = [*(work.lease for work in self._works)]
         for each in self._slots:

@@ -39,7 +39,7 @@ class Shutdown:
     `in_flight` returns the claims in flight of each slot, or None once it does not. Other running
     jobs are handed back first, uncounted. The record uses the lease keeper's connection
     `dedicated`. If that is busy or silent, it uses another one. `fence` is called when an exit with
-    EXIT_LOST is certain.
+    EXIT_LOST is certain, `leave_note` when an exit on request left claims behind.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Shutdown:
         dedicated: db.DedicatedConnection,
         kill_timers_: kill_timers.KillTimers,
         fence: Callable[[], object],
+        leave_note: Callable[[], object],
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
@@ -60,6 +61,9 @@ class Shutdown:
         self._dedicated = dedicated
         self._kill_timers = kill_timers_
         self._fence = fence
+        self._leave_note = leave_note
+        self._left_behind = False
+        """Whether a record or a claim to hand back could not be written."""
         self._on_exit = on_exit
         self._now = now_fn
         self.decided = False
@@ -106,7 +110,7 @@ class Shutdown:
         with self._writing(), self._bookkeeping_connection() as conn:
             self._release(conn, None, "its worker was turned off")
             self._deregister(conn, code)
-            self._on_exit(code)
+            self._exit(code)
         self._stay()
 
     def _end(
@@ -126,7 +130,7 @@ class Shutdown:
                 self._fence()
                 with self._writing():
                     self._release(None, work, others)
-                self._on_exit(code)
+                self._exit(code)
             self._stay()
             return
         with self._writing(), self._bookkeeping_connection() as conn:
@@ -137,8 +141,14 @@ class Shutdown:
                 self._release(conn, work, others)
                 if not written:
                     self._deregister(conn, code)
-                self._on_exit(code)
+                self._exit(code)
         self._stay()
+
+    def _exit(self, code: int) -> None:
+        # The claims left behind end with their leases, and would count a crash without a fault.
+        if self._left_behind and code in ORDERLY:
+            self._leave_note()
+        self._on_exit(code)
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
@@ -154,7 +164,7 @@ class Shutdown:
 
     def _stay(self) -> None:
         self._kill_timers.stay()
-        self.decided = False
+        self.decided = self._left_behind = False
 
     @contextlib.contextmanager
     def _bookkeeping_connection(self) -> Generator[db.Connection | None]:
@@ -190,6 +200,7 @@ class Shutdown:
         for each in rest:
             each.return_waiting("its batch ended")
         if conn is None:
+            self._left_behind = True
             return True
         try:
             with conn.transaction():
@@ -202,6 +213,7 @@ class Shutdown:
             return bool(written)
         except db.Error as error:
             _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
+            self._left_behind = True
             return True
 
     def _release(
@@ -214,11 +226,13 @@ class Shutdown:
         for each in self._in_flight(work) or ():
             each.return_all(reason, exclude=work and work.lease)
             if conn is None or conn.closed:
+                self._left_behind |= bool(each.ids())
                 continue
             try:
                 claims_in_flight.write(conn, each)
             except db.Error as error:
                 _log.warning("cannot hand back the other running jobs: %s", error)
+                self._left_behind = True
 
     def _deregister(self, conn: db.Connection | None, code: int) -> None:
         """Deregister the workers, so that nobody counts them as idle and later as dead."""
