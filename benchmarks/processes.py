@@ -21,7 +21,7 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 

@@ -1292,6 +1292,35 @@ BEGIN
         USING ERRCODE = 'QW002';
 END $$;
 
+CREATE FUNCTION public.queue_workflows_has_waiters(OUT locked boolean, OUT limited boolean) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
+    SET jit TO 'off'
+    SET search_path TO 'public', 'pg_temp'
+    AS $$
+BEGIN
+    locked := coalesce(
+        (SELECT true FROM workflow_node_jobs
+          WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
+          ORDER BY lock_key LIMIT 1),
+        (SELECT true FROM ingest_jobs
+          WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
+          ORDER BY lock_key LIMIT 1),
+        (SELECT true FROM workflow_node_jobs
+          WHERE status = 'queued' AND blocked_reason = 'unserved' AND octet_length(queue) >= 0
+          ORDER BY queue LIMIT 1),
+        (SELECT true FROM ingest_jobs
+          WHERE status = 'queued' AND blocked_reason = 'unserved' AND octet_length(queue) >= 0
+          ORDER BY queue LIMIT 1), false);
+    limited := coalesce(
+        (SELECT true FROM ingest_jobs
+          WHERE partition_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'limited'
+          ORDER BY queue, partition_key LIMIT 1), false);
+END $$;
+
 CREATE FUNCTION public.queue_workflows_hold_back(p_queue text, p_look integer, p_most integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET enable_seqscan TO 'off'
@@ -3806,6 +3835,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_gpu_unserved() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_gpu_holder[], p_host text, p_model text, OUT jobs integer, OUT waited_s double precision, OUT load_s double precision, OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_guard_run() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_has_waiters(OUT locked boolean, OUT limited boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_hold_back(p_queue text, p_look integer, p_most integer) FROM PUBLIC;
 

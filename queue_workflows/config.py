@@ -602,7 +602,10 @@ def db_url_variables() -> tuple[str, ...]:
 
 def database_url() -> str | None:
     """Return the DSN that the environment names, or None."""
-    return next((url for name in db_url_variables() if (url := os.environ.get(name))), None)
+    for name in db_url_variables():
+        if url := os.environ.get(name):
+            return url
+    return None
 
 
 def embedded_wanted() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -39,6 +40,9 @@ OUTPUTS = os.path.join(tempfile.gettempdir(), f"queue-workflows-outputs-{os.getp
 # Some thousand processes would each compile all that they import, and pytest every test module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A shell without job control starts background commands with SIGINT ignored; children inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything runs: no test, and no import of one, ever sees the database of the person here.
 GIVEN = _forget_environment()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from benchmarks import processes, results
@@ -55,25 +56,19 @@ def _costs(bench: Bench, started: list[processes.Process], names: list[str]) -> 
 def run(bench: Bench) -> Iterator[results.Row]:
     """Yield three rows each for a worker, a worker that samples the hardware, an orchestrator."""
     server = bench.server
-    commands = (
-        ("sampler", processes.worker("load")),
-        ("worker", ["env", WITHOUT_SAMPLES, *processes.worker("load")]),
-        ("sampler", processes.worker("load")),
-        ("orchestrator", processes.orchestrator()),
-        ("bare", processes.bare("listen", "load")),
-    )
-    with (
-        server.database("idle_worker") as one,
-        server.database("idle_sampler") as two,
-        server.database("idle_orchestrator") as three,
-        server.database("idle_bare") as four,
-        bench.running(one, commands[0]) as (worker,),
-        bench.running(two, commands[1]) as (sampler,),
-        bench.running(three, commands[2]) as (orchestrator,),
-        bench.running(four, commands[3]) as (floor,),
-    ):
-        started = [worker, sampler, orchestrator, floor]
-        names = [server.name_of(dsn) for dsn in (one, two, three, four)]
+    commands = {
+        "worker": ["env", WITHOUT_SAMPLES, *processes.worker("load")],
+        "sampler": processes.worker("load"),
+        "orchestrator": processes.orchestrator(),
+        "bare": processes.bare("listen", "load"),
+    }
+    with ExitStack() as stack:
+        dsns = {name: stack.enter_context(server.database(f"idle_{name}")) for name in commands}
+        started = [
+            stack.enter_context(bench.running(dsns[name], (name, argv)))[0]
+            for name, argv in commands.items()
+        ]
+        names = [server.name_of(dsn) for dsn in dsns.values()]
         for name in names:
             until(
                 lambda name=name: (server.admin.execute(_CONNECTED, (name,)).fetchone() or (0,))[0],

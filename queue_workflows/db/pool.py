@@ -11,7 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
@@ -220,9 +220,16 @@ def _ping(conn: Connection) -> None:
 
 
 def _pool(kind: str) -> ConnectionPool[Connection]:
+    url = db_url()
+    known = _pools.get(kind)
+    if known is not None and known[0] == url:
+        return known[1]
+    return _opened(kind, url)
+
+
+def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
     from psycopg_pool import ConnectionPool
 
-    url = db_url()
     with _lock:
         known = _pools.get(kind)
         if known is not None and known[0] == url:
@@ -278,38 +285,59 @@ def cursor() -> Generator[psycopg.Cursor[Row]]:
         yield cur
 
 
-@contextmanager
-def transaction(conn: Connection | None = None) -> Generator[Connection]:
-    """Yield an engine transaction: with timeouts, committed on a clean exit, else rolled back.
+class _Joined:
+    """The caller's connection, with dict rows meanwhile.
 
-    With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
-    committed or rolled back.
+    A class, as `_Lent` is, since a generator would cost each statement 1 us.
     """
-    if conn is not None:
-        factory, conn.row_factory = conn.row_factory, dict_row
-        try:
-            yield conn
-        finally:
-            conn.row_factory = factory
-        return
+
+    __slots__ = ("_conn", "_factory")
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    def __enter__(self) -> Connection:
+        conn = self._conn
+        self._factory, conn.row_factory = conn.row_factory, dict_row
+        return conn
+
+    def __exit__(self, *_: object) -> None:
+        self._conn.row_factory = self._factory
+
+
+class _Lent:
+    """A connection of the engine's pool in autocommit."""
+
+    __slots__ = ("_conn", "_pool")
+
+    def __enter__(self) -> Connection:
+        # `pool.connection()` would also commit, which autocommit does not need.
+        self._pool = _pool("engine")
+        self._conn = self._pool.getconn()
+        return self._conn
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.putconn(self._conn)
+
+
+@contextmanager
+def _own_transaction() -> Generator[Connection]:
     with _pool("engine").connection() as own, own.transaction():
         yield own
 
 
-@contextmanager
-def statement(conn: Connection | None = None) -> Generator[Connection]:
-    """Yield `transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
-    if conn is not None:
-        with transaction(conn):
-            yield conn
-        return
-    # `pool.connection()` would also commit, which autocommit does not need.
-    pool = _pool("engine")
-    own = pool.getconn()
-    try:
-        yield own
-    finally:
-        pool.putconn(own)
+def transaction(conn: Connection | None = None) -> AbstractContextManager[Connection]:
+    """Return an engine transaction: with timeouts, committed on a clean exit, else rolled back.
+
+    With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
+    committed or rolled back.
+    """
+    return _own_transaction() if conn is None else _Joined(conn)
+
+
+def statement(conn: Connection | None = None) -> AbstractContextManager[Connection]:
+    """Return `transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
+    return _Lent() if conn is None else _Joined(conn)
 
 
 def wait_until_reachable(

@@ -247,9 +247,9 @@ doctor: _Doctor
 
 class _Handback:
     hand_back: Mapping[str, bytes]
-    """Give up claims of one worker, counting nothing: each job is queued again, or cancelled if
-    it must end. One element of each array is a claim. `after_s`: how long the jobs wait first.
-    `front`: they get at least the priority `band`. A claim without a row is lost."""
+    """Give up claims, of several workers too, counting nothing: each job is queued again, or
+    cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
+    wait first. `front`: they get at least the priority `band`. A claim without a row is lost."""
     strays: Mapping[str, bytes]
     """Return the claims of a worker without those of the jobs `keep`."""
 

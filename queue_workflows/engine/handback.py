@@ -34,10 +34,11 @@ def hand_back(
 def hand_back_all(
     conn: db.Connection, leases: Sequence[job_tables.Lease], *, reason: str
 ) -> list[Row]:
-    """Give up these claims of one worker and table as `hand_back` does; return the changed rows.
+    """Give up these claims of one table as `hand_back` does; return the changed rows.
 
-    Each job keeps its priority. A claim that is lost is left alone, as is one whose change the
-    database refuses: see `claim_isolation.change_each`.
+    They may belong to several workers, since each queue of a pool has its own. Each job keeps its
+    priority. A claim that is lost is left alone, as is one whose change the database refuses: see
+    `claim_isolation.change_each`.
     """
     if not leases:
         return []
@@ -73,7 +74,7 @@ def _hand_back(
     parameters = {
         "jobs": [lease.job_id for lease in leases],
         "claims": [lease.claim_no for lease in leases],
-        "worker": leases[0].worker_id,
+        "workers": [lease.worker_id for lease in leases],
         "detail": payload.encode({"reason": reason}, "reason"),
         "front": front,
         "band": FRONT_PRIORITY,

@@ -83,9 +83,7 @@ def with_task_defaults(job: NewJob) -> NewJob:
             raise errors.InvalidJob(f"{name!r} must be a text, not {given!r:.80}")
     defaults = tasks.row_defaults(job.task_name)
     found = {name: value for name, value in defaults.items() if getattr(job, name) is None}
-    if job.priority is None:
-        found.setdefault("priority", DEFAULT_PRIORITY)
-    return job._replace(**found)
+    return job._replace(**found) if found else job
 
 
 def has_options(job: NewJob) -> bool:
@@ -168,7 +166,7 @@ def _row(job: NewJob) -> str:
 
 
 def base_columns(job: NewJob) -> dict[str, Any]:
-    """Return the checked columns of a job, without its args and its options.
+    """Return the checked columns of a job, without its args and its options; priority None: 100.
 
     Raises `UnknownQueue`, `UnknownTask` or `InvalidJob`, all of them ValueErrors.
     """
@@ -190,7 +188,9 @@ def base_columns(job: NewJob) -> dict[str, Any]:
             f"job of task {task_name!r}: 'reason' {reason!r:.80} is not a string"
         )
     is_whole = isinstance(priority, int) and type(priority) is not bool
-    if not is_whole or priority not in policy.PRIORITIES:
+    if priority is None:
+        priority = DEFAULT_PRIORITY
+    elif not is_whole or priority not in policy.PRIORITIES:
         raise errors.InvalidJob(
             f"job of task {task_name!r}: 'priority' must be a whole number from "
             f"{policy.PRIORITIES[0]} to {policy.PRIORITIES[-1]}, not {priority!r:.40}"

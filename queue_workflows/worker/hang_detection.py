@@ -14,7 +14,7 @@ from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity, service, supervisor
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import NowFn
-from queue_workflows.worker import guards, shared_status
+from queue_workflows.worker import guards, shared_status, shutdown
 
 _log = logging.getLogger(__name__)
 SILENT_S = 2.0
@@ -229,7 +229,7 @@ class HangDetector:
         """Return the `seq` of the jobs that ran when that child exited; None if that is unknown.
 
         Clears its status. After an exit for a budget only the job with that budget is returned.
-        After an exit because the database was away none is returned. See `Snapshot.ran`.
+        After an exit because the database was away, or on request, none is. See `Snapshot.ran`.
         """
         worker = self._workers.get(name)
         if worker is None:
@@ -238,7 +238,9 @@ class HangDetector:
         ran = seen.ran
         if code == guards.EXIT_BUDGET and ran and seen.due in ran:
             ran = frozenset({seen.due})
-        if code == guards.EXIT_LOST and seen.fenced:
+        excused = seen.fenced and code in (guards.EXIT_LOST, *shutdown.ORDERLY)
+        # A handler that ends the process itself, with `os._exit(0)`, is charged: its job still ran.
+        if excused or (code in shutdown.ORDERLY and not seen.job):
             ran = frozenset[int]()
         worker.status.clear()
         worker.hung = None

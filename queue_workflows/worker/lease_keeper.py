@@ -98,6 +98,7 @@ class LeaseKeeper:
             dedicated=self._dedicated,
             kill_timers_=self._kill_timers,
             fence=self._fence,
+            leave_note=self._leave_note,
             on_exit=on_exit,
             now_fn=now_fn,
         )
@@ -262,7 +263,7 @@ class LeaseKeeper:
             self._works = [each for each in self._works if each is not work]
 
     def _close(self) -> None:
-        """Deregister the worker and close the connection."""
+        """Hand back what waits, deregister the worker and close the connection."""
         try:
             for each in self._slots:
                 each.in_flight.return_waiting("shutdown")
@@ -273,6 +274,10 @@ class LeaseKeeper:
                     workers.stop(conn, each.who().worker_id)
         except db.Error as error:
             _log.debug("cannot deregister: %s", error)
+        left = [lease for each in self._slots for lease in each.in_flight.claims()]
+        if left:
+            # No worker ids: this worker may run again under its id, and then holds new claims.
+            renewal_failures.write_note((), left)
         self._dedicated.close()
 
     def cancelled(self, name: str) -> None:
@@ -345,8 +350,11 @@ class LeaseKeeper:
 
     def _fence(self) -> None:
         """Report to the parent and to the next worker if this exit is the database's fault."""
-        if not self._renewals.blame_database():
-            return
+        if self._renewals.blame_database():
+            self._leave_note()
+
+    def _leave_note(self) -> None:
+        """Report to the parent and to the next worker that the claims left behind count nothing."""
         self._status.fence()
         leases = [*(work.lease for work in self._works)]
         for each in self._slots:
@@ -383,8 +391,8 @@ class LeaseKeeper:
             if self.stop_deadline is not None:
                 each.in_flight.return_waiting("shutdown")
             if each.in_flight.is_due():
-                with self._dedicated.using() as conn:
-                    claims_in_flight.write_back(conn, each.in_flight)
+                with each.in_flight.writing(), self._dedicated.using() as conn:
+                    claims_in_flight.write(conn, each.in_flight)
 
     def _ends(self) -> tuple[float | None, float | None]:
         """Return when the first lease and the first budget of the running jobs end, or None."""
@@ -537,11 +545,11 @@ class LeaseKeeper:
         """Hand back a slot's running jobs to the front and its waiting jobs; record results."""
         own.in_flight.return_waiting(reason)
         works = self._works_of(own)
-        with self._dedicated.using() as conn:
+        with own.in_flight.writing(), self._dedicated.using() as conn:
             for work in works:
                 handback.hand_back(conn, work.lease, reason=reason, front=True)
             own.in_flight.remove(work.lease for work in works)
-            claims_in_flight.write_back(conn, own.in_flight)
+            claims_in_flight.write(conn, own.in_flight)
 
     def clear_model(self, own: slot.Slot) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""

@@ -52,7 +52,7 @@ class Snapshot(NamedTuple):
     due: int | None
     """The `seq` of the job whose budget the kernel timer guards; None if unknown."""
     fenced: bool
-    """Whether the worker exits because the database prevented its lease renewals."""
+    """Whether the worker exits without a fault of its jobs, whose claims it could not hand back."""
     record: Row
     """The last record that the worker wrote, see `worker_record`; may be empty."""
 
@@ -103,7 +103,7 @@ class SharedStatus:
         self._cells[_DUE] = seq or _ZERO
 
     def fence(self) -> None:
-        """Note that the worker exits because the database prevented its lease renewals."""
+        """Note that the worker exits without a fault of its jobs; see `Snapshot.fenced`."""
         self._cells[_FENCED] = 1.0
 
     def set_active(self, now: float) -> None:

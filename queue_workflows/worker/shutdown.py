@@ -39,7 +39,7 @@ class Shutdown:
     `in_flight` returns the claims in flight of each slot, or None once it does not. Other running
     jobs are handed back first, uncounted. The record uses the lease keeper's connection
     `dedicated`. If that is busy or silent, it uses another one. `fence` is called when an exit with
-    EXIT_LOST is certain.
+    EXIT_LOST is certain, `leave_note` when an exit on request left claims behind.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Shutdown:
         dedicated: db.DedicatedConnection,
         kill_timers_: kill_timers.KillTimers,
         fence: Callable[[], object],
+        leave_note: Callable[[], object],
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
@@ -60,6 +61,9 @@ class Shutdown:
         self._dedicated = dedicated
         self._kill_timers = kill_timers_
         self._fence = fence
+        self._leave_note = leave_note
+        self._left_behind = False
+        """Whether a record or a claim to hand back could not be written."""
         self._on_exit = on_exit
         self._now = now_fn
         self.decided = False
@@ -103,10 +107,10 @@ class Shutdown:
     def exit_with(self, code: int) -> None:
         """Exit without a running job, after a stop policy or a load request that took too long."""
         self._kill_timers.leave(code)
-        with self._bookkeeping_connection() as conn:
+        with self._writing(), self._bookkeeping_connection() as conn:
             self._release(conn, None, "its worker was turned off")
             self._deregister(conn, code)
-            self._on_exit(code)
+            self._exit(code)
         self._stay()
 
     def _end(
@@ -119,22 +123,48 @@ class Shutdown:
         others: str = "its worker had to exit",
     ) -> None:
         self._kill_timers.leave(code)
-        with self._bookkeeping_connection() if write else contextlib.nullcontext() as conn:
-            written = write is None or self._record(conn, work, write, code)
+        if write is None:
+            if self._in_flight(work) is not None:
+                # First, since the lock may wait for a renewal that has no reply: the kernel timer
+                # of the lease may end the process first.
+                self._fence()
+                with self._writing():
+                    self._release(None, work, others)
+                self._exit(code)
+            self._stay()
+            return
+        with self._writing(), self._bookkeeping_connection() as conn:
+            written = self._record(conn, work, write, code)
             if self._in_flight(work) is not None and (written or not only_if_written):
                 if code == guards.EXIT_LOST:
-                    # First, since the next step waits for a renewal that has no reply: the kernel
-                    # timer of the lease may end the process first.
                     self._fence()
                 self._release(conn, work, others)
                 if not written:
                     self._deregister(conn, code)
-                self._on_exit(code)
+                self._exit(code)
         self._stay()
+
+    def _exit(self, code: int) -> None:
+        # The claims left behind end with their leases, and would count a crash without a fault.
+        if self._left_behind and code in ORDERLY:
+            self._leave_note()
+        self._on_exit(code)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None]:
+        """Hold the lock of statements about many jobs, so that nothing is claimed any more.
+
+        Enter it before `_bookkeeping_connection`, in the order of a renewal. The other order lets
+        the two wait for each other while the handler of a job runs on that is handed back already.
+        """
+        self.decided = True
+        every = self._in_flight(None)
+        with every[0].writing() if every else contextlib.nullcontext():
+            yield
 
     def _stay(self) -> None:
         self._kill_timers.stay()
-        self.decided = False
+        self.decided = self._left_behind = False
 
     @contextlib.contextmanager
     def _bookkeeping_connection(self) -> Generator[db.Connection | None]:
@@ -170,6 +200,7 @@ class Shutdown:
         for each in rest:
             each.return_waiting("its batch ended")
         if conn is None:
+            self._left_behind = True
             return True
         try:
             with conn.transaction():
@@ -177,33 +208,31 @@ class Shutdown:
                 if written:
                     self._deregister(conn, code)
                     self._expire_heartbeat(conn)
-            with rest[0].writing():
-                for each in rest:
-                    claims_in_flight.write(conn, each)
+            for each in rest:
+                claims_in_flight.write(conn, each)
             return bool(written)
         except db.Error as error:
             _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
+            self._left_behind = True
             return True
 
     def _release(
         self, conn: db.Connection | None, work: current_job.Work | None, reason: str
     ) -> None:
-        """Hand back the other running jobs, whose handlers end with the process. Best effort."""
-        self.decided = True
-        rest = self._in_flight(work)
-        if not rest:
-            return
-        # A claim in progress is in the claims in flight once this thread may write.
-        with rest[0].writing():
-            for each in rest:
-                each.return_all(reason, exclude=work and work.lease)
-            if conn is None:
-                return
+        """Hand back the other running jobs, whose handlers end with the process. Best effort.
+
+        Call it inside `_writing`, so that a claim that was in progress is among those in flight.
+        """
+        for each in self._in_flight(work) or ():
+            each.return_all(reason, exclude=work and work.lease)
+            if conn is None or conn.closed:
+                self._left_behind |= bool(each.ids())
+                continue
             try:
-                for each in rest:
-                    claims_in_flight.write(conn, each)
+                claims_in_flight.write(conn, each)
             except db.Error as error:
                 _log.warning("cannot hand back the other running jobs: %s", error)
+                self._left_behind = True
 
     def _deregister(self, conn: db.Connection | None, code: int) -> None:
         """Deregister the workers, so that nobody counts them as idle and later as dead."""

@@ -6,10 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from benchmarks import bench, processes, server
+from benchmarks.measurements import idle
+from tests.support import database
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURE = r" +[\d.,]+ \S+"
@@ -77,3 +83,48 @@ def test_database_of_another_name_is_refused() -> None:
     assert done.returncode != 0
     assert "_bench" in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+class Shortest(bench.Bench):
+    """Measures for an instant, and notes what runs on each database."""
+
+    def pick(self, full: Any, quick: Any) -> Any:
+        return 0.1
+
+    @contextmanager
+    def running(
+        self, dsn: str, *commands: tuple[str, list[str]]
+    ) -> Generator[list[processes.Process]]:
+        with super().running(dsn, *commands) as started:
+            yield started
+            for process in started:
+                kept = Path(f"/proc/{process.pid}")
+                words = (kept / "cmdline").read_text() + (kept / "environ").read_text()
+                tag = server.Server.name_of(dsn).removesuffix(server.SUFFIX).rpartition("idle_")[2]
+                self.seen[tag] = words
+
+    seen: dict[str, str]
+
+
+@pytest.mark.usefixtures("clean_process")
+def test_idle_rows_are_of_the_processes_that_they_name(
+    own_database: database.Database, tmp_path: Path
+) -> None:
+    name = own_database.name.removesuffix("_test") + server.SUFFIX
+    dsn = server.url(own_database.parts, name)
+    with server.running(dsn, tmp_path) as where:
+        run = Shortest(where, tmp_path, quick=True)
+        run.seen = {}
+        rows = {row.name: row for row in idle.run(run)}
+    assert len(rows) == 9
+    for process in ("worker", "worker that samples", "orchestrator"):
+        memory = rows[f"idle {process}, memory"]
+        assert memory.ours > 0 and memory.bare > 0
+    modules = {
+        "worker": "queue_workflows.claim_worker",
+        "sampler": "queue_workflows.claim_worker",
+        "orchestrator": "queue_workflows.orchestrator",
+        "bare": "benchmarks.baseline",
+    }
+    assert [tag for tag in modules if modules[tag] in run.seen[tag]] == [*modules]
+    assert [tag for tag in modules if idle.WITHOUT_SAMPLES in run.seen[tag]] == ["worker"]

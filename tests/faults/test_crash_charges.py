@@ -32,6 +32,8 @@ WAYS = {
     "supervised": (*SERVE, *QUEUE, "--supervise"),
     "supervised pool": (*SERVE, *POOL, "--supervise"),
 }
+STOPS_AT_ONCE = ("--shutdown-timeout", "0.2", "--lease-seconds", "60")
+"""So that the stop comes before the end of the lease, which would end the worker too."""
 QUICK = {
     "QUEUE_WORKFLOWS_SUPERVISOR_BACKOFF_MAX_S": "0.2",
     "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0.1",
@@ -206,6 +208,46 @@ def test_a_parent_needs_no_note(cli: Commands, wire: proxy.Proxy, tmp_path: Path
     until(lambda: len(starts(folder)) == 2, timeout_s=30)
     assert "cannot write a note" in worker.err
     assert row_of(job_id)["crash_count"] == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+def test_a_stop_while_the_database_is_away_charges_nothing(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
+) -> None:
+    soon = {**state, "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "1"}
+    orchestrator = cli.start("queue-orchestrator", *APP, **soon)
+    until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
+    worker = Worker(cli, (*WAYS[way], *STOPS_AT_ONCE), **behind)
+    until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    wire.freeze()
+    worker.runs[-1].send(signal.SIGTERM)
+    assert worker.runs[-1].wait(30) == 0, worker.err
+    wire.thaw()
+    until(lambda: row_of(job_id)["crash_count"] == 1)
+    worker.start()
+    until(lambda: row_of(job_id)["crash_count"] == 0)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["supervised", "supervised pool"])
+def test_a_parent_charges_nothing_for_a_child_stopped_while_the_database_is_away(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
+) -> None:
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
+    worker = Worker(cli, (*WAYS[way], *STOPS_AT_ONCE), **behind)
+    until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    wire.freeze()
+    os.kill(starts(folder)[0], signal.SIGTERM)
+    until(lambda: "with exit code 0" in worker.err)
+    wire.thaw()
+    until(lambda: len(starts(folder)) == 2, timeout_s=30)
+    assert row_of(job_id)["crash_count"] == 0, worker.err
 
 
 @pytest.mark.timeout(120)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, jobs, node_queue, run_store
-from queue_workflows.engine import claims, job_tables
+from queue_workflows import db as engine
+from queue_workflows.engine import claims, job_tables, recovery
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.worker import crash_recovery, guards, hang_detection, renewal_failures
-from tests.support import rows_before_checks
+from tests.support import factories, proxy, rows_before_checks
 from tests.support.wait import until
 
 LABEL = "box"
@@ -109,6 +110,27 @@ def test_of_a_batch_only_the_job_that_ran_is_counted(db: ModuleType, ran: str) -
     assert [row["priority"] for row in rows] == [10 if each else 100 for each in counted]
     deaths = [event["seq"] for event in events if event["event_type"] == "death"]
     assert deaths == [row["seq"] for row in rows if row["crash_count"]]
+
+
+def test_the_claims_of_every_queue_of_a_pool_come_back_uncounted(db: ModuleType) -> None:
+    config.register_ingest_task("t", lambda reason: {})
+    queues = ["fetch", "load"]
+    ended = supervisor.Exit("w", os.getpid(), None, signal.SIGKILL, 42, 0.5)
+    with db.connect() as conn:
+        for queue in queues:
+            jobs.enqueue_many(task_name="t", queue=queue, args=[{}] * 2)
+            who = claims.Claimant(identity.new_worker_id(LABEL), LABEL, queue)
+            assert len(claims.ingest_step(conn, who, claim=2)) == 2
+        changed = crash_recovery.recover_claims(conn, ended, host_label=LABEL, ran=[])
+        rows = conn.execute("SELECT * FROM ingest_jobs").fetchall()
+        events = conn.execute(
+            "SELECT e.worker_id = c.worker_id AS own FROM ingest_job_events e"
+            " JOIN ingest_job_events c ON c.job_id = e.job_id AND c.event_type = 'claimed'"
+            " WHERE e.event_type = 'requeued'"
+        ).fetchall()
+    assert len(changed) == len(rows) == 4
+    assert {(row["status"], row["crash_count"]) for row in rows} == {("queued", 0)}
+    assert [event["own"] for event in events] == [True] * 4, "each event names its own worker"
 
 
 def test_each_job_of_the_dead_gets_its_death_certificate(db: ModuleType) -> None:
@@ -384,6 +406,38 @@ def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_st
         recovery_thread.report(ended)
         until(lambda: job(run_id, "a")["status"] == "queued")
     assert job(run_id, "a")["crash_count"] == counted
+
+
+def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subtracted(
+    db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S", "2")
+    config.register_ingest_task("t", lambda reason: {})
+    job_id = jobs.enqueue(task_name="t", queue="fetch")
+    ended = supervisor.Exit("w", dead_pid(), guards.EXIT_LOST, None, 42, 0.5)
+    worker_id = f"{identity.process_prefix(LABEL, ended.pid)}random"
+    with proxy.Proxy(dsn) as wire, db.connect() as conn:
+        (held,) = claims.ingest_step(conn, claims.Claimant(worker_id, LABEL, "fetch"), claim=1)
+        lease = job_tables.lease_of(job_tables.INGEST_JOBS, held)
+        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
+        renewal_failures.write_note([worker_id], [lease])
+        with crash_recovery.CrashRecovery(LABEL) as subject:
+            wire.freeze()
+            subject.report(ended, ran=[])
+            recovery.charge(conn, lease, evidence="a sweep")
+            wire.thaw()
+            until(lambda: crashes(conn, job_id) == 0)
+
+
+def dead_pid() -> int:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    assert dead.wait(30) == 0
+    return dead.pid
+
+
+def crashes(conn: engine.Connection, job_id: str) -> int:
+    return factories.one(conn, "SELECT crash_count FROM ingest_jobs WHERE id = %s", job_id)
 
 
 def test_leaving_tries_what_is_still_open(

@@ -89,7 +89,7 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part.name: len(part.objects) for part in functions.parts()} == {
-        "functions": 88,
+        "functions": 89,
         "triggers": 28,
     }
 
@@ -135,6 +135,7 @@ NEW = {
     *(("columns", f"{OBJECTS}.{name}") for name in
       ("part", "checksum", "package_version", "objects", "installed_at")),
     *(("functions", f"queue_workflows_{name}") for name in (
+        "has_waiters()",
         "is_claimable(text,text)", "is_off(text,timestamp with time zone)",
         "is_past_retention(text,timestamp with time zone,double precision)",
         "is_paused(timestamp with time zone,timestamp with time zone)",

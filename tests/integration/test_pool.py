@@ -23,7 +23,7 @@ from queue_workflows import (
 from queue_workflows import db as engine
 from queue_workflows import workers as workers_api
 from queue_workflows.engine import claims
-from queue_workflows.worker import guards
+from queue_workflows.worker import claims_in_flight, guards
 from tests.support import factories, invariants
 from tests.support.wait import until
 
@@ -548,6 +548,67 @@ def test_a_stop_drains_and_then_hands_back(conn: engine.Connection, bodies: Bodi
     found = Counter(uncounted(row) for row in left.jobs.values())
     assert found[BACK] + found["completed", 0, 0, 0] == 5
     assert left.jobs[ids[1]]["claim_no"] == 1
+
+
+BLOCKED = (
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+def test_a_shutdown_and_a_renewal_do_not_wait_for_each_other(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal that starts while the shutdown hands a job back delays no exit."""
+    monkeypatch.setattr(claims_in_flight, "WRITING_S", 60.0)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "600")  # it renews too
+    left = Left(conn, bodies)
+    (job_id,) = enqueue("load.a", 1)
+    with running(bodies, on_exit=left) as subject, engine.connect() as other:
+        until(lambda: bodies.began and conn.execute(LISTENS).rowcount == 2)
+        keeper = subject._keeper
+        until(lambda: not keeper._loop._woken and not keeper._dedicated.waiting_s)
+        with other.transaction():
+            other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (job_id,))
+            subject.stop_now()
+            until(lambda: factories.column(conn, BLOCKED))
+            keeper.wake("renew")
+            until(subject._slots[0].in_flight._writing.locked)
+        until(lambda: left.codes, timeout_s=20)
+    assert left.codes[0] == 0
+    assert uncounted(left.jobs[job_id]) == BACK
+
+
+@pytest.mark.parametrize("task", ["record", "off"])
+def test_the_lease_keeper_uses_its_connection_inside_the_lock_alone(
+    conn: engine.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.2")
+    subject = claim_worker.WorkerPool(WORKERS, host="box", on_exit=lambda _: bodies.go.set())
+    in_flight, keeper = subject._slots[0].in_flight, subject._keeper
+    writing, waiting = in_flight.writing, list[tuple[str, float]]()
+
+    @contextmanager
+    def noted() -> Generator[None]:
+        waiting.append((threading.current_thread().name, keeper._dedicated.waiting_s))
+        with writing():
+            yield
+
+    monkeypatch.setattr(in_flight, "writing", noted)
+    (job_id,) = enqueue("load.a", 1)
+    thread = threading.Thread(target=subject.run_forever, name="test-pool")
+    thread.start()
+    until(lambda: bodies.began)
+    if task == "off":
+        workers_api.disable("box", "load.a")
+    else:
+        in_flight.return_all("test")
+        keeper.wake("batch")
+    until(lambda: "requeued" in events(conn, job_id))
+    subject.stop()
+    bodies.go.set()
+    thread.join(30)
+    assert {since_s for name, since_s in waiting if name == "lease-keeper"} == {0.0}
 
 
 def test_a_stop_that_comes_right_before_a_claim_is_heeded(

@@ -95,7 +95,13 @@ def _overtaken(seen: Seen, ids: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
-    """Return whether the queue may have been paused or unserved between the two instants."""
+    """Return whether the queue may have been paused or unserved between the two instants.
+
+    A time in which the observer saw nothing counts for every queue. The sweep that lets a job give
+    up its turn may have run just then, on a machine too busy for heartbeats.
+    """
+    if any(a <= until and b >= since for a, b in seen.blind):
+        return True
     return any(each == queue and since <= at <= until for each, at in seen.unserved) or any(
         pause.queue == queue
         and pause.partition is None

@@ -81,6 +81,8 @@ class Evidence:
     """What is wrong with what commands and logs showed of hostile rows, and with files."""
     unserved: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
     """Queues that perhaps had no live worker, and when: see `observer.Observer`."""
+    blind: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When the observer saw nothing, in the database's epoch seconds."""
     by_job: dict[str, list[journal.Line]] = field(default_factory=dict[str, list[journal.Line]])
 
     def claims(self, job: str) -> dict[int, Event]:

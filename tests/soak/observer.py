@@ -27,13 +27,15 @@ SELECT application_name AS seat, extract(epoch FROM now() - xact_start)::float8 
 """
 _DOUBT_S = fleet.KNOBS["STALE_WORKER_AFTER_S"] - 2.0
 """A worker that was not seen for so long may be stale at a sweep between two polls."""
+BLIND_S = 1.0
+"""A longer gap between two polls proves nothing about the time in between: twice LOOK_EVERY_S."""
 _UNSERVED = """
-SELECT q.queue, extract(epoch FROM clock_timestamp())::float8 AS at
-  FROM unnest(%s::text[]) q (queue)
- WHERE NOT EXISTS (
-       SELECT FROM workers w WHERE w.queue = q.queue
-          AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
-          AND w.last_seen > clock_timestamp() - %s * interval '1 second')
+SELECT extract(epoch FROM clock_timestamp())::float8 AS at, ARRAY(
+       SELECT q.queue FROM unnest(%s::text[]) q (queue)
+        WHERE NOT EXISTS (
+              SELECT FROM workers w WHERE w.queue = q.queue
+                 AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
+                 AND w.last_seen > clock_timestamp() - %s * interval '1 second')) AS queues
 """
 _UNFINISHED = """
 SELECT 'run ' || r.id || ' (' || r.workflow_name || ') is ' || r.status AS what,
@@ -60,6 +62,9 @@ class Observer(background.BackgroundThread):
         self.slow: list[str] = []
         self.unserved: list[tuple[str, float]] = []
         """Each queue that perhaps had no live worker, and when, in the database's epoch seconds."""
+        self.blind: list[tuple[float, float]] = []
+        """The gaps of over BLIND_S between two polls of the queues, in the same seconds."""
+        self._polled_at = float("inf")
         self._done = done
 
     def go(self, stop: threading.Event) -> None:
@@ -89,8 +94,19 @@ class Observer(background.BackgroundThread):
 
     def _look_for_workers(self) -> None:
         with db.connection() as conn:
-            rows = conn.execute(_UNSERVED, ([*tasks.QUEUES], _DOUBT_S)).fetchall()
-        self.unserved += [(row["queue"], row["at"]) for row in rows]
+            row = conn.execute(_UNSERVED, ([*tasks.QUEUES], _DOUBT_S)).fetchone()
+        assert row is not None
+        self.note_poll(row["at"], row["queues"])
+
+    def note_poll(self, at: float, queues: list[str]) -> None:
+        """Note that these queues had perhaps no live worker, and that nothing was seen in a gap.
+
+        On an overloaded machine this process does not run for a second or more.
+        """
+        self.unserved += [(queue, at) for queue in queues]
+        if at - self._polled_at > BLIND_S:
+            self.blind.append((self._polled_at, at))
+        self._polled_at = at
 
     def _judge(self) -> None:
         with db.connection() as conn:

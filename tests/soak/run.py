@@ -177,8 +177,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         seen = evidence.gather(
             watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,
             off=struck.off, ended=running.ended, time=time_, began=began, ended_load=ended,
-            stuck=left, slow=watching.slow, unserved=watching.unserved, hostile=attacking.problems,
-            shown=[*shown, *folders.touched(), *running.unsafe()],
+            stuck=left, slow=watching.slow, unserved=watching.unserved, blind=watching.blind,
+            hostile=attacking.problems, shown=[*shown, *folders.touched(), *running.unsafe()],
         )  # fmt: skip
         problems = [*busy.problems, *struck.problems]
         head = (

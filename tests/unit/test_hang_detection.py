@@ -257,6 +257,7 @@ def test_what_a_dead_worker_showed_is_forgotten(overseen: Overseen) -> None:
 
 @pytest.mark.parametrize(("code", "fenced", "ran"), [
     (77, True, set[int]()), (77, False, {5}), (-9, True, {5}), (75, True, {5}),
+    (0, True, set[int]()), (79, True, set[int]()), (0, False, {5}),
 ])  # fmt: skip
 def test_jobs_of_a_worker_that_lost_the_database_are_not_charged(
     overseen: Overseen, code: int, fenced: bool, ran: set[int]
@@ -267,3 +268,22 @@ def test_jobs_of_a_worker_that_lost_the_database_are_not_charged(
         overseen.board.fence()
     assert overseen.subject.ended("w", code) == ran
     assert not overseen.board.read().fenced, "that is over"
+
+
+@pytest.mark.parametrize(
+    ("code", "ran"), [(0, frozenset[int]()), (79, frozenset[int]()), (1, None)]
+)
+def test_a_worker_that_exited_on_request_with_no_job_running_is_charged_nothing(
+    overseen: Overseen, code: int, ran: frozenset[int] | None
+) -> None:
+    overseen.board.begin()
+    overseen.board.end()
+    assert overseen.subject.ended("w", code) == ran
+
+
+@pytest.mark.parametrize("code", [0, 79])
+def test_a_handler_that_ends_its_process_is_no_exit_on_request(
+    overseen: Overseen, code: int
+) -> None:
+    overseen.board.begin()
+    assert overseen.subject.ended("w", code) is None

@@ -14,6 +14,7 @@ from tests.soak import (
     faults,
     fleet,
     journal,
+    observer,
     tasks,
 )
 
@@ -162,6 +163,26 @@ def test_a_job_in_a_queue_without_workers_may_be_overtaken(
 ) -> None:
     seen = line().seen()
     seen.unserved.append((queue, at))
+    assert len([*check_jobs.locked(seen)]) == found
+
+
+@pytest.mark.parametrize(
+    ("polls", "found"),
+    [
+        ([14.0, 14.5, 16.0, 16.5], 0),
+        ([14.0, 14.9, 15.9, 16.8], 1),  # it looked all the time
+        ([5.0, 9.5, 10.2, 11.0], 1),  # the job did not wait yet
+        ([20.0, 20.9, 25.0], 1),  # the younger one was claimed already
+        ([15.0], 1),  # it began to look then
+    ],
+)
+def test_a_job_may_be_overtaken_while_the_observer_was_starved(
+    polls: list[float], found: int
+) -> None:
+    seen, watching = line().seen(), observer.Observer([])
+    for at in polls:
+        watching.note_poll(at, [])
+    seen.blind += watching.blind
     assert len([*check_jobs.locked(seen)]) == found
 
 

@@ -223,3 +223,31 @@ BEGIN
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
     RETURN coalesce(cardinality(v_keys), 0);
 END $$;
+
+-- Return whether a job of either family waits for a lock key or is 'unserved', and whether one waits for the limit of
+-- its partition. Sorts are off, since without statistics a sort of all blocked jobs costs as little as the first
+-- entry of the index that has the order (decision 0019).
+CREATE OR REPLACE FUNCTION queue_workflows_has_waiters(OUT locked boolean, OUT limited boolean)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
+SET jit = off
+SET search_path FROM CURRENT AS $$
+BEGIN
+    locked := coalesce(
+        (SELECT true FROM workflow_node_jobs
+          WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
+          ORDER BY lock_key LIMIT 1),
+        (SELECT true FROM ingest_jobs
+          WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
+          ORDER BY lock_key LIMIT 1),
+        (SELECT true FROM workflow_node_jobs
+          WHERE status = 'queued' AND blocked_reason = 'unserved' AND octet_length(queue) >= 0
+          ORDER BY queue LIMIT 1),
+        (SELECT true FROM ingest_jobs
+          WHERE status = 'queued' AND blocked_reason = 'unserved' AND octet_length(queue) >= 0
+          ORDER BY queue LIMIT 1), false);
+    limited := coalesce(
+        (SELECT true FROM ingest_jobs
+          WHERE partition_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'limited'
+          ORDER BY queue, partition_key LIMIT 1), false);
+END $$;

@@ -2,9 +2,9 @@
 
 -- name: hand_back
 -- tables: ingest_jobs workflow_node_jobs
--- Give up claims of one worker, counting nothing: each job is queued again, or cancelled if
--- it must end. One element of each array is a claim. `after_s`: how long the jobs wait first.
--- `front`: they get at least the priority `band`. A claim without a row is lost.
+-- Give up claims, of several workers too, counting nothing: each job is queued again, or
+-- cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
+-- wait first. `front`: they get at least the priority `band`. A claim without a row is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at, available_at) = (
@@ -16,13 +16,14 @@ WITH done AS (
            priority = CASE WHEN %(front)s::boolean THEN least(j.priority, %(band)s::smallint)
                            ELSE j.priority END,
            worker_id = NULL, lease_expires_at = NULL
-      FROM unnest(%(jobs)s::text[], %(claims)s::bigint[]) AS held (id, claim_no)
-     WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = %(worker)s
+      FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[])
+           AS held (id, claim_no, worker)
+     WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker
        AND j.status = 'running'
  RETURNING queue_workflows_record(
                j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
                host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
-               worker => %(worker)s, detail => %(detail)s) AS job)
+               worker => held.worker, detail => %(detail)s) AS job)
 SELECT (job).* FROM done;
 
 -- name: strays

@@ -32,24 +32,11 @@ SELECT coalesce((SELECT true FROM workflow_node_jobs
                     AND (lease_expires_at IS NULL OR lease_expires_at < now())
                   ORDER BY worker_id LIMIT 1), false) AS leases,
        EXISTS (SELECT FROM workflow_input_timeouts WHERE due_at <= now()) AS inputs,
-       coalesce((SELECT true FROM workflow_node_jobs
-                  WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
-                  ORDER BY lock_key LIMIT 1),
-                (SELECT true FROM ingest_jobs
-                  WHERE lock_key IS NOT NULL AND status = 'queued' AND blocked_reason = 'locked'
-                  ORDER BY lock_key LIMIT 1),
-                (SELECT true FROM workflow_node_jobs
-                  WHERE status = 'queued' AND blocked_reason = 'unserved'
-                    AND octet_length(queue) >= 0 ORDER BY queue LIMIT 1),
-                (SELECT true FROM ingest_jobs
-                  WHERE status = 'queued' AND blocked_reason = 'unserved'
-                    AND octet_length(queue) >= 0 ORDER BY queue LIMIT 1), false) AS lock_queues,
+       w.locked AS lock_queues,
        EXISTS (SELECT FROM partition_dues WHERE due_at <= now())
        OR EXISTS (SELECT FROM queue_partition_limits)
-       OR coalesce((SELECT true FROM ingest_jobs
-                     WHERE partition_key IS NOT NULL AND status = 'queued'
-                       AND blocked_reason = 'limited'
-                     ORDER BY queue, partition_key LIMIT 1), false) AS partitions;
+       OR w.limited AS partitions
+  FROM queue_workflows_has_waiters() w;
 
 -- name: silent_jobs
 -- Return whether a running job of either family was not renewed for `silent_s` seconds.
