@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from queue_workflows import db
 from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import fencing
+from queue_workflows.worker import fencing, note_reporter, notes
 
 LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
@@ -97,31 +98,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_note_is_found_by_workers_on_the_same_database_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fencing.write_note(["w:1:m:x"], [LEASE])
-    (path,) = fencing.notes()
+    notes.write_note(["w:1:m:x"], [LEASE])
+    (path,) = notes.paths()
     assert path.parent == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     with path.open("rb") as file:
-        note = fencing._read(file, path)
+        note = notes.read(file, path)
     assert note is not None
     assert (note.leases, note.workers, note.pid) == ([LEASE], ["w:1:m:x"], os.getpid())
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@nowhere/other")
-    assert fencing.notes() == []
+    assert notes.paths() == []
 
 
 def test_a_folder_that_others_may_write_holds_no_notes(folder: Path) -> None:
-    fencing.write_note([], [LEASE])
-    assert len(fencing.notes()) == 1
+    notes.write_note([], [LEASE])
+    assert len(notes.paths()) == 1
     folder.chmod(0o777)
-    assert fencing.notes() == []
-    fencing.write_note([], [LEASE])
+    assert notes.paths() == []
+    notes.write_note([], [LEASE])
     assert len(list(folder.iterdir())) == 1
 
 
 def test_a_folder_that_is_a_link_holds_no_notes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "real")
-    fencing.write_note([], [LEASE])
+    notes.write_note([], [LEASE])
     assert list((tmp_path / "real").iterdir()) == []
 
 
@@ -129,19 +130,19 @@ def test_a_folder_that_is_a_link_holds_no_notes(folder: Path, tmp_path: Path) ->
     "", "[]", "{}", "[" * 5000, '{"leases": [["other", "j", "w", 1]]}', "\x00", '{"leases": 3}',
 ])  # fmt: skip
 def test_what_is_no_note_is_removed(folder: Path, text: str) -> None:
-    fencing.write_note([], [LEASE])
-    (path,) = fencing.notes()
+    notes.write_note([], [LEASE])
+    (path,) = notes.paths()
     path.write_text(text)
-    assert fencing.Reporter(cast("db.Kept", None)).report()
+    assert note_reporter.Reporter(cast("db.Kept", None)).report()
     assert list(folder.iterdir()) == []
 
 
-def note(**more: Any) -> fencing._Note:
+def note(**more: Any) -> notes.Note:
     given = {
         "pid": os.getpid(), "machine": identity.machine(), "boot": identity.boot_id(),
         "at": clock.boot_s(), "workers": [], "leases": [],
     }  # fmt: skip
-    return fencing._Note(**cast("Any", given | more))
+    return notes.Note(**cast("Any", given | more))
 
 
 @pytest.mark.parametrize(("more", "dead"), [
@@ -150,13 +151,34 @@ def note(**more: Any) -> fencing._Note:
 ])  # fmt: skip
 def test_a_note_is_reported_once_its_process_has_ended(more: dict[str, Any], dead: bool) -> None:
     if "at" in more:
-        more = more | {"at": clock.boot_s() - fencing.DEAD_AFTER_S}
+        more = more | {"at": clock.boot_s() - notes.DEAD_AFTER_S}
     assert note(**more).writer_has_ended() is dead
 
 
 def test_a_note_of_a_process_that_runs_stays(folder: Path) -> None:
-    fencing.write_note([], [LEASE])
-    (path,) = fencing.notes()
+    notes.write_note([], [LEASE])
+    (path,) = notes.paths()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 1}))
-    assert not fencing.Reporter(cast("db.Kept", None)).report()
+    assert not note_reporter.Reporter(cast("db.Kept", None)).report()
     assert path.exists()
+
+
+def test_the_note_of_an_exit_is_reported_only_after_the_process_or_not_at_all(
+    folder: Path,
+) -> None:
+    reporter = note_reporter.Reporter(cast("db.Kept", None))
+    own = notes.ExitNote()
+    own.write(["w:1:m:x"], [LEASE])
+    (first,) = notes.paths()
+    own.write(["w:1:m:x"], [])
+    (second,) = notes.paths()
+    assert first != second
+    assert not reporter.report(), "this process still runs"
+    own.withdraw()
+    assert list(folder.iterdir()) == []
+    own.withdraw()
+    own.write([], [])
+    del own  # as at the end of the process
+    (path,) = notes.paths()
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
