@@ -100,6 +100,10 @@ class Claimer:
             self._release_strays(self.connection())
             self._release_again = False
 
+    def may_hold_unknown_claims(self) -> bool:
+        """Return whether the server may have executed a claim whose reply was lost."""
+        return self._was_lost or self._release_again
+
     def close(self) -> None:
         """Close the connection; the next use opens another."""
         self._dedicated.close()

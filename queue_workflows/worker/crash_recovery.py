@@ -25,7 +25,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.runtime import identity, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, hang_detection, renewal_failures, shutdown
+from queue_workflows.worker import guards, hang_detection, note_reporter, notes, shutdown
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -35,11 +35,8 @@ AGAIN_S = 1.0
 The server still executes what the worker sent before it died, and a finish may claim another job.
 """
 STATEMENT_S = 3.0
-NOTES_S = 2.0
-"""Seconds until the notes of dead workers are reported again, while one is left."""
-STOP_S = 2.0
 _REPORTING = (guards.EXIT_LOST, *shutdown.ORDERLY)
-"""Exit codes of a worker that may have left a note; see `fencing`."""
+"""Exit codes of a worker that may have left a note; see `notes`."""
 _REASONS = {
     hang_detection.OFF: "turned off",
     hang_detection.CANCELLED: "cancelled",
@@ -212,13 +209,7 @@ class CrashRecovery:
         self._loop = service.Loop(
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
         )
-        self._dedicated = db.DedicatedConnection()
-        self._notes = renewal_failures.Reporter(self._dedicated)
-        self._notes_left = False
-        # On a thread of its own: a frozen connection must not delay the recovery of other deaths.
-        self._notes_loop = service.Loop(
-            "crash-notes", [service.Task("notes", self._notes_pause, self._report_notes)]
-        )
+        self._notes = note_reporter.ReportLoop()
 
     def report(self, ended: supervisor.Exit, ran: Collection[int] | None = None) -> None:
         """Recover the claims of this process soon; see `recover_claims`.
@@ -228,41 +219,21 @@ class CrashRecovery:
         """
         if ended.code in _REPORTING and not ended.verdict:
             prefix = identity.process_prefix(self._label, ended.pid)
-            ran = frozenset[int]() if renewal_failures.is_noted(prefix) else ran
-            self._notes_left = True
-            self._notes_loop.wake("notes")
+            ran = frozenset[int]() if notes.is_noted(prefix) else ran
+            self._notes.wake()
         peaceful = ended.code == 0 and ended.verdict is None
         self._dead.append(_Death(ended, ran, time.monotonic(), last=peaceful))
         self._loop.wake("recover")
 
     def __enter__(self) -> CrashRecovery:
         self._loop.start()
-        self._notes_loop.start()
+        self._notes.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._loop.stop():
             self._recover_due(math.inf)
-        if self._notes_loop.stop(STOP_S):
-            self._dedicated.close()
-
-    def _notes_pause(self) -> float:
-        return NOTES_S if self._notes_left else math.inf
-
-    def _report_notes(self) -> None:
-        """Report the notes of dead workers; the sweep may have counted crashes before.
-
-        It has, if this process had no connection when the worker died.
-        """
-        if not self._notes_left:
-            return
-        left, self._notes_left = True, False
-        try:
-            left = not self._notes.report()
-        finally:
-            self._notes_left |= left  # a further death may have set it meanwhile
-        if not left:
-            self._dedicated.close()
+        self._notes.stop()
 
     def _pause(self) -> float:
         wait_s = min((death.due for death in self._dead), default=math.inf) - time.monotonic()

@@ -25,6 +25,8 @@ from queue_workflows.worker import (
     guards,
     kill_timers,
     model_requests,
+    note_reporter,
+    notes,
     renewal_failures,
     shared_status,
     shutdown,
@@ -99,18 +101,22 @@ class LeaseKeeper:
             kill_timers_=self._kill_timers,
             fence=self._fence,
             leave_note=self._leave_note,
+            withdraw_note=self._withdraw_note,
             on_exit=on_exit,
             now_fn=now_fn,
         )
         self._renewals = renewal_failures.Renewals(who().lease_s, self._dedicated, now_fn)
-        self._notes = renewal_failures.Reporter(self._dedicated)
+        self._exit_note = notes.ExitNote()
+        self._notes = note_reporter.Reporter(self._dedicated)
         self._notes_left = False
-        self._unwritten = deque[job_tables.Lease](maxlen=renewal_failures.MAX_LEASES)
+        self._unwritten = deque[job_tables.Lease](maxlen=notes.MAX_LEASES)
         """Claims that were lost before their outcomes were written, without a stall here."""
         self._charged = set[job_tables.Lease]()
         """Claims that were lost while this process stalled; there are few in its life."""
         for each in slots:
             each.in_flight.on_lost = self.lost
+        self.may_hold_unknown_claims: Callable[[], bool] = lambda: False
+        """Returns whether the server may have executed a claim whose reply was lost."""
         self._stops: list[float] = []
         self.locked = False
         """Whether a session of this worker holds its advisory lock of a live worker."""
@@ -141,6 +147,8 @@ class LeaseKeeper:
         if self._loop is not None:
             yield
             return
+        # The claimers themselves release what they claimed in an earlier block.
+        self._exit_note.withdraw()
         with contextlib.suppress(db.Error):
             # Before the first claim: a job whose crash is not subtracted yet may end as poison.
             self._report_notes()
@@ -277,7 +285,10 @@ class LeaseKeeper:
         left = [lease for each in self._slots for lease in each.in_flight.claims()]
         if left:
             # No worker ids: this worker may run again under its id, and then holds new claims.
-            renewal_failures.write_note((), left)
+            notes.write_note((), left)
+        if self.may_hold_unknown_claims():
+            # Locked until this process ends, or this worker runs again.
+            self._exit_note.write(self._worker_ids(), ())
         self._dedicated.close()
 
     def cancelled(self, name: str) -> None:
@@ -336,7 +347,7 @@ class LeaseKeeper:
         if self._renewals.starved:
             self._charged.update(lost)
         else:
-            for lease in lost[: renewal_failures.MAX_LEASES]:
+            for lease in lost[: notes.MAX_LEASES]:
                 recovery.excuse(conn, lease, ended=False)
         while self._unwritten:
             recovery.excuse(conn, self._unwritten[0], ended=False)
@@ -359,9 +370,14 @@ class LeaseKeeper:
         leases = [*(work.lease for work in self._works)]
         for each in self._slots:
             leases += each.in_flight.claims()
-        renewal_failures.write_note(
-            (each.who().worker_id for each in self._slots), dict.fromkeys(leases)
-        )
+        self._exit_note.write(self._worker_ids(), dict.fromkeys(leases))
+
+    def _withdraw_note(self) -> None:
+        self._status.unfence()
+        self._exit_note.withdraw()
+
+    def _worker_ids(self) -> list[str]:
+        return [each.who().worker_id for each in self._slots]
 
     def _notes_pause(self) -> float:
         return NOTES_S if self._notes_left else NOTES_AGAIN_S
@@ -515,7 +531,7 @@ class LeaseKeeper:
             return
         if not works or any(self._is_running(work) for work in works):
             if stop_policies.handler(policy) is stop_policies.HARD:
-                self._kill_timers.leave(guards.EXIT_CONTROL)
+                self._shutdown.announce(guards.EXIT_CONTROL)
             watcher.obey(policy)
 
     def _stop_policy(self, host: str, queue: str) -> str | None:
@@ -545,11 +561,15 @@ class LeaseKeeper:
         """Hand back a slot's running jobs to the front and its waiting jobs; record results."""
         own.in_flight.return_waiting(reason)
         works = self._works_of(own)
-        with own.in_flight.writing(), self._dedicated.using() as conn:
-            for work in works:
-                handback.hand_back(conn, work.lease, reason=reason, front=True)
-            own.in_flight.remove(work.lease for work in works)
-            claims_in_flight.write(conn, own.in_flight)
+        try:
+            with own.in_flight.writing(), self._dedicated.using() as conn:
+                for work in works:
+                    handback.hand_back(conn, work.lease, reason=reason, front=True)
+                own.in_flight.remove(work.lease for work in works)
+                claims_in_flight.write(conn, own.in_flight)
+        except db.Error:
+            self._shutdown.left_behind = True
+            raise
 
     def clear_model(self, own: slot.Slot) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""

@@ -40,6 +40,7 @@ class WorkLoop:
         self._table = job_tables.NODE_JOBS if queue in config.DAG_QUEUES else job_tables.INGEST_JOBS
         self._claimer = claimer.Claimer(self._table, who)
         self._claimer.on_lost = keeper.lost
+        keeper.may_hold_unknown_claims = self._claimer.may_hold_unknown_claims
         self._tasks = handlers.Runner()
         self._batch = (
             batch.Batch(batch_size, self._claimer, keeper, own_slot, runner=self._tasks)

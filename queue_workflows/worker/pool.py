@@ -61,6 +61,9 @@ class PoolLoop:
         keeper.enable_batches()
         self._dedicated = db.DedicatedConnection(self._opened)
         self._queues = [_PoolQueue(each, self._dedicated) for each in slots]
+        keeper.may_hold_unknown_claims = lambda: any(
+            each.claimer.may_hold_unknown_claims() for each in self._queues
+        )
         self._by_name = {each.queue: each for each in self._queues}
         self._handlers = pool_threads.HandlerThreads(keeper.begin, self._ended)
         self._exclusive: current_job.Work | None = None

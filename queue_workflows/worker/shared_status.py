@@ -106,6 +106,10 @@ class SharedStatus:
         """Note that the worker exits without a fault of its jobs; see `Snapshot.fenced`."""
         self._cells[_FENCED] = 1.0
 
+    def unfence(self) -> None:
+        """Undo `fence`: the worker stays, or has handed all its claims back."""
+        self._cells[_FENCED] = 0.0
+
     def set_active(self, now: float) -> None:
         """Note that the handler showed activity."""
         self._cells[_ACTIVE] = now

@@ -38,8 +38,9 @@ class Shutdown:
     The exit is armed before the database is asked, and happens only if that job still runs:
     `in_flight` returns the claims in flight of each slot, or None once it does not. Other running
     jobs are handed back first, uncounted. The record uses the lease keeper's connection
-    `dedicated`. If that is busy or silent, it uses another one. `fence` is called when an exit with
-    EXIT_LOST is certain, `leave_note` when an exit on request left claims behind.
+    `dedicated`, or another one if that is busy or silent. `fence` (for EXIT_LOST) or `leave_note`
+    (for an exit on request) is called before the database is asked. `withdraw_note` is called if
+    the process stays, or has handed everything back.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Shutdown:
         kill_timers_: kill_timers.KillTimers,
         fence: Callable[[], object],
         leave_note: Callable[[], object],
+        withdraw_note: Callable[[], object],
         on_exit: ExitFn,
         now_fn: NowFn,
     ) -> None:
@@ -62,7 +64,8 @@ class Shutdown:
         self._kill_timers = kill_timers_
         self._fence = fence
         self._leave_note = leave_note
-        self._left_behind = False
+        self._withdraw_note = withdraw_note
+        self.left_behind = False
         """Whether a record or a claim to hand back could not be written."""
         self._on_exit = on_exit
         self._now = now_fn
@@ -104,9 +107,20 @@ class Shutdown:
             only_if_written=True,
         )
 
+    def announce(self, code: int) -> None:
+        """Arm the exit, and leave the note that excuses the claims which it may leave behind.
+
+        The kill timer may fire while the database is asked, and no note can be written then.
+        """
+        self._kill_timers.leave(code)
+        if code in ORDERLY:
+            self._leave_note()
+        elif code == guards.EXIT_LOST:
+            self._fence()
+
     def exit_with(self, code: int) -> None:
         """Exit without a running job, after a stop policy or a load request that took too long."""
-        self._kill_timers.leave(code)
+        self.announce(code)
         with self._writing(), self._bookkeeping_connection() as conn:
             self._release(conn, None, "its worker was turned off")
             self._deregister(conn, code)
@@ -122,22 +136,21 @@ class Shutdown:
         only_if_written: bool = False,
         others: str = "its worker had to exit",
     ) -> None:
-        self._kill_timers.leave(code)
+        if self._in_flight(work) is None:
+            return
+        self.announce(code)
         if write is None:
-            if self._in_flight(work) is not None:
-                # First, since the lock may wait for a renewal that has no reply: the kernel timer
-                # of the lease may end the process first.
-                self._fence()
-                with self._writing():
-                    self._release(None, work, others)
-                self._exit(code)
+            # The lock may wait for a renewal that has no reply.
+            with self._writing():
+                self._release(None, work, others)
+            self._exit(code)
             self._stay()
             return
         with self._writing(), self._bookkeeping_connection() as conn:
             written = self._record(conn, work, write, code)
             if self._in_flight(work) is not None and (written or not only_if_written):
                 if code == guards.EXIT_LOST:
-                    self._fence()
+                    self._fence()  # the database may have failed only now
                 self._release(conn, work, others)
                 if not written:
                     self._deregister(conn, code)
@@ -145,9 +158,9 @@ class Shutdown:
         self._stay()
 
     def _exit(self, code: int) -> None:
-        # The claims left behind end with their leases, and would count a crash without a fault.
-        if self._left_behind and code in ORDERLY:
-            self._leave_note()
+        if code in ORDERLY:
+            # The claims left behind end with their leases, and would count a crash without a fault.
+            (self._leave_note if self.left_behind else self._withdraw_note)()
         self._on_exit(code)
 
     @contextlib.contextmanager
@@ -164,7 +177,8 @@ class Shutdown:
 
     def _stay(self) -> None:
         self._kill_timers.stay()
-        self.decided = self._left_behind = False
+        self._withdraw_note()
+        self.decided = self.left_behind = False
 
     @contextlib.contextmanager
     def _bookkeeping_connection(self) -> Generator[db.Connection | None]:
@@ -200,7 +214,7 @@ class Shutdown:
         for each in rest:
             each.return_waiting("its batch ended")
         if conn is None:
-            self._left_behind = True
+            self.left_behind = True
             return True
         try:
             with conn.transaction():
@@ -213,7 +227,7 @@ class Shutdown:
             return bool(written)
         except db.Error as error:
             _log.warning("cannot record the end of job %s: %s", work.job["id"], error)
-            self._left_behind = True
+            self.left_behind = True
             return True
 
     def _release(
@@ -226,13 +240,13 @@ class Shutdown:
         for each in self._in_flight(work) or ():
             each.return_all(reason, exclude=work and work.lease)
             if conn is None or conn.closed:
-                self._left_behind |= bool(each.ids())
+                self.left_behind |= bool(each.ids())
                 continue
             try:
                 claims_in_flight.write(conn, each)
             except db.Error as error:
                 _log.warning("cannot hand back the other running jobs: %s", error)
-                self._left_behind = True
+                self.left_behind = True
 
     def _deregister(self, conn: db.Connection | None, code: int) -> None:
         """Deregister the workers, so that nobody counts them as idle and later as dead."""

@@ -32,6 +32,7 @@ WAYS = {
     "supervised": (*SERVE, *QUEUE, "--supervise"),
     "supervised pool": (*SERVE, *POOL, "--supervise"),
 }
+SHORT_EXIT = ("--app", "tests.support.hanging_app:setup_with_short_exit")
 STOPS_AT_ONCE = ("--shutdown-timeout", "0.2", "--lease-seconds", "60")
 """So that the stop comes before the end of the lease, which would end the worker too."""
 QUICK = {
@@ -70,6 +71,13 @@ def row_of(job_id: str) -> dict[str, Any]:
     found = node_queue.get_ingest_job(job_id)
     assert found is not None
     return found
+
+
+def has_reported_its_lock() -> bool:
+    with engine.connect() as conn:
+        return bool(
+            conn.execute("SELECT 1 FROM workers WHERE detail -> 'lock' = 'true'").fetchall()
+        )
 
 
 def lapsed(job_id: str) -> bool:
@@ -211,18 +219,21 @@ def test_a_parent_needs_no_note(cli: Commands, wire: proxy.Proxy, tmp_path: Path
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("app", [APP, SHORT_EXIT], ids=["in time", "ended by the kill timer"])
 @pytest.mark.parametrize("way", ["plain", "batch", "pool"])
 def test_a_stop_while_the_database_is_away_charges_nothing(
-    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str
-) -> None:
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], tmp_path: Path, way: str,
+    app: tuple[str, ...],
+) -> None:  # fmt: skip
     soon = {**state, "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "1"}
     orchestrator = cli.start("queue-orchestrator", *APP, **soon)
     until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
     folder = tmp_path / "job"
     job_id = enqueued(folder, "lingers_thrice")
     behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
-    worker = Worker(cli, (*WAYS[way], *STOPS_AT_ONCE), **behind)
+    worker = Worker(cli, (*WAYS[way], *STOPS_AT_ONCE, *app), **behind)
     until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    until(has_reported_its_lock)  # otherwise only the end of the lease shows that it is gone
     wire.freeze()
     worker.runs[-1].send(signal.SIGTERM)
     assert worker.runs[-1].wait(30) == 0, worker.err
@@ -230,6 +241,45 @@ def test_a_stop_while_the_database_is_away_charges_nothing(
     until(lambda: row_of(job_id)["crash_count"] == 1)
     worker.start()
     until(lambda: row_of(job_id)["crash_count"] == 0)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+def test_a_stop_that_handed_its_jobs_back_leaves_no_note(
+    cli: Commands, db: object, state: dict[str, str], tmp_path: Path, way: str
+) -> None:
+    folder = tmp_path / "job"
+    job_id = enqueued(folder, "lingers_thrice")
+    worker = Worker(cli, (*WAYS[way], *STOPS_AT_ONCE), **state)
+    until(lambda: len(starts(folder)) == 1, timeout_s=30)
+    worker.runs[-1].send(signal.SIGTERM)
+    assert worker.runs[-1].wait(30) == 0, worker.err
+    assert row_of(job_id)["status"] == "queued"
+    assert list(Path(state["QUEUE_WORKFLOWS_STATE_DIR"]).glob("*")) == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["plain", "batch", "pool"])
+def test_a_claim_without_a_reply_is_handed_back_after_a_stop(
+    cli: Commands, wire: proxy.Proxy, state: dict[str, str], way: str
+) -> None:
+    behind = {**state, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}
+    worker = Worker(cli, WAYS[way], **behind)
+    hanging_app.setup()
+    first = jobs.enqueue(task_name="hogs_once", queue="work", args={})
+    until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
+    freeze_at_a_claim(wire)
+    job_id = jobs.enqueue(task_name="hogs_once", queue="work", args={})
+    wire.mute()  # the server executes that claim
+    until(lambda: row_of(job_id)["status"] == "running", timeout_s=30)
+    worker.runs[-1].send(signal.SIGTERM)
+    wire.cut()
+    assert worker.runs[-1].wait(30) == 0, worker.err
+    assert row_of(job_id)["claim_no"] == 1
+    wire.thaw()
+    worker.start()
+    until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
+    assert (row_of(job_id)["claim_no"], row_of(job_id)["crash_count"]) == (2, 0)
 
 
 @pytest.mark.timeout(120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from queue_workflows import (
 from queue_workflows import workers as workers_api
 from queue_workflows.dispatch import drain
 from queue_workflows.engine import attempts, claims, handback, job_tables, recovery, workers
-from queue_workflows.worker import claimer, guards
+from queue_workflows.worker import claimer, guards, notes
 from tests.support import wait
 
 Row = dict[str, Any]
@@ -370,6 +371,29 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
         )
         assert left == [{"state": "stopped", "job_ids": []}]
     assert job(job_id)["priority"] == 10
+
+
+def test_off_with_a_hand_back_that_fails_leaves_a_note(
+    body: Body, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
+    queued()
+    found: list[int] = []
+
+    def fails(*_: object, **__: object) -> None:
+        found.append(len(notes.paths()))
+        raise database.OperationalError("the connection is lost")
+
+    def leave(code: int) -> None:
+        found.extend([len(notes.paths()), code])
+        body.release.set()
+
+    monkeypatch.setattr(handback, "hand_back", fails)
+    with running(worker(on_exit=leave)):
+        assert body.started.wait(30)
+        workers_api.disable("box", "cpu", requested_by="test")
+        wait.until(lambda: len(found) >= 3)
+    assert found[:3] == [1, 1, 79], "before it asks the database, and at the exit"
 
 
 LISTENING = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
+from queue_workflows.worker import kill_timers
 
 LONG_S = 60
 
@@ -140,3 +141,9 @@ def setup() -> None:
     queue_workflows.register_ingest_task("awaits_once", awaits_once)
     queue_workflows.register_ingest_task("lingers_thrice", lingers_thrice)
     queue_workflows.register_ingest_task("kills_itself", kills_itself)
+
+
+def setup_with_short_exit() -> None:
+    """Do the same; the kill timer fires while an exit still waits for its second connection."""
+    kill_timers.EXIT_WITHIN_S = 2.0
+    setup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from queue_workflows import db
 from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, identity
-from queue_workflows.worker import renewal_failures
+from queue_workflows.worker import note_reporter, notes, renewal_failures
 
 LEASE = job_tables.Lease(job_tables.INGEST_JOBS, "j", "w:1:m:x", 3)
 
@@ -34,7 +35,7 @@ class Clock:
 
 def renewals(lease_s: float = 8.0) -> tuple[renewal_failures.Renewals, DedicatedConnection, Clock]:
     kept, now = DedicatedConnection(), Clock()
-    return renewal_failures.Renewals(lease_s, cast("db.Kept", kept), now), kept, now
+    return renewal_failures.Renewals(lease_s, cast("db.DedicatedConnection", kept), now), kept, now
 
 
 def watch(made: renewal_failures.Renewals, now: Clock, seconds: float) -> None:
@@ -97,31 +98,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_note_is_found_by_workers_on_the_same_database_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewal_failures.write_note(["w:1:m:x"], [LEASE])
-    (path,) = renewal_failures.notes()
+    notes.write_note(["w:1:m:x"], [LEASE])
+    (path,) = notes.paths()
     assert path.parent == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     with path.open("rb") as file:
-        note = renewal_failures._read(file, path)
+        note = notes.read(file, path)
     assert note is not None
     assert (note.leases, note.workers, note.pid) == ([LEASE], ["w:1:m:x"], os.getpid())
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@nowhere/other")
-    assert renewal_failures.notes() == []
+    assert notes.paths() == []
 
 
 def test_a_folder_that_others_may_write_holds_no_notes(folder: Path) -> None:
-    renewal_failures.write_note([], [LEASE])
-    assert len(renewal_failures.notes()) == 1
+    notes.write_note([], [LEASE])
+    assert len(notes.paths()) == 1
     folder.chmod(0o777)
-    assert renewal_failures.notes() == []
-    renewal_failures.write_note([], [LEASE])
+    assert notes.paths() == []
+    notes.write_note([], [LEASE])
     assert len(list(folder.iterdir())) == 1
 
 
 def test_a_folder_that_is_a_link_holds_no_notes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "real")
-    renewal_failures.write_note([], [LEASE])
+    notes.write_note([], [LEASE])
     assert list((tmp_path / "real").iterdir()) == []
 
 
@@ -129,19 +130,19 @@ def test_a_folder_that_is_a_link_holds_no_notes(folder: Path, tmp_path: Path) ->
     "", "[]", "{}", "[" * 5000, '{"leases": [["other", "j", "w", 1]]}', "\x00", '{"leases": 3}',
 ])  # fmt: skip
 def test_what_is_no_note_is_removed(folder: Path, text: str) -> None:
-    renewal_failures.write_note([], [LEASE])
-    (path,) = renewal_failures.notes()
+    notes.write_note([], [LEASE])
+    (path,) = notes.paths()
     path.write_text(text)
-    assert renewal_failures.Reporter(cast("db.Kept", None)).report()
+    assert note_reporter.Reporter(cast("db.DedicatedConnection", None)).report()
     assert list(folder.iterdir()) == []
 
 
-def note(**more: Any) -> renewal_failures._Note:
+def note(**more: Any) -> notes.Note:
     given = {
         "pid": os.getpid(), "machine": identity.machine(), "boot": identity.boot_id(),
         "at": clock.boot_s(), "workers": [], "leases": [],
     }  # fmt: skip
-    return renewal_failures._Note(**cast("Any", given | more))
+    return notes.Note(**cast("Any", given | more))
 
 
 @pytest.mark.parametrize(("more", "dead"), [
@@ -150,13 +151,34 @@ def note(**more: Any) -> renewal_failures._Note:
 ])  # fmt: skip
 def test_a_note_is_reported_once_its_process_has_ended(more: dict[str, Any], dead: bool) -> None:
     if "at" in more:
-        more = more | {"at": clock.boot_s() - renewal_failures.DEAD_AFTER_S}
+        more = more | {"at": clock.boot_s() - notes.DEAD_AFTER_S}
     assert note(**more).writer_has_ended() is dead
 
 
 def test_a_note_of_a_process_that_runs_stays(folder: Path) -> None:
-    renewal_failures.write_note([], [LEASE])
-    (path,) = renewal_failures.notes()
+    notes.write_note([], [LEASE])
+    (path,) = notes.paths()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 1}))
-    assert not renewal_failures.Reporter(cast("db.Kept", None)).report()
+    assert not note_reporter.Reporter(cast("db.DedicatedConnection", None)).report()
     assert path.exists()
+
+
+def test_the_note_of_an_exit_is_reported_only_after_the_process_or_not_at_all(
+    folder: Path,
+) -> None:
+    reporter = note_reporter.Reporter(cast("db.DedicatedConnection", None))
+    own = notes.ExitNote()
+    own.write(["w:1:m:x"], [LEASE])
+    (first,) = notes.paths()
+    own.write(["w:1:m:x"], [])
+    (second,) = notes.paths()
+    assert first != second
+    assert not reporter.report(), "this process still runs"
+    own.withdraw()
+    assert list(folder.iterdir()) == []
+    own.withdraw()
+    own.write([], [])
+    del own  # as at the end of the process
+    (path,) = notes.paths()
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
