@@ -1,4 +1,4 @@
--- What `queue_workflows.waiting` needs to say why a job or a run waits.
+-- What `jobs.explain` and `runs.explain` need to say why a job or a run waits.
 
 -- name: node_job
 -- Return a node's job with the status of its run. No row: no such job.
