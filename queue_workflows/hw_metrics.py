@@ -153,7 +153,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     return found
 
 
-class DedicatedConnection(NamedTuple):
+class PendingSample(NamedTuple):
     """A sample as JSON text for the database: to store (`every_s`), or to notify."""
 
     every_s: int | None
@@ -185,7 +185,7 @@ class Sampler:
         self._lock: int | None = None
         self._minute: list[JsonDict] = []
         self._latest: JsonDict | None = None
-        self._waiting: deque[DedicatedConnection] = deque(maxlen=WAITING)
+        self._waiting: deque[PendingSample] = deque(maxlen=WAITING)
         self._loop: service.Loop | None = None
 
     def __enter__(self) -> Sampler:
@@ -212,9 +212,9 @@ class Sampler:
         """Return whether this process is the host's sampler."""
         return self._lock is not None
 
-    def take(self) -> list[DedicatedConnection]:
+    def take(self) -> list[PendingSample]:
         """Return the samples to store, the oldest first; [] most of the time."""
-        found: list[DedicatedConnection] = []
+        found: list[PendingSample] = []
         with contextlib.suppress(IndexError):
             while True:
                 found.append(self._waiting.popleft())
@@ -266,7 +266,7 @@ class Sampler:
             self._put(COARSE_S, fold(taken), tell=False)
 
     def _put(self, every_s: int | None, sample: JsonDict, *, tell: bool) -> None:
-        self._waiting.append(DedicatedConnection(every_s, json.dumps(sample), tell))
+        self._waiting.append(PendingSample(every_s, json.dumps(sample), tell))
         self._ready()
 
 

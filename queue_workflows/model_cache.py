@@ -23,7 +23,7 @@ def gpu_should_unload(handle_present: bool, active: bool, idle_s: float, ttl_s: 
     return handle_present and not active and ttl_s > 0 and idle_s >= ttl_s
 
 
-class ClaimsInFlight(NamedTuple):
+class LoadedModel(NamedTuple):
     """A resident model: what it says it needs, how long its load took, and since when it is here.
 
     `est_vram_gb` 0: unknown. Both times in seconds.
@@ -91,12 +91,12 @@ class ModelCache:
         return self._last_load_seconds
 
     @property
-    def held(self) -> ClaimsInFlight | None:
+    def held(self) -> LoadedModel | None:
         """The loaded model; None when empty and during a swap."""
         resident, (load_s, at) = self._resident, self._loaded
         if resident is None:
             return None
-        return ClaimsInFlight(resident[0].id, resident[0].est_vram_gb, load_s, self._now() - at)
+        return LoadedModel(resident[0].id, resident[0].est_vram_gb, load_s, self._now() - at)
 
     @property
     def loading_model(self) -> str | None:
@@ -271,10 +271,10 @@ class _AppCache(ModelCache):
         return getattr(self._app, "current_handle", None)
 
     @property
-    def held(self) -> ClaimsInFlight | None:
+    def held(self) -> LoadedModel | None:
         model = self.current_model
         load_s, at = self._loaded
-        return None if model is None else ClaimsInFlight(model, 0.0, load_s, self._now() - at)
+        return None if model is None else LoadedModel(model, 0.0, load_s, self._now() - at)
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
         self._publish_current_model = publish_current_model

@@ -147,7 +147,7 @@ def test_a_sampler_notifies_and_stores_both_rings(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
     woken = threading.Event()
-    kept: list[hw_metrics.DedicatedConnection] = []
+    kept: list[hw_metrics.PendingSample] = []
     with hw_metrics.Sampler("box", ready=woken.set, probe=Probe, folder=tmp_path) as subject:
         wait.until(
             lambda: kept.extend(subject.take()) or {k.every_s for k in kept} == {None, 2, 60}
