@@ -254,7 +254,7 @@ def enqueue_ingest_job(
     args: Mapping[str, Any] | None = None,
     conn: Any = None,
 ) -> JobId:
-    """Call `jobs.enqueue`."""
+    """Call `jobs.enqueue`; the priority is 100 also for a task that declares another one."""
     return jobs.enqueue(
         task_name, queue=queue, reason=reason, priority=priority, args=args, conn=conn
     )

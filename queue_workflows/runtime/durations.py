@@ -28,9 +28,7 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
     Raises `InvalidConfig`.
     """
     if until is not None and not isinstance(until, (datetime, timedelta)):
-        raise errors.InvalidConfig(
-            f"until {until!r:.40}: a datetime or a timedelta; when() reads text"
-        )
+        raise errors.InvalidConfig(f"until {until!r:.40} is neither a datetime nor a timedelta")
     lasts = until if isinstance(until, timedelta) else None
     at = until if isinstance(until, datetime) else None
     if (at is not None and at.tzinfo is None) or (

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+import queue_workflows
 from queue_workflows import (
     claim_worker,
     config,
     ingest_executor,
+    jobs,
     model_cache,
     model_registry,
     node_executor,
     node_queue,
+    tasks,
 )
 from queue_workflows.dag import answers, widgets
 from queue_workflows.engine import attempts, handback, job_tables, recovery
@@ -286,3 +289,11 @@ def test_a_model_cache_needs_no_more_than_require_model(
     assert cache.asked == ["sd"] * 2
     if isinstance(cache, _Counts):
         assert (cache.busy, cache.most) == (0, 1)
+
+
+def test_the_name_of_0_3_0_queues_with_its_own_default_priority(db: ModuleType) -> None:
+    queue_workflows.configure(ingest_queues={"prices"})
+    tasks.register_ingest_task("prices", lambda: None, queue="prices", priority=7)
+    named = node_queue.enqueue_ingest_job(task_name="prices", queue="prices")
+    declared = jobs.enqueue("prices")
+    assert {row["id"]: row["priority"] for row in jobs.list()} == {named: 100, declared: 7}

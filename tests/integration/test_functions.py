@@ -483,6 +483,8 @@ def test_a_complete_database_of_a_development_build_is_converted(
         ledger = conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall()
         make_development(conn, last=last)
         assert not functions.is_ready(conn)
+        (finding,) = doctor._schema(conn)
+        assert finding.level == doctor.ERROR and "queue-workflows migrate" in finding.remedy
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
         told = "version 33 -> 13: would install the functions and triggers"
