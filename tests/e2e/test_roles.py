@@ -94,7 +94,7 @@ def test_an_unknown_queue_is_named_with_those_that_exist(
 @pytest.mark.parametrize("queue", ["cpu", "gpu"])
 def test_a_worker_that_knows_no_node_refuses(queue: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert claim_worker.main(["--queue", queue]) == 2
-    assert "name the host app with --app" in capfd.readouterr().err
+    assert "name the app with --app" in capfd.readouterr().err
 
 
 def test_a_queue_is_required(capfd: pytest.CaptureFixture[str]) -> None:

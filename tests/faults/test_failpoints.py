@@ -112,7 +112,12 @@ WORKING = (
     "workers.stop",
     "lease_keeper._beat",
 )
-DISPATCHING = ("starts._start", "drain._batch", "inputs.ask", "input_listener.process_once")
+DISPATCHING = (
+    "starts._start",
+    "drain._batch",
+    "input_nodes.store_question",
+    "input_listener.process_once",
+)
 MAIN = "MainThread"
 SWEEPS = {
     "worker": Sweep(
