@@ -33,8 +33,12 @@ class JobLoop:
         self._runner = handlers.Runner()
         self._received: deque[protocol.Message] = deque()
         self._receiving = threading.Lock()
+        self._ends: dict[int, str] = {}
+        """Why jobs are to end whose handlers may not have started when the request came."""
         self._recalled = 0
         """Jobs up to this key were recalled."""
+        self._ended = 0
+        """The key of the last job whose handler has ended."""
         self.current: running.Running | None = None
         self._value: tuple[int, Any] | None = None
         """The value of the last completed job, for `on_node_completed`."""
@@ -93,7 +97,11 @@ class JobLoop:
         job = running.Running(message.key, self._jobs.send, self._requests.wake)
         self.current = job
         try:
-            outcome = self._outcome(message, job)
+            # The request may have come on the control thread just before the job.
+            if (reason := self._ends.get(message.key)) is not None:
+                outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
+            else:
+                outcome = self._outcome(message, job)
             streams.flush()
             if outcome.kind == "completed":
                 self._value = (message.key, outcome.value)
@@ -101,6 +109,8 @@ class JobLoop:
             self._jobs.send(*job.take_unsent(), protocol.message_of(message.key, outcome))
         finally:
             self.current = None
+            self._ended = message.key
+            self._ends.pop(message.key, None)
 
     def _outcome(self, message: protocol.Run, job: running.Running) -> outcomes.Outcome:
         try:
@@ -178,11 +188,17 @@ class JobLoop:
 
     def _hear(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.Cancel):
-            job = self.current
-            if job is not None and job.key == message.key:
-                job.request(message.reason)
+            self._end(message)
         elif isinstance(message, protocol.Recall):
             self._recall(message.last)
+
+    def _end(self, message: protocol.Cancel) -> None:
+        if message.key <= self._ended:
+            return
+        self._ends.setdefault(message.key, message.reason)
+        job = self.current
+        if job is not None and job.key == message.key:
+            job.request(message.reason)
 
     def _recall(self, last: int) -> None:
         self._recalled = last
