@@ -242,5 +242,8 @@ class FdChannel(Channel):
         return bool(data)
 
 
-def _lost(error: OSError) -> protocol.ChannelLost:
+def _lost(error: OSError) -> Exception:
+    """Return what to raise for an error of a system call, or of a signal handler during it."""
+    if error.errno is None:  # such as the TimeoutError of an app's alarm
+        return error
     return protocol.ChannelLost(f"the channel is lost: {error.strerror}")

@@ -13,6 +13,7 @@ import re
 import struct
 from typing import Any, Final, cast, get_args, get_type_hints
 
+from queue_workflows.dag import payload
 from queue_workflows.executor import protocol
 from queue_workflows.types import Unreadable
 
@@ -46,11 +47,8 @@ _TAG = '{"\\u0000'
 """How a tagged value begins. No stored JSON has a NUL, so no value of an app looks like one."""
 
 
-class _Encoder(json.JSONEncoder):
-    """Encode what rows have besides JSON values; a patch of the base class changes nothing."""
-
-    encode = json.JSONEncoder.encode
-    iterencode = json.JSONEncoder.iterencode
+class _Encoder(payload.Encoder):
+    """Encode what rows have besides JSON values."""
 
     def default(self, o: Any) -> Any:
         if isinstance(o, datetime.datetime):
@@ -59,7 +57,7 @@ class _Encoder(json.JSONEncoder):
             return {_UNREADABLE: o.reason, "raw": base64.b64encode(o.raw).decode()}
         if isinstance(o, (frozenset, set)):
             return sorted(cast("set[str]", o))
-        raise TypeError(f"{type(o).__name__} is not JSON")
+        return super().default(o)
 
 
 class _Decoder(json.JSONDecoder):

@@ -74,8 +74,25 @@ def _prepared(fds: Sequence[int]) -> tuple[socket.socket, socket.socket]:
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()  # as `random` does after a fork: each executor has numbers of its own
-    os.register_at_fork(after_in_child=lambda: _leave([jobs, control]))
+    _watch_forks([jobs, control])
     return jobs, control
+
+
+def _watch_forks(ends: Sequence[socket.socket]) -> None:
+    """Let a child that a handler forks leave the executor, and die by the first SIGTERM."""
+    masks: list[set[int]] = []
+
+    def before() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def in_child() -> None:
+        _leave(ends)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 def _leave(ends: Sequence[socket.socket]) -> None:

@@ -80,7 +80,7 @@ def job_facts(reason: str) -> dict[str, Any]:
 def prints(reason: str, args: dict[str, Any]) -> None:
     print("on stdout", args["n"])
     print("on stderr", args["n"], file=sys.stderr)
-    os.system("echo from a child")  # noqa: S605, S607
+    os.system("echo from a child")
     sys.stdout.write("without an end")
 
 
@@ -104,7 +104,7 @@ def logs(reason: str) -> None:
 
 def takes_memory(reason: str, args: dict[str, Any]) -> None:
     data = bytearray(args["mb"] << 20)
-    data[:: 4096] = b"x" * len(data[:: 4096])
+    data[::4096] = b"x" * len(data[::4096])
     if args.get("dies"):
         os.kill(os.getpid(), signal.SIGKILL)
 

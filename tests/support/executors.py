@@ -13,7 +13,7 @@ from queue_workflows.executor import launcher_client, process, protocol
 from tests.support.wait import until
 
 M = TypeVar("M")
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 
 
 @contextlib.contextmanager
