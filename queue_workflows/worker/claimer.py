@@ -104,7 +104,8 @@ class Claimer:
         """Close the connection; the next use opens another."""
         self._dedicated.close()
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
+        """Close the connection after an error: what was sent last may have been committed."""
         self._was_lost = True
         self.close()
 
@@ -124,7 +125,7 @@ class Claimer:
                     raise
                 job = self._claim_apart(promote=promote)
         except db.Error:
-            self._lose()
+            self.lose()
             raise
         self._own_jobs = set()
         if job is None or self._is_late([job]):
@@ -147,7 +148,7 @@ class Claimer:
             # By claim: the worker may still hold an outcome of an earlier claim of such a job.
             handback.hand_back_all(self.connection(), leases, reason="its claim took too long")
         except db.Error:
-            self._lose()  # the next connection releases them
+            self.lose()  # the next connection releases them
         return True
 
     def _claim_apart(self, *, promote: bool) -> Row | None:
@@ -184,7 +185,7 @@ class Claimer:
                 jobs = self._claim_one_apart(promote=promote, recorded=bool(done))
             return [] if self._is_late(jobs) else jobs
         except db.Error:
-            self._lose()
+            self.lose()
             raise
 
     def _claim(self, count: int, *, promote: bool) -> list[Row]:
@@ -221,7 +222,7 @@ class Claimer:
                 raise
             # An error would say that the results were not recorded.
             _log.warning("claiming waits for the database: %s", error)
-            self._lose()
+            self.lose()
             return []
         return [job] if job else []
 
@@ -269,7 +270,7 @@ class Claimer:
                     # The row that would be claimed next may be what the database refuses.
                     apart = True
                     continue
-                self._lose()
+                self.lose()
                 refusals += outcome.kind != "completed" and not fencing.may_pass(error)
                 if refusals == REFUSALS:
                     self._stop_retrying(work, error)
@@ -303,7 +304,7 @@ class Claimer:
             if not ended:
                 recovery.charge(self.connection(), work.lease, evidence=text)
         except db.Error:
-            self._lose()
+            self.lose()
             with contextlib.suppress(db.Error):
                 handback.hand_back(
                     self.connection(), work.lease, reason=why, after_s=REFUSED_WAIT_S
@@ -354,7 +355,7 @@ class Claimer:
         try:
             return finish.is_recorded(self.connection(), work.lease, outcome)
         except db.Error:
-            self._lose()
+            self.lose()
             return False
 
     def drain(self, run_id: str) -> int:

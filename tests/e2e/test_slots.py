@@ -1,0 +1,344 @@
+"""A worker with slots as a real process: its jobs run in executors, each in its own process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, history, jobs, node_queue, workers
+from queue_workflows import db as engine
+from tests.support import commands, slot_app
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.slot_app:setup"
+SCRIPT = "queue-claim-worker"
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    """Starts workers on the test database; none outlives the test."""
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def app(db: ModuleType) -> None:
+    slot_app.setup()
+
+
+def worker(cli: Commands, slots: int = 2, *more: str, queue: str = slot_app.QUEUE) -> Command:
+    return cli.start(SCRIPT, "--queue", queue, "--slots", str(slots), "--app", APP, *more)
+
+
+def enqueued(task: str, args: Row, **more: Any) -> str:
+    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args, **more)
+
+
+def in_folders(tmp_path: Path, task: str, count: int = 1, **more: Any) -> list[tuple[str, Path]]:
+    """Jobs with a folder each."""
+    made: list[tuple[str, Path]] = []
+    for number in range(count):
+        folder = tmp_path / f"{task}-{number}"
+        folder.mkdir()
+        made.append((enqueued(task, {"folder": str(folder)} | more), folder))
+    return made
+
+
+def row(job_id: str) -> Row:
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def ended(*ids: str, status: str = "completed") -> bool:
+    return all(row(each)["status"] == status for each in ids)
+
+
+def begun(*folders: Path, times: int = 1) -> bool:
+    return all(len(slot_app.starts_of(each)) >= times for each in folders)
+
+
+def stopped(command: Command) -> None:
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0, command.err
+
+
+def sessions() -> int:
+    """The connections of workers to the test database."""
+    with engine.connect() as conn:
+        found = conn.execute(
+            "SELECT count(*) AS n FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "   AND backend_type = 'client backend'"
+        ).fetchone()
+    assert found is not None
+    return found["n"]
+
+
+def test_jobs_run_at_once_in_processes_of_their_own(cli: Commands, tmp_path: Path) -> None:
+    made = in_folders(tmp_path, "waits", count=3)
+    running = worker(cli, 3)
+    until(lambda: begun(*(folder for _, folder in made)))
+    pids = {pid for _, folder in made for pid in slot_app.starts_of(folder)}
+    assert len(pids) == 3
+    assert running.process.pid not in pids
+    slot_app.let_go(*(folder for _, folder in made))
+    until(lambda: ended(*(job_id for job_id, _ in made)))
+    stopped(running)
+    results = [row(job_id)["result"]["pid"] for job_id, _ in made]
+    assert set(results) == pids
+
+
+def test_each_of_many_short_jobs_runs_once(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(200)]
+    running = worker(cli, 4)
+    until(lambda: ended(*ids))
+    stopped(running)
+    assert [row(each)["result"]["number"] for each in ids] == list(range(200))
+    assert {row(each)["claim_no"] for each in ids} == {1}
+
+
+def test_a_result_waits_for_no_other_handler(cli: Commands, tmp_path: Path) -> None:
+    ((slow, folder),) = in_folders(tmp_path, "waits")
+    running = worker(cli, 2)
+    until(lambda: begun(folder))
+    quick = [enqueued("quick", {"number": number}) for number in range(5)]
+    until(lambda: ended(*quick))
+    assert row(slow)["status"] == "running"
+    slot_app.let_go(folder)
+    until(lambda: ended(slow))
+    stopped(running)
+
+
+def test_a_worker_has_as_many_connections_with_eight_slots_as_with_one(
+    cli: Commands, tmp_path: Path
+) -> None:
+    found: list[int] = []
+    for slots in (1, 8):
+        engine.close_pool()
+        before = sessions()
+        (tmp_path / str(slots)).mkdir()
+        made = in_folders(tmp_path / str(slots), "says", count=slots)
+        running = worker(cli, slots)
+        until(lambda made=made: begun(*(folder for _, folder in made)))
+        until(lambda made=made: all(row(job_id)["progress"] == 0.5 for job_id, _ in made))
+        engine.close_pool()
+        found.append(sessions() - before)
+        slot_app.let_go(*(folder for _, folder in made))
+        until(lambda made=made: ended(*(job_id for job_id, _ in made)))
+        stopped(running)
+    assert found[0] <= 4
+    assert found[1] <= found[0]
+
+
+def test_what_a_handler_prints_is_in_the_history_and_on_the_workers_stdout(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "says")
+    running = worker(cli)
+    until(lambda: begun(folder))
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    stopped(running)
+    assert "hello from the handler" in running.out
+    found = history.get_job(job_id)
+    assert found is not None
+    assert "hello from the handler" in found["attempts"][0]["log"]["text"]
+
+
+def test_a_failure_is_recorded_with_its_traceback(cli: Commands, tmp_path: Path) -> None:
+    ((job_id, _),) = in_folders(tmp_path, "fails")
+    running = worker(cli)
+    until(lambda: ended(job_id, status="failed"))
+    stopped(running)
+    assert row(job_id)["error"] == "ValueError: as it was asked to"
+    assert row(job_id)["crash_count"] == 0
+
+
+def test_at_sigterm_a_job_that_yields_ends_there_and_others_are_handed_back(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((yields, first),) = in_folders(tmp_path, "says")
+    ((deaf, second),) = in_folders(tmp_path, "waits")
+    running = worker(cli, 2, "--shutdown-timeout", "3")
+    until(lambda: begun(first, second))
+    pids = slot_app.starts_of(second)
+    stopped(running)
+    for job_id in (yields, deaf):
+        found = row(job_id)
+        assert (found["status"], found["attempts"], found["crash_count"]) == ("queued", 0, 0)
+    assert (first / "tidied").exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_job_that_ends_within_the_shutdown_timeout_is_recorded(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits")
+    running = worker(cli, 2, "--shutdown-timeout", "60")
+    until(lambda: begun(folder))
+    running.send(signal.SIGTERM)
+    slot_app.let_go(folder)
+    assert running.wait() == 0, running.err
+    assert row(job_id)["status"] == "completed"
+
+
+def test_a_cancelled_job_ends_at_its_yield_and_the_worker_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "says")
+    running = worker(cli)
+    until(lambda: begun(folder))
+    jobs.cancel(job_id)
+    until(lambda: ended(job_id, status="cancelled"))
+    assert (folder / "tidied").exists()
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    stopped(running)
+
+
+def test_a_cancelled_job_that_does_not_end_is_killed_and_the_worker_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "ignores_sigterm")
+    ((other, neighbour),) = in_folders(tmp_path, "waits")
+    cli.env["QUEUE_WORKFLOWS_CANCEL_GRACE_S"] = "0.2"
+    running = worker(cli)
+    until(lambda: begun(folder, neighbour))
+    (pid,) = slot_app.starts_of(folder)
+    jobs.cancel(job_id)
+    until(lambda: ended(job_id, status="cancelled"))
+    assert not Path(f"/proc/{pid}").exists()
+    slot_app.let_go(neighbour)
+    until(lambda: ended(other))
+    assert row(other)["claim_no"] == 1
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    stopped(running)
+
+
+def test_a_job_that_runs_longer_than_its_timeout_fails_and_its_neighbour_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    folder = tmp_path / "late"
+    folder.mkdir()
+    late = enqueued("ignores_sigterm", {"folder": str(folder)}, timeout_s=1)
+    ((other, neighbour),) = in_folders(tmp_path, "waits")
+    running = worker(cli)
+    until(lambda: ended(late, status="failed"))
+    assert "ran longer than its budget" in row(late)["error"]
+    (pid,) = slot_app.starts_of(folder)
+    assert not Path(f"/proc/{pid}").exists()
+    assert row(late)["crash_count"] == 0
+    slot_app.let_go(neighbour)
+    until(lambda: ended(other))
+    assert row(other)["claim_no"] == 1
+    stopped(running)
+
+
+def test_an_off_worker_lets_its_jobs_end_and_claims_nothing(cli: Commands, tmp_path: Path) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits")
+    running = worker(cli)
+    until(lambda: begun(folder))
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="drain")
+    waiting = enqueued("quick", {"number": 1})
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    assert row(waiting)["status"] == "queued"
+    workers.enable(config.host_label(), slot_app.QUEUE)
+    until(lambda: ended(waiting))
+    stopped(running)
+
+
+def test_hard_off_kills_the_executors_and_hands_their_jobs_back(
+    cli: Commands, tmp_path: Path
+) -> None:
+    made = in_folders(tmp_path, "waits_once", count=2)
+    running = worker(cli)
+    until(lambda: begun(*(folder for _, folder in made)))
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="hard")
+    until(lambda: ended(*(job_id for job_id, _ in made), status="queued"))
+    for job_id, folder in made:
+        assert not Path(f"/proc/{slot_app.starts_of(folder)[0]}").exists()
+        assert (row(job_id)["crash_count"], row(job_id)["attempts"]) == (0, 0)
+    assert running.process.poll() is None
+    workers.enable(config.host_label(), slot_app.QUEUE)
+    until(lambda: ended(*(job_id for job_id, _ in made)))
+    stopped(running)
+
+
+def test_results_survive_the_loss_of_all_connections(cli: Commands, tmp_path: Path) -> None:
+    made = in_folders(tmp_path, "waits", count=2)
+    running = worker(cli)
+    until(lambda: begun(*(folder for _, folder in made)))
+    engine.close_pool()
+    with engine.connect() as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    slot_app.let_go(*(folder for _, folder in made))
+    until(lambda: ended(*(job_id for job_id, _ in made)))
+    assert {row(job_id)["claim_no"] for job_id, _ in made} == {1}
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    stopped(running)
+
+
+def test_a_worker_ends_when_nothing_is_left(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(20)]
+    burst = worker(cli, 2, "--burst")
+    assert burst.wait() == 0, burst.err
+    assert ended(*ids)
+
+
+def test_an_idle_worker_ends(cli: Commands) -> None:
+    job_id = enqueued("quick", {"number": 1})
+    idle = worker(cli, 2, "--idle-exit", "0.5")
+    assert idle.wait() == 0, idle.err
+    assert ended(job_id)
+
+
+def test_an_executor_is_replaced_after_so_many_jobs(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(6)]
+    running = worker(cli, 1, "--max-jobs", "2", "--burst")
+    assert running.wait() == 0, running.err
+    pids = [row(each)["result"]["pid"] for each in ids]
+    assert len(set(pids)) == 3
+
+
+def test_an_executor_that_has_grown_is_replaced(cli: Commands, tmp_path: Path) -> None:
+    first = enqueued("quick", {"number": 1}, priority=1)
+    ((large, _),) = in_folders(tmp_path, "grows", megabytes=1)
+    running = worker(cli, 1, "--max-rss-mb", "1", "--burst")
+    assert running.wait() == 0, running.err
+    assert row(large)["error"] is None
+    assert row(first)["result"]["pid"] != row(large)["result"]["pid"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--queue", "gpu", "--slots", "2"), "slots are for cpu and ingest queues"),
+        (("--queue", "work", "--slots", "0"), "must be positive"),
+        (("--queue", "work", "--max-jobs", "2"), "with --slots"),
+        (("--queue", "work", "--slots", "2", "--batch", "5"), "without --batch"),
+    ],
+)
+def test_what_cannot_work_is_refused(cli: Commands, more: tuple[str, ...], words: str) -> None:
+    refused = cli.start(SCRIPT, *more, "--app", APP)
+    assert refused.wait() == 2
+    assert words in refused.err
+
+
+def test_an_app_that_cannot_be_loaded_is_named(cli: Commands) -> None:
+    refused = cli.start(SCRIPT, "--queue", "work", "--slots", "2", "--app", "no_such_app_here")
+    assert refused.wait() == 2
+    assert "no_such_app_here" in refused.err

@@ -1,0 +1,195 @@
+"""An app for workers with slots: `--app tests.support.slot_app:setup`. Each task has a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import queue_workflows
+
+QUEUE = "work"
+LONG_S = 60.0
+CHUNK = 1 << 20
+
+
+def _begins(folder: str) -> bool:
+    """Add a line to the folder's journal; return whether it is the first one."""
+    path = Path(folder, "starts")
+    with path.open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    return len(starts_of(folder)) == 1
+
+
+def starts_of(folder: str | Path) -> list[int]:
+    """The pids in which the handler of this folder has begun."""
+    path = Path(folder, "starts")
+    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _until_go(folder: str) -> None:
+    ends = time.monotonic() + LONG_S
+    while time.monotonic() < ends and not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+def quick(*, number: int) -> dict[str, Any]:
+    return {"number": number, "pid": os.getpid()}
+
+
+def waits(*, folder: str) -> dict[str, Any]:
+    """Ends when the file `go` is there."""
+    _begins(folder)
+    _until_go(folder)
+    return {"pid": os.getpid()}
+
+
+def waits_once(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, and ends at once later."""
+    if _begins(folder):
+        time.sleep(LONG_S)
+    return {"pid": os.getpid()}
+
+
+def says(*, folder: str) -> Generator[float, None, dict[str, Any]]:
+    """Prints, reports, and ends at a yield."""
+    _begins(folder)
+    print("hello from the handler", flush=True)
+    try:
+        while not Path(folder, "go").exists():
+            yield 0.5
+            time.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    return {}
+
+
+def fails(*, folder: str) -> NoReturn:
+    _begins(folder)
+    raise ValueError("as it was asked to")
+
+
+def holds_gil(*, folder: str, seconds: float) -> dict[str, Any]:
+    _begins(folder)
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    return {"pid": os.getpid()}
+
+
+def segfaults(*, folder: str) -> None:
+    _begins(folder)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("last words", flush=True)
+    ctypes.string_at(0)
+
+
+def exits_at_once(*, folder: str) -> None:
+    _begins(folder)
+    os._exit(3)
+
+
+def exits(*, folder: str) -> NoReturn:
+    _begins(folder)
+    sys.exit("enough")
+
+
+def interrupts(*, folder: str) -> NoReturn:
+    _begins(folder)
+    raise KeyboardInterrupt
+
+
+def closes_all(*, folder: str) -> None:
+    _begins(folder)
+    os.closerange(0, 4096)
+    time.sleep(LONG_S)
+
+
+def kills_itself(*, folder: str) -> None:
+    _begins(folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_child(*, folder: str) -> None:
+    """Dies, and leaves a process behind that would live on."""
+    _begins(folder)
+    child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
+    Path(folder, "child").write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignores_sigterm(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, whatever asks for it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return waits_once(folder=folder)
+
+
+def breaks_json(*, folder: str) -> dict[str, Any]:
+    """Replaces what a careless engine would call."""
+    _begins(folder)
+    json.dumps = json.loads = None  # type: ignore[assignment]  the point of the task
+    return {"pid": os.getpid()}
+
+
+def floods(*, folder: str, megabytes: int) -> dict[str, Any]:
+    _begins(folder)
+    line = b"x" * (CHUNK - 1) + b"\n"
+    for _ in range(megabytes):
+        os.write(2, line)
+    return {"megabytes": megabytes}
+
+
+def grows(*, folder: str, megabytes: int) -> dict[str, Any]:
+    _begins(folder)
+    kept = bytearray(megabytes * CHUNK)
+    kept[:: resource.getpagesize()] = b"\1" * len(kept[:: resource.getpagesize()])
+    return {"pid": os.getpid()}
+
+
+def node_adds(a: int, b: int = 1) -> dict[str, int]:
+    return {"sum": a + b}
+
+
+def node_waits(folder: str, cancel_event: Any) -> dict[str, Any]:
+    """Ends when it is cancelled or may go."""
+    _begins(folder)
+    while not cancel_event.is_set() and not Path(folder, "go").exists():
+        cancel_event.wait(0.01)
+    return {"cancelled": cancel_event.is_set(), "pid": os.getpid()}
+
+
+def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[str, Any]:
+    _begins(folder)
+    status_callback(0.25)
+    _until_go(folder)
+    return {}
+
+
+TASKS: tuple[Callable[..., Any], ...] = (
+    quick, waits, waits_once, says, fails, holds_gil, segfaults, exits_at_once, exits, interrupts,
+    closes_all, kills_itself, leaves_child, ignores_sigterm, breaks_json, floods, grows,
+)  # fmt: skip
+NODES: tuple[Callable[..., Any], ...] = (node_adds, node_waits, node_reports)
+
+
+def setup() -> None:
+    """Register the tasks and nodes."""
+    queue_workflows.configure(ingest_queues=(QUEUE,))
+    for task in TASKS:
+        queue_workflows.register_ingest_task(task.__name__, task)
+    for node in NODES:
+        queue_workflows.register_node(node.__name__, node)
+
+
+def let_go(*folders: str | Path) -> None:
+    """Let the handlers of these folders end."""
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            Path(folder, "go").touch()
