@@ -195,22 +195,16 @@ def alarms(reason: str, args: dict[str, Any]) -> int:
         raise TimeoutError("alarm")
 
     signal.signal(signal.SIGALRM, alarm)
-    job, ends = queue_workflows.current_job(), time.monotonic() + args["s"]
+    ends = time.monotonic() + args["s"]
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-    while time.monotonic() < ends:
-        try:
-            while time.monotonic() < ends:
-                log.warning("x" * 1000)
-        except TimeoutError:
-            raised += 1
-    while True:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        except TimeoutError:
-            continue
-        break
-    del job
+    while signal.getitimer(signal.ITIMER_REAL)[1]:
+        with contextlib.suppress(TimeoutError):
+            try:
+                while time.monotonic() < ends:
+                    log.warning("x" * 1000)
+                signal.setitimer(signal.ITIMER_REAL, 0, 0)
+            except TimeoutError:
+                raised += 1
     return raised
 
 
