@@ -13,6 +13,7 @@ from typing import Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
 from queue_workflows.engine import claims
+from queue_workflows.executor import launcher_client
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, identity, process, signals
 from queue_workflows.types import ExitFn
@@ -422,7 +423,11 @@ def main(argv: list[str] | None = None) -> int:
         if options.supervise:
             return _supervise(options, arguments)
         if (worker := _slot_worker(options)) is not None:
-            return _serve(worker)
+            try:
+                return _serve(worker)
+            except launcher_client.LauncherLost as error:
+                _log.error("%s; its jobs are handed back", error)
+                return 1
         config.load_app(options.app)
         return _serve(_worker(options))
 

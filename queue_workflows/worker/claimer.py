@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import random
@@ -164,7 +165,7 @@ class Claimer:
     def claim_batch(
         self, size: int, done: Sequence[finish.Done] = (), *, promote: bool = False
     ) -> list[Row]:
-        """Record all of `done` and claim up to `size` ingest jobs, in one transaction.
+        """Record all of `done` and claim up to `size` jobs, in one transaction.
 
         Raises database errors after closing the connection, and `ClaimLost` if one of `done` is
         lost. If a row to be claimed causes an error, one job is claimed row by row instead.
@@ -343,9 +344,36 @@ class Claimer:
             finish.finish(self.connection(), done)
             return None
         jobs = self._finish(done, claim=int(claim))
-        if self._table.in_run:
-            self._best_effort(work.job["run_id"], lambda: fast_path.note(work.job))
+        self.note(work.job)
         return jobs[0] if jobs else None
+
+    def planned(
+        self, done: Sequence[tuple[current_job.Work, outcomes.Outcome]]
+    ) -> list[finish.Done]:
+        """Return completed jobs as `finish` takes them, nodes with what follows from them.
+
+        The nodes of one run are planned together; the last of them has the plan.
+        """
+        if not self._table.in_run:
+            return [finish.Done(work.lease, outcome) for work, outcome in done]
+        runs: dict[str, list[tuple[current_job.Work, outcomes.Outcome]]] = {}
+        for each in done:
+            runs.setdefault(each[0].job["run_id"], []).append(each)
+        found: list[finish.Done] = []
+        for run_id, nodes in runs.items():
+            results = [(work.job, outcome.result) for work, outcome in nodes]
+            ahead = self._best_effort(
+                run_id, functools.partial(fast_path.plan_from_results, results)
+            )
+            before = ahead and claims.Ahead(ahead.generation, None, complete=False)
+            found += [finish.Done(work.lease, outcome, before) for work, outcome in nodes]
+            found[-1] = found[-1]._replace(ahead=ahead)
+        return found
+
+    def note(self, job: Row) -> None:
+        """Remember that a job was recorded as completed."""
+        if self._table.in_run:
+            self._best_effort(job["run_id"], lambda: fast_path.note(job))
 
     def _set_wait(self, wait_s: float) -> None:
         self.wait_s = wait_s

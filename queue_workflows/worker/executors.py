@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.executor import launcher_client, protocol
+from queue_workflows.executor import channel, launcher_client, protocol
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import crash_recovery, current_job
 
@@ -36,6 +36,7 @@ class Handle:
         """Whether it ends by itself, since it gets no further job."""
         self.lost: str | None = None
         """Why its channel cannot be used any more."""
+        self.lost_at = 0.0
         self.exited = False
         """Whether its process has ended."""
         self.died: protocol.Died | None = None
@@ -165,4 +166,6 @@ def _how(died: protocol.Died) -> str:
         with contextlib.suppress(ValueError):
             name = signal.Signals(died.signal).name
         return f"killed by {name}{' (core dumped)' if died.core else ''}"
+    if died.code == channel.LOST:
+        return f"ended with exit code {died.code}: its channel to the worker was closed in it"
     return f"ended with exit code {died.code}"

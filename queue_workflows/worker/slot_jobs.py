@@ -35,7 +35,7 @@ def request(
         if job["node_module"].startswith(node_executor.INPUT_PREFIX):
             return outcomes.Outcome("parked", 0.0)
         if known.needs_rows:
-            full, run = _rows(connection(), job)
+            full, run = rows(connection(), job)
             return Request("node", full | job, run)
         if job.get("context") is None and not known.resolves_refs:
             job = _with_context(connection(), job)
@@ -61,9 +61,10 @@ def answer(conn: db.Connection, job: Row, what: str) -> Any:
     if what == "context":
         found = nodes.context(conn, run_id, None)
         return payload.stored_object(found, f"context of node {job['node_id']!r}")
-    full, run = _rows(conn, job)
+    full, run = rows(conn, job)
     return {"job": full, "run": run}
 
 
-def _rows(conn: db.Connection, job: Row) -> tuple[Row, Row]:
+def rows(conn: db.Connection, job: Row) -> tuple[Row, Row]:
+    """Return the rows of a node and of its run with all columns."""
     return nodes.get(conn, job["id"]) or job, runs.get(conn, job["run_id"]) or {}

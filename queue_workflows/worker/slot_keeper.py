@@ -33,8 +33,7 @@ class Decision(NamedTuple):
     """Why an executor is killed, and what is written about its job after its end."""
 
     why: str
-    write: Callable[[db.Connection], object] | None
-    """None: the claim is lost, so nothing may be written."""
+    write: Callable[[db.Connection], object]
     at: float
 
 
@@ -75,19 +74,23 @@ class Endings:
         """Cancel the job once its executor has ended."""
         self.hand_back(work, "cancelled")
 
-    def hand_back(self, work: current_job.Work, reason: str, *, front: bool = False) -> None:
-        """Hand a job back for this reason once its executor has ended."""
+    def hand_back(
+        self, work: current_job.Work, reason: str, *, front: bool = False, now: bool = False
+    ) -> None:
+        """Hand a job back for this reason once its executor has ended; kill that `now`, or soon."""
         lease = work.lease
         self._end(
             work,
             f"its job must end: {reason}",
             lambda conn: handback.hand_back(conn, lease, reason=reason, front=front),
+            at_once=now,
         )
 
     def end_by_guard(self, work: current_job.Work, failure: guards.Failure) -> None:
         """Requeue or fail the job as its guard demands, once its executor has ended."""
         if failure.code == guards.EXIT_LOST:
-            self._end(work, failure.reason, None)
+            # If the claim is held even so, after the end of its handler another worker may have it.
+            self.hand_back(work, failure.reason, now=True)
             return
         seconds, lease = self._now() - work.started, work.lease
         self._end(
@@ -104,15 +107,16 @@ class Endings:
         self,
         work: current_job.Work,
         why: str,
-        write: Callable[[db.Connection], object] | None,
+        write: Callable[[db.Connection], object],
+        *,
+        at_once: bool = False,
     ) -> None:
         now = self._now()
         known = self._decisions.get(work.lease)
-        if known is None or (write is None and known.write is not None):
-            # A lost claim overrides what was to be written about it.
+        if known is None:
             _log.warning("job %s: %s; killing its executor", work.job["id"], why)
             self._decisions[work.lease] = known = Decision(why, write, now)
-        self._kill(work, write is None or now - known.at >= TERM_S)
+        self._kill(work, at_once or now - known.at >= TERM_S)
         self._wake()
 
 

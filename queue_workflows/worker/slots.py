@@ -37,6 +37,8 @@ TURN_S = 1.0
 """Longest wait in seconds: a signal handler sets no event."""
 END_S = 5.0
 """Seconds for which the end of killed executors is awaited."""
+LOST_S = 1.0
+"""Seconds that a process gets to end after its channel was closed."""
 PRINT_AGAIN_S = 0.05
 """Seconds until a reader that is too slow is tried again."""
 FORK_AGAIN_S = 5.0
@@ -50,10 +52,6 @@ class Limits(NamedTuple):
     max_rss_mb: float | None = None
     idle_exit_s: float | None = None
     burst: bool = False
-
-
-class LauncherDied(errors.QueueWorkflowsError, RuntimeError):
-    """The process that forks the executors has ended, so this worker cannot go on."""
 
 
 class SlotLoop:
@@ -90,6 +88,9 @@ class SlotLoop:
         self._claimer.on_lost = self.keeper.lost
         self._claimer.other_jobs = self.keeper.job_ids
         self._records = slot_records.Records(self._table, self._claimer, self.keeper, own.in_flight)
+        self._records.on_ended = self._ended
+        self._announcing: dict[job_tables.Lease, executors.Handle] = {}
+        """The executors whose completed node is announced to the app once it is recorded."""
         self._handles: dict[int, executors.Handle] = {}
         """The executors by pid, until both their end and its cause are known."""
         self._idle: list[executors.Handle] = []
@@ -156,7 +157,7 @@ class SlotLoop:
     def run_forever(self) -> None:
         """Run jobs until `stop` and the end of what runs then; survive the loss of the database.
 
-        Raises `LauncherDied`, and `ForkRefused` if no executor can be forked at the start.
+        Raises `LauncherLost`, and `ForkRefused` if no executor can be forked.
         """
         listener = db.listen(
             loop.READY_CHANNEL[self._table.name],
@@ -238,6 +239,8 @@ class SlotLoop:
             return
         try:
             self._answer()
+            # What follows from a completed node can be claimed in the statement that records it.
+            self._may_claim |= self._table.in_run and self._records.has_outcomes
             free = len(self._idle) if self._may_claim and self._may_start() else 0
             if free or self._records.waiting:
                 self._record_and_claim(free)
@@ -254,7 +257,9 @@ class SlotLoop:
     def _record_and_claim(self, free: int) -> None:
         if free:
             self._may_claim = False  # before the claim, so that a notification during it counts
-        jobs, _ = self._records.step(free, promote=self._promote and free > 0)
+        jobs = self._records.step(free, promote=self._promote and free > 0)
+        if len(jobs) < free and self._records.dispatch():
+            self._may_claim = True
         if not free:
             return
         self._promote = False
@@ -283,7 +288,7 @@ class SlotLoop:
         try:
             handle.run(work, *wanted)
         except protocol.ChannelLost as error:
-            handle.lost = str(error)
+            self._lose(handle, error)
             self._endings.hand_back(work, "its executor had ended")
         if handle.forked.jobs.pending:
             self._watch(handle, writing=True)
@@ -330,11 +335,14 @@ class SlotLoop:
         return bool(messages)
 
     def _lose(self, handle: executors.Handle, error: Exception) -> None:
-        """Stop listening to an executor whose channel is of no use any more, and end it."""
+        """Stop listening to an executor whose channel is of no use any more, and end it.
+
+        If the channel was closed, the process is most likely ending, and its own end is the cause.
+        """
         if handle.lost is None:
-            handle.lost = str(error)
+            handle.lost, handle.lost_at = str(error), time.monotonic()
         self._forget(handle.forked.jobs)
-        if not handle.exited:
+        if not handle.exited and not isinstance(error, protocol.ChannelLost):
             handle.kill(signal.SIGKILL)
 
     def _forget(self, source: object) -> None:
@@ -372,8 +380,30 @@ class SlotLoop:
         assert work is not None
         self._busy.pop(work.lease, None)
         self.keeper.handler_ended(work)
-        self._records.add(work, protocol.outcome_of(message))
+        outcome = protocol.outcome_of(message)
+        if self._table.in_run and self._registered.announces and outcome.kind == "completed":
+            handle.announcing = True
+            self._announcing[work.lease] = handle
+        self._records.add(work, outcome)
         self._free(handle)
+
+    def _ended(self, work: current_job.Work, completed: bool) -> None:
+        """Let the app hear of a node that is recorded, in the process that has run it."""
+        handle = self._announcing.pop(work.lease, None)
+        if handle is None or handle.lost is not None:
+            return
+        if not (completed and self._announce(handle, work)):
+            handle.announcing = False
+            self._free(handle)
+
+    def _announce(self, handle: executors.Handle, work: current_job.Work) -> bool:
+        try:
+            rows = slot_jobs.rows(self._claimer.connection(), work.job)
+            handle.forked.jobs.send(protocol.Announce(handle.key, *rows))
+        except (db.Error, errors.QueueWorkflowsError) as error:
+            _log.warning("node %s is not announced: %s", work.job["node_id"], error)
+            return False
+        return True
 
     def _free(self, handle: executors.Handle) -> None:
         """Give the executor further jobs, or end it if it has had enough."""
@@ -434,11 +464,7 @@ class SlotLoop:
         self._bury_if_known(handle)
 
     def _on_launcher(self) -> None:
-        try:
-            deaths = self._launcher.receive()
-        except errors.QueueWorkflowsError as error:
-            raise LauncherDied(str(error)) from None
-        for died in deaths:
+        for died in self._launcher.receive():
             handle = self._handles.get(died.pid)
             if handle is not None:
                 handle.died = died
@@ -477,7 +503,10 @@ class SlotLoop:
         self._records.add_ending(work, functools.partial(_charge, work.lease, self._host, found))
 
     def _replace(self, now: float) -> None:
-        """Fork executors for those that have ended or are about to."""
+        """End the executors that cannot be heard, and fork others for those that end."""
+        for handle in self._handles.values():
+            if handle.lost is not None and not handle.exited and now - handle.lost_at >= LOST_S:
+                handle.kill(signal.SIGKILL)
         if self._stopping or now < self._fork_at:
             return
         live = sum(not each.retired for each in self._handles.values())

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config, history, jobs, node_queue, workers
+import queue_workflows
+from queue_workflows import (
+    config,
+    dispatcher,
+    history,
+    jobs,
+    node_queue,
+    run_store,
+    workers,
+)
 from queue_workflows import db as engine
-from tests.support import commands, slot_app
+from tests.support import commands, invariants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -33,8 +42,10 @@ def app(db: ModuleType) -> None:
     slot_app.setup()
 
 
-def worker(cli: Commands, slots: int = 2, *more: str, queue: str = slot_app.QUEUE) -> Command:
-    return cli.start(SCRIPT, "--queue", queue, "--slots", str(slots), "--app", APP, *more)
+def worker(
+    cli: Commands, slots: int = 2, *more: str, queue: str = slot_app.QUEUE, app: str = APP
+) -> Command:
+    return cli.start(SCRIPT, "--queue", queue, "--slots", str(slots), "--app", app, *more)
 
 
 def enqueued(task: str, args: Row, **more: Any) -> str:
@@ -321,6 +332,109 @@ def test_an_executor_that_has_grown_is_replaced(cli: Commands, tmp_path: Path) -
     assert running.wait() == 0, running.err
     assert row(large)["error"] is None
     assert row(first)["result"]["pid"] != row(large)["result"]["pid"]
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+
+def started(name: str, out_dir: Path | None = None) -> str:
+    """A run of the app's workflow, with its first nodes queued."""
+    run_id = run_store.insert_run(workflow_name=name, out_dir=out_dir)["id"]
+    dispatcher.start_run(run_id)
+    return run_id
+
+
+def node(module: str, **inputs: Any) -> str:
+    """A node of a run of its own."""
+    run_id = run_store.insert_run(workflow_name="single", status="running")["id"]
+    return node_queue.enqueue_node_job(
+        run_id=run_id, node_id="n", node_module=module, queue="cpu", inputs=inputs
+    )
+
+
+def node_row(job_id: str) -> Row:
+    found = node_queue.get_node_job(job_id)
+    assert found is not None
+    return found
+
+
+def run_ended(*ids: str) -> bool:
+    return all((run_store.get_run(each) or {}).get("status") == "completed" for each in ids)
+
+
+def test_runs_go_on_from_node_to_node_without_an_orchestrator(cli: Commands) -> None:
+    ids = [started(name) for name in ("chain", "fan") for _ in range(5)]
+    running = worker(cli, 4, queue="cpu")
+    until(lambda: run_ended(*ids))
+    stopped(running)
+    jobs_of = [row for each in ids for row in node_queue.list_jobs_for_run(each)]
+    assert len(jobs_of) == 5 * (3 + 2 + slot_app.WIDTH)
+    assert {row["status"] for row in jobs_of} == {"completed"}
+    assert {row["claim_no"] for row in jobs_of} == {1}
+    assert {row["context_delta"]["sum"] for row in jobs_of} >= {2, 101}
+    with engine.connect() as conn:
+        assert invariants.broken(conn, slack_s=30) == []
+
+
+def test_a_cancelled_run_ends_its_node_and_a_neighbour_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    cancelled, other = (node("node_waits", folder=str(each)) for each in (first, second))
+    running = worker(cli, 2, queue="cpu")
+    until(lambda: begun(first, second))
+    queue_workflows.cancel_run(node_row(cancelled)["run_id"])
+    until(lambda: node_row(cancelled)["status"] == "cancelled")
+    slot_app.let_go(second)
+    until(lambda: node_row(other)["status"] == "completed")
+    assert node_row(other)["context_delta"]["cancelled"] is False
+    stopped(running)
+
+
+def test_an_input_node_is_parked_without_an_executor(cli: Commands) -> None:
+    asks = node("__input__choose_one", widget="choose_one", target="x")
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(asks)["status"] == "awaiting_input")
+    stopped(running)
+
+
+def test_a_nodes_progress_is_stored_while_it_runs(cli: Commands, tmp_path: Path) -> None:
+    job_id = node("node_reports", folder=str(tmp_path))
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(job_id)["progress"] == 0.25)
+    slot_app.let_go(tmp_path)
+    until(lambda: node_row(job_id)["status"] == "completed")
+    stopped(running)
+
+
+def test_the_apps_hooks_run_in_the_executor(cli: Commands, tmp_path: Path) -> None:
+    run_id = started("chain", tmp_path)
+    running = worker(cli, 1, queue="cpu", app="tests.support.slot_app:setup_hooks")
+    until(lambda: run_ended(run_id))
+    until(lambda: (tmp_path / "announced").read_text().count("\n") == 3)
+    stopped(running)
+    lines = (tmp_path / "announced").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [name, "completed"] for name in ("s/a", "s/b", "s/c")
+    ]
+    assert str(running.process.pid) not in {line.split()[-1] for line in lines}
+    found = node_queue.list_jobs_for_run(run_id)
+    assert [row["context_delta"]["seen"] for row in found] == [
+        [name, "chain"] for name in ("s/a", "s/b", "s/c")
+    ]
+
+
+def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:
+    job_id = node("no_such_node")
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(job_id)["status"] == "failed")
+    stopped(running)
+    assert "no_such_node" in node_row(job_id)["error"]
+
+
+# --- the command -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

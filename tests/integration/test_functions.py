@@ -89,7 +89,7 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part.name: len(part.objects) for part in functions.parts()} == {
-        "functions": 88,
+        "functions": 89,
         "triggers": 28,
     }
 
@@ -130,6 +130,8 @@ def test_no_function_is_executable_by_everybody(own: str) -> None:
 # --- the same database as before ---------------------------------------------------------------
 
 NEW = {
+    ("functions", "queue_workflows_nodes_step(text,text,text,double precision,integer,boolean,boolean,"
+     "boolean,jsonb)"),
     ("tables", OBJECTS), ("constraints", f"{OBJECTS}.{OBJECTS}_pkey"),
     ("indexes", f"{OBJECTS}_pkey"), ("public rights", OBJECTS),
     *(("columns", f"{OBJECTS}.{name}") for name in

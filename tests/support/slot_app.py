@@ -179,8 +179,56 @@ TASKS: tuple[Callable[..., Any], ...] = (
 NODES: tuple[Callable[..., Any], ...] = (node_adds, node_waits, node_reports)
 
 
+def _node(name: str, *, after: tuple[str, ...] = (), **inputs: Any) -> dict[str, Any]:
+    return {
+        "id": name, "node": "node_adds", "depends_on": list(after),
+        "inputs": [{"name": key, "from": value} for key, value in inputs.items()],
+    }  # fmt: skip
+
+
+WIDTH = 8
+PIPELINES: dict[str, list[dict[str, Any]]] = {
+    "chain": [
+        _node("a", a="pipeline._implicit(1)"),
+        _node("b", after=("a",), a="pipeline._implicit(2)"),
+        _node("c", after=("b",), a="pipeline._implicit(3)"),
+    ],
+    "fan": [
+        _node("first", a="pipeline._implicit(0)"),
+        *(_node(f"n{n}", after=("first",), a=f"pipeline._implicit({n})") for n in range(WIDTH)),
+        _node("last", after=tuple(f"n{n}" for n in range(WIDTH)), a="pipeline._implicit(100)"),
+    ],
+}
+
+
+def _workflow(name: str) -> dict[str, Any]:
+    return {"name": name, "steps": [{"id": "s", "kind": "pipeline", "pipeline": name}]}
+
+
+def announced(job: dict[str, Any], run: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Note a completed node in the folder of its run."""
+    with Path(run["out_dir"], "announced").open("a", encoding="utf-8") as file:
+        file.write(f"{job['node_id']} {job['status']} {delta} {os.getpid()}\n")
+
+
+@contextlib.contextmanager
+def around(job: dict[str, Any], run: dict[str, Any]) -> Generator[Callable[..., Any]]:
+    """Add to a node's result what its rows say."""
+    yield lambda delta: {**delta, "seen": [job["node_id"], run["workflow_name"]]}
+
+
+def setup_hooks() -> None:
+    """Do as `setup` does, with the hooks that an app may set."""
+    setup()
+    queue_workflows.set_on_node_completed(announced)
+    queue_workflows.set_invoke_context(around)
+
+
 def setup() -> None:
     """Register the tasks and nodes."""
+    queue_workflows.set_workflow_provider(
+        _workflow, lambda name: {"name": name, "nodes": PIPELINES[name]}
+    )
     queue_workflows.configure(ingest_queues=(QUEUE,))
     for task in TASKS:
         queue_workflows.register_ingest_task(task.__name__, task)
