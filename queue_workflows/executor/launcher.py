@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from queue_workflows.executor import channel, kernel, process, protocol
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.process import print_by_lines
 
 GRACE_S: Final = 0.25
@@ -67,6 +67,7 @@ class _Launcher:
     def serve(self) -> NoReturn:
         if not self._late:
             self._worker.send(process.loaded(self._app))
+            forking.prepare()  # loading may have used the database, whose pool has threads
         gc.collect()
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
