@@ -38,7 +38,7 @@ EXAMPLES: list[protocol.Message] = [
     protocol.Recalled([1, 2]),
     protocol.Announced(1),
     protocol.Loaded({"nodes": []}, None),
-    protocol.Fork(1),
+    protocol.Fork(1, concurrent=False),
     protocol.Hold(12.5),
     protocol.Forked(1, 99, None),
     protocol.Died(99, None, 9, True, 12, 0.1, 0.2, False),
@@ -265,9 +265,9 @@ def test_a_value_without_an_end_is_refused() -> None:
 def test_descriptors_come_along_with_messages() -> None:
     ours, theirs = (channel.FdChannel(each, blocking=True) for each in socket.socketpair())
     reader, writer = os.pipe()
-    ours.send_fds(protocol.Fork(1), writer)
+    ours.send_fds(protocol.Fork(1, concurrent=True), writer)
     os.close(writer)
-    assert theirs.receive() == [protocol.Fork(1)]
+    assert theirs.receive() == [protocol.Fork(1, concurrent=True)]
     os.write(theirs.fds[0], b"!")
     assert os.read(reader, 1) == b"!"
     os.close(theirs.fds.popleft())
