@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
 from queue_workflows.db import loading
-from queue_workflows.runtime import process, service
+from queue_workflows.runtime import forking, process, service
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -259,6 +259,9 @@ def close_pool() -> None:
         _pools.clear()
     for pool in pools:
         pool.close()
+
+
+forking.close_before_fork(close_pool)
 
 
 @contextmanager

@@ -15,6 +15,21 @@ from queue_workflows.executor import channel, protocol
 FLUSH_MS: Final = 250.0
 
 
+class Received:
+    """The messages of a channel, for one thread; ends the process at the end of file."""
+
+    def __init__(self, found: channel.Channel) -> None:
+        self._channel = found
+
+    def __iter__(self) -> Iterator[protocol.Message]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            while True:
+                yield from self._channel.receive()
+        except BaseException:  # noqa: BLE001  without this thread no job would start
+            os._exit(channel.LOST)
+
+
 class Requests:
     """The messages of the control socket, for one thread; ends the process at the end of file."""
 

@@ -16,7 +16,7 @@ from queue_workflows.engine import outcomes
 from queue_workflows.executor import channel, control, log_sender, nodes, protocol, running, streams
 from queue_workflows.handlers import node_call, task_call
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.runtime import service
+from queue_workflows.runtime import forking, service
 from queue_workflows.tasks import handlers
 
 _log = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ class JobLoop:
             with contextlib.suppress(errors.ModelLoadFailed):
                 self._cache.drop_cache()
         self._runner.close()
+        forking.prepare()
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         streams.flush()
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from queue_workflows.executor import channel, kernel, process, protocol
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, forking
 from queue_workflows.runtime.process import print_by_lines
 
 GRACE_S: Final = 0.25
@@ -67,6 +67,7 @@ class _Launcher:
     def serve(self) -> NoReturn:
         if not self._late:
             self._worker.send(process.loaded(self._app))
+            forking.prepare()  # loading may have used the database, whose pool has threads
         gc.collect()
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
@@ -90,11 +91,11 @@ class _Launcher:
             self._until = message.until
             self._timer.set(None if message.until is None else message.until + GRACE_S)
         elif isinstance(message, protocol.Fork):
-            self._fork(message.number)
+            self._fork(message)
         else:
             raise protocol.ProtocolError(f"a launcher takes no {type(message).__name__} message")
 
-    def _fork(self, number: int) -> None:
+    def _fork(self, message: protocol.Fork) -> None:
         fds = [self._worker.fds.popleft() for _ in range(process.FDS)]
         if (error := unsafe()) is not None:
             pid = 0
@@ -103,10 +104,10 @@ class _Launcher:
             parent, pid = os.getpid(), os.fork()
             if not pid:
                 inherited = [self._worker.fileno(), *self._executors.values()]
-                process.main(fds, inherited, self._app, parent, late=self._late)
+                process.main(fds, inherited, self._app, parent, self._late, message.concurrent)
         for fd in fds:
             os.close(fd)
-        reply = protocol.Forked(number, pid, error)
+        reply = protocol.Forked(message.number, pid, error)
         if not pid:
             self._worker.send(reply)
             return

@@ -101,14 +101,17 @@ class Launcher:
         loaded = self._wait(protocol.Loaded, timeout_s)
         return registered(loaded)
 
-    def fork(self) -> Executor:
-        """Fork an executor. Raises `ForkRefused` and `LauncherLost`."""
+    def fork(self, *, concurrent: bool = False) -> Executor:
+        """Fork an executor, for one job at a time or for many async ones.
+
+        Raises `ForkRefused` and `LauncherLost`.
+        """
         self._number += 1
         pairs = [socket.socketpair(), socket.socketpair()]
         pipes = [os.pipe(), os.pipe()]
         theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
         try:
-            self._channel.send_fds(protocol.Fork(self._number), *theirs)
+            self._channel.send_fds(protocol.Fork(self._number, concurrent), *theirs)
             reply = self._wait(protocol.Forked, FORK_S)
             if reply.error is not None:
                 raise ForkRefused(f"the launcher cannot fork: {reply.error}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from queue_workflows.executor import streams
 from queue_workflows.runtime import process
 
 _FORMAT = logging.Formatter()
@@ -83,14 +83,15 @@ def _is_kept(record: logging.LogRecord) -> bool:
     while logger is not None:
         for handler in logger.handlers:
             found = True
-            stream = getattr(handler, "stream", None)
-            known = isinstance(handler, LogSender) or stream in (
-                sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__,
-            )  # fmt: skip
-            if known and record.levelno >= handler.level:
+            if record.levelno >= handler.level and _prints(handler):
                 return True
         logger = logger.parent if logger.propagate else None
     return not found and record.levelno >= logging.WARNING
+
+
+def _prints(handler: logging.Handler) -> bool:
+    fd = streams.fileno(getattr(handler, "stream", None))
+    return isinstance(handler, LogSender) or fd in (1, 2)
 
 
 def _text(record: logging.LogRecord) -> str:

@@ -15,7 +15,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
-from queue_workflows.executor import channel, job_loop, kernel, protocol, registry, streams
+from queue_workflows.executor import (
+    async_jobs,
+    channel,
+    job_loop,
+    kernel,
+    protocol,
+    registry,
+    streams,
+)
 from queue_workflows.model_cache import RequiresModels, adapted
 
 FDS: Final = 4
@@ -36,11 +44,17 @@ def ignore(_signum: int, _frame: object) -> None:
 
 
 def main(
-    fds: Sequence[int], inherited: Sequence[int], app: App, parent: int, *, late: bool
+    fds: Sequence[int],
+    inherited: Sequence[int],
+    app: App,
+    parent: int,
+    late: bool,
+    concurrent: bool,
 ) -> NoReturn:
     """Run handlers in this forked process and never return.
 
     `fds`: the descriptors that the worker sent. `inherited`: those to close. `late`: load the app.
+    `concurrent`: run many async tasks at once.
     """
     code = 1
     try:
@@ -50,7 +64,11 @@ def main(
             os.close(fd)
         ends = _prepared(fds)
         message = loaded(app) if late else None
-        loop = job_loop.JobLoop(*ends, adapted(app.model_cache()))
+        loop = (
+            async_jobs.AsyncJobs(*ends)
+            if concurrent
+            else job_loop.JobLoop(*ends, adapted(app.model_cache()))
+        )
         if message is not None:
             loop.send(message)
         if message is None or message.registered is not None:

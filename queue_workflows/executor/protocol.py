@@ -150,9 +150,13 @@ class Loaded(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Fork an executor with the four descriptors that come along."""
+    """Fork an executor with the four descriptors that come along.
+
+    `concurrent`: it runs many async tasks at once.
+    """
 
     number: int
+    concurrent: bool
 
 
 class Hold(NamedTuple):

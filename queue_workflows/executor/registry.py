@@ -81,12 +81,12 @@ def apply(registered: Registered) -> None:
             os.environ[name] = value
 
 
-class LoadTraceback(Exception):
+class LoadFailed(Exception):
     """The frames of the app that failed to load; the cause of the error that the worker raises."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    def __init__(self, frames: str) -> None:
+        super().__init__(frames)
+        self.frames = frames
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
@@ -105,5 +105,5 @@ def rebuilt_error(described: Mapping[str, str]) -> errors.QueueWorkflowsError:
     """Return the error that `describe_error` described, to be raised in the worker."""
     kind: Any = getattr(errors, described["kind"], errors.AppFailed)
     error: errors.QueueWorkflowsError = kind(described["text"])
-    error.__cause__ = LoadTraceback(described["frames"])
+    error.__cause__ = LoadFailed(described["frames"])
     return error

@@ -28,7 +28,7 @@ def redirect(stdout: int, stderr: int) -> None:
         os.dup2(fd, number)
         os.close(fd)
     for name, number in (("stdout", 1), ("stderr", 2)):
-        if _fileno(getattr(sys, name)) != number:
+        if fileno(getattr(sys, name)) != number:
             # An app or a test has replaced it; what is printed there would reach nobody.
             errors = "strict" if number == 1 else "backslashreplace"
             raw = open(number, "w", encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
@@ -36,7 +36,8 @@ def redirect(stdout: int, stderr: int) -> None:
     process.print_by_lines()
 
 
-def _fileno(stream: Any) -> int:
+def fileno(stream: Any) -> int:
+    """Return the descriptor of a stream; -1 if it has none."""
     try:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):  # None, no file, or closed

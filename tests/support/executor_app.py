@@ -53,6 +53,20 @@ async def endless_await(reason: str) -> None:
     await asyncio.sleep(3600)
 
 
+_meeting: list[asyncio.Event] = []
+
+
+async def meets(reason: str, args: dict[str, Any]) -> dict[str, Any]:
+    """End once as many as `args["all"]` of these run at once."""
+    _meeting.append(asyncio.Event())
+    if len(_meeting) == args["all"]:
+        for each in _meeting:
+            each.set()
+    log.warning("waits")
+    await _meeting[args["n"]].wait()
+    return {"met": len(_meeting)}
+
+
 def until_cancelled(reason: str) -> None:
     job = queue_workflows.current_job()
     job.report("started")
@@ -232,7 +246,8 @@ def logs_from_threads(reason: str, args: dict[str, Any]) -> int:
 
 
 TASKS = (
-    add, counting, coroutine, stream, endless, endless_await, until_cancelled, fails, retries,
+    add, meets, counting, coroutine,
+    stream, endless, endless_await, until_cancelled, fails, retries,
     snoozes, job_facts, prints, prints_much, logs, takes_memory, holds_gil, evil_regex, segfaults,
     exits, sys_exits, interrupts, closes_everything, writes_garbage, forks_children,
     terminates_child, ignores_sigterm, replaces_json, alarms, alarm_later, logs_from_threads,

@@ -53,9 +53,9 @@ def node_row(module: str, inputs: dict[str, Any] | None = None, **columns: Any) 
 class Worker:
     """One executor as its worker sees it: what it sent, printed, and how it died."""
 
-    def __init__(self, launcher: launcher_client.Launcher) -> None:
+    def __init__(self, launcher: launcher_client.Launcher, *, concurrent: bool = False) -> None:
         self.launcher = launcher
-        self.executor = launcher.fork()
+        self.executor = launcher.fork(concurrent=concurrent)
         self.key = 0
         self.messages: list[protocol.Message] = []
         self.printed = bytearray()
@@ -167,9 +167,9 @@ class Worker:
 
 
 @contextlib.contextmanager
-def forked(launcher: launcher_client.Launcher) -> Generator[Worker]:
+def forked(launcher: launcher_client.Launcher, *, concurrent: bool = False) -> Generator[Worker]:
     """An executor of this launcher, dead afterwards."""
-    found = Worker(launcher)
+    found = Worker(launcher, concurrent=concurrent)
     try:
         yield found
     finally:
