@@ -56,7 +56,7 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     with executors.launched(load) as launcher:
         found = launcher.wait_loaded(60)
     assert "segfaults" in found.tasks
-    assert found.async_tasks == ["coroutine", "endless_await", "stream"]
+    assert found.async_tasks == ["coroutine", "endless_await", "meets", "stream"]
     assert (found.knows_nodes, found.needs_rows, found.announces) == (True, True, True)
     assert found.models == {"m": 2.0}
     assert not config.get_config().ingest_task_map
@@ -198,7 +198,7 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
     with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
         found = launcher.wait_loaded(60)
         assert (found.needs_rows, found.announces, found.resolves_refs) == (True, True, True)
-        worker.answers["context"] = {"whole": 8}
+        worker.answers = {"context": {"whole": 8}}
         row = {"input_template": {"x": {"$from": "a"}}}
         outcome = worker.node("echo", {"x": 1}, run_row={"name": "r"}, **row)
         assert json.loads(outcome.result) == {"got": {"x": 8}, "run": "r"}
