@@ -85,7 +85,7 @@ class JobLoop:
             self._announce(message)
         elif isinstance(message, protocol.Unload):
             self._unload(message)
-        else:
+        elif not isinstance(message, protocol.Answer):  # an alarm may have ended the wait for it
             raise protocol.ProtocolError(f"an executor takes no {type(message).__name__} message")
 
     def _run(self, message: protocol.Run) -> None:
@@ -104,7 +104,8 @@ class JobLoop:
                 outcome = self._outcome(message, job)
             streams.flush()
             if outcome.kind == "completed":
-                self._value = (message.key, outcome.value)
+                if config.get_config().on_node_completed is not None:
+                    self._value = (message.key, outcome.value)
                 outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
             self._jobs.send(*job.take_unsent(), protocol.message_of(message.key, outcome))
         finally:

@@ -66,7 +66,7 @@ class Executor:
 
 
 class Launcher:
-    """The launcher of this worker. Not thread-safe."""
+    """The launcher of this worker, for one thread; `hold_until` may be called by any."""
 
     def __init__(self, pid: int, end: socket.socket) -> None:
         self.pid = pid

@@ -63,7 +63,8 @@ class Worker:
         self.printed_bytes = 0
         self.lost: Exception | None = None
         self.died: protocol.Died | None = None
-        self.answers: dict[str, Any] = {}
+        self.answers: dict[str, Any] | None = {}
+        """What it answers; None: nothing, ever."""
 
     def send_task(self, name: str, args: dict[str, Any] | None = None, **columns: Any) -> int:
         """Send an ingest job; return its key."""
@@ -136,7 +137,7 @@ class Worker:
     def take(self, messages: list[protocol.Message]) -> None:
         self.messages += messages
         for message in messages:
-            if isinstance(message, protocol.Ask):
+            if isinstance(message, protocol.Ask) and self.answers is not None:
                 found = self.answers.get(message.what)
                 error = None if message.what in self.answers else "nothing is known of it"
                 self.send(protocol.Answer(message.key, message.what, found, error))

@@ -152,7 +152,7 @@ def test_refs_are_resolved_from_the_context_that_the_row_has(worker: executors.W
 
 
 def test_a_context_that_the_row_lacks_is_asked_for(worker: executors.Worker) -> None:
-    worker.answers["context"] = {"first": {"value": 6}}
+    worker.answers = {"context": {"first": {"value": 6}}}
     outcome = worker.node(
         "echo", {"x": None}, input_template={"x": {"$from": "first.value"}}, ref_heads=["first"]
     )
@@ -162,7 +162,7 @@ def test_a_context_that_the_row_lacks_is_asked_for(worker: executors.Worker) -> 
 def test_folders_are_made_below_the_folder_of_the_run(
     worker: executors.Worker, tmp_path: Path
 ) -> None:
-    worker.answers["out_dir"] = str(tmp_path)
+    worker.answers = {"out_dir": str(tmp_path)}
     outcome = worker.node("folders")
     assert json.loads(outcome.result) == {"out": str(tmp_path / "step" / "folders"), "s": True}
     assert [each.what for each in worker.of(protocol.Ask)] == ["out_dir"]
@@ -174,7 +174,7 @@ def test_folders_are_made_below_the_folder_of_the_run(
 def test_an_answer_finds_its_job_among_waiting_jobs(
     worker: executors.Worker, tmp_path: Path
 ) -> None:
-    worker.answers["out_dir"] = str(tmp_path)
+    worker.answers = {"out_dir": str(tmp_path)}
     worker.send_node("folders")
     last = worker.send_node("sums", {"a": 1})
     worker.outcome(last)
@@ -191,8 +191,16 @@ def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> N
     import datetime
 
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
-    worker.answers["rows"] = {"job": {}, "run": {"created_at": at}}
+    worker.answers = {"rows": {"job": {}, "run": {"created_at": at}}}
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
+
+
+def test_an_answer_that_comes_too_late_is_dropped(worker: executors.Worker) -> None:
+    worker.answers = None
+    outcome = worker.node("alarmed")
+    assert (outcome.kind, outcome.error) == ("failed", "TimeoutError: no answer")
+    worker.send(protocol.Answer(outcome.key, "rows", {}, None))
+    assert worker.node("sums", {"a": 1}).kind == "completed"
 
 
 def test_a_cancelled_node_sees_its_event(worker: executors.Worker) -> None:

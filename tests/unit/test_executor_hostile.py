@@ -123,11 +123,14 @@ def test_children_that_outlive_the_handler_hold_nothing_up(
     worker: executors.Worker, beside: executors.Worker
 ) -> None:
     child = json.loads(worker.task("forks_children").result)["result"]
-    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
-    worker.send(protocol.Quit())
-    assert worker.death().code == 0
-    assert isinstance(worker.lost, protocol.ChannelLost)
-    os.kill(child, signal.SIGKILL)
+    try:
+        assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+        worker.send(protocol.Quit())
+        assert worker.death().code == 0
+        assert isinstance(worker.lost, protocol.ChannelLost)
+        assert is_running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
