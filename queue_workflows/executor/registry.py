@@ -26,6 +26,9 @@ class Registered(NamedTuple):
     async_tasks: list[str]
     task_policies: dict[str, dict[str, Any]]
     task_queues: dict[str, str | None]
+    isolated_tasks: list[str]
+    """Tasks each of whose jobs has a fresh executor."""
+    isolated_nodes: list[str]
     models: dict[str, float]
     """The video memory in GB that each model needs; 0: unknown."""
     needs_rows: bool
@@ -54,6 +57,8 @@ def collect(before: Mapping[str, str]) -> Registered:
         async_tasks=sorted(name for name, task in tasks.items() if handlers.is_async(task)),
         task_policies=cfg.ingest_task_policies,
         task_queues=cfg.ingest_task_queues,
+        isolated_tasks=sorted(cfg.isolated_tasks),
+        isolated_nodes=sorted(cfg.isolated_nodes),
         models={each: model_registry.get(each).est_vram_gb for each in model_registry.known_ids()},
         needs_rows=cfg.invoke_context is not None,
         announces=cfg.on_node_completed is not None,

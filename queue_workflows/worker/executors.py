@@ -32,6 +32,8 @@ class Handle:
         """How many jobs it has been sent."""
         self.announcing = False
         """Whether it runs the hook of a completed job."""
+        self.isolated = False
+        """Whether its job is to be its only one."""
         self.retired = False
         """Whether it ends by itself, since it gets no further job."""
         self.lost: str | None = None

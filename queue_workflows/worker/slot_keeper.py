@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from queue_workflows import db, hw_metrics
@@ -99,6 +99,13 @@ class Endings:
             lambda conn: shutdown.record_failure(conn, lease, failure, seconds),
         )
 
+    def escalate(self, works: Sequence[current_job.Work]) -> None:
+        """Kill the executors that SIGTERM has not ended in TERM_S."""
+        for work in works:
+            known = self._decisions.get(work.lease)
+            if known is not None and self._now() - known.at >= TERM_S:
+                self._kill(work, True)
+
     def exit_with(self, code: int) -> None:
         """Do nothing: without its executors this worker holds nothing that an exit would free."""
         _log.debug("exit with code %d is not needed: the executors were killed", code)
@@ -169,6 +176,10 @@ class SlotKeeper(lease_keeper.LeaseKeeper):
     def arm(self) -> None:
         """Set the deadline of the executors before the first claim."""
         self._keep_kill_timers()
+
+    def _check_guards(self) -> None:
+        super()._check_guards()
+        self._endings.escalate(self._works)
 
     def job_ids(self) -> set[str]:
         """Return the ids of the jobs whose claims are held."""

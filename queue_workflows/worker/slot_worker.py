@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
 from queue_workflows import config, errors, hw_metrics
 from queue_workflows.engine import claims
-from queue_workflows.executor import launcher_client, process, registry
+from queue_workflows.executor import launcher_client, process, protocol, registry
 from queue_workflows.runtime import clock, identity
 from queue_workflows.worker import slot, slots
 
@@ -36,11 +37,40 @@ def launch(load: Callable[[], object]) -> Launched | None:
     launcher = launcher_client.Launcher.start(process.App(load))
     try:
         registered = launcher.wait_loaded()
+        launcher.fork().close()
+    except launcher_client.ForkRefused:
+        # Loading the app has started threads or opened a GPU: each executor loads it for itself.
+        launcher.close()
+        return _launch_late(load)
     except BaseException:
         launcher.close()
         raise
     registry.apply(registered)
     return Launched(launcher, registered)
+
+
+def _launch_late(load: Callable[[], object]) -> Launched:
+    launcher = launcher_client.Launcher.start(process.App(load), late=True)
+    try:
+        first = launcher.fork()
+        registered = launcher_client.registered(_loaded(first))
+        first.close()
+    except BaseException:
+        launcher.close()
+        raise
+    registry.apply(registered)
+    return Launched(launcher, registered)
+
+
+def _loaded(first: launcher_client.Executor) -> protocol.Loaded:
+    """Wait until an executor has loaded the app; return its message."""
+    poller = select.poll()
+    poller.register(first.jobs.fileno(), select.POLLIN)
+    while True:
+        poller.poll()
+        for message in first.jobs.receive():
+            if isinstance(message, protocol.Loaded):
+                return message
 
 
 def warn_inline(reason: str) -> None:

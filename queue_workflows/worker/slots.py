@@ -78,6 +78,8 @@ class SlotLoop:
         self._launcher = launcher
         self._registered = registered
         self._limits = limits
+        known = registered.isolated_nodes if who.queue in config.DAG_QUEUES else None
+        self._isolated = frozenset(registered.isolated_tasks if known is None else known)
         in_run = who.queue in config.DAG_QUEUES
         self._table = job_tables.NODE_JOBS if in_run else job_tables.INGEST_JOBS
         self._endings = slot_keeper.Endings(self._kill_job, self.wake)
@@ -282,7 +284,8 @@ class SlotLoop:
             work.settling = True
             self._records.add(work, wanted)
             return
-        handle = self._idle.pop()
+        name = job["node_module"] if self._table.in_run else job["task_name"]
+        handle = self._fresh() if name in self._isolated else self._idle.pop()
         self._busy[work.lease] = handle
         work.when_interrupted(functools.partial(handle.interrupt, work))
         try:
@@ -294,6 +297,16 @@ class SlotLoop:
             self._watch(handle, writing=True)
 
     # --- Executors.
+
+    def _fresh(self) -> executors.Handle:
+        """Return an executor that has run no job, for one job alone."""
+        handle = self._idle.pop()
+        if handle.jobs:
+            handle.retire()
+            self._fork()
+            handle = self._idle.pop()
+        handle.isolated = True
+        return handle
 
     def _fork(self) -> None:
         handle = executors.Handle(self._launcher.fork())
@@ -410,8 +423,10 @@ class SlotLoop:
         limits = self._limits
         if handle.was_killed or handle.lost is not None or handle.announcing:
             return
-        if (limits.max_jobs is not None and handle.jobs >= limits.max_jobs) or (
-            limits.max_rss_mb is not None and handle.rss_mb() > limits.max_rss_mb
+        if (
+            handle.isolated
+            or (limits.max_jobs is not None and handle.jobs >= limits.max_jobs)
+            or (limits.max_rss_mb is not None and handle.rss_mb() > limits.max_rss_mb)
         ):
             handle.retire()
         else:

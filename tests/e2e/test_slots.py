@@ -275,7 +275,10 @@ def test_hard_off_kills_the_executors_and_hands_their_jobs_back(
     running = worker(cli)
     until(lambda: begun(*(folder for _, folder in made)))
     workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="hard")
-    until(lambda: ended(*(job_id for job_id, _ in made), status="queued"))
+    try:
+        until(lambda: ended(*(job_id for job_id, _ in made), status="queued"))
+    except AssertionError:
+        raise AssertionError(running.err) from None
     for job_id, folder in made:
         assert not Path(f"/proc/{slot_app.starts_of(folder)[0]}").exists()
         assert (row(job_id)["crash_count"], row(job_id)["attempts"]) == (0, 0)
@@ -332,6 +335,62 @@ def test_an_executor_that_has_grown_is_replaced(cli: Commands, tmp_path: Path) -
     assert running.wait() == 0, running.err
     assert row(large)["error"] is None
     assert row(first)["result"]["pid"] != row(large)["result"]["pid"]
+
+
+def test_an_isolated_task_has_a_process_of_its_own_for_each_job(cli: Commands) -> None:
+    tasks = ("quick", "alone", "quick", "alone", "alone", "quick")
+    ids = [enqueued(task, {"number": number}) for number, task in enumerate(tasks)]
+    running = worker(cli, 1, "--burst")
+    assert running.wait() == 0, running.err
+    pids = [row(each)["result"]["pid"] for each in ids]
+    alone = {pid for pid, task in zip(pids, tasks, strict=True) if task == "alone"}
+    assert len(alone) == 3
+    assert not alone & {pid for pid, task in zip(pids, tasks, strict=True) if task == "quick"}
+
+
+# --- apps with a launcher of their own ---------------------------------------------------------
+
+OWN_LAUNCHER = """
+import logging, sys, threading
+import queue_workflows
+from queue_workflows.claim_worker import ClaimWorker, main
+
+logging.basicConfig(level="INFO")
+queue_workflows.configure(ingest_queues=("work",))
+queue_workflows.register_ingest_task("mine", lambda *, number: {"number": number, "word": WORD})
+WORD = sys.argv[2]
+if sys.argv[1] == "threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if sys.argv[1] == "main":
+    sys.exit(main(["--queue", "work", "--slots", "2", "--burst"]))
+ClaimWorker(queue="work", slots=2).run_forever()
+"""
+
+
+@pytest.mark.parametrize("way", ["main", "class", "threads"])
+def test_an_app_with_a_launcher_of_its_own_keeps_its_configuration(
+    cli: Commands, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_LAUNCHER)
+    config.register_ingest_task("mine", print)
+    ids = [enqueued("mine", {"number": number}) for number in range(3)]
+    started = cli.start("python", str(tmp_path / "own.py"), way, "hello")
+    until(lambda: ended(*ids))
+    if way == "main":
+        assert started.wait() == 0, started.err
+    else:
+        started.send(signal.SIGKILL)
+        started.wait()
+    assert [row(each)["result"]["word"] for each in ids] == ["hello"] * 3
+    assert ("cannot fork executors" in started.err) == (way == "threads")
+    assert ("--app" in started.err) == (way == "threads")
+
+
+def test_an_app_whose_import_starts_threads_is_loaded_by_each_executor(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(4)]
+    running = worker(cli, 2, "--burst", app="tests.support.slot_app:setup_threads")
+    assert running.wait() == 0, running.err
+    assert ended(*ids)
 
 
 # --- nodes -------------------------------------------------------------------------------------

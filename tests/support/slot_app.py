@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -232,8 +233,15 @@ def setup() -> None:
     queue_workflows.configure(ingest_queues=(QUEUE,))
     for task in TASKS:
         queue_workflows.register_ingest_task(task.__name__, task)
+    queue_workflows.register_ingest_task("alone", quick, isolation="process")
     for node in NODES:
         queue_workflows.register_node(node.__name__, node)
+
+
+def setup_threads() -> None:
+    """Do as `setup` does, and leave a thread behind, as careless libraries do."""
+    setup()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 def let_go(*folders: str | Path) -> None:
