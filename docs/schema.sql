@@ -2301,6 +2301,32 @@ BEGIN
     RETURN row_to_json(v_new);
 END $$;
 
+CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb) RETURNS SETOF json
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_done record;
+    v_job  json;
+BEGIN
+    FOR v_done IN
+        SELECT * FROM jsonb_to_recordset(p_done) AS d (
+            id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
+            generation integer, rows jsonb, complete boolean)
+    LOOP
+        PERFORM queue_workflows_node_step(
+            p_worker, p_host, p_queue, p_lease_s, false, p_obey, false, p_newest, NULL, NULL, NULL,
+            v_done.id, v_done.claim_no, v_done.result, v_done.seconds, v_done.rss_mb, v_done.received,
+            v_done.generation, v_done.rows, v_done.complete);
+    END LOOP;
+    FOR v_number IN 1 .. p_claim LOOP
+        v_job := queue_workflows_node_step(
+            p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+        EXIT WHEN v_job IS NULL;
+        RETURN NEXT v_job;
+    END LOOP;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_note_starts(p_queue text, p_starts integer) RETURNS void
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3889,6 +3915,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.workflow_node_
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_note_starts(p_queue text, p_starts integer) FROM PUBLIC;
 

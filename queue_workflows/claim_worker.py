@@ -13,13 +13,25 @@ from typing import Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
 from queue_workflows.engine import claims
+from queue_workflows.executor import launcher_client
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import clock, entry_point, identity, signals
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import guards, lease_keeper, loop, parent, pool, pool_config, slot
+from queue_workflows.worker import (
+    guards,
+    lease_keeper,
+    loop,
+    parent,
+    pool,
+    pool_config,
+    slot,
+    slot_worker,
+    slots,
+)
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 budget_for = guards.budget_for
+NO_LIMITS = slots.Limits()
 MAX_LEASE_S = 30 * 86400.0
 """A longer lease would keep a dead worker's job for a month."""
 
@@ -43,11 +55,16 @@ class ClaimWorker:
         lease_s: float = 600,
         model_cache: RequiresModels | None = None,
         batch: int = 1,
+        slots: int | None = None,
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
     ) -> None:
         config.check_queue(queue)
         _check_times(lease_s, shutdown_timeout_s)
+        if slots is not None:
+            slot_worker.check(queue, slots, NO_LIMITS)
+        self._slots = slots
+        self._slot_worker: slot_worker.SlotWorker | None = None
         if batch < 1 or (batch > 1 and queue in config.DAG_QUEUES):
             raise errors.InvalidConfig(
                 f"batch of {batch} on queue {queue}: at least 1, and more only on ingest queues"
@@ -108,8 +125,30 @@ class ClaimWorker:
 
     def run_forever(self) -> None:
         """Run jobs until `stop`; continue after an outage of the database."""
+        launched = slot_worker.launch(lambda: None) if self._slots is not None else None
+        if launched is not None:
+            self._run_slots(launched, self._slots or 1)
+            return
         with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
+
+    def _run_slots(self, launched: slot_worker.Launched, count: int) -> None:
+        who = self._base
+        self._slot_worker = worker = slot_worker.SlotWorker(
+            launched,
+            queue=who.queue,
+            count=count,
+            host=who.host,
+            newest=who.newest,
+            lease_s=who.lease_s,
+            shutdown_s=lambda: _shutdown_s(self._shutdown_timeout_s),
+            limits=NO_LIMITS,
+            metrics=lambda ready: _sampler(who.host, ready),
+        )
+        self._base = who._replace(worker_id=worker.worker_id)
+        if self._loop.stopping:
+            worker.stop()
+        worker.run_forever()
 
     @contextmanager
     def _working(self) -> Generator[None]:
@@ -130,11 +169,15 @@ class ClaimWorker:
         """
         self._keeper.stop_by(clock.boot_s() + _shutdown_s(self._shutdown_timeout_s))
         self._loop.stop()
+        if self._slot_worker is not None:
+            self._slot_worker.stop()
 
     def stop_now(self) -> None:
         """Return the running job to the queue at once and exit."""
         self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
+        if self._slot_worker is not None:
+            self._slot_worker.stop_now()
 
 
 def _sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
@@ -262,6 +305,23 @@ def _parser() -> argparse.ArgumentParser:
         "--batch", type=int, default=1, metavar="N", help="ingest jobs a claim, for very short ones"
     )
     parser.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="run up to N jobs at once, each in a process of its own (cpu and ingest queues)",
+    )
+    recycling = parser.add_argument_group("with --slots")
+    recycling.add_argument(
+        "--max-jobs", type=int, metavar="N", help="replace a process after so many jobs"
+    )
+    recycling.add_argument(
+        "--max-rss-mb", type=float, metavar="M", help="replace a process that is larger after a job"
+    )
+    recycling.add_argument(
+        "--idle-exit", type=float, metavar="S", help="end after so many seconds without a job"
+    )
+    recycling.add_argument("--burst", action="store_true", help="end when no job is left")
+    parser.add_argument(
         "--shutdown-timeout",
         type=float,
         metavar="N",
@@ -277,6 +337,50 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _limits(options: argparse.Namespace) -> slots.Limits:
+    limits = slots.Limits(
+        options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst
+    )
+    if options.slots is None:
+        if limits != NO_LIMITS:
+            raise errors.InvalidConfig(
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst: with --slots"
+            )
+    elif options.queue is None or options.batch != 1:
+        raise errors.InvalidConfig("--slots: with --queue, and without --batch")
+    else:
+        slot_worker.check(options.queue, options.slots, limits)
+    return limits
+
+
+def _slot_worker(options: argparse.Namespace) -> slot_worker.SlotWorker | None:
+    """Return a worker with slots, or None if its handlers have to run in this process."""
+    limits = _limits(options)
+    if options.slots is None:
+        return None
+    _check_times(options.lease_seconds, options.shutdown_timeout)
+    launched = slot_worker.launch(lambda: config.load_app(options.app))
+    if launched is None:
+        return None
+    try:
+        _check_app(options.queue, launched.registered.knows_nodes)
+    except BaseException:
+        launched.launcher.close()
+        raise
+    label = config.host_label()
+    return slot_worker.SlotWorker(
+        launched,
+        queue=options.queue,
+        count=options.slots,
+        host=label,
+        newest=config.host_priority() < 0,
+        lease_s=options.lease_seconds,
+        shutdown_s=lambda: _shutdown_s(options.shutdown_timeout),
+        limits=limits,
+        metrics=lambda ready: _sampler(label, ready),
+    )
+
+
 def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
     if options.queue is None:
         if options.batch != 1:
@@ -286,7 +390,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
             lease_s=options.lease_seconds,
             shutdown_timeout_s=options.shutdown_timeout,
         )
-    _check_app(options.queue)
+    _check_app(options.queue, config.get_config().knows_nodes())
     if options.queue == "gpu":
         config.get_config().builtin_model_registrar()
     return ClaimWorker(
@@ -297,10 +401,9 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
     )
 
 
-def _check_app(queue: str) -> None:
+def _check_app(queue: str, knows_nodes: bool) -> None:
     config.check_queue(queue)
-    cfg = config.get_config()
-    if queue in config.DAG_QUEUES and not cfg.knows_nodes():
+    if queue in config.DAG_QUEUES and not knows_nodes:
         raise errors.InvalidConfig(
             f"a {queue} worker that knows no node would fail every job: name the app with "
             "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
@@ -319,6 +422,12 @@ def main(argv: list[str] | None = None) -> int:
             config.configure(embedded=True)
         if options.supervise:
             return _supervise(options, arguments)
+        if (worker := _slot_worker(options)) is not None:
+            try:
+                return _serve(worker)
+            except launcher_client.LauncherLost as error:
+                _log.error("%s; its jobs are handed back", error)
+                return 1
         config.load_app(options.app)
         return _serve(_worker(options))
 
@@ -334,7 +443,7 @@ def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return parent.supervise(own, name, options.shutdown_timeout)
 
 
-def _serve(worker: ClaimWorker | WorkerPool) -> int:
+def _serve(worker: ClaimWorker | WorkerPool | slot_worker.SlotWorker) -> int:
     request = signals.StopRequest(
         on_first=worker.stop, on_second=worker.stop_now, signal_thread=True
     )
@@ -344,6 +453,8 @@ def _serve(worker: ClaimWorker | WorkerPool) -> int:
             for name in worker.worker_ids.values() if pooled else [worker.worker_id]:
                 _log.info("worker %s works on %s", name, db.describe())
             worker.run_forever()
+    if isinstance(worker, slot_worker.SlotWorker):
+        worker.close()
     db.close_pool()
     return 0
 

@@ -338,6 +338,9 @@ class EngineConfig:
         self.ingest_task_map: dict[str, Callable[..., Any]] = {}
         self.ingest_task_policies: dict[str, dict[str, Any]] = {}
         self.ingest_task_queues: dict[str, str | None] = {}
+        self.isolated_tasks: set[str] = set()
+        """Tasks each of whose jobs has a fresh process, in a worker with slots."""
+        self.isolated_nodes: set[str] = set()
         self.ingest_schedule: list[Any] = []
         self.node_map: dict[str, Any] = {}
         self.input_widgets: dict[str, WidgetSpec] = {}
@@ -512,14 +515,27 @@ def set_node_resolver(resolver: Callable[[str], Any]) -> None:
     _config.node_resolver = resolver
 
 
-def register_node(name: str, module_or_callable: Any) -> None:
-    """Register a module (with `run`) or a callable under the name that `node_module` uses."""
+def register_node(name: str, module_or_callable: Any, *, isolation: str | None = None) -> None:
+    """Register a module (with `run`) or a callable under the name that `node_module` uses.
+
+    `isolation="process"`: each of its jobs has a fresh process, in a worker with slots.
+    """
+    _isolate(_config.isolated_nodes, f"node {name!r}", name, isolation)
     if hasattr(module_or_callable, "run"):
         _config.node_map[name] = module_or_callable
     elif callable(module_or_callable):
         _config.node_map[name] = RegisteredNode(module_or_callable)
     else:
         raise errors.InvalidConfig(f"node {name!r}: neither callable nor an object with run()")
+
+
+def _isolate(isolated: set[str], what: str, name: str, isolation: str | None) -> None:
+    if isolation not in (None, "process"):
+        raise errors.InvalidConfig(f"{what}: isolation is 'process' or None, not {isolation!r:.40}")
+    if isolation is None:
+        isolated.discard(name)
+    else:
+        isolated.add(name)
 
 
 def register_input_widget(name: str, build_spec: WidgetSpec) -> None:
@@ -563,10 +579,12 @@ def register_ingest_task(
     *,
     policy: Mapping[str, Any] | None = None,
     queue: str | None = None,
+    isolation: str | None = None,
 ) -> None:
     """Store a task as `tasks.register_ingest_task` does, after its policy was checked."""
     if not callable(fn):
         raise errors.InvalidConfig(f"ingest task {name!r} is not callable")
+    _isolate(_config.isolated_tasks, f"ingest task {name!r}", name, isolation)
     _config.ingest_task_map[name] = fn
     _config.ingest_task_policies[name] = dict(policy or {})
     _config.ingest_task_queues[name] = queue

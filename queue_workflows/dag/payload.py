@@ -17,7 +17,20 @@ ERROR_LIMIT = 8000
 KIB = 1024
 PART_BYTES = 8 * KIB * KIB
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-_to_json = json.JSONEncoder(allow_nan=False).encode
+
+
+class Encoder(json.JSONEncoder):
+    """Encode JSON even if an app replaces methods of the base class."""
+
+    encode = json.JSONEncoder.encode
+    iterencode = json.JSONEncoder.iterencode
+
+    def default(self, o: Any) -> Any:
+        """Raise TypeError for what JSON does not have."""
+        raise TypeError(f"Object of type {type(o).__name__} is not JSON serializable")
+
+
+_to_json = Encoder(allow_nan=False).encode
 _DIGITS = 308
 _TENTHS = re.compile("[0-9]{10}")
 _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)

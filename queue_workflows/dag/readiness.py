@@ -47,14 +47,17 @@ class Progress:
         self._at[node_id] = at
         return at
 
-    def waits_for_more(self, node_id: str) -> bool:
-        """Return whether every node after this one is known to wait for others too."""
-        followers = self.graph.downstream(node_id) or (END,)
-        return all(self._waits_besides(follower, node_id) for follower in followers)
+    def waits_for_more(self, *node_ids: str) -> bool:
+        """Return whether every node after these is known to wait for others too."""
+        return all(
+            self._waits_besides(follower, node_ids)
+            for node_id in node_ids
+            for follower in self.graph.downstream(node_id) or (END,)
+        )
 
-    def _waits_besides(self, follower: str, node_id: str) -> bool:
+    def _waits_besides(self, follower: str, node_ids: tuple[str, ...]) -> bool:
         deps, at = self.deps(follower), self.witness(follower)
-        while at >= 0 and (deps[at] == node_id or deps[at] in self.known):
+        while at >= 0 and (deps[at] in node_ids or deps[at] in self.known):
             at -= 1
         return at >= 0
 

@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
 from queue_workflows.db import loading
-from queue_workflows.runtime import entry_point, service
+from queue_workflows.runtime import entry_point, forking, service
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -266,6 +266,9 @@ def close_pool() -> None:
         _pools.clear()
     for pool in pools:
         pool.close()
+
+
+forking.close_before_fork(close_pool)
 
 
 @contextmanager

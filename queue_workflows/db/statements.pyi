@@ -151,6 +151,9 @@ class _Claims:
     """Record a completed node, if `job` is given, and claim the next node job, if `claim` is
     true. The job is one JSON document; NULL: nothing was claimed. Raises QW001 if the claim to
     record is lost."""
+    nodes_step: bytes
+    """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
+    more, one JSON document for each. Raises QW001 if one of the claims to record is lost."""
     ingest_step: bytes
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
     `claim` more. A row without an id: nothing was claimed, and `wait_s` says in how many

@@ -131,7 +131,7 @@ class Node(Generic[P, R]):
         owner = config.get_config().node_map.get(self.name)
         if isinstance(owner, node_functions.NodeFunction):
             _refuse_second("node", self.name, owner.place, self._function.place)
-        config.register_node(self.name, self._function)
+        config.register_node(self.name, self._function, isolation=self._function.isolation)
 
     def __repr__(self) -> str:
         return f"<node {self.name!r}>"
@@ -292,6 +292,7 @@ def node(
     name: str | None = None,
     queue: Literal["cpu", "gpu"] | None = None,
     model: str | None = None,
+    isolation: Literal["process"] | None = None,
     **policy: Unpack[Policy],
 ) -> Callable[[Callable[P, R]], Node[P, R]]: ...
 def node(
@@ -301,18 +302,21 @@ def node(
     name: str | None = None,
     queue: Literal["cpu", "gpu"] | None = None,
     model: str | None = None,
+    isolation: Literal["process"] | None = None,
     **policy: Any,
 ) -> Any:
     """Declare a function as a node; the function's name is the node's, unless `name` is given.
 
     `model` is what a gpu worker loads for it; it puts the node on the gpu queue. A returned dict is
-    the node's outputs; anything else is its one output; None is no output.
+    the node's outputs; anything else is its one output; None is no output. `isolation="process"`:
+    each of its jobs has a fresh process, in a worker with slots.
     """
 
     def declare(function: Callable[..., Any]) -> Node[..., Any]:
         made = node_functions.NodeFunction(
             function, name or getattr(function, "__name__", repr(function))
         )
+        made.isolation = isolation
         if queue not in (None, "cpu", "gpu"):
             raise errors.UnknownQueue(
                 f"node {made.name!r}: unknown queue {queue!r}: a node runs on cpu or gpu"

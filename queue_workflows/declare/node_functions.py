@@ -52,6 +52,9 @@ class Result:
 class NodeFunction:
     """A function with its signature; `name` identifies it in messages."""
 
+    isolation: str | None = None
+    """`process`: each of its jobs has a fresh process, in a worker with slots."""
+
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         if not inspect.isfunction(function):
             raise errors.InvalidConfig(f"node {name!r}: @node takes a function")

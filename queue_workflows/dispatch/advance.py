@@ -87,10 +87,10 @@ def _plan(
         )
 
 
-def must_read(progress: readiness.Progress, node_id: str) -> bool:
-    """Return whether a plan from this node alone needs to know which other nodes are done."""
+def must_read(progress: readiness.Progress, *node_ids: str) -> bool:
+    """Return whether a plan from these nodes alone needs to know which other nodes are done."""
     with _planning:
-        return progress.waits_for_more(node_id)
+        return progress.waits_for_more(*node_ids)
 
 
 def write(conn: db.Connection, run: Row, made: plan.Plan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from queue_workflows import errors
@@ -13,16 +14,15 @@ from queue_workflows.types import Row
 
 
 class _OwnReader(run_cache.NoKnowledge):
-    """The knowledge of the completed node's result alone."""
+    """The knowledge of the completed nodes' results alone (JSON texts by node id)."""
 
-    def __init__(self, node_id: str, result: str) -> None:
-        self._node_id = node_id
-        self._result = result
+    def __init__(self, results: Mapping[str, str]) -> None:
+        self._results = results
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
-        if heads is None or heads != {self._node_id}:
+        if not heads or not heads <= self._results.keys():
             raise run_cache.ReadNeeded
-        return {self._node_id: json.loads(self._result)}
+        return {head: json.loads(self._results[head]) for head in heads}
 
 
 def _run_of(job: Row) -> Row:
@@ -41,14 +41,20 @@ def plan_from_result(job: Row, result: str) -> claims.Ahead | None:
 
     Changes nothing. Call `note` after the commit.
     """
-    run = _run_of(job)
+    return plan_from_results([(job, result)])
+
+
+def plan_from_results(done: Sequence[tuple[Row, str]]) -> claims.Ahead | None:
+    """Return what follows from these claimed nodes of one run, as `plan_from_result` does."""
+    run = _run_of(done[0][0])
+    results = {job["node_id"]: result for job, result in done}
     progress = None if hooks.app_resolves() else run_cache.recall(run)
     # The second condition gives the same result as the plan for a fan's nodes, at less cost.
-    if progress is None or advance.must_read(progress, job["node_id"]):
+    if progress is None or advance.must_read(progress, *results):
         return None
     try:
-        reader = _OwnReader(job["node_id"], result)
-        made = advance.make_plan(progress, run, reader, [job["node_id"]], committed=False)
+        reader = _OwnReader(results)
+        made = advance.make_plan(progress, run, reader, [*results], committed=False)
         if made.failure is not None:
             return None
         texts = list(payload.encode_plan(made.rows))

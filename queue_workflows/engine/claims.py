@@ -76,13 +76,15 @@ def claim(
     promote: bool = False,
     tell: Callable[[float], None] | None = None,
 ) -> list[Row]:
-    """Claim up to `count` jobs of a queue, nodes one at a time, and return what a worker needs.
+    """Claim up to `count` jobs of a queue, and return what a worker needs.
 
     `promote`: let jobs in first that have become due. `tell`: called with the seconds until a limit
     of an ingest queue lets the next job in, where nothing was claimed and that is known.
     """
     if not table.in_run:
         return ingest_step(conn, who, claim=count, promote=promote, tell=tell)
+    if count > 1:
+        return nodes_step(conn, who, claim=count, promote=promote)
     job = node_step(conn, who, promote=promote)
     return [job] if job else []
 
@@ -131,6 +133,60 @@ def node_step(
     if isinstance(job, Unreadable):
         return claimed_jobs.read(conn, job_tables.NODE_JOBS, claimed_jobs.id_of(job), who.worker_id)
     return job
+
+
+def nodes_step(
+    conn: db.Connection,
+    who: Claimant,
+    *,
+    done: Sequence[tuple[NodeResult, Ahead | None]] = (),
+    claim: int = 1,
+    promote: bool = False,
+) -> list[Row]:
+    """Complete all of `done`, then claim up to `claim` nodes of a cpu queue, as `node_step` does.
+
+    Returns the jobs. This is one transaction when `conn` is autocommit. Raises `ClaimLost`, with
+    nothing written or claimed, when a claim of `done` is lost.
+    """
+    parameters = {
+        **_claimant(who),
+        "newest": who.newest,
+        "claim": claim,
+        "promote": promote,
+        "done": f"[{','.join(_node_json(*each) for each in done)}]" if done else None,
+    }
+    try:
+        rows = conn.execute(statements.claims.nodes_step, parameters, prepare=True).fetchall()
+    except psycopg.Error as error:
+        raise _lost(error) or error from None
+    jobs: list[Row] = []
+    for row in rows:
+        job = row["job"]
+        if isinstance(job, Unreadable):
+            own = claimed_jobs.id_of(job)
+            job = claimed_jobs.read(conn, job_tables.NODE_JOBS, own, who.worker_id)
+        if job is not None:
+            jobs.append(job)
+    return jobs
+
+
+def _node_json(done: NodeResult, ahead: Ahead | None) -> str:
+    # The JSON texts are checked already; encoding them again would cost a second walk.
+    given = {
+        "id": done.lease.job_id,
+        "claim_no": done.lease.claim_no,
+        "seconds": done.seconds,
+        "rss_mb": done.vm_rss_mb_peak,
+        "generation": ahead and ahead.generation,
+        "complete": ahead and ahead.complete,
+    }
+    texts = {
+        "result": done.context_delta,
+        "received": done.resolved_inputs,
+        "rows": ahead and ahead.rows,
+    }
+    more = "".join(f',"{name}":{text}' for name, text in texts.items() if text is not None)
+    return f"{json.dumps(given)[:-1]}{more}}}"
 
 
 def _completed(done: NodeResult | None, ahead: Ahead | None) -> dict[str, Any]:

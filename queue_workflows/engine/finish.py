@@ -52,8 +52,8 @@ def finish(
 ) -> list[Row]:
     """Record the outcomes of jobs of one table, and return up to `claim` jobs claimed by `who`.
 
-    Completed ingest jobs, a completed node, and the claim share one statement, which is one
-    transaction when `conn` is autocommit; each other outcome has a statement of its own before it.
+    Completed jobs and the claim share one statement, which is one transaction when `conn` is
+    autocommit; each other outcome has a statement of its own before it.
     Raises `ClaimLost` when a claim is lost: its statement has written and claimed nothing. A lost
     claim of a job that was cancelled is no error. `promote`, `tell`: as in `claims.claim`.
     """
@@ -69,18 +69,18 @@ def finish(
         return claims.ingest_step(
             conn, claimant, done=results, claim=claim, promote=promote, tell=tell
         )
-    *before, last = completed
-    for each in before:
-        claims.node_step(conn, claimant, done=_node_result(*each), ahead=each.ahead, claim=False)
-    job = claims.node_step(
-        conn,
-        claimant,
-        done=_node_result(*last),
-        ahead=last.ahead,
-        claim=claim > 0,
-        promote=promote,
-    )
-    return [job] if job else []
+    if len(completed) == 1 and claim <= 1:
+        job = claims.node_step(
+            conn,
+            claimant,
+            done=_node_result(*completed[0]),
+            ahead=completed[0].ahead,
+            claim=claim > 0,
+            promote=promote,
+        )
+        return [job] if job else []
+    nodes = [(_node_result(*each), each.ahead) for each in completed]
+    return claims.nodes_step(conn, claimant, done=nodes, claim=claim, promote=promote)
 
 
 def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:

@@ -163,7 +163,9 @@ def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int
     message = " ".join(str(error).split()) or type(error).__name__
     _write_error(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
     if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
-        _write_error("".join(traceback.format_tb(error.__cause__.__traceback__)))
+        # The cause of an error in a launcher has the frames as text.
+        text = getattr(error.__cause__, "frames", None)
+        _write_error(text or "".join(traceback.format_tb(error.__cause__.__traceback__)))
     return USAGE_ERROR
 
 

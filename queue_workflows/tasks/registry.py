@@ -19,7 +19,8 @@ class TaskPolicy(TypedDict, total=False):
     """Defaults for the jobs of a task, as in a node's policy; a job's row overrides them.
 
     `max_attempts` is `retries` + 1. `queue` takes jobs whose enqueuer names no queue. `retry_on`
-    and `discard_on` name errors by class or name.
+    and `discard_on` name errors by class or name. `isolation="process"`: each job has a fresh
+    process, in a worker with slots.
     """
 
     queue: str
@@ -31,6 +32,7 @@ class TaskPolicy(TypedDict, total=False):
     discard_on: str | type[BaseException] | Iterable[str | type[BaseException]]
     priority: int
     lock_key: str
+    isolation: str | None
 
 
 _OPTIONS = frozenset(TaskPolicy.__annotations__)
@@ -50,11 +52,12 @@ def register_ingest_task(
     """
     where = f"ingest task {name!r}"
     found, queue = _checked(policy, where), _queue(policy.get("queue"), where)
+    isolation = policy.get("isolation")
 
     def register(task: F) -> F:
-        config.register_ingest_task(name, task, policy=found, queue=queue)
+        config.register_ingest_task(name, task, policy=found, queue=queue, isolation=isolation)
         if fn is None:
-            _decorated[name] = _Decorated(task, found, queue)
+            _decorated[name] = _Decorated(task, found, queue, isolation)
         return task
 
     return register if fn is None else register(fn)
@@ -64,6 +67,7 @@ class _Decorated(NamedTuple):
     task: Callable[..., Any]
     policy: dict[str, Any]
     queue: str | None
+    isolation: str | None
 
 
 _decorated: dict[str, _Decorated] = {}
@@ -72,9 +76,9 @@ _decorated: dict[str, _Decorated] = {}
 
 def register_decorated() -> None:
     """Register decorated tasks again after the configuration was reset; for tests."""
-    for name, (task, found, queue) in _decorated.items():
+    for name, (task, found, queue, isolation) in _decorated.items():
         if getattr(task, "__module__", None) in sys.modules:
-            config.register_ingest_task(name, task, policy=found, queue=queue)
+            config.register_ingest_task(name, task, policy=found, queue=queue, isolation=isolation)
 
 
 def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:

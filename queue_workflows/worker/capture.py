@@ -119,11 +119,15 @@ class Source:
     """Capture the output of one worker's handlers, and store it on a thread of its own.
 
     `current` returns the claim whose handler runs now, or None. If several run at once, it returns
-    that of the calling handler.
+    that of the calling handler. `streams` False: nothing of this process is captured, all output
+    comes by `add`.
     """
 
-    def __init__(self, current: Callable[[], job_tables.Lease | None]) -> None:
+    def __init__(
+        self, current: Callable[[], job_tables.Lease | None], *, streams: bool = True
+    ) -> None:
         self._current = current
+        self._streams = streams
         self._lock = threading.Lock()
         self._open: dict[job_tables.Lease, Recording] = {}
         """The recordings of running handlers that have printed."""
@@ -144,10 +148,19 @@ class Source:
             return None
         if threading.get_ident() != self._thread and threading.current_thread() in self._before:
             return None
+        return self._recording_of(lease)
+
+    def _recording_of(self, lease: job_tables.Lease) -> Recording | None:
         if (now := self._open.get(lease)) is not None:
             return now
         cap_kb = config.LOG_CAPTURE_KB.read()
         return self._open.setdefault(lease, Recording(lease, cap_kb)) if cap_kb > 0 else None
+
+    def add(self, lease: job_tables.Lease, data: bytes) -> None:
+        """Keep output of a handler that runs in another process."""
+        recording = self._recording_of(lease)
+        if recording is not None:
+            recording.add(data)
 
     def begin(self) -> None:
         """Note that a handler begins, so that threads of earlier handlers do not print for it.
@@ -180,8 +193,9 @@ class Source:
         if config.LOG_CAPTURE_KB.read() <= 0:
             yield
             return
-        _streams.begin(self)
         token = _source.set(self)
+        if self._streams:
+            _streams.begin(self)
         try:
             task = service.Task("store", lambda: SOON_S if self._soon else STORE_S, self._store)
             with service.Loop("worker-logs", [task]) as self._loop:
@@ -189,7 +203,8 @@ class Source:
         finally:
             self._loop, self._before = None, []
             _source.reset(token)
-            _streams.end(self)
+            if self._streams:
+                _streams.end(self)
             self._dedicated.close()
             self._store_last()
 

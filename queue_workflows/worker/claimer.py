@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import random
@@ -108,7 +109,8 @@ class Claimer:
         """Close the connection; the next use opens another."""
         self._dedicated.close()
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
+        """Close the connection after an error: what was sent last may have been committed."""
         self._was_lost = True
         self.close()
 
@@ -128,7 +130,7 @@ class Claimer:
                     raise
                 job = self._claim_apart(promote=promote)
         except db.Error:
-            self._lose()
+            self.lose()
             raise
         self._own_jobs = set()
         if job is None or self._is_late([job]):
@@ -151,7 +153,7 @@ class Claimer:
             # By claim: the worker may still hold an outcome of an earlier claim of such a job.
             handback.hand_back_all(self.connection(), leases, reason="its claim took too long")
         except db.Error:
-            self._lose()  # the next connection releases them
+            self.lose()  # the next connection releases them
         return True
 
     def _claim_apart(self, *, promote: bool) -> Row | None:
@@ -167,7 +169,7 @@ class Claimer:
     def claim_batch(
         self, size: int, done: Sequence[finish.Done] = (), *, promote: bool = False
     ) -> list[Row]:
-        """Record all of `done` and claim up to `size` ingest jobs, in one transaction.
+        """Record all of `done` and claim up to `size` jobs, in one transaction.
 
         Raises database errors after closing the connection, and `ClaimLost` if one of `done` is
         lost. If a row to be claimed causes an error, one job is claimed row by row instead.
@@ -188,7 +190,7 @@ class Claimer:
                 jobs = self._claim_one_apart(promote=promote, recorded=bool(done))
             return [] if self._is_late(jobs) else jobs
         except db.Error:
-            self._lose()
+            self.lose()
             raise
 
     def _claim(self, count: int, *, promote: bool) -> list[Row]:
@@ -225,7 +227,7 @@ class Claimer:
                 raise
             # An error would say that the results were not recorded.
             _log.warning("claiming waits for the database: %s", error)
-            self._lose()
+            self.lose()
             return []
         return [job] if job else []
 
@@ -273,7 +275,7 @@ class Claimer:
                     # The row that would be claimed next may be what the database refuses.
                     apart = True
                     continue
-                self._lose()
+                self.lose()
                 refusals += outcome.kind != "completed" and not renewal_failures.may_pass(error)
                 if refusals == REFUSALS:
                     self._stop_retrying(work, error)
@@ -307,7 +309,7 @@ class Claimer:
             if not ended:
                 recovery.charge(self.connection(), work.lease, evidence=text)
         except db.Error:
-            self._lose()
+            self.lose()
             with contextlib.suppress(db.Error):
                 handback.hand_back(
                     self.connection(), work.lease, reason=why, after_s=REFUSED_WAIT_S
@@ -346,9 +348,36 @@ class Claimer:
             finish.finish(self.connection(), done)
             return None
         jobs = self._finish(done, claim=int(claim))
-        if self._table.in_run:
-            self._best_effort(work.job["run_id"], lambda: fast_path.note(work.job))
+        self.note(work.job)
         return jobs[0] if jobs else None
+
+    def planned(
+        self, done: Sequence[tuple[current_job.Work, outcomes.Outcome]]
+    ) -> list[finish.Done]:
+        """Return completed jobs as `finish` takes them, nodes with what follows from them.
+
+        The nodes of one run are planned together; the last of them has the plan.
+        """
+        if not self._table.in_run:
+            return [finish.Done(work.lease, outcome) for work, outcome in done]
+        runs: dict[str, list[tuple[current_job.Work, outcomes.Outcome]]] = {}
+        for each in done:
+            runs.setdefault(each[0].job["run_id"], []).append(each)
+        found: list[finish.Done] = []
+        for run_id, nodes in runs.items():
+            results = [(work.job, outcome.result) for work, outcome in nodes]
+            ahead = self._best_effort(
+                run_id, functools.partial(fast_path.plan_from_results, results)
+            )
+            before = ahead and claims.Ahead(ahead.generation, None, complete=False)
+            found += [finish.Done(work.lease, outcome, before) for work, outcome in nodes]
+            found[-1] = found[-1]._replace(ahead=ahead)
+        return found
+
+    def note(self, job: Row) -> None:
+        """Remember that a job was recorded as completed."""
+        if self._table.in_run:
+            self._best_effort(job["run_id"], lambda: fast_path.note(job))
 
     def _set_wait(self, wait_s: float) -> None:
         self.wait_s = wait_s
@@ -358,7 +387,7 @@ class Claimer:
         try:
             return finish.is_recorded(self.connection(), work.lease, outcome)
         except db.Error:
-            self._lose()
+            self.lose()
             return False
 
     def drain(self, run_id: str) -> int:

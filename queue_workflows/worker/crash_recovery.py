@@ -90,7 +90,7 @@ def recover_claims(
             for row in taken:
                 # A requeued job has no worker any more, but its event must name one.
                 job = row | {"claimed_by": host_label}
-                _note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
+                note_death(conn, table, job, holders.get(row["id"]), death | {"gpu": gpu}, how)
             rows += taken
         orderly = ended.code in shutdown.ORDERLY
         workers.record_death(conn, prefix, payload.encode(death, "detail"), orderly=orderly)
@@ -104,7 +104,7 @@ def recover_claims(
     return rows
 
 
-def _note_death(
+def note_death(
     conn: db.Connection,
     table: job_tables.JobTable,
     row: Row,

@@ -62,11 +62,7 @@ class Work:
 
     def report_progress(self, value: Any) -> None:
         """Report a value that a task yields; a text is progress too."""
-        now = self._now()
-        for guard in self.guards:
-            if guard is not self.lease_end:
-                guard.beat(now)
-        self.on_activity(now)
+        self.beat()
         if isinstance(value, bool) or not isinstance(value, (int, float, str, dict)):
             return
         if isinstance(value, (int, float)) and not 0 <= value <= 1:
@@ -77,6 +73,16 @@ class Work:
             return
         if len(text) <= PROGRESS_LIMIT:
             self.unsaved = text
+
+    def beat(self, progress: str | None = None) -> None:
+        """Note that the handler is active, with its progress as JSON text if it reported any."""
+        now = self._now()
+        for guard in self.guards:
+            if guard is not self.lease_end:
+                guard.beat(now)
+        self.on_activity(now)
+        if progress is not None and len(progress) <= PROGRESS_LIMIT:
+            self.unsaved = progress
 
     @property
     def cancel(self) -> threading.Event:

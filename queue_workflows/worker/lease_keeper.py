@@ -94,7 +94,7 @@ class LeaseKeeper:
             now_fn=now_fn,
         )
         self._logs = capture.Source(self._printing)
-        self._shutdown = shutdown.Shutdown(
+        self._shutdown: shutdown.Ending = shutdown.Shutdown(
             [each.who for each in slots],
             self._claims_with,
             dedicated=self._dedicated,

@@ -68,6 +68,11 @@ class WorkLoop:
         """Claim no further job; safe in a signal handler."""
         self._stopping = True
 
+    @property
+    def stopping(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._stopping
+
     def close(self) -> None:
         """Close the connection and the event loop of async tasks."""
         self._claimer.close()

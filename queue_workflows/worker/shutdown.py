@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
@@ -30,6 +31,38 @@ ORDERLY = (0, guards.EXIT_CONTROL)
 """Exit codes of a worker that exited on request, so that it needs no death record."""
 RENEW_MARGIN_S = 2.5
 """A claim lost so few seconds before its lease would end is left without a record."""
+
+
+class Ending(Protocol):
+    """What a lease keeper does about a job that must not run on."""
+
+    @property
+    def decided(self) -> bool:
+        """Return whether the process is about to exit, so that nothing may be claimed."""
+        ...
+
+    left_behind: bool
+    """Whether a record or a claim to hand back could not be written."""
+
+    def announce(self, code: int) -> None:
+        """Prepare the exit with this code."""
+        ...
+
+    def give_back(self, work: current_job.Work) -> None:
+        """Hand back the job of a stopping worker that did not end in time."""
+        ...
+
+    def stop_cancelled(self, work: current_job.Work) -> None:
+        """End a cancelled job whose handler has not ended within its grace."""
+        ...
+
+    def end_by_guard(self, work: current_job.Work, failure: guards.Failure) -> None:
+        """End a job as its guard demands."""
+        ...
+
+    def exit_with(self, code: int) -> None:
+        """End without a running job."""
+        ...
 
 
 class Shutdown:

@@ -130,6 +130,8 @@ def test_no_function_is_executable_by_everybody(own: str) -> None:
 # --- the same database as before ---------------------------------------------------------------
 
 NEW = {
+    ("functions", "queue_workflows_nodes_step(text,text,text,double precision,integer,boolean,"
+     "boolean,boolean,jsonb)"),
     ("tables", OBJECTS), ("constraints", f"{OBJECTS}.{OBJECTS}_pkey"),
     ("indexes", f"{OBJECTS}_pkey"), ("public rights", OBJECTS),
     *(("columns", f"{OBJECTS}.{name}") for name in

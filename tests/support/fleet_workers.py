@@ -51,7 +51,7 @@ class Workers(fleet_base.Base):
             if expected:
                 expected.claim(slot.process.worker_id)
                 expected.back()
-            slot.claimer._lose()
+            slot.claimer.lose()
             slot.claimer.connection()
             return False
         row = slot.claimer.claim(promote=promote)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queue_workflows import config, declare, errors, node_executor
+from queue_workflows import config, declare, errors
 from queue_workflows.dag import definition
 from queue_workflows.declare import OFFERED, ask, filtered, node, node_functions, pipeline, workflow
+from queue_workflows.handlers import node_call
 
 WRITES = {
     "retries": 3,
@@ -316,13 +318,34 @@ def test_outside_of_a_workflow_a_node_is_its_function(tmp_path: Path) -> None:
         OFFERED.mkdir()
 
 
+class _Folder:
+    """A node's look-ups that know the folder of its run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def out_dir(self) -> str:
+        return str(self._path)
+
+    def rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {}
+
+    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+        raise AssertionError(f"{event_type} of a node without a model")
+
+
 def invoke(name: str, inputs: dict[str, Any], out_dir: Path) -> dict[str, Any]:
-    """What the executor stores for a node of that name."""
+    """What a worker stores for a node of that name."""
     job = {
-        "node_module": name, "required_model": None, "run": {"out_dir": str(out_dir)},
-        "node_id": "s/n", "claim_no": 1, "run_id": "r",
+        "id": "j", "node_module": name, "required_model": None, "node_id": "s/n", "claim_no": 1,
+        "run_id": "r", "worker_id": "w", "queue": "cpu", "attempts": 0,
     }  # fmt: skip
-    return node_executor._invoke(job, inputs, None, threading.Event(), print)  # pyright: ignore[reportPrivateUsage]
+    call = node_call.NodeCall(
+        job, inputs, None, _Folder(out_dir), None, threading.Event(), lambda *_: None
+    )
+    outcome = node_call.call(call)
+    assert outcome.kind == "completed", outcome.error
+    return json.loads(outcome.result)
 
 
 def test_a_worker_stores_dicts_as_they_are_and_other_results_by_name(tmp_path: Path) -> None:

@@ -144,3 +144,32 @@ BEGIN
     END IF;
     RETURN row_to_json(v_new);
 END $$;
+
+-- Do for several nodes of one worker what queue_workflows_node_step() does for one: record the completed nodes
+-- `p_done`, then claim up to `p_claim` nodes of a cpu queue; return one JSON document for each of these.
+CREATE OR REPLACE FUNCTION queue_workflows_nodes_step(
+    p_worker text, p_host text, p_queue text, p_lease_s double precision,
+    p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb)
+RETURNS SETOF json LANGUAGE plpgsql AS $$
+DECLARE
+    v_done record;
+    v_job  json;
+BEGIN
+    FOR v_done IN
+        SELECT * FROM jsonb_to_recordset(p_done) AS d (
+            id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
+            generation integer, rows jsonb, complete boolean)
+    LOOP
+        PERFORM queue_workflows_node_step(
+            p_worker, p_host, p_queue, p_lease_s, false, p_obey, false, p_newest, NULL, NULL, NULL,
+            v_done.id, v_done.claim_no, v_done.result, v_done.seconds, v_done.rss_mb, v_done.received,
+            v_done.generation, v_done.rows, v_done.complete);
+    END LOOP;
+    FOR v_number IN 1 .. p_claim LOOP
+        v_job := queue_workflows_node_step(
+            p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+        EXIT WHEN v_job IS NULL;
+        RETURN NEXT v_job;
+    END LOOP;
+END $$;

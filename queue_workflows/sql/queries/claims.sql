@@ -16,6 +16,19 @@ SELECT queue_workflows_node_step(
            %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
            %(grace_s)s::float8, %(bound_s)s::float8) AS job;
 
+-- name: nodes_step
+-- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
+-- more, one JSON document for each. Raises QW001 if one of the claims to record is lost.
+SELECT job
+  FROM queue_workflows_nodes_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           CASE WHEN NOT EXISTS (
+               SELECT FROM queue_settings s
+                WHERE s.queue = %(queue)s::text
+                  AND queue_workflows_is_paused(s.paused_at, s.paused_until))
+               THEN %(claim)s::integer ELSE 0 END,
+           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb) AS job;
+
 -- name: ingest_step
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
 -- `claim` more. A row without an id: nothing was claimed, and `wait_s` says in how many

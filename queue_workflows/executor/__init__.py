@@ -1,0 +1,1 @@
+"""Run handlers in child processes, which load the app and hold no connection of the engine."""

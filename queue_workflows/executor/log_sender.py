@@ -1,0 +1,99 @@
+"""Send the log records of an executor to its worker, where they are stored and printed.
+
+Records that an app's own logging prints reach the worker as output of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from queue_workflows.executor import streams
+from queue_workflows.runtime import entry_point
+
+_FORMAT = logging.Formatter()
+
+
+class SendLog(Protocol):
+    """Sends one `protocol.Log`."""
+
+    def __call__(self, level: int, name: str, text: str, *, printed: bool) -> None:
+        """Send the formatted message of a record."""
+        ...
+
+
+class LogSender(logging.Handler):
+    """Stands where `process.setup_logging` put its handler: the worker prints these records."""
+
+    def __init__(self, send: SendLog, level: int) -> None:
+        super().__init__(level)
+        self._send = send
+        self._busy = threading.local()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record, best effort. What sending it logs is dropped."""
+        if getattr(self._busy, "now", False):
+            return
+        self._busy.now = True
+        try:
+            self._send(record.levelno, record.name, _text(record), printed=True)
+        except Exception:  # noqa: BLE001  logging never raises into an app
+            self.handleError(record)
+        finally:
+            self._busy.now = False
+
+
+def install(send: SendLog) -> None:
+    """Send the records of this process from now on; call it once in an executor."""
+    root = logging.getLogger()
+    for handler in [*root.handlers]:
+        if any(isinstance(each, entry_point.MaskSecrets) for each in handler.filters):
+            root.removeHandler(handler)
+            root.addHandler(LogSender(send, handler.level))
+    make = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(_factory(make, send))
+
+
+def _factory(
+    make: Callable[..., logging.LogRecord], send: SendLog
+) -> Callable[..., logging.LogRecord]:
+    """Return a record factory that sends the records which nothing prints.
+
+    A handler on the root logger would disable `logging.basicConfig` and the handler of last resort.
+    """
+
+    def created(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            if not _is_kept(record):
+                send(record.levelno, record.name, _text(record), printed=False)
+        return record
+
+    return created
+
+
+def _is_kept(record: logging.LogRecord) -> bool:
+    """Return whether a handler prints this record, or sends it."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    found = False
+    while logger is not None:
+        for handler in logger.handlers:
+            found = True
+            if record.levelno >= handler.level and _prints(handler):
+                return True
+        logger = logger.parent if logger.propagate else None
+    return not found and record.levelno >= logging.WARNING
+
+
+def _prints(handler: logging.Handler) -> bool:
+    fd = streams.fileno(getattr(handler, "stream", None))
+    return isinstance(handler, LogSender) or fd in (1, 2)
+
+
+def _text(record: logging.LogRecord) -> str:
+    """Return the message and the traceback of a record, which stays as it is."""
+    return _FORMAT.format(copy.copy(record))

@@ -1,0 +1,98 @@
+"""Run a node in this executor: resolve its inputs, and ask the worker for what its row lacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from queue_workflows import config, refs
+from queue_workflows.dag import payload
+from queue_workflows.engine import outcomes
+from queue_workflows.executor import protocol, running
+from queue_workflows.handlers import node_call
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.types import JsonDict, Row
+
+AskFn = Callable[[int, str], Any]
+"""Sends an `Ask` for a job and returns the value of its `Answer`."""
+
+
+def run(
+    message: protocol.Run,
+    job: running.Running,
+    *,
+    model_cache: ModelCache | None,
+    ask: AskFn,
+    send: running.Send,
+) -> outcomes.Outcome:
+    """Run the handler of a node whose row the worker has checked; raises KeyboardInterrupt only."""
+    started, row = time.monotonic(), message.job
+    lookups = _Lookups(message, ask, send)
+    try:
+        inputs = _inputs(row, lambda: ask(message.key, "context"))
+        resolved = None
+        if inputs != row["inputs"] or row.get("ref_heads") != []:
+            resolved = payload.encode(inputs, f"inputs of node {row['node_id']!r}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
+        return _failed(job, row, error, time.monotonic() - started)
+    if model_cache is not None:
+        model_cache.mark_busy()
+    try:
+        return node_call.call(
+            node_call.NodeCall(row, inputs, resolved, lookups, model_cache, job.cancel, job.status)
+        )
+    finally:
+        if model_cache is not None:
+            model_cache.mark_idle()
+
+
+def _failed(
+    job: running.Running, row: Row, error: BaseException, seconds: float
+) -> outcomes.Outcome:
+    return node_call.unless_cancelled(job.cancel, node_call.failed(row, error, seconds))
+
+
+def _inputs(row: Row, context: Callable[[], Any]) -> JsonDict:
+    """Return the inputs of a node, as `dispatch.inputs.resolve_inputs_for_job` does."""
+    inputs = cast("JsonDict", row["inputs"] or {})
+    template: Any = inputs if row["input_template"] is None else row["input_template"]
+    custom = config.get_config().resolve_ref is not None
+    if not custom and not refs.has_refs(template):
+        return dict(inputs)
+    values: Any = row.get("context")
+    if values is None or custom:
+        values = context()
+    values = payload.stored_object(values, f"context of node {row['node_id']!r}")
+    return refs.resolve_inputs(template, values, inputs, config.get_config().get_resolve_ref())
+
+
+class _Lookups:
+    """`node_call.Lookups` from the message, else from the worker."""
+
+    def __init__(self, message: protocol.Run, ask: AskFn, send: running.Send) -> None:
+        self._message = message
+        self._ask = ask
+        self._send = send
+        run: Row = message.job.get("run") or {}
+        self._out_dir: str | None = run.get("out_dir")
+        self._rows = None if message.run is None else (message.job, message.run)
+
+    def out_dir(self) -> str:
+        """Return the folder of the run; the worker gives it one if it has none."""
+        if self._out_dir is None:
+            self._out_dir = cast("str", self._ask(self._message.key, "out_dir"))
+        return self._out_dir
+
+    def rows(self) -> tuple[Row, Row]:
+        """Return the rows of the job and of its run with all columns."""
+        if self._rows is None:
+            found = self._ask(self._message.key, "rows")
+            self._rows = found["job"], found["run"]
+        return self._rows
+
+    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+        """Let the worker record an event about the model that the node needs."""
+        self._send(protocol.Event(self._message.key, event_type, elapsed_s))

@@ -1,0 +1,228 @@
+"""Call the handler of one claimed node; whatever it does is an outcome."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import queue_workflows
+from queue_workflows import config, errors, tasks
+from queue_workflows.dag import arguments, confinement, payload
+from queue_workflows.declare import node_functions
+from queue_workflows.engine import outcomes
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.types import JsonDict, Row
+
+
+class Lookups(Protocol):
+    """What a handler may need to know of its job beyond the claimed row, read when it is needed."""
+
+    def out_dir(self) -> str:
+        """Return the folder of the run."""
+        ...
+
+    def rows(self) -> tuple[Row, Row]:
+        """Return the rows of the job and of its run with all columns."""
+        ...
+
+    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+        """Record an event about the model that the node needs."""
+        ...
+
+
+class NodeCall(NamedTuple):
+    """A claimed node whose handler can run: its row, its inputs, and what it may look up."""
+
+    job: Row
+    inputs: JsonDict
+    resolved: str | None
+    """The inputs as JSON text, if they are to be stored with the result."""
+    lookups: Lookups
+    model_cache: ModelCache | None
+    cancel: threading.Event
+    report: Callable[..., object]
+
+
+def call(node: NodeCall) -> outcomes.Outcome:
+    """Run the handler of a node and return its outcome. Raises KeyboardInterrupt only."""
+    started, job, cancel = time.monotonic(), node.job, node.cancel
+    try:
+        with tasks.running(tasks.NodeJob(job, node.inputs, cancel, node.report)):
+            value = _invoke(node)
+        text = payload.encode(value, f"result of node {job['node_id']!r}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around host code: a body may exit
+        outcome = failed(job, error, time.monotonic() - started)
+        return unless_cancelled(cancel, outcome._replace(resolved_inputs=node.resolved))
+    outcome = outcomes.Outcome(
+        "completed",
+        time.monotonic() - started,
+        text,
+        value=value,
+        resolved_inputs=node.resolved,
+        vm_rss_mb_peak=peak_rss_mb(),
+    )
+    return unless_cancelled(cancel, outcome)
+
+
+def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
+    """Return the outcome of a node that failed with `error`."""
+    return outcomes.of_error(error, seconds, f"node {job['node_id']}")
+
+
+def unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> outcomes.Outcome:
+    """Ignore what a handler returns after it was requested to end."""
+    return outcomes.Outcome("cancelled", outcome.seconds) if cancel.is_set() else outcome
+
+
+def peak_rss_mb() -> int:
+    """Return this process's peak memory in MB (`ru_maxrss` is KiB on Linux, bytes on macOS)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak / (1024 * 1024 if sys.platform == "darwin" else 1024))
+
+
+def _invoke(node: NodeCall) -> JsonDict:
+    job = node.job
+    try:
+        module = config.get_config().resolve_node_module(job["node_module"])
+    except errors.NodeNotFound as error:
+        raise errors.NodeNotFound(_unknown_node(node, error)) from error
+    run = getattr(module, "run", None)
+    if not callable(run):
+        raise errors.NodeNotFound(f"node module {job['node_module']!r} has no run()")
+    handle, load_seconds = _model(node)
+    folders = _Folders(job, node.lookups)
+    folders.check()
+    try:
+        offers: dict[str, Callable[[], Any]] = {
+            "inputs": lambda: node.inputs,
+            "out": folders.out,
+            "scratch": folders.scratch,
+            "model_handle": lambda: handle,
+            "model_load_seconds": lambda: load_seconds,
+            "cancel_event": lambda: node.cancel,
+            "status_callback": lambda: node.report,
+        }
+        # Only nodes declared by @node have their annotations enforced: the modules of existing
+        # apps may carry annotations that their inputs never matched.
+        where = (
+            f"inputs of node {job['node_id']!r}"
+            if isinstance(module, node_functions.NodeFunction)
+            else None
+        )
+        bound = arguments.signature(run).bind(node.inputs, offers, where=where)
+        return _bracketed(node, lambda: _delta(outcomes.unless_signal(run(**bound))))
+    finally:
+        folders.close()
+
+
+def _unknown_node(node: NodeCall, error: errors.NodeNotFound) -> str:
+    """Name the worker and the age of the run: an old worker or an old run is the usual cause."""
+    created = node.lookups.rows()[1].get("created_at")
+    since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
+    return (
+        f"{error} [{config.describe_app()} (queue_workflows {queue_workflows.__version__}, pid "
+        f"{os.getpid()}) met it{since}]"
+    )
+
+
+def _bracketed(node: NodeCall, body: Callable[[], JsonDict]) -> JsonDict:
+    """The body's delta, inside the host's context if it set one.
+
+    `finalize` is applied to a success only, and not when the job was cancelled meanwhile. An error
+    of the body is raised even if the host's context swallows it.
+    """
+    factory = config.get_config().invoke_context
+    if factory is None:
+        return body()
+    raised: BaseException | None = None
+    delta: JsonDict = {}
+    with factory(*node.lookups.rows()) as finalize:
+        try:
+            delta = body()
+            if not node.cancel.is_set():
+                delta = _finalized(finalize, delta)
+        except BaseException as error:
+            raised = error
+            raise
+    if raised is not None:
+        raise raised
+    return delta
+
+
+def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:
+    final = finalize(delta)
+    if final is None:
+        return delta
+    if not isinstance(final, dict):
+        raise errors.InvalidPayload(
+            f"finalize of the invoke context returned {type(final).__name__}, not a context_delta"
+        )
+    return cast("JsonDict", final)
+
+
+def _delta(value: Any) -> JsonDict:
+    """A dict is the delta, or holds it as `context_delta`; anything else is none."""
+    if not isinstance(value, dict):
+        return {}
+    result = cast("JsonDict", value)
+    inner: Any = result.get("context_delta", result)
+    if isinstance(inner, dict):
+        return cast("JsonDict", inner)
+    return {} if inner is None else result
+
+
+def _model(node: NodeCall) -> tuple[Any, float]:
+    model_id, cache = node.job["required_model"], node.model_cache
+    if model_id is None:
+        return None, 0.0
+    if cache is None:
+        raise errors.UnknownModel(
+            f"node {node.job['node_id']!r} needs model {model_id!r}, and this worker has no model "
+            "cache"
+        )
+    if cache.current_model == model_id:
+        return cache.require_model(model_id), 0.0
+    node.lookups.note_model("model_load_start", None)
+    handle = cache.require_model(model_id)
+    node.lookups.note_model("model_load_done", cache.last_load_seconds)
+    return handle, cache.last_load_seconds
+
+
+class _Folders:
+    """A node's folders, made when it asks for them; `close` removes what is of this attempt."""
+
+    def __init__(self, job: Row, lookups: Lookups) -> None:
+        self._job = job
+        self._lookups = lookups
+        self._scratch: confinement.Scratch | None = None
+
+    def check(self) -> None:
+        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
+        if confinement.roots():
+            confinement.check(self._lookups.out_dir())
+
+    def out(self) -> Path:
+        """Return `<out_dir>/<node_id>`, created."""
+        node_id = self._job["node_id"]
+        return confinement.make(self._lookups.out_dir(), node_id, f"node id {node_id!r:.120}")
+
+    def scratch(self) -> Path:
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
+        root, prefix = self._lookups.out_dir(), f"{self._job['claim_no']}-"
+        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
+            self._scratch = confinement.Scratch(parent, fd, prefix)
+        return self._scratch.path
+
+    def close(self) -> None:
+        """Remove the scratch folder and its content."""
+        if self._scratch is not None:
+            self._scratch.remove()

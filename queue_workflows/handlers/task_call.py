@@ -1,0 +1,101 @@
+"""Call the task of one claimed ingest job and return the outcome, also if it raises."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from queue_workflows import config, errors
+from queue_workflows.dag import payload
+from queue_workflows.engine import outcomes
+from queue_workflows.tasks import args, control, handlers
+from queue_workflows.tasks import job as jobs
+from queue_workflows.types import Row
+
+
+def call(job: Row, control_: control.Control, runner: handlers.Runner) -> outcomes.Outcome:
+    """Run the task of a claimed job whose row was checked; return its outcome.
+
+    A job that was cancelled meanwhile leaves no result. One that its worker interrupted is
+    `cancelled`, with the reason as its error. Raises KeyboardInterrupt only.
+    """
+    attempt = _Attempt(job, control_)
+    token = jobs.current.set(attempt.job)
+    try:
+        return attempt.completed(runner.run(attempt.call(), control_))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
+        return attempt.failed(error)
+    finally:
+        jobs.current.reset(token)
+
+
+async def call_async(job: Row, control_: control.Control) -> outcomes.Outcome:
+    """Do as `call` does, for an async task on the running event loop."""
+    from queue_workflows.tasks import async_handlers
+
+    attempt = _Attempt(job, control_)
+    jobs.current.set(attempt.job)  # in the context of this asyncio.Task
+    try:
+        return attempt.completed(await async_handlers.run_async(attempt.call(), control_))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
+        return attempt.failed(error)
+
+
+def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
+    """Return the outcome of a job whose task raised `error`, with the policy of the task."""
+    name = job["task_name"]
+    outcome = outcomes.of_error(error, seconds, f"task {name}")
+    return outcome._replace(task=config.get_config().ingest_task_policies.get(name))
+
+
+class _Attempt:
+    """One claim of a job while its task runs, and the outcome."""
+
+    __slots__ = ("_name", "_row", "_started", "control", "job")
+
+    def __init__(self, row: Row, control_: control.Control) -> None:
+        self.control = control_
+        self.job = jobs.Job(row, control_)
+        self._row = row
+        self._name: str = row["task_name"]
+        self._started = time.monotonic()
+
+    def call(self) -> Any:
+        """Call the task; return its result, or a generator or coroutine that must be run."""
+        task = config.get_config().ingest_task_map.get(self._name)
+        if task is None:
+            raise errors.UnknownTask(
+                f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
+            )
+        row = self._row
+        return args.caller_of(task).call(task, row["reason"], row["args"], self._name)
+
+    def completed(self, value: Any) -> outcomes.Outcome:
+        """Return the outcome of a handler that returned; raises a signal that it returned."""
+        if self.control.cancel_requested:
+            return self._interrupted("cancelled")
+        found = outcomes.unless_signal(self.job.result_set if value is None else value)
+        text = payload.encode(
+            found if isinstance(found, dict) else {"result": found},
+            f"result of task {self._name!r}",
+        )
+        return outcomes.Outcome("completed", self._seconds, text, value=found)
+
+    def failed(self, error: BaseException) -> outcomes.Outcome:
+        """Return the outcome of a handler that raised, or that was requested to end."""
+        if self.control.cancel_requested:
+            return self._interrupted("cancelled")
+        if isinstance(error, control.Interrupted):
+            return self._interrupted(error.reason)
+        return failed(self._row, error, self._seconds)
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _interrupted(self, reason: str) -> outcomes.Outcome:
+        return outcomes.Outcome("cancelled", self._seconds, error=reason)

@@ -1,0 +1,173 @@
+"""The executors of a worker: send them jobs, kill them, and say how they died."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from queue_workflows import errors
+from queue_workflows.executor import channel, launcher_client, protocol
+from queue_workflows.types import JsonDict, Row
+from queue_workflows.worker import crash_recovery, current_job
+
+TAIL = 2000
+"""Bytes of a job's last output that are kept for the record of a death."""
+PAGE_KB = 4
+
+
+class Handle:
+    """One executor of this worker, and the job that it runs."""
+
+    def __init__(self, forked: launcher_client.Executor) -> None:
+        self.forked = forked
+        self.pid = forked.pid
+        self.work: current_job.Work | None = None
+        """The job whose handler runs, until its outcome is here."""
+        self.key = 0
+        self.jobs = 0
+        """How many jobs it has been sent."""
+        self.announcing = False
+        """Whether it runs the hook of a completed job."""
+        self.isolated = False
+        """Whether its job is to be its only one."""
+        self.retired = False
+        """Whether it ends by itself, since it gets no further job."""
+        self.lost: str | None = None
+        """Why its channel cannot be used any more."""
+        self.lost_at = 0.0
+        self.exited = False
+        """Whether its process has ended."""
+        self.died: protocol.Died | None = None
+        self.tail = b""
+        self._killed: set[int] = set()
+        self._lock = threading.Lock()
+        """Held while the job changes, so that nobody kills the executor for an earlier one."""
+
+    def run(self, work: current_job.Work, family: str, job: Row, run: Row | None) -> None:
+        """Send a job; raise `ChannelLost` if the executor has gone."""
+        with self._lock:
+            self.work, self.tail = work, b""
+            self.key += 1
+        self.jobs += 1
+        self.forked.jobs.send(protocol.Run(self.key, family, job, run))
+
+    def finished(self) -> current_job.Work | None:
+        """Return the job, which runs no more."""
+        with self._lock:
+            work, self.work = self.work, None
+            return work
+
+    def interrupt(self, work: current_job.Work) -> None:
+        """Tell the handler to end; called on the lease keeper's threads."""
+        with self._lock, contextlib.suppress(errors.QueueWorkflowsError):
+            if self.work is work:
+                self.forked.control.send(protocol.Cancel(self.key, work.interrupted or "shutdown"))
+
+    def kill_job(self, work: current_job.Work, signum: int) -> None:
+        """Send a signal if this job still runs; called on the lease keeper's threads."""
+        with self._lock:
+            if self.work is work:
+                self.kill(signum)
+
+    def retire(self) -> None:
+        """Let the process end by itself."""
+        self.retired = True
+        with contextlib.suppress(errors.QueueWorkflowsError):
+            self.forked.jobs.send(protocol.Quit())
+
+    def kill(self, signum: int) -> None:
+        """Send a signal to the process and its children, each signal once."""
+        if signum not in self._killed and self.died is None:
+            self._killed.add(signum)
+            self.forked.kill(signum)
+
+    def kill_children(self) -> None:
+        """Kill what the handlers of an ended executor have left in its process group."""
+        if self.died is None:
+            self.forked.kill(signal.SIGKILL)
+
+    def wait_ended(self, timeout_s: float) -> None:
+        """Wait until the process has ended, for so long at most."""
+        if not self.exited and self.forked.pidfd >= 0:
+            poller = select.poll()
+            poller.register(self.forked.pidfd, select.POLLIN)
+            poller.poll(timeout_s * 1000)
+
+    @property
+    def was_killed(self) -> bool:
+        """Return whether this worker has killed it."""
+        return bool(self._killed)
+
+    def printed(self, data: bytes) -> None:
+        """Keep the end of what the job prints."""
+        self.tail = (self.tail + data)[-TAIL:]
+
+    def rss_mb(self) -> float:
+        """Return the memory of the process now, in MB; 0.0 if it has ended."""
+        try:
+            text = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii")
+            return int(text.split()[1]) * PAGE_KB / 1024
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        self.forked.close()
+
+
+class Death(NamedTuple):
+    """How an executor died while its job ran: one line, and the detail of the `death` event."""
+
+    evidence: str
+    detail: JsonDict
+
+
+class OomKills:
+    """The kernel's count of OOM kills in this cgroup, and what was added since the last look."""
+
+    def __init__(self) -> None:
+        self._count = crash_recovery.oom_kills()
+
+    def new(self) -> int | None:
+        """Return how many were counted since the last call; None if unknown."""
+        before, self._count = self._count, crash_recovery.oom_kills()
+        return None if before is None or self._count is None else self._count - before
+
+
+def death(handle: Handle, oom_kills: int | None, seconds: float) -> Death:
+    """Return how an executor died that nobody here has killed."""
+    died = handle.died
+    how, detail = "ended for an unknown reason", JsonDict()
+    if died is not None:
+        how = _how(died)
+        detail = {
+            "exit_code": died.code,
+            "signal": died.signal,
+            "core": died.core,
+            "max_rss_mb": died.max_rss_mb,
+        }
+        if died.signal == signal.SIGKILL and oom_kills:
+            how = f"out of memory: {how}"
+        if died.max_rss_mb:
+            how = f"{how}, peak memory {died.max_rss_mb} MB"
+    if handle.lost is not None and (died is None or handle.was_killed):
+        how = f"its executor could not be heard any more: {handle.lost}"
+    tail = handle.tail.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    lines = tail.splitlines()[-5:]
+    more = {"seconds": round(seconds, 3), "oom_kills": oom_kills, "executor": handle.pid}
+    return Death(how, detail | more | {"last_lines": lines})
+
+
+def _how(died: protocol.Died) -> str:
+    if died.signal is not None:
+        name = str(died.signal)
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(died.signal).name
+        return f"killed by {name}{' (core dumped)' if died.core else ''}"
+    if died.code == channel.LOST:
+        return f"ended with exit code {died.code}: its channel to the worker was closed in it"
+    return f"ended with exit code {died.code}"

@@ -1,0 +1,517 @@
+"""A worker with slots as a real process: its jobs run in executors, each in its own process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import (
+    config,
+    dispatcher,
+    history,
+    jobs,
+    node_queue,
+    run_store,
+    workers,
+)
+from queue_workflows import db as engine
+from tests.support import commands, invariants, slot_app
+from tests.support.commands import Command, Commands
+from tests.support.wait import until
+
+APP = "tests.support.slot_app:setup"
+SCRIPT = "queue-claim-worker"
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
+    """Starts workers on the test database; none outlives the test."""
+    with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def app(db: ModuleType) -> None:
+    slot_app.setup()
+
+
+def worker(
+    cli: Commands, slots: int = 2, *more: str, queue: str = slot_app.QUEUE, app: str = APP
+) -> Command:
+    return cli.start(SCRIPT, "--queue", queue, "--slots", str(slots), "--app", app, *more)
+
+
+def enqueued(task: str, args: Row, **more: Any) -> str:
+    return jobs.enqueue(task_name=task, queue=slot_app.QUEUE, args=args, **more)
+
+
+def in_folders(tmp_path: Path, task: str, count: int = 1, **more: Any) -> list[tuple[str, Path]]:
+    """Jobs with a folder each."""
+    made: list[tuple[str, Path]] = []
+    for number in range(count):
+        folder = tmp_path / f"{task}-{number}"
+        folder.mkdir()
+        made.append((enqueued(task, {"folder": str(folder)} | more), folder))
+    return made
+
+
+def row(job_id: str) -> Row:
+    found = node_queue.get_ingest_job(job_id)
+    assert found is not None
+    return found
+
+
+def ended(*ids: str, status: str = "completed") -> bool:
+    return all(row(each)["status"] == status for each in ids)
+
+
+def begun(*folders: Path, times: int = 1) -> bool:
+    return all(len(slot_app.starts_of(each)) >= times for each in folders)
+
+
+def stopped(command: Command) -> None:
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0, command.err
+
+
+def sessions() -> int:
+    """The connections of workers to the test database."""
+    with engine.connect() as conn:
+        found = conn.execute(
+            "SELECT count(*) AS n FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "   AND backend_type = 'client backend'"
+        ).fetchone()
+    assert found is not None
+    return found["n"]
+
+
+def test_jobs_run_at_once_in_processes_of_their_own(cli: Commands, tmp_path: Path) -> None:
+    made = in_folders(tmp_path, "waits", count=3)
+    running = worker(cli, 3)
+    until(lambda: begun(*(folder for _, folder in made)))
+    pids = {pid for _, folder in made for pid in slot_app.starts_of(folder)}
+    assert len(pids) == 3
+    assert running.process.pid not in pids
+    slot_app.let_go(*(folder for _, folder in made))
+    until(lambda: ended(*(job_id for job_id, _ in made)))
+    stopped(running)
+    results = [row(job_id)["result"]["pid"] for job_id, _ in made]
+    assert set(results) == pids
+
+
+def test_each_of_many_short_jobs_runs_once(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(200)]
+    running = worker(cli, 4)
+    until(lambda: ended(*ids))
+    stopped(running)
+    assert [row(each)["result"]["number"] for each in ids] == list(range(200))
+    assert {row(each)["claim_no"] for each in ids} == {1}
+
+
+def test_a_result_waits_for_no_other_handler(cli: Commands, tmp_path: Path) -> None:
+    ((slow, folder),) = in_folders(tmp_path, "waits")
+    running = worker(cli, 2)
+    until(lambda: begun(folder))
+    quick = [enqueued("quick", {"number": number}) for number in range(5)]
+    until(lambda: ended(*quick))
+    assert row(slow)["status"] == "running"
+    slot_app.let_go(folder)
+    until(lambda: ended(slow))
+    stopped(running)
+
+
+def test_a_worker_has_as_many_connections_with_eight_slots_as_with_one(
+    cli: Commands, tmp_path: Path
+) -> None:
+    found: list[int] = []
+    for slots in (1, 8):
+        engine.close_pool()
+        before = sessions()
+        (tmp_path / str(slots)).mkdir()
+        made = in_folders(tmp_path / str(slots), "says", count=slots)
+        running = worker(cli, slots)
+        until(lambda made=made: begun(*(folder for _, folder in made)))
+        until(lambda made=made: all(row(job_id)["progress"] == 0.5 for job_id, _ in made))
+        engine.close_pool()
+        found.append(sessions() - before)
+        slot_app.let_go(*(folder for _, folder in made))
+        until(lambda made=made: ended(*(job_id for job_id, _ in made)))
+        stopped(running)
+    assert found[0] <= 4
+    assert found[1] <= found[0]
+
+
+def test_what_a_handler_prints_is_in_the_history_and_on_the_workers_stdout(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "says")
+    running = worker(cli)
+    until(lambda: begun(folder))
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    stopped(running)
+    assert "hello from the handler" in running.out
+    found = history.get_job(job_id)
+    assert found is not None
+    assert "hello from the handler" in found["attempts"][0]["log"]["text"]
+
+
+def test_a_failure_is_recorded_with_its_traceback(cli: Commands, tmp_path: Path) -> None:
+    ((job_id, _),) = in_folders(tmp_path, "fails")
+    running = worker(cli)
+    until(lambda: ended(job_id, status="failed"))
+    stopped(running)
+    assert row(job_id)["error"] == "ValueError: as it was asked to"
+    assert row(job_id)["crash_count"] == 0
+
+
+def test_at_sigterm_a_job_that_yields_ends_there_and_others_are_handed_back(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((yields, first),) = in_folders(tmp_path, "says")
+    ((deaf, second),) = in_folders(tmp_path, "waits")
+    running = worker(cli, 2, "--shutdown-timeout", "3")
+    until(lambda: begun(first, second))
+    pids = slot_app.starts_of(second)
+    stopped(running)
+    for job_id in (yields, deaf):
+        found = row(job_id)
+        assert (found["status"], found["attempts"], found["crash_count"]) == ("queued", 0, 0)
+    assert (first / "tidied").exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_job_that_ends_within_the_shutdown_timeout_is_recorded(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits")
+    running = worker(cli, 2, "--shutdown-timeout", "60")
+    until(lambda: begun(folder))
+    running.send(signal.SIGTERM)
+    slot_app.let_go(folder)
+    assert running.wait() == 0, running.err
+    assert row(job_id)["status"] == "completed"
+
+
+def test_a_cancelled_job_ends_at_its_yield_and_the_worker_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "says")
+    running = worker(cli)
+    until(lambda: begun(folder))
+    jobs.cancel(job_id)
+    until(lambda: ended(job_id, status="cancelled"))
+    assert (folder / "tidied").exists()
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    stopped(running)
+
+
+def test_a_cancelled_job_that_does_not_end_is_killed_and_the_worker_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "ignores_sigterm")
+    ((other, neighbour),) = in_folders(tmp_path, "waits")
+    cli.env["QUEUE_WORKFLOWS_CANCEL_GRACE_S"] = "0.2"
+    running = worker(cli)
+    until(lambda: begun(folder, neighbour))
+    (pid,) = slot_app.starts_of(folder)
+    jobs.cancel(job_id)
+    until(lambda: ended(job_id, status="cancelled"))
+    assert not Path(f"/proc/{pid}").exists()
+    slot_app.let_go(neighbour)
+    until(lambda: ended(other))
+    assert row(other)["claim_no"] == 1
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    stopped(running)
+
+
+def test_a_job_that_runs_longer_than_its_timeout_fails_and_its_neighbour_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    folder = tmp_path / "late"
+    folder.mkdir()
+    late = enqueued("ignores_sigterm", {"folder": str(folder)}, timeout_s=1)
+    ((other, neighbour),) = in_folders(tmp_path, "waits")
+    running = worker(cli)
+    until(lambda: ended(late, status="failed"))
+    assert "ran longer than its budget" in row(late)["error"]
+    (pid,) = slot_app.starts_of(folder)
+    assert not Path(f"/proc/{pid}").exists()
+    assert row(late)["crash_count"] == 0
+    slot_app.let_go(neighbour)
+    until(lambda: ended(other))
+    assert row(other)["claim_no"] == 1
+    stopped(running)
+
+
+def test_an_off_worker_lets_its_jobs_end_and_claims_nothing(cli: Commands, tmp_path: Path) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits")
+    running = worker(cli)
+    until(lambda: begun(folder))
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="drain")
+    waiting = enqueued("quick", {"number": 1})
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    assert row(waiting)["status"] == "queued"
+    workers.enable(config.host_label(), slot_app.QUEUE)
+    until(lambda: ended(waiting))
+    stopped(running)
+
+
+def test_hard_off_kills_the_executors_and_hands_their_jobs_back(
+    cli: Commands, tmp_path: Path
+) -> None:
+    made = in_folders(tmp_path, "waits_once", count=2)
+    running = worker(cli)
+    until(lambda: begun(*(folder for _, folder in made)))
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="hard")
+    try:
+        until(lambda: ended(*(job_id for job_id, _ in made), status="queued"))
+    except AssertionError:
+        raise AssertionError(running.err) from None
+    for job_id, folder in made:
+        assert not Path(f"/proc/{slot_app.starts_of(folder)[0]}").exists()
+        assert (row(job_id)["crash_count"], row(job_id)["attempts"]) == (0, 0)
+    assert running.process.poll() is None
+    workers.enable(config.host_label(), slot_app.QUEUE)
+    until(lambda: ended(*(job_id for job_id, _ in made)))
+    stopped(running)
+
+
+def test_results_survive_the_loss_of_all_connections(cli: Commands, tmp_path: Path) -> None:
+    made = in_folders(tmp_path, "waits", count=2)
+    running = worker(cli)
+    until(lambda: begun(*(folder for _, folder in made)))
+    engine.close_pool()
+    with engine.connect() as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    slot_app.let_go(*(folder for _, folder in made))
+    until(lambda: ended(*(job_id for job_id, _ in made)))
+    assert {row(job_id)["claim_no"] for job_id, _ in made} == {1}
+    after = enqueued("quick", {"number": 1})
+    until(lambda: ended(after))
+    stopped(running)
+
+
+def test_a_worker_ends_when_nothing_is_left(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(20)]
+    burst = worker(cli, 2, "--burst")
+    assert burst.wait() == 0, burst.err
+    assert ended(*ids)
+
+
+def test_an_idle_worker_ends(cli: Commands) -> None:
+    job_id = enqueued("quick", {"number": 1})
+    idle = worker(cli, 2, "--idle-exit", "0.5")
+    assert idle.wait() == 0, idle.err
+    assert ended(job_id)
+
+
+def test_an_executor_is_replaced_after_so_many_jobs(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(6)]
+    running = worker(cli, 1, "--max-jobs", "2", "--burst")
+    assert running.wait() == 0, running.err
+    pids = [row(each)["result"]["pid"] for each in ids]
+    assert len(set(pids)) == 3
+
+
+def test_an_executor_that_has_grown_is_replaced(cli: Commands, tmp_path: Path) -> None:
+    first = enqueued("quick", {"number": 1}, priority=1)
+    ((large, _),) = in_folders(tmp_path, "grows", megabytes=1)
+    running = worker(cli, 1, "--max-rss-mb", "1", "--burst")
+    assert running.wait() == 0, running.err
+    assert row(large)["error"] is None
+    assert row(first)["result"]["pid"] != row(large)["result"]["pid"]
+
+
+def test_an_isolated_task_has_a_process_of_its_own_for_each_job(cli: Commands) -> None:
+    tasks = ("quick", "alone", "quick", "alone", "alone", "quick")
+    ids = [enqueued(task, {"number": number}) for number, task in enumerate(tasks)]
+    running = worker(cli, 1, "--burst")
+    assert running.wait() == 0, running.err
+    pids = [row(each)["result"]["pid"] for each in ids]
+    alone = {pid for pid, task in zip(pids, tasks, strict=True) if task == "alone"}
+    assert len(alone) == 3
+    assert not alone & {pid for pid, task in zip(pids, tasks, strict=True) if task == "quick"}
+
+
+# --- apps with a launcher of their own ---------------------------------------------------------
+
+OWN_LAUNCHER = """
+import logging, sys, threading
+import queue_workflows
+from queue_workflows.claim_worker import ClaimWorker, main
+
+logging.basicConfig(level="INFO")
+queue_workflows.configure(ingest_queues=("work",))
+queue_workflows.register_ingest_task("mine", lambda *, number: {"number": number, "word": WORD})
+WORD = sys.argv[2]
+if sys.argv[1] == "threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if sys.argv[1] == "main":
+    sys.exit(main(["--queue", "work", "--slots", "2", "--burst"]))
+ClaimWorker(queue="work", slots=2).run_forever()
+"""
+
+
+@pytest.mark.parametrize("way", ["main", "class", "threads"])
+def test_an_app_with_a_launcher_of_its_own_keeps_its_configuration(
+    cli: Commands, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_LAUNCHER)
+    config.register_ingest_task("mine", print)
+    ids = [enqueued("mine", {"number": number}) for number in range(3)]
+    started = cli.start("python", str(tmp_path / "own.py"), way, "hello")
+    until(lambda: ended(*ids))
+    if way == "main":
+        assert started.wait() == 0, started.err
+    else:
+        started.send(signal.SIGKILL)
+        started.wait()
+    assert [row(each)["result"]["word"] for each in ids] == ["hello"] * 3
+    assert ("cannot fork executors" in started.err) == (way == "threads")
+    assert ("--app" in started.err) == (way == "threads")
+
+
+def test_an_app_whose_import_starts_threads_is_loaded_by_each_executor(cli: Commands) -> None:
+    ids = [enqueued("quick", {"number": number}) for number in range(4)]
+    running = worker(cli, 2, "--burst", app="tests.support.slot_app:setup_threads")
+    assert running.wait() == 0, running.err
+    assert ended(*ids)
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+
+def started(name: str, out_dir: Path | None = None) -> str:
+    """A run of the app's workflow, with its first nodes queued."""
+    run_id = run_store.insert_run(workflow_name=name, out_dir=out_dir)["id"]
+    dispatcher.start_run(run_id)
+    return run_id
+
+
+def node(module: str, **inputs: Any) -> str:
+    """A node of a run of its own."""
+    run_id = run_store.insert_run(workflow_name="single", status="running")["id"]
+    return node_queue.enqueue_node_job(
+        run_id=run_id, node_id="n", node_module=module, queue="cpu", inputs=inputs
+    )
+
+
+def node_row(job_id: str) -> Row:
+    found = node_queue.get_node_job(job_id)
+    assert found is not None
+    return found
+
+
+def run_ended(*ids: str) -> bool:
+    return all((run_store.get_run(each) or {}).get("status") == "completed" for each in ids)
+
+
+def test_runs_go_on_from_node_to_node_without_an_orchestrator(cli: Commands) -> None:
+    ids = [started(name) for name in ("chain", "fan") for _ in range(5)]
+    running = worker(cli, 4, queue="cpu")
+    until(lambda: run_ended(*ids))
+    stopped(running)
+    jobs_of = [row for each in ids for row in node_queue.list_jobs_for_run(each)]
+    assert len(jobs_of) == 5 * (3 + 2 + slot_app.WIDTH)
+    assert {row["status"] for row in jobs_of} == {"completed"}
+    assert {row["claim_no"] for row in jobs_of} == {1}
+    assert {row["context_delta"]["sum"] for row in jobs_of} >= {2, 101}
+    with engine.connect() as conn:
+        assert invariants.broken(conn, slack_s=30) == []
+
+
+def test_a_cancelled_run_ends_its_node_and_a_neighbour_goes_on(
+    cli: Commands, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    cancelled, other = (node("node_waits", folder=str(each)) for each in (first, second))
+    running = worker(cli, 2, queue="cpu")
+    until(lambda: begun(first, second))
+    queue_workflows.cancel_run(node_row(cancelled)["run_id"])
+    until(lambda: node_row(cancelled)["status"] == "cancelled")
+    slot_app.let_go(second)
+    until(lambda: node_row(other)["status"] == "completed")
+    assert node_row(other)["context_delta"]["cancelled"] is False
+    stopped(running)
+
+
+def test_an_input_node_is_parked_without_an_executor(cli: Commands) -> None:
+    asks = node("__input__choose_one", widget="choose_one", target="x")
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(asks)["status"] == "awaiting_input")
+    stopped(running)
+
+
+def test_a_nodes_progress_is_stored_while_it_runs(cli: Commands, tmp_path: Path) -> None:
+    job_id = node("node_reports", folder=str(tmp_path))
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(job_id)["progress"] == 0.25)
+    slot_app.let_go(tmp_path)
+    until(lambda: node_row(job_id)["status"] == "completed")
+    stopped(running)
+
+
+def test_the_apps_hooks_run_in_the_executor(cli: Commands, tmp_path: Path) -> None:
+    run_id = started("chain", tmp_path)
+    running = worker(cli, 1, queue="cpu", app="tests.support.slot_app:setup_hooks")
+    until(lambda: run_ended(run_id))
+    until(lambda: (tmp_path / "announced").read_text().count("\n") == 3)
+    stopped(running)
+    lines = (tmp_path / "announced").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [name, "completed"] for name in ("s/a", "s/b", "s/c")
+    ]
+    assert str(running.process.pid) not in {line.split()[-1] for line in lines}
+    found = node_queue.list_jobs_for_run(run_id)
+    assert [row["context_delta"]["seen"] for row in found] == [
+        [name, "chain"] for name in ("s/a", "s/b", "s/c")
+    ]
+
+
+def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:
+    job_id = node("no_such_node")
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(job_id)["status"] == "failed")
+    stopped(running)
+    assert "no_such_node" in node_row(job_id)["error"]
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--queue", "gpu", "--slots", "2"), "slots are for cpu and ingest queues"),
+        (("--queue", "work", "--slots", "0"), "must be positive"),
+        (("--queue", "work", "--max-jobs", "2"), "with --slots"),
+        (("--queue", "work", "--slots", "2", "--batch", "5"), "without --batch"),
+    ],
+)
+def test_what_cannot_work_is_refused(cli: Commands, more: tuple[str, ...], words: str) -> None:
+    refused = cli.start(SCRIPT, *more, "--app", APP)
+    assert refused.wait() == 2
+    assert words in refused.err
+
+
+def test_an_app_that_cannot_be_loaded_is_named(cli: Commands) -> None:
+    refused = cli.start(SCRIPT, "--queue", "work", "--slots", "2", "--app", "no_such_app_here")
+    assert refused.wait() == 2
+    assert "no_such_app_here" in refused.err

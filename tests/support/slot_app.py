@@ -1,0 +1,251 @@
+"""An app for workers with slots: `--app tests.support.slot_app:setup`. Each task has a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import queue_workflows
+
+QUEUE = "work"
+LONG_S = 60.0
+CHUNK = 1 << 20
+
+
+def _begins(folder: str) -> bool:
+    """Add a line to the folder's journal; return whether it is the first one."""
+    path = Path(folder, "starts")
+    with path.open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    return len(starts_of(folder)) == 1
+
+
+def starts_of(folder: str | Path) -> list[int]:
+    """The pids in which the handler of this folder has begun."""
+    path = Path(folder, "starts")
+    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _until_go(folder: str) -> None:
+    ends = time.monotonic() + LONG_S
+    while time.monotonic() < ends and not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+def quick(*, number: int) -> dict[str, Any]:
+    return {"number": number, "pid": os.getpid()}
+
+
+def waits(*, folder: str) -> dict[str, Any]:
+    """Ends when the file `go` is there."""
+    _begins(folder)
+    _until_go(folder)
+    return {"pid": os.getpid()}
+
+
+def waits_once(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, and ends at once later."""
+    if _begins(folder):
+        time.sleep(LONG_S)
+    return {"pid": os.getpid()}
+
+
+def says(*, folder: str) -> Generator[float, None, dict[str, Any]]:
+    """Prints, reports, and ends at a yield."""
+    _begins(folder)
+    print("hello from the handler", flush=True)
+    try:
+        while not Path(folder, "go").exists():
+            yield 0.5
+            time.sleep(0.02)
+    finally:
+        Path(folder, "tidied").touch()
+    return {}
+
+
+def fails(*, folder: str) -> NoReturn:
+    _begins(folder)
+    raise ValueError("as it was asked to")
+
+
+def holds_gil(*, folder: str, seconds: float) -> dict[str, Any]:
+    _begins(folder)
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    return {"pid": os.getpid()}
+
+
+def segfaults(*, folder: str) -> None:
+    _begins(folder)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("last words", flush=True)
+    ctypes.string_at(0)
+
+
+def exits_at_once(*, folder: str) -> None:
+    _begins(folder)
+    os._exit(3)
+
+
+def exits(*, folder: str) -> NoReturn:
+    _begins(folder)
+    sys.exit("enough")
+
+
+def interrupts(*, folder: str) -> NoReturn:
+    _begins(folder)
+    raise KeyboardInterrupt
+
+
+def closes_all(*, folder: str) -> None:
+    _begins(folder)
+    os.closerange(0, 4096)
+    time.sleep(LONG_S)
+
+
+def kills_itself(*, folder: str) -> None:
+    _begins(folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_child(*, folder: str) -> None:
+    """Dies, and leaves a process behind that would live on."""
+    _begins(folder)
+    child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
+    Path(folder, "child").write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignores_sigterm(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, whatever asks for it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return waits_once(folder=folder)
+
+
+def breaks_json(*, folder: str) -> dict[str, Any]:
+    """Replaces what a careless engine would call."""
+    _begins(folder)
+    json.dumps = json.loads = None  # type: ignore[assignment]  the point of the task
+    return {"pid": os.getpid()}
+
+
+def floods(*, folder: str, megabytes: int) -> dict[str, Any]:
+    _begins(folder)
+    line = b"x" * (CHUNK - 1) + b"\n"
+    for _ in range(megabytes):
+        os.write(2, line)
+    return {"megabytes": megabytes}
+
+
+def grows(*, folder: str, megabytes: int) -> dict[str, Any]:
+    _begins(folder)
+    kept = bytearray(megabytes * CHUNK)
+    kept[:: resource.getpagesize()] = b"\1" * len(kept[:: resource.getpagesize()])
+    return {"pid": os.getpid()}
+
+
+def node_adds(a: int, b: int = 1) -> dict[str, int]:
+    return {"sum": a + b}
+
+
+def node_waits(folder: str, cancel_event: Any) -> dict[str, Any]:
+    """Ends when it is cancelled or may go."""
+    _begins(folder)
+    while not cancel_event.is_set() and not Path(folder, "go").exists():
+        cancel_event.wait(0.01)
+    return {"cancelled": cancel_event.is_set(), "pid": os.getpid()}
+
+
+def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[str, Any]:
+    _begins(folder)
+    status_callback(0.25)
+    _until_go(folder)
+    return {}
+
+
+TASKS: tuple[Callable[..., Any], ...] = (
+    quick, waits, waits_once, says, fails, holds_gil, segfaults, exits_at_once, exits, interrupts,
+    closes_all, kills_itself, leaves_child, ignores_sigterm, breaks_json, floods, grows,
+)  # fmt: skip
+NODES: tuple[Callable[..., Any], ...] = (node_adds, node_waits, node_reports)
+
+
+def _node(name: str, *, after: tuple[str, ...] = (), **inputs: Any) -> dict[str, Any]:
+    return {
+        "id": name, "node": "node_adds", "depends_on": list(after),
+        "inputs": [{"name": key, "from": value} for key, value in inputs.items()],
+    }  # fmt: skip
+
+
+WIDTH = 8
+PIPELINES: dict[str, list[dict[str, Any]]] = {
+    "chain": [
+        _node("a", a="pipeline._implicit(1)"),
+        _node("b", after=("a",), a="pipeline._implicit(2)"),
+        _node("c", after=("b",), a="pipeline._implicit(3)"),
+    ],
+    "fan": [
+        _node("first", a="pipeline._implicit(0)"),
+        *(_node(f"n{n}", after=("first",), a=f"pipeline._implicit({n})") for n in range(WIDTH)),
+        _node("last", after=tuple(f"n{n}" for n in range(WIDTH)), a="pipeline._implicit(100)"),
+    ],
+}
+
+
+def _workflow(name: str) -> dict[str, Any]:
+    return {"name": name, "steps": [{"id": "s", "kind": "pipeline", "pipeline": name}]}
+
+
+def announced(job: dict[str, Any], run: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Note a completed node in the folder of its run."""
+    with Path(run["out_dir"], "announced").open("a", encoding="utf-8") as file:
+        file.write(f"{job['node_id']} {job['status']} {delta} {os.getpid()}\n")
+
+
+@contextlib.contextmanager
+def around(job: dict[str, Any], run: dict[str, Any]) -> Generator[Callable[..., Any]]:
+    """Add to a node's result what its rows say."""
+    yield lambda delta: {**delta, "seen": [job["node_id"], run["workflow_name"]]}
+
+
+def setup_hooks() -> None:
+    """Do as `setup` does, with the hooks that an app may set."""
+    setup()
+    queue_workflows.set_on_node_completed(announced)
+    queue_workflows.set_invoke_context(around)
+
+
+def setup() -> None:
+    """Register the tasks and nodes."""
+    queue_workflows.set_workflow_provider(
+        _workflow, lambda name: {"name": name, "nodes": PIPELINES[name]}
+    )
+    queue_workflows.configure(ingest_queues=(QUEUE,))
+    for task in TASKS:
+        queue_workflows.register_ingest_task(task.__name__, task)
+    queue_workflows.register_ingest_task("alone", quick, isolation="process")
+    for node in NODES:
+        queue_workflows.register_node(node.__name__, node)
+
+
+def setup_threads() -> None:
+    """Do as `setup` does, and leave a thread behind, as careless libraries do."""
+    setup()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def let_go(*folders: str | Path) -> None:
+    """Let the handlers of these folders end."""
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            Path(folder, "go").touch()

@@ -1,0 +1,225 @@
+"""Hostile handlers: each has an outcome or an exact death, and the executor beside it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from queue_workflows.executor import channel, launcher_client, protocol
+from tests.support import executor_app, executors
+from tests.support.wait import until
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Generator[launcher_client.Launcher]:
+    with executors.launched(executor_app.load) as found:
+        found.wait_loaded(60)
+        yield found
+
+
+@pytest.fixture
+def worker(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
+    with executors.forked(launcher) as found:
+        yield found
+
+
+@pytest.fixture
+def beside(launcher: launcher_client.Launcher) -> Generator[executors.Worker]:
+    """An executor of the same launcher, which must go on."""
+    with executors.forked(launcher) as found:
+        found.task("add", {"a": 1, "b": 1})
+        yield found
+        assert found.task("add", {"a": 2, "b": 2}).kind == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "signum"), [("segfaults", None, signal.SIGSEGV), ("exits", 3, None)]
+)
+def test_a_death_is_reported_exactly(
+    worker: executors.Worker,
+    beside: executors.Worker,
+    name: str,
+    code: int | None,
+    signum: int | None,
+) -> None:
+    worker.send_task(name)
+    died = worker.death()
+    assert (died.code, died.signal) == (code, signum)
+    assert not worker.of(protocol.Outcome)
+    assert isinstance(worker.lost, protocol.ChannelLost)
+
+
+def test_what_was_printed_before_a_death_is_kept(worker: executors.Worker) -> None:
+    worker.send_task("segfaults")
+    worker.death()
+    assert "about to fall" in worker.text
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("sys_exits", "the handler called sys.exit('enough')"), ("interrupts", "KeyboardInterrupt")],
+)
+def test_an_exit_by_exception_is_a_failure_and_the_executor_goes_on(
+    worker: executors.Worker, name: str, error: str
+) -> None:
+    outcome = worker.task(name)
+    assert (outcome.kind, outcome.error) == ("failed", error)
+    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+def test_a_handler_that_holds_the_gil_in_c_disturbs_nobody_but_itself(
+    worker: executors.Worker, beside: executors.Worker
+) -> None:
+    key = worker.send_task("holds_gil", {"s": 2})
+    for _ in range(20):
+        beside.task("add", {"a": 1, "b": 1})
+    worker.request(protocol.Cancel(key, "cancelled"))
+    assert not worker.of(protocol.Outcome)
+    assert worker.outcome(key).kind == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("holds_gil", {"s": 3600}), ("evil_regex", {}), ("ignores_sigterm", {})]
+)
+def test_a_kill_ends_a_handler_that_hears_nothing(
+    worker: executors.Worker, beside: executors.Worker, name: str, args: dict[str, int]
+) -> None:
+    worker.send_task(name, args)
+    worker.turn(0.2)
+    worker.executor.kill()
+    assert worker.death()[1:3] == (None, signal.SIGKILL)
+
+
+def test_a_handler_that_closes_all_descriptors_is_a_lost_channel(
+    worker: executors.Worker, beside: executors.Worker
+) -> None:
+    worker.send_task("closes_everything", {"s": 0.1})
+    assert worker.death()[1:3] == (channel.LOST, None)
+    assert isinstance(worker.lost, protocol.ChannelLost)
+
+
+def test_a_lost_channel_is_seen_while_the_handler_runs(worker: executors.Worker) -> None:
+    worker.send_task("closes_everything", {"s": 3600})
+    assert worker.death()[1:3] == (channel.LOST, None)
+
+
+def test_garbage_in_the_channel_names_itself(
+    worker: executors.Worker, beside: executors.Worker
+) -> None:
+    worker.send_task("writes_garbage")
+    until(lambda: worker.turn(0.05) or worker.lost is not None)
+    assert isinstance(worker.lost, protocol.ProtocolError)
+    assert "garbage" in str(worker.lost)
+    assert "\n" not in str(worker.lost)
+
+
+def test_children_that_outlive_the_handler_hold_nothing_up(
+    worker: executors.Worker, beside: executors.Worker
+) -> None:
+    child = json.loads(worker.task("forks_children").result)["result"]
+    try:
+        assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+        worker.send(protocol.Quit())
+        assert worker.death().code == 0
+        assert isinstance(worker.lost, protocol.ChannelLost)
+        assert is_running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
+    worker: executors.Worker,
+) -> None:
+    worker.task("forks_children", {"returns": True})
+    for number in range(3):
+        assert json.loads(worker.task("add", {"a": number, "b": 0}).result)["sum"] == number
+    assert len(worker.of(protocol.Outcome)) == 4
+
+
+def test_a_kill_ends_the_children_of_a_handler_too(worker: executors.Worker) -> None:
+    child = json.loads(worker.task("forks_children").result)["result"]
+    worker.executor.kill()
+    worker.death()
+    until(lambda: not is_running(child))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return state(Path(f"/proc/{pid}/stat")) != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def state(stat: Path) -> str:
+    return stat.read_text(encoding="ascii").rpartition(")")[2].split()[0]
+
+
+def test_a_forked_child_ends_by_sigterm_and_its_executor_does_not(
+    worker: executors.Worker,
+) -> None:
+    assert json.loads(worker.task("terminates_child").result)["result"] == -signal.SIGTERM
+    os.kill(worker.executor.pid, signal.SIGTERM)
+    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+def test_an_app_that_replaces_json_changes_nothing(worker: executors.Worker) -> None:
+    assert json.loads(worker.task("replaces_json").result) == {"replaced": True}
+    assert json.loads(worker.task("add", {"a": 1, "b": 2}).result)["sum"] == 3
+    assert worker.task("fails").kind == "failed"
+
+
+def test_a_hundred_megabytes_of_output_neither_block_nor_stay_in_memory(
+    worker: executors.Worker,
+) -> None:
+    worker.keep_printed = False
+    worker.task("prints_much", {"mb": 100})
+    until(lambda: worker.turn(0.05) or worker.printed_bytes >= 100_000_014)
+    assert worker.printed_bytes == 100_000_014
+
+
+def test_exceptions_of_signal_handlers_leave_the_channel_whole(worker: executors.Worker) -> None:
+    outcome = worker.task("alarms", {"s": 1.0})
+    assert outcome.kind == "completed", outcome.error
+    assert json.loads(outcome.result)["result"] > 10
+    assert worker.of(protocol.Log)
+    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+def test_an_alarm_between_two_jobs_does_not_end_the_executor(worker: executors.Worker) -> None:
+    worker.task("alarm_later")
+    until(lambda: worker.turn(0.05) or any("too late" in each.text for each in logs(worker)))
+    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+def logs(worker: executors.Worker) -> list[protocol.Log]:
+    return worker.of(protocol.Log)
+
+
+def test_messages_of_several_threads_do_not_mix(worker: executors.Worker) -> None:
+    assert worker.task("logs_from_threads", {"n": 200}).kind == "completed"
+    lines = sorted(each.text for each in logs(worker))
+    assert lines == sorted(f"line {n}" for n in range(200) for _ in range(4))
+
+
+def test_an_executor_that_the_worker_does_not_read_waits_and_goes_on(
+    worker: executors.Worker,
+) -> None:
+    key = worker.send_task("logs_from_threads", {"n": 2000})
+    state = until(lambda: sleeping(worker.executor.pid))
+    assert state
+    assert worker.outcome(key).kind == "completed"
+
+
+def sleeping(pid: int) -> bool:
+    """Whether every thread of the process waits, for the fifth time in a row."""
+    for _ in range(5):
+        if any(state(stat) != "S" for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,390 @@
+"""The launcher: it loads the app once, forks, reports deaths, and nothing outlives the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queue_workflows import config, errors, model_cache, model_registry
+from queue_workflows.executor import launcher_client, protocol, registry
+from queue_workflows.runtime import clock
+from tests.support import executor_app, executors
+from tests.support.wait import until
+
+ROOT = Path(__file__).parents[2]
+
+
+def state(pid: int) -> str:
+    """The state letter of a process; X if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def has_ended(pid: int) -> bool:
+    return state(pid) in "XZ"
+
+
+# Loading.
+
+
+def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIVEN_BEFORE", "1")
+
+    def load() -> None:
+        executor_app.load()
+        config.configure(db_url_env="OWN_URL", ingest_queues=["own"], video_model_ids=["v"])
+        config.set_invoke_context(lambda job, run: contextlib.nullcontext())
+        config.set_on_node_completed(lambda job, run, delta: None)
+        model_registry.register(model_registry.ModelSpec("m", lambda: 1, est_vram_gb=2))
+        os.environ["OWN_URL"] = "postgresql:///x"
+        del os.environ["GIVEN_BEFORE"]
+
+    with executors.launched(load) as launcher:
+        found = launcher.wait_loaded(60)
+    assert "segfaults" in found.tasks
+    assert found.async_tasks == ["coroutine", "endless_await", "meets", "stream"]
+    assert (found.knows_nodes, found.needs_rows, found.announces) == (True, True, True)
+    assert found.models == {"m": 2.0}
+    assert not config.get_config().ingest_task_map
+    registry.apply(found)
+    assert os.environ["OWN_URL"] == "postgresql:///x"
+    assert "GIVEN_BEFORE" not in os.environ
+    assert config.database_url() == "postgresql:///x"
+    assert config.get_config().ingest_queues == {"own"}
+    assert config.get_config().ingest_task_queues["add"] == "load"
+    os.environ.pop("OWN_URL")
+
+
+def loaded(launcher: launcher_client.Launcher, *, late: bool) -> registry.Registered:
+    if not late:
+        return launcher.wait_loaded(60)
+    with executors.forked(launcher) as worker:
+        return launcher_client.registered(worker.wait(protocol.Loaded))
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    def load() -> None:
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (errors.InvalidConfig("no such app"), errors.InvalidConfig, "^no such app$"),
+        (RuntimeError("broken"), errors.AppFailed, "RuntimeError: broken"),
+        (SystemExit("bye"), errors.AppFailed, "SystemExit: bye"),
+        (KeyboardInterrupt(), errors.AppFailed, "KeyboardInterrupt"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_an_app_that_cannot_be_loaded_is_an_error_in_the_worker(
+    error: BaseException, kind: type[Exception], text: str, late: bool
+) -> None:
+    with executors.launched(raises(error), late=late) as launcher:
+        with pytest.raises(kind, match=text) as caught:
+            loaded(launcher, late=late)
+        assert type(caught.value) is kind
+        assert "in load" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), 9), "SIGKILL")],
+)
+def test_an_app_that_ends_the_launcher_is_an_error(ends: Callable[[], None], text: str) -> None:
+    with executors.launched(ends) as launcher, pytest.raises(launcher_client.LauncherLost) as lost:
+        launcher.wait_loaded(60)
+    assert text in str(lost.value)
+
+
+def test_an_app_that_loads_for_ever_can_be_left() -> None:
+    with executors.launched(lambda: time.sleep(3600)) as launcher:
+        with pytest.raises(TimeoutError):
+            launcher.wait_loaded(0.05)
+        pid = launcher.pid
+    assert has_ended(pid)
+
+
+def starts_a_thread() -> None:
+    executor_app.load()
+    threading.Thread(target=threading.Event().wait, name="apps-own", daemon=True).start()
+
+
+def test_an_app_that_starts_a_thread_is_not_forked() -> None:
+    with executors.launched(starts_a_thread) as launcher:
+        launcher.wait_loaded(60)
+        with pytest.raises(launcher_client.ForkRefused, match="apps-own"):
+            launcher.fork()
+
+
+def test_an_executor_may_load_such_an_app_itself() -> None:
+    with executors.launched(starts_a_thread, late=True) as launcher:
+        for _ in range(2):
+            with executors.forked(launcher) as worker:
+                found = launcher_client.registered(worker.wait(protocol.Loaded))
+                assert "add" in found.tasks
+                assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+def test_a_worker_with_threads_must_not_fork() -> None:
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait, name="another")
+    other.start()
+    try:
+        assert "another" in str(launcher_client.why_not())
+    finally:
+        stop.set()
+        other.join()
+
+
+# Models and hooks.
+
+
+def with_model() -> None:
+    executor_app.load()
+    model_registry.register(model_registry.ModelSpec("m", lambda: "the handle", est_vram_gb=3))
+
+
+def test_the_model_stays_loaded_and_its_state_is_reported() -> None:
+    with (
+        executors.launched(with_model, model_cache=model_cache.ModelCache) as launcher,
+        executors.forked(launcher) as worker,
+    ):
+        for _ in range(2):
+            outcome = worker.node("modelled", required_model="m")
+            assert json.loads(outcome.result) == {"handle": "the handle"}
+        kinds = [each.type for each in worker.of(protocol.Event)]
+        assert kinds == ["model_load_start", "model_load_done"]
+        last = worker.of(protocol.Model)[-1]
+        assert (last.current, last.loading, last.vram_gb) == ("m", None, 3.0)
+        worker.send(protocol.Unload(idle_only=False))
+        worker.wait(protocol.Model, lambda each: each is not last and each.current is None)
+
+
+def hooked() -> None:
+    executor_app.load()
+
+    @contextlib.contextmanager
+    def invoked(job: Any, run: Any) -> Generator[Any]:
+        yield lambda delta: delta | {"run": run["name"]}
+
+    def completed(job: Any, run: Any, delta: Any) -> None:
+        print("completed", job["id"], run["name"], delta, flush=True)
+        if job.get("fails"):
+            raise SystemExit("the hook fails")
+
+    config.set_invoke_context(invoked)
+    config.set_on_node_completed(completed)
+    config.get_config().resolve_ref = lambda value, context: context["whole"]
+
+
+def test_the_hooks_of_the_app_run_in_the_executor() -> None:
+    with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
+        found = launcher.wait_loaded(60)
+        assert (found.needs_rows, found.announces, found.resolves_refs) == (True, True, True)
+        worker.answers = {"context": {"whole": 8}}
+        row = {"input_template": {"x": {"$from": "a"}}}
+        outcome = worker.node("echo", {"x": 1}, run_row={"name": "r"}, **row)
+        assert json.loads(outcome.result) == {"got": {"x": 8}, "run": "r"}
+        worker.send(protocol.Announce(1, {"id": "j", "fails": True}, {"name": "r"}))
+        worker.wait(protocol.Announced)
+        until(lambda: worker.turn(0.05) or "completed j r {'got': {'x': 8}" in worker.text)
+        assert worker.node("echo", {"x": 1}, run_row={"name": "r"}, **row).kind == "completed"
+
+
+# Cost.
+
+
+def private_mb(pid: int) -> float:
+    """The memory of a process that it shares with no other."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def test_an_executor_is_ready_in_an_instant_and_shares_the_app() -> None:
+    """The best of several: the promise is about the work to do, not about a loaded machine."""
+    took: list[float] = []
+    with executors.launched(executor_app.load) as launcher:
+        launcher.wait_loaded(60)
+        for _ in range(5):
+            started = time.monotonic()
+            with executors.forked(launcher) as worker:
+                worker.task("add", {"a": 1, "b": 1})
+                took.append(time.monotonic() - started)
+                assert private_mb(worker.executor.pid) <= 15
+    assert min(took) <= 0.3
+
+
+# Deaths.
+
+
+def test_every_death_is_reported_once() -> None:
+    with executors.launched(executor_app.load) as launcher:
+        launcher.wait_loaded(60)
+        found = [launcher.fork() for _ in range(5)]
+        for each in found:
+            each.kill()
+        died: list[protocol.Died] = []
+        until(lambda: died.extend(launcher.receive()) or len(died) == 5)
+        assert sorted(each.pid for each in died) == sorted(each.pid for each in found)
+        assert {(each.code, each.signal, each.by_deadline) for each in died} == {(None, 9, False)}
+        for each in found:
+            each.close()
+
+
+def test_an_executor_whose_worker_closes_it_ends() -> None:
+    with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
+        worker.executor.jobs.close()
+        worker.executor.control.close()
+        worker.lost = protocol.ChannelLost("closed here")
+        assert worker.death().code == 70
+
+
+def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
+    with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
+        worker.send_task("holds_gil", {"s": 3600})
+        pid = worker.executor.pid
+        os.kill(launcher.pid, signal.SIGKILL)
+        with pytest.raises(launcher_client.LauncherLost, match="SIGKILL"):
+            until(lambda: launcher.receive())
+        until(lambda: has_ended(pid))
+        with pytest.raises(launcher_client.LauncherLost):
+            launcher.fork()
+
+
+def test_a_deadline_kills_the_executors_and_not_the_launcher() -> None:
+    with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
+        worker.send_task("holds_gil", {"s": 3600})
+        launcher.hold_until(clock.boot_s() + 0.2)
+        died = worker.death()
+        assert (died.signal, died.by_deadline) == (9, True)
+        with executors.forked(launcher) as another:
+            assert another.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+def test_a_deadline_that_is_moved_or_taken_away_kills_nobody() -> None:
+    with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
+        until_s = clock.boot_s() + 0.3
+        while clock.boot_s() < until_s:
+            launcher.hold_until(clock.boot_s() + 60)
+            worker.task("add", {"a": 1, "b": 1})
+        launcher.hold_until(clock.boot_s() + 0.5)
+        launcher.hold_until(None)
+        ends = clock.boot_s() + 1.0
+        while clock.boot_s() < ends:
+            assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
+# The worker as a process of its own.
+
+
+class WorkerProcess:
+    """A worker with executors, each of which runs a handler for ever."""
+
+    def __init__(self, task: str, *, count: int = 2, lease_s: float = 0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.executor_worker", str(count), task, str(lease_s)],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.pids: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    @property
+    def everyone(self) -> list[int]:
+        return [self.process.pid, self.pids["launcher"], *self.pids["executors"]]
+
+    def lines(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        for pid in self.everyone[1:]:
+            if not has_ended(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def started() -> Generator[Callable[..., WorkerProcess]]:
+    found: list[WorkerProcess] = []
+
+    def start(*args: Any, **keywords: Any) -> WorkerProcess:
+        found.append(WorkerProcess(*args, **keywords))
+        return found[-1]
+
+    yield start
+    for each in found:
+        each.close()
+
+
+@pytest.mark.parametrize("task", ["endless", "holds_gil", "ignores_sigterm", "evil_regex"])
+def test_no_process_outlives_a_worker_that_is_killed(
+    started: Callable[..., WorkerProcess], task: str
+) -> None:
+    worker = started(task)
+    worker.process.kill()
+    worker.process.wait()
+    until(lambda: all(map(has_ended, worker.everyone)))
+
+
+@pytest.mark.parametrize("task", ["endless", "holds_gil"])
+def test_the_executors_of_a_stopped_worker_end_at_the_deadline(
+    started: Callable[..., WorkerProcess], task: str
+) -> None:
+    worker = started(task, lease_s=1.0)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    until(lambda: all(map(has_ended, worker.pids["executors"])))
+    assert not has_ended(worker.pids["launcher"])
+    os.kill(worker.process.pid, signal.SIGCONT)
+    assert {worker.lines()["by_deadline"] for _ in range(2)} == {True}
+
+
+def test_stopped_executors_end_at_the_deadline_while_all_others_are_stopped_too(
+    started: Callable[..., WorkerProcess],
+) -> None:
+    worker = started("endless", lease_s=1.0)
+    for pid in worker.everyone:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(map(has_ended, worker.everyone[1:])))
+    assert state(worker.process.pid) == "T"
+
+
+def test_executors_of_a_living_worker_live_longer_than_one_lease(
+    started: Callable[..., WorkerProcess],
+) -> None:
+    worker = started("holds_gil", lease_s=1.0)
+    ends = time.monotonic() + 2.5
+    while time.monotonic() < ends:
+        assert not any(map(has_ended, worker.everyone))
+        threading.Event().wait(0.05)
+
+
+def test_sigterm_to_every_process_ends_the_worker_alone_by_its_own_decision(
+    started: Callable[..., WorkerProcess],
+) -> None:
+    worker = started("endless")
+    for pid in worker.everyone[1:]:
+        os.kill(pid, signal.SIGTERM)
+    ends = time.monotonic() + 0.3
+    while time.monotonic() < ends:
+        assert not any(map(has_ended, worker.everyone))
+        threading.Event().wait(0.05)
+    os.kill(worker.process.pid, signal.SIGTERM)
+    until(lambda: all(map(has_ended, worker.everyone)))
