@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import time
 import warnings
@@ -21,7 +22,15 @@ def launched(
     load: Callable[[], object], *, model_cache: Any = None, late: bool = False
 ) -> Generator[launcher_client.Launcher]:
     """A launcher that loads by this function; it and its executors have ended afterwards."""
-    app = process.App(load) if model_cache is None else process.App(load, model_cache)
+    # A hostile handler must not write into the channel of pytest-xdist.
+    inherited = _descriptors()
+
+    def load_alone() -> None:
+        for fd in inherited:
+            os.close(fd)
+        load()
+
+    app = process.App(load_alone) if model_cache is None else process.App(load_alone, model_cache)
     with warnings.catch_warnings():
         # From Python 3.12 on: pytest's own threads run here.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -30,6 +39,16 @@ def launched(
         yield found
     finally:
         found.close()
+
+
+def _descriptors() -> list[int]:
+    """The open descriptors of this process but stdin, stdout and stderr."""
+    found: list[int] = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  a Path per name is no number
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            os.fstat(int(name))
+            found.append(int(name))
+    return [fd for fd in found if fd > 2]
 
 
 def task_row(name: str, args: dict[str, Any] | None = None, **columns: Any) -> dict[str, Any]:
