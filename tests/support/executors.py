@@ -19,15 +19,23 @@ LIMIT_S = 30.0
 
 @contextlib.contextmanager
 def launched(
-    load: Callable[[], object], *, model_cache: Any = None, late: bool = False
+    load: Callable[[], object],
+    *,
+    model_cache: Any = None,
+    late: bool = False,
+    alone: bool = True,
 ) -> Generator[launcher_client.Launcher]:
-    """A launcher that loads by this function; it and its executors have ended afterwards."""
+    """A launcher that loads by this function; it and its executors have ended afterwards.
+
+    `alone`: it closes the descriptors that it inherited from pytest.
+    """
     # A hostile handler must not write into the channel of pytest-xdist.
-    inherited = _descriptors()
+    inherited = _descriptors() if alone else []
 
     def load_alone() -> None:
         for fd in inherited:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # a thread has closed it since
+                os.close(fd)
         load()
 
     app = process.App(load_alone) if model_cache is None else process.App(load_alone, model_cache)
