@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
+from types import FrameType
 from typing import Any
 
 import queue_workflows
@@ -69,6 +70,7 @@ async def meets(reason: str, args: dict[str, Any]) -> dict[str, Any]:
 
 def until_cancelled(reason: str) -> None:
     job = queue_workflows.current_job()
+    job.report("first")
     job.report("started")
     while not job.cancel_requested:
         time.sleep(0.001)
@@ -157,6 +159,24 @@ def closes_everything(reason: str, args: dict[str, Any]) -> None:
     time.sleep(args["s"])
 
 
+def closes_some(reason: str) -> None:
+    """Close descriptors as libraries do that start daemons."""
+    os.closerange(3, 150)
+
+
+def reporting_child(reason: str) -> int:
+    """Return the exit code of a forked child that reports progress."""
+    pid = os.fork()
+    if not pid:
+        code = 4
+        try:
+            queue_workflows.current_job().report(0.5)
+            code = 5
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def writes_garbage(reason: str) -> None:
     for fd in range(4096):
         with contextlib.suppress(OSError):
@@ -202,23 +222,23 @@ def replaces_json(reason: str) -> dict[str, Any]:
 
 
 def alarms(reason: str, args: dict[str, Any]) -> int:
-    """Let a signal handler raise exceptions in quick succession, while reports are sent."""
+    """Let a signal handler raise exceptions in quick succession, in what logs and sends."""
     raised = 0
 
-    def alarm(*_: object) -> None:
-        raise TimeoutError("alarm")
+    def alarm(_: int, frame: FrameType | None) -> None:
+        # Not in this function: an exception outside of its `try` would end it.
+        if frame is not None and frame.f_code.co_filename != __file__:
+            raise TimeoutError("alarm")
 
     signal.signal(signal.SIGALRM, alarm)
     ends = time.monotonic() + args["s"]
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-    while signal.getitimer(signal.ITIMER_REAL)[1]:
-        with contextlib.suppress(TimeoutError):
-            try:
-                while time.monotonic() < ends:
-                    log.warning("x" * 1000)
-                signal.setitimer(signal.ITIMER_REAL, 0, 0)
-            except TimeoutError:
-                raised += 1
+    while time.monotonic() < ends:
+        try:
+            log.warning("x" * 1000)
+        except TimeoutError:
+            raised += 1
+    signal.setitimer(signal.ITIMER_REAL, 0, 0)
     return raised
 
 
@@ -246,7 +266,7 @@ def logs_from_threads(reason: str, args: dict[str, Any]) -> int:
 
 
 TASKS = (
-    add, meets, counting, coroutine,
+    add, meets, closes_some, reporting_child, counting, coroutine,
     stream, endless, endless_await, until_cancelled, fails, retries,
     snoozes, job_facts, prints, prints_much, logs, takes_memory, holds_gil, evil_regex, segfaults,
     exits, sys_exits, interrupts, closes_everything, writes_garbage, forks_children,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import time
 import warnings
@@ -18,10 +19,26 @@ LIMIT_S = 30.0
 
 @contextlib.contextmanager
 def launched(
-    load: Callable[[], object], *, model_cache: Any = None, late: bool = False
+    load: Callable[[], object],
+    *,
+    model_cache: Any = None,
+    late: bool = False,
+    alone: bool = True,
 ) -> Generator[launcher_client.Launcher]:
-    """A launcher that loads by this function; it and its executors have ended afterwards."""
-    app = process.App(load) if model_cache is None else process.App(load, model_cache)
+    """A launcher that loads by this function; it and its executors have ended afterwards.
+
+    `alone`: it closes the descriptors that it inherited from pytest.
+    """
+    # A hostile handler must not write into the channel of pytest-xdist.
+    inherited = _descriptors() if alone else []
+
+    def load_alone() -> None:
+        for fd in inherited:
+            with contextlib.suppress(OSError):  # a thread has closed it since
+                os.close(fd)
+        load()
+
+    app = process.App(load_alone) if model_cache is None else process.App(load_alone, model_cache)
     with warnings.catch_warnings():
         # From Python 3.12 on: pytest's own threads run here.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -30,6 +47,16 @@ def launched(
         yield found
     finally:
         found.close()
+
+
+def _descriptors() -> list[int]:
+    """The open descriptors of this process but stdin, stdout and stderr."""
+    found: list[int] = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  a Path per name is no number
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            os.fstat(int(name))
+            found.append(int(name))
+    return [fd for fd in found if fd > 2]
 
 
 def task_row(name: str, args: dict[str, Any] | None = None, **columns: Any) -> dict[str, Any]:

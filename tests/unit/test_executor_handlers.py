@@ -127,6 +127,18 @@ def test_waiting_jobs_are_recalled_while_a_handler_runs(worker: executors.Worker
     assert {each.key for each in worker.of(protocol.Outcome)} == {first, others[-1] + 1}
 
 
+def test_a_job_that_comes_after_its_recall_goes_back(worker: executors.Worker) -> None:
+    first = worker.send_task("until_cancelled")
+    worker.wait(protocol.Progress)
+    worker.request(protocol.Recall(first + 1))
+    assert worker.wait(protocol.Recalled).keys == []
+    worker.request(protocol.Cancel(first, "cancelled"))
+    worker.outcome(first)
+    late = worker.send_task("add", {"a": 1, "b": 1})
+    worker.wait(protocol.Recalled, lambda each: each.keys == [late])
+    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
 def test_quit_ends_after_the_jobs_before_it(worker: executors.Worker) -> None:
     worker.send_task("add", {"a": 1, "b": 2})
     worker.send(protocol.Quit())

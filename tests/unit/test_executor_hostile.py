@@ -78,10 +78,8 @@ def test_a_handler_that_holds_the_gil_in_c_disturbs_nobody_but_itself(
 ) -> None:
     key = worker.send_task("holds_gil", {"s": 2})
     for _ in range(20):
-        beside.task("add", {"a": 1, "b": 1})
-    worker.request(protocol.Cancel(key, "cancelled"))
-    assert not worker.of(protocol.Outcome)
-    assert worker.outcome(key).kind == "cancelled"
+        assert beside.task("add", {"a": 1, "b": 1}).kind == "completed"
+    assert worker.outcome(key).kind == "completed"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +138,16 @@ def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
     for number in range(3):
         assert json.loads(worker.task("add", {"a": number, "b": 0}).result)["sum"] == number
     assert len(worker.of(protocol.Outcome)) == 4
+
+
+def test_what_a_forked_child_reports_is_dropped(worker: executors.Worker) -> None:
+    assert json.loads(worker.task("reporting_child").result)["result"] == 5
+    assert not worker.of(protocol.Progress)
+
+
+def test_a_handler_may_close_the_first_descriptors(worker: executors.Worker) -> None:
+    assert worker.task("closes_some").kind == "completed"
+    assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
 
 
 def test_a_kill_ends_the_children_of_a_handler_too(worker: executors.Worker) -> None:

@@ -107,7 +107,8 @@ def test_what_our_own_logging_would_print_is_sent_to_be_printed_by_the_worker(
 def logs_to_stderr() -> None:
     executor_app.load()
     stderr = os.fdopen(2, "w", 1, closefd=False)  # pytest has replaced sys.stderr
-    logging.basicConfig(format="own %(message)s", force=True, stream=stderr)
+    logging.getLogger().handlers.clear()  # those of pytest
+    logging.basicConfig(format="own %(message)s", stream=stderr)
 
 
 def test_what_the_apps_own_logging_prints_is_output_and_not_sent_again() -> None:
