@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import socket
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from queue_workflows import config, errors
@@ -102,16 +104,26 @@ class JobLoop:
                 outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
             else:
                 outcome = self._outcome(message, job)
-            streams.flush()
-            if outcome.kind == "completed":
-                if config.get_config().on_node_completed is not None:
-                    self._value = (message.key, outcome.value)
-                outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
-            self._jobs.send(*job.take_unsent(), protocol.message_of(message.key, outcome))
+            # An alarm that the handler left behind must not prevent the send.
+            _set_signal_mask(signal.valid_signals())
+            try:
+                self._send_outcome(message, job, outcome)
+            finally:
+                _set_signal_mask(())
         finally:
             self.current = None
             self._ended = message.key
             self._ends.pop(message.key, None)
+
+    def _send_outcome(
+        self, message: protocol.Run, job: running.Running, outcome: outcomes.Outcome
+    ) -> None:
+        streams.flush()
+        if outcome.kind == "completed":
+            if config.get_config().on_node_completed is not None:
+                self._value = (message.key, outcome.value)
+            outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
+        self._jobs.send(*job.take_unsent(), protocol.message_of(message.key, outcome))
 
     def _outcome(self, message: protocol.Run, job: running.Running) -> outcomes.Outcome:
         try:
@@ -120,7 +132,7 @@ class JobLoop:
                     message, job, model_cache=self._cache, ask=self._ask, send=self._jobs.send
                 )
             return task_call.call(message.job, job, self._runner)
-        except KeyboardInterrupt as error:
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
             if message.family == "node":
                 return node_call.failed(message.job, error, 0.0)
             return task_call.failed(message.job, error, 0.0)
@@ -223,6 +235,14 @@ class JobLoop:
         if unsent:
             self._jobs.send(*unsent)
         return bool(unsent)
+
+
+def _set_signal_mask(signals: Iterable[int]) -> None:
+    """Block these signals alone; log what a signal handler of the app raises at this moment."""
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
+        _log.warning("between two jobs: %s: %s", type(error).__name__, error)
 
 
 class _PeakMemory:

@@ -141,6 +141,11 @@ class Launcher:
         except protocol.ChannelLost:
             raise self._lost() from None
 
+    @property
+    def pending(self) -> bool:
+        """Return whether `fork` has read deaths, for which this launcher is not readable again."""
+        return any(isinstance(each, protocol.Died) for each in self._messages)
+
     def receive(self) -> list[protocol.Died]:
         """Return the deaths that were reported since; raise `LauncherLost` if it has ended."""
         while self._poll.poll(0):

@@ -180,6 +180,8 @@ class SlotLoop:
                 while not self._is_over():
                     for key, _ in self._selector.select(self._timeout()):
                         key.data()
+                    if self._launcher.pending:
+                        self._on_launcher()
                     self._step()
         finally:
             self._close()
@@ -206,6 +208,8 @@ class SlotLoop:
 
     def _timeout(self) -> float:
         now = time.monotonic()
+        if self._launcher.pending:
+            return 0.0
         if any(each.pending for each in self._printed.values()):
             return PRINT_AGAIN_S
         if self._retry_at > now:

@@ -243,9 +243,9 @@ def test_a_traceback_keeps_its_lines_and_begins_no_record(
 def test_two_handlers_do_not_escape_twice(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
     handler = logging.getLogger().handlers[0]
-    logging.getLogger().addHandler(handler.__class__(written))
-    for one in logging.getLogger().handlers[1:]:
-        one.addFilter(entry_point.MaskSecrets())
+    second_handler = handler.__class__(written)
+    second_handler.addFilter(entry_point.MaskSecrets())
+    logging.getLogger().addHandler(second_handler)
     logger.warning("one\ntwo %s", FORGED)
     first, second = (
         written.getvalue()

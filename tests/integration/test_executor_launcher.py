@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -246,6 +247,20 @@ def test_every_death_is_reported_once() -> None:
         assert {(each.code, each.signal, each.by_deadline) for each in died} == {(None, 9, False)}
         for each in found:
             each.close()
+
+
+def test_a_death_that_is_read_while_an_executor_is_forked_is_pending() -> None:
+    with (
+        executors.launched(executor_app.load) as launcher,
+        executors.forked(launcher) as first,
+    ):
+        assert not launcher.pending
+        os.kill(first.executor.pid, signal.SIGKILL)
+        until(lambda: select.select([launcher], [], [], 0)[0])
+        with executors.forked(launcher):
+            assert launcher.pending
+            assert [each.pid for each in launcher.receive()] == [first.executor.pid]
+        assert not launcher.pending
 
 
 def test_an_executor_whose_worker_closes_it_ends() -> None:
