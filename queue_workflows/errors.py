@@ -35,6 +35,10 @@ class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
     """The embedded server is not installed, or cannot be started, joined or stopped."""
 
 
+class MissingExtra(QueueWorkflowsError, ImportError):
+    """What is asked for needs an optional dependency; the message has the pip command."""
+
+
 class UnknownQueue(QueueWorkflowsError, ValueError):
     """A queue that neither the engine nor `configure(ingest_queues=...)` names."""
 
