@@ -1,1 +1,1 @@
-"""What the engine costs, each figure beside a bare psycopg loop of the same run. Not shipped."""
+"""Measure what the engine costs beside a bare psycopg loop of the same run. Not shipped."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: what the engine costs, beside a bare psycopg loop."""
+"""Run `python -m benchmarks`: measure the engine beside a bare psycopg loop, print the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from benchmarks import bench, figures, machine, peers, processes, report, server
+from benchmarks import bench, machine, peers, processes, report, results, server
 from queue_workflows import errors
 
 SECTIONS = {
@@ -54,7 +54,7 @@ def _end(signum: int, _: FrameType | None) -> None:
 
 @contextmanager
 def _bounded() -> Generator[None]:
-    """Signals end the run in good order; the alarm is set when measuring begins."""
+    """End the run in good order on a signal; set the alarm when measuring begins."""
     for signum in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, _end)
     try:
@@ -64,19 +64,19 @@ def _bounded() -> Generator[None]:
 
 
 def _measure(run: bench.Bench, name: str, module: ModuleType) -> tuple[report.Section, bool]:
-    """One section, and whether the run is over.
+    """Measure one section; return it, and whether the run is over.
 
     What goes wrong in it is its error, and what was measured before stays.
     """
     section = report.Section(name, module.ABOUT, [], [])
     try:
         for row in module.run(run):
-            if isinstance(row, figures.Row):
+            if isinstance(row, results.Row):
                 section.rows.append(row)
                 run.say("  ".join(cell for cell in report.cells(row) if cell))
             else:
                 section.peer_rows.append(row)
-                run.say(f"{row.work}, {row.peer}: {figures.number(row.value)} {row.unit}")
+                run.say(f"{row.work}, {row.peer}: {results.number(row.value)} {row.unit}")
     except Ended as end:
         return section._replace(error=str(end)), True
     except Exception as error:  # noqa: BLE001  the other sections and the table go on
@@ -87,7 +87,9 @@ def _measure(run: bench.Bench, name: str, module: ModuleType) -> tuple[report.Se
 
 def _run(options: argparse.Namespace) -> report.Report:
     names: Sequence[str] = options.only or list(SECTIONS)
-    modules = {name: importlib.import_module(f"benchmarks.rows.{SECTIONS[name]}") for name in names}
+    modules = {
+        name: importlib.import_module(f"benchmarks.measurements.{SECTIONS[name]}") for name in names
+    }
     importlib.import_module(processes.APP)
     begun, load_before = time.monotonic(), machine.load()
     sections: list[report.Section] = []
@@ -113,7 +115,7 @@ def _run(options: argparse.Namespace) -> report.Report:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 when all was measured, met or missed; 1 when something was not."""
+    """Return 0 if all was measured, whether targets are met or missed, else 1."""
     options = _parser().parse_args(argv)
     processes.forget_knobs()
     try:

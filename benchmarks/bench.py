@@ -1,4 +1,4 @@
-"""What every measurement gets: the server, how much time it may take, and the peers."""
+"""Give each measurement its server, its time budget and the libraries to compare with."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Bench:
         self._begun = time.monotonic()
 
     def pick(self, full: T, quick: T) -> T:
-        """The size for this run."""
+        """Return the size for this run."""
         return quick if self.quick else full
 
     def rounds(self, full: int, quick: int, *, full_s: float, quick_s: float) -> Iterator[int]:
-        """Rounds up to a number; after the first, none begins that would end past the time."""
+        """Yield rounds up to a number; except the first, begin none that would end too late."""
         begun = time.monotonic()
         limit = self.pick(full_s, quick_s)
         for done in range(self.pick(full, quick)):
@@ -46,7 +46,7 @@ class Bench:
             yield done
 
     def say(self, text: str) -> None:
-        """Progress, on stderr."""
+        """Print progress on stderr."""
         sys.stderr.write(f"{time.monotonic() - self._begun:6.1f} s  {text}\n")
         sys.stderr.flush()
 
@@ -54,7 +54,7 @@ class Bench:
     def running(
         self, dsn: str, *commands: tuple[str, list[str]]
     ) -> Generator[list[processes.Process]]:
-        """These processes on that database."""
+        """Run these processes on that database."""
         with processes.running(dsn, self._scratch, *commands) as started:
             yield started
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fleet`: the claim policies with real claims; handlers and loads sleep.
+"""Run `python -m benchmarks.fleet`: the claim policies with real claims; handlers only sleep.
 
 Each policy works through the same trace in a database of its own, all at the same time. A machine
 is a thread with a connection: it claims and completes by the worker's own statement, reports and
@@ -60,7 +60,7 @@ class Play:
         self._over = threading.Event()
 
     def prepare(self) -> None:
-        """The policy's own claim, and what a fleet has learned that has been at work for long."""
+        """Set the claim policy, and store what a long-running fleet has learned."""
         with closing(db.connect(url=self._url)) as conn:
             if self._policy.rule in OTHERS:
                 conn.execute(OTHERS[self._policy.rule].encode())
@@ -74,25 +74,27 @@ class Play:
                         "INSERT INTO gpu_models (model, host_label, load_s, loads, run_s, runs)"
                         " VALUES (%s, %s, %s, 10, %s, 10)",
                         (
-                            *(model, f"box{number}", load_s / speed / self._scale),
+                            *(model, f"machine{number}", load_s / speed / self._scale),
                             self._trace.run_s[model] / speed / self._scale,
                         ),
                     )
 
     def services(self, begun: float) -> list[service.Service]:
-        """The arrivals and the machines, on a clock that began then (`time.monotonic`)."""
+        """Return the arrivals and the machines, on a clock that began then (`time.monotonic`)."""
         self._begun = begun
         pools: list[service.Service] = [service.Pool("arrivals", 1, self._arrive)]
         for number in range(len(traces.SPEEDS)):
-            pools.append(service.Pool(f"box{number}", 1, lambda stop, n=number: self._box(n, stop)))
+            pools.append(
+                service.Pool(f"machine{number}", 1, lambda stop, n=number: self._serve(n, stop))
+            )
         return pools
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every job was completed in time."""
+        """Return whether every job was completed in time."""
         return self._over.wait(timeout_s)
 
     def figures(self) -> traces.Figures:
-        """What became of the trace, in its own seconds."""
+        """Return the figures of the trace, in its own seconds."""
         return traces.figures(self._waits, self._loads, self._ended)
 
     def _now(self) -> float:
@@ -110,30 +112,30 @@ class Play:
                     (str(number), job.model, job.priority),
                 )
 
-    def _box(self, number: int, stop: threading.Event) -> None:
+    def _serve(self, number: int, stop: threading.Event) -> None:
         with closing(db.connect(url=self._url)) as conn:
-            box = _Box(conn, number, self._policy, self._scale)
+            machine = _Machine(conn, number, self._policy, self._scale)
             done: claims.NodeResult | None = None
             while not stop.is_set() and not self._over.is_set():
-                job = box.claim(done)
+                job = machine.claim(done)
                 if done is not None:
                     self._completed()
                 done = None
                 if job is None:
                     stop.wait(LOOK_S)
                     continue
-                done = self._work(box, job, traces.SPEEDS[number], stop)
+                done = self._work(machine, job, traces.SPEEDS[number], stop)
 
     def _work(
-        self, box: _Box, job: Row, speed: float, stop: threading.Event
+        self, machine: _Machine, job: Row, speed: float, stop: threading.Event
     ) -> claims.NodeResult | None:
         model = job["required_model"]
-        if box.model != model:
-            box.hold(None)
+        if machine.model != model:
+            machine.hold(None)
             load_s = self._trace.load_s[model] / speed / self._scale
             stop.wait(load_s)
-            models.learn_load(box.conn, box.host, model, load_s)
-            box.hold(model)
+            models.learn_load(machine.conn, machine.host, model, load_s)
+            machine.hold(model)
             with self._lock:
                 self._loads += 1
         arrival = self._trace.arrivals[int(job["node_id"])]
@@ -153,12 +155,12 @@ class Play:
                 self._over.set()
 
 
-class _Box:
+class _Machine:
     """A worker's claims and reports."""
 
     def __init__(self, conn: db.Connection, number: int, policy: sim.Policy, scale: float) -> None:
         self.conn = conn
-        self.host = f"box{number}"
+        self.host = f"machine{number}"
         self.model: str | None = None
         self._reported = 0.0
         self._job: str | None = None
@@ -173,7 +175,7 @@ class _Box:
         self._report()
 
     def hold(self, model: str | None) -> None:
-        """Say which model is loaded."""
+        """Report which model is loaded."""
         self.model = model
         self._report()
 
@@ -203,7 +205,7 @@ class _Box:
 def play(
     where: server.Server, given: traces.Trace, policies: Sequence[sim.Policy], scale: float
 ) -> dict[str, traces.Figures]:
-    """What each policy makes of the trace; RuntimeError when one does not end in time."""
+    """Return the figures of each policy for the trace; raise RuntimeError if one takes too long."""
     longest_s = given.arrivals[-1].at_s / scale
     with ExitStack() as stack:
         plays: dict[str, Play] = {}
@@ -247,7 +249,7 @@ def run(where: server.Server, options: argparse.Namespace) -> int:
 
 
 def _counted(number: int) -> str:
-    """`1 trace`, `2 traces`."""
+    """Return `1 trace`, `2 traces`."""
     return f"{number} trace" if number == 1 else f"{number} traces"
 
 

@@ -1,4 +1,4 @@
-"""The rules by which a gpu worker chooses its next job, as pure functions.
+"""Choose the next job of a gpu worker by each claim policy, as pure functions.
 
 `balanced` and `strict` are what sql/functions/gpu_policy.sql does in SQL (a property test holds the
 two to each other); `fifo` and `affinity-first` are there to be compared with.
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def first(self) -> Job:
-        """The first of the best priority."""
+        """Return the first job of the best priority."""
         return self.ahead[0]
 
 
@@ -75,14 +75,14 @@ LEFT = Choice(None, None, "left")
 
 
 def choose(policy: str, view: View) -> Choice:
-    """The job that this policy takes next."""
+    """Return the job that this policy takes next."""
     if not view.lines:
         return NOTHING
     return _RULES[policy](view)
 
 
 def reach_s(view: View, model: str, jobs: int) -> float | None:
-    """When those that hold a model will have taken so many jobs of it; None: nobody holds it."""
+    """Return when holders of a model will have taken so many of its jobs; None: nobody holds it."""
     held = view.holders.get(model)
     if not held:
         return None
@@ -91,20 +91,20 @@ def reach_s(view: View, model: str, jobs: int) -> float | None:
 
 
 def is_held(view: View, model: str, loads: float) -> bool:
-    """Whether those that hold a model are free for its next job within so many loads here."""
+    """Return whether holders of a model are free for its next job within so many loads here."""
     reach = reach_s(view, model, 1)
     return reach is not None and reach <= loads * view.load_s[model]
 
 
 def is_left(view: View, line: Line) -> bool:
-    """Whether a cold worker leaves a line to those that hold its model."""
+    """Return whether a cold worker leaves the jobs of a model to those that hold it."""
     jobs = min(len(line.ahead), WINDOW)
     reach = reach_s(view, line.model, jobs)
     return jobs < WINDOW and reach is not None and reach <= PATIENCE * view.load_s[line.model]
 
 
 def worth(view: View, line: Line) -> float:
-    """Seconds of waiting that would end per second of load and work."""
+    """Return the seconds of waiting that would end per second of load and work."""
     ahead = line.ahead[:WINDOW]
     work_s = view.load_s[line.model] + len(ahead) * view.run_s[line.model]
     return sum(job.waited_s for job in ahead) / (work_s + 0.001)

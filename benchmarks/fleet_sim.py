@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fleet_sim`: the claim policies on simulated fleets, and a table."""
+"""Run `python -m benchmarks.fleet_sim`: compare the claim policies on simulated fleets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POLICIES = (
 )
 
 
-class _Box:
+class _Machine:
     """A worker: its speed, the model that it holds, and when it thinks to be free."""
 
     def __init__(self, speed: float) -> None:
@@ -73,7 +73,7 @@ class Fleet:
     def __init__(self, given: traces.Trace, policy: Policy) -> None:
         self._trace = given
         self._policy = policy
-        self._boxes = [_Box(speed) for speed in traces.SPEEDS]
+        self._machines = [_Machine(speed) for speed in traces.SPEEDS]
         self._queues = {model: _Queue() for model in given.load_s}
         self._events: list[tuple[float, int, int]] = []
         """Time, kind (0 an arrival, 1 an end, 2 a look) and the job's or the machine's number."""
@@ -83,7 +83,7 @@ class Fleet:
         self._end = 0.0
 
     def run(self) -> traces.Figures:
-        """What became of the trace."""
+        """Return the figures of the trace."""
         self._events = [(job.at_s, 0, n) for n, job in enumerate(self._trace.arrivals)]
         heapq.heapify(self._events)
         look_at = 0.0
@@ -94,51 +94,51 @@ class Fleet:
                 self._queues[job.model].add(job.priority, number, job.at_s)
                 self._queued += 1
             elif kind == 1:
-                self._boxes[number].busy = False
+                self._machines[number].busy = False
             self._assign(now)
-            idle = any(not box.busy for box in self._boxes)
+            idle = any(not machine.busy for machine in self._machines)
             if self._queued and idle and look_at <= now:
                 look_at = now + LOOK_S
                 heapq.heappush(self._events, (look_at, 2, 0))
         return traces.figures(self._waits, self._loads, self._end)
 
     def _assign(self, now: float) -> None:
-        for number, box in enumerate(self._boxes):
-            if box.busy or not self._queued:
+        for number, machine in enumerate(self._machines):
+            if machine.busy or not self._queued:
                 continue
-            choice = rule.choose(self._policy.rule, self._view(box, now))
+            choice = rule.choose(self._policy.rule, self._view(machine, now))
             if choice.model is not None and choice.job is not None:
-                self._start(number, box, choice.model, choice.job, now)
+                self._start(number, machine, choice.model, choice.job, now)
 
-    def _start(self, number: int, box: _Box, model: str, job: rule.Job, now: float) -> None:
+    def _start(self, number: int, machine: _Machine, model: str, job: rule.Job, now: float) -> None:
         self._queues[model].remove(job)
         self._queued -= 1
         load_s = 0.0
-        if box.model != model:
-            load_s = self._trace.load_s[model] / box.speed
+        if machine.model != model:
+            load_s = self._trace.load_s[model] / machine.speed
             self._loads += 1
-            box.model = model
+            machine.model = model
         begins = now + load_s
-        ends = begins + self._trace.arrivals[job.seq].run_s / box.speed
-        box.busy, box.free_at = True, begins + self._trace.run_s[model] / box.speed
+        ends = begins + self._trace.arrivals[job.seq].run_s / machine.speed
+        machine.busy, machine.free_at = True, begins + self._trace.run_s[model] / machine.speed
         self._waits.append((job.priority, begins - self._trace.arrivals[job.seq].at_s))
         self._end = max(self._end, ends)
         heapq.heappush(self._events, (ends, 1, number))
 
-    def _view(self, box: _Box, now: float) -> rule.View:
+    def _view(self, machine: _Machine, now: float) -> rule.View:
         given = self._trace
         lines = [q.line(model, now) for model, q in self._queues.items() if q.ranked]
         holders: dict[str, list[rule.Holder]] = {}
-        for other in self._boxes:
-            if other is not box and other.model is not None:
+        for other in self._machines:
+            if other is not machine and other.model is not None:
                 free_s = max(0.0, other.free_at - now) if other.busy else 0.0
                 held = rule.Holder(free_s, given.run_s[other.model] / other.speed)
                 holders.setdefault(other.model, []).append(held)
         return rule.View(
             lines,
-            box.model,
-            {model: seconds / box.speed for model, seconds in given.load_s.items()},
-            {model: seconds / box.speed for model, seconds in given.run_s.items()},
+            machine.model,
+            {model: seconds / machine.speed for model, seconds in given.load_s.items()},
+            {model: seconds / machine.speed for model, seconds in given.run_s.items()},
             holders,
             self._policy.grace_s,
             self._policy.bound_s,
@@ -148,7 +148,7 @@ class Fleet:
 def compare(
     kind: str, offered: float, policies: Sequence[Policy], *, count: int, hours: float
 ) -> dict[str, list[traces.Figures]]:
-    """Per policy what it made of each trace; all see the same ones."""
+    """Return the figures of each policy for each trace; all get the same traces."""
     found: dict[str, list[traces.Figures]] = {policy.name: [] for policy in policies}
     for seed in range(count):
         given = traces.trace(kind, offered, seed=seed, hours=hours)
@@ -158,7 +158,7 @@ def compare(
 
 
 def table(found: dict[str, list[traces.Figures]]) -> Iterable[str]:
-    """Lines of a Markdown table: the base's medians, and each policy's medians of ratios to it."""
+    """Return a Markdown table: the base's medians, and each policy's medians of ratios to it."""
     yield "| policy | " + " | ".join(traces.Figures._fields) + " |"
     yield "| --- |" + " ---: |" * len(traces.Figures._fields)
     base = found[BASE]

@@ -1,4 +1,4 @@
-"""Traces of gpu jobs: bursts over six models, for the simulation and for real claims."""
+"""Generate traces of gpu jobs: bursts over six models, for the simulation and real claims."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _spread(bounds: tuple[float, float], index: int) -> float:
 
 
 def trace(kind: str, offered: float, *, seed: int, hours: float = 6.0) -> Trace:
-    """Bursts whose runs take `offered` of what the machines can do in that time.
+    """Return bursts whose runs take `offered` of what the machines can do in that time.
 
     Of the six models the larger load longer and run longer. A quarter of the jobs is urgent.
     """
@@ -97,7 +97,7 @@ class Figures(NamedTuple):
 
 
 def figures(waits: Sequence[tuple[int, float]], loads: int, makespan: float) -> Figures:
-    """From each job's priority and wait."""
+    """Return the figures of each job's priority and wait."""
     every = sorted(wait for _, wait in waits)
     urgent = sorted(wait for priority, wait in waits if priority == URGENT) or [0.0]
     mean = sum(every) / len(every)

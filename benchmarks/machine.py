@@ -12,7 +12,7 @@ import psycopg
 
 
 def cpu_model() -> str:
-    """The processor's name, or its architecture where the kernel tells no more."""
+    """Return the processor's name, or its architecture if the kernel has no name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -25,12 +25,12 @@ def cpu_model() -> str:
 
 
 def load() -> str:
-    """How many processes have wanted to run in the last minute."""
+    """Return how many processes were runnable during the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
 def describe(conn: psycopg.Connection[Any], server: str) -> dict[str, str]:
-    """Machine, server and client, in words."""
+    """Return machine, server and client as text."""
     settings = dict(
         conn.execute(
             "SELECT name, current_setting(name) FROM pg_settings WHERE name IN"

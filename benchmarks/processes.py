@@ -1,4 +1,4 @@
-"""Processes that the benchmark starts, which end with it, and what the kernel says of them."""
+"""Start processes that end with the benchmark, and read their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 20.0
-APP = "benchmarks.host"
+APP = "benchmarks.app"
 
 # Becomes the child by exec; the kernel ends it when the benchmark is killed.
 _TIED = """
@@ -26,7 +26,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """Our environment without any knob of the engine, with this database and the checkout."""
+    """Return our environment without engine settings, with this database and the checkout."""
     prefixes = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -61,7 +61,7 @@ class Process:
             self.check()
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL for one that does not go."""
+        """Send SIGTERM, then SIGKILL if it does not end."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -71,14 +71,14 @@ class Process:
             self._process.wait()
 
     def cpu_s(self) -> float:
-        """CPU time of all its threads, in nanosecond steps."""
+        """Return the CPU time of all its threads, in nanosecond steps."""
         total = 0
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             total += int((task / "schedstat").read_text().split()[0])
         return total / 1e9
 
     def rss_mb(self) -> float:
-        """Resident memory now, in MB of 1,024 kB."""
+        """Return the resident memory now, in MB of 1,024 kB."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
@@ -86,28 +86,28 @@ class Process:
 
 
 def module(name: str, *arguments: str) -> list[str]:
-    """The command line that runs a module with this interpreter."""
+    """Return the command line that runs a module with this interpreter."""
     return [sys.executable, "-m", name, *arguments]
 
 
 def worker(queue: str, *more: str) -> list[str]:
-    """A real worker of a queue, as the console script runs it."""
+    """Return the command line of a real worker of a queue."""
     return module("queue_workflows.claim_worker", "--queue", queue, "--app", APP, *more)
 
 
 def orchestrator() -> list[str]:
-    """A real orchestrator, as the console script runs it."""
+    """Return the command line of a real orchestrator."""
     return module("queue_workflows.orchestrator", "--app", APP)
 
 
 def bare(*arguments: str) -> list[str]:
-    """A process of the bare loop."""
-    return module("benchmarks.bare", *arguments)
+    """Return the command line of a process of the bare loop."""
+    return module("benchmarks.baseline", *arguments)
 
 
 @contextmanager
 def running(dsn: str, folder: Path, *commands: tuple[str, list[str]]) -> Generator[list[Process]]:
-    """These processes, started in order; all stopped at the end."""
+    """Start these processes in order; stop all at the end."""
     started: list[Process] = []
     try:
         for name, argv in commands:

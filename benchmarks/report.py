@@ -1,4 +1,4 @@
-"""The table on the terminal, the JSON file and the page in docs/."""
+"""Write the table on the terminal, the JSON file and the page in docs/."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import figures
+from benchmarks import results
 
 HEAD = ("row", "ours", "bare", "ratio", "target", "")
 RIGHT = {1, 2}
@@ -18,8 +18,8 @@ class Section(NamedTuple):
 
     name: str
     about: str
-    rows: list[figures.Row]
-    peer_rows: list[figures.PeerRow]
+    rows: list[results.Row]
+    peer_rows: list[results.PeerRow]
     error: str | None = None
 
 
@@ -32,17 +32,17 @@ class Report(NamedTuple):
     sections: list[Section]
 
     @property
-    def rows(self) -> list[figures.Row]:
-        """Every row, in order."""
+    def rows(self) -> list[results.Row]:
+        """Return every row, in order."""
         return [row for section in self.sections for row in section.rows]
 
     @property
-    def peer_rows(self) -> list[figures.PeerRow]:
-        """Every peer's row, in order."""
+    def peer_rows(self) -> list[results.PeerRow]:
+        """Return every peer's row, in order."""
         return [row for section in self.sections for row in section.peer_rows]
 
     def as_json(self) -> str:
-        """All of it."""
+        """Return the whole report as JSON values."""
         data: dict[str, Any] = {
             "machine": dict(self.machine),
             "quick": self.quick,
@@ -58,8 +58,8 @@ class Report(NamedTuple):
         return json.dumps(data, indent=2) + "\n"
 
 
-def cells(row: figures.Row) -> tuple[str, ...]:
-    """A row as the table shows it."""
+def cells(row: results.Row) -> tuple[str, ...]:
+    """Return a row as the table shows it."""
     ratio = ""
     if row.ratio is not None:
         low, high = min(row.ratios), max(row.ratios)
@@ -67,8 +67,8 @@ def cells(row: figures.Row) -> tuple[str, ...]:
         ratio = f"{row.ratio:.2f}{spread}"
     return (
         row.name,
-        f"{figures.number(row.ours)} {row.unit}",
-        "" if row.bare is None else f"{figures.number(row.bare)} {row.unit}",
+        f"{results.number(row.ours)} {row.unit}",
+        "" if row.bare is None else f"{results.number(row.bare)} {row.unit}",
         ratio,
         "" if row.target is None else str(row.target),
         _VERDICT[row.met],
@@ -76,21 +76,21 @@ def cells(row: figures.Row) -> tuple[str, ...]:
 
 
 def peer_table(report: Report) -> list[tuple[str, ...]]:
-    """Head and lines: the work, ours, then a column a peer."""
+    """Return head and lines: the work, ours, then a column per peer."""
     peers = sorted({row.peer for row in report.peer_rows})
     lines: list[tuple[str, ...]] = [("work", "ours", *peers)]
     for work in dict.fromkeys(row.work for row in report.peer_rows):
         found = {row.peer: row for row in report.peer_rows if row.work == work}
         any_row = next(iter(found.values()))
         values = [
-            f"{figures.number(found[p].value)} {found[p].unit}" if p in found else "" for p in peers
+            f"{results.number(found[p].value)} {found[p].unit}" if p in found else "" for p in peers
         ]
-        lines.append((work, f"{figures.number(any_row.ours)} {any_row.unit}", *values))
+        lines.append((work, f"{results.number(any_row.ours)} {any_row.unit}", *values))
     return lines
 
 
 def plain(lines: Sequence[Sequence[str]], right: Iterable[int]) -> str:
-    """Columns padded with blanks."""
+    """Return the columns padded with blanks."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     flush_right = set(right)
     text: list[str] = []
@@ -104,7 +104,7 @@ def plain(lines: Sequence[Sequence[str]], right: Iterable[int]) -> str:
 
 
 def terminal(report: Report) -> str:
-    """What the command prints."""
+    """Return the text that the command prints."""
     parts = ["\n".join(f"{name}: {value}" for name, value in report.machine.items())]
     if report.rows:
         parts.append(plain([HEAD, *(cells(row) for row in report.rows)], RIGHT))
@@ -139,7 +139,7 @@ the smallest and the largest in brackets. Targets are the design's.
 
 
 def markdown(report: Report) -> str:
-    """The page."""
+    """Return the page."""
     parts = [_INTRO.rstrip()]
     if report.quick:
         parts.append("This was a `--quick` run: fewer rounds, smaller tables.")

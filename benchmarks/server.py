@@ -1,4 +1,4 @@
-"""The server, a throw-away one or the one that a DSN names; a database per measurement."""
+"""Start a throw-away server or use the one of a DSN; create a database per measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import conninfo, sql
 
-from benchmarks import bare
+from benchmarks import baseline
 from queue_workflows import db, embedded
 
 SUFFIX = "_bench"
@@ -26,7 +26,7 @@ _URL = "QUEUE_WORKFLOWS_DB_URL"
 
 
 def url(parts: dict[str, Any], name: str) -> str:
-    """The DSN of a database of that server as a URL, which every client reads."""
+    """Return the DSN of a database of that server as a URL, which every client reads."""
     rest = {k: v for k, v in parts.items() if k not in {"user", "password", "dbname"}}
     user = quote(str(parts["user"]), safe="") if parts.get("user") else ""
     if user and parts.get("password"):
@@ -56,11 +56,11 @@ class Server:
         with _in_force(url(self._parts, self._template)) as dsn:
             db.bootstrap()
             with psycopg.connect(dsn, autocommit=True) as conn:
-                conn.execute(bare.SCHEMA)
+                conn.execute(baseline.SCHEMA)
 
     @contextmanager
     def database(self, tag: str, *, empty: bool = False) -> Generator[str]:
-        """The DSN of a new database with both schemas (`empty`: with none), ours while it lasts."""
+        """Yield the DSN of a new database with both schemas (`empty`: none), dropped at the end."""
         name = f"{self._prefix}_{tag}{SUFFIX}"
         self._drop(name)
         template = sql.Identifier("template1" if empty else self._template)
@@ -75,7 +75,7 @@ class Server:
 
     @staticmethod
     def name_of(dsn: str) -> str:
-        """The database that a DSN names."""
+        """Return the database that a DSN names."""
         return str(conninfo.conninfo_to_dict(dsn)["dbname"])
 
     def _drop(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Server:
 
 @contextmanager
 def _in_force(dsn: str) -> Generator[str]:
-    """The engine in this process works on that database."""
+    """Let the engine in this process work on that database."""
     before = os.environ.get(_URL)
     os.environ[_URL] = dsn
     db.close_pool()
@@ -108,7 +108,7 @@ def _in_force(dsn: str) -> Generator[str]:
 
 @contextmanager
 def running(dsn: str | None, scratch: Path) -> Generator[Server]:
-    """The server to measure on, with its template made; what was started is stopped."""
+    """Yield the server to measure on, with its template; stop it if it was started here."""
     if dsn is None:
         with _throw_away(scratch) as own:
             yield from _serve(Server(own, "own", "throw-away server"))
@@ -129,7 +129,7 @@ def _serve(server: Server) -> Generator[Server]:
 
 @contextmanager
 def scratch_folder() -> Generator[Path]:
-    """A folder for this run, gone at the end; those of killed runs go at the beginning."""
+    """Yield a folder for this run, removed at the end; first remove those of killed runs."""
     _sweep()
     base = Path(tempfile.mkdtemp(prefix=_FOLDERS))
     base.chmod(0o711)  # as root the server runs under another account, which has to pass
@@ -167,7 +167,7 @@ def _sweep() -> None:
 
 
 def _stop_leftover(base: Path) -> None:
-    """The server of a killed run: joined for a moment, so that the last to leave stops it."""
+    """Stop the server of a killed run: join it briefly, so that the last to leave stops it."""
     os.environ[_EMBEDDED_DIR] = str(base / "pg")
     try:
         embedded.ensure(create=False).release()

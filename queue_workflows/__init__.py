@@ -1,4 +1,4 @@
-"""Postgres as queue, message bus and memory of a workflow engine for the machines people own."""
+"""Run workflows and queued jobs with PostgreSQL as the only queue, message bus and memory."""
 
 from __future__ import annotations
 

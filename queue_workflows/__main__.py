@@ -1,4 +1,4 @@
-"""`queue-workflows`, `python -m queue_workflows`: the command line, if its extra is installed."""
+"""Run the command `queue-workflows` as `python -m queue_workflows`; it needs the extra `cli`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EXTRA = ("typer", "rich")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of a command; 2 with one line where the extra `cli` is not installed."""
+    """Run the command and return its exit code: 2 and one line if the extra `cli` is missing."""
     try:
         return _main(argv)
     except KeyboardInterrupt:

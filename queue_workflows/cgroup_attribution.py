@@ -15,10 +15,10 @@ from queue_workflows import config
 from queue_workflows.types import NowFn
 
 CGROUPS = Path("/host/sys/fs/cgroup")
-"""The host's own cgroup tree, mounted read-only."""
+"""The machine's own cgroup tree, mounted read-only into this container."""
 DOCKER = Path("/var/run/docker.sock")
 LIST_EVERY_S = 10.0
-"""How long the list of containers is gone by."""
+"""Seconds for which a list of containers is used."""
 TIMEOUT_S = 1.0
 ANSWER_LIMIT = 4 << 20
 MB = 1024 * 1024
@@ -62,7 +62,7 @@ class Attribution:
         spent, ram = self._spent(), sum(map(_ram, self._folders))
         cpu = None
         if self._at is not None and now > self._at:
-            # A container that came since counts from its next look, one that went no more.
+            # A new container counts from its next sample on; an ended one counts no more.
             used_us = sum(max(0, spent[f] - self._before[f]) for f in spent if f in self._before)
             cpu = min(100.0, used_us / 1e4 / (now - self._at) / (os.cpu_count() or 1))
         self._before, self._at = spent, now
@@ -105,7 +105,7 @@ def _ram(folder: Path) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The `name number` lines of a cgroup's file; {} when it cannot be read."""
+    """Return the `name number` lines of a cgroup's file; {} if it cannot be read."""
     try:
         pairs = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
         return {name: int(value) for name, value in pairs}
@@ -114,7 +114,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _containers(docker: Path) -> list[dict[str, Any]]:
-    """The running containers: Id, Names. OSError or ValueError when docker does not tell."""
+    """Return the running containers: Id, Names. Raises OSError or ValueError if docker fails."""
     deadline = time.monotonic() + TIMEOUT_S
     received = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:

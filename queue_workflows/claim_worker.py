@@ -1,4 +1,4 @@
-"""A worker process: one job of one queue at a time, or a pool of several queues and jobs."""
+"""Run a worker process: for one queue, one job at a time, or as a pool of queues and jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from queue_workflows import config, db, errors, gpu_model_cache, hw_metrics, model_registry
 from queue_workflows.engine import claims
 from queue_workflows.model_cache import RequiresModels, adapted
-from queue_workflows.runtime import clock, identity, process, signals
+from queue_workflows.runtime import clock, entry_point, identity, signals
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, lease_keeper, loop, parent, pool, pool_config, slot
 
@@ -27,11 +27,11 @@ MAX_LEASE_S = 30 * 86400.0
 class ClaimWorker:
     """A worker of one queue under an identity of its own.
 
-    `host` and `host_priority` default to the environment's; `lease_s` in seconds; `model_cache` to
-    the process-wide one on the gpu queue; of another object than a `ModelCache` only
-    `require_model(id)` has to exist. `batch`: ingest jobs a claim. `shutdown_timeout_s`
-    defaults to SHUTDOWN_TIMEOUT_S. `on_exit` leaves the process when a guard trips. Raises
-    `UnknownQueue` and `InvalidConfig` (both ValueErrors).
+    `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
+    `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
+    queue. `batch`: ingest jobs per claim. `shutdown_timeout_s` defaults to SHUTDOWN_TIMEOUT_S.
+    `on_exit` ends the process when a guard fails a job. Raises `UnknownQueue` and `InvalidConfig`
+    (both ValueErrors).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ClaimWorker:
 
     @property
     def worker_id(self) -> str:
-        """The identity under which this worker claims."""
+        """Return the identity under which this worker claims."""
         return self._base.worker_id
 
     def _known_models(self) -> list[str] | None:
@@ -102,19 +102,19 @@ class ClaimWorker:
         )
 
     def run_once(self) -> bool:
-        """Claim one job and see it through; False when there was none."""
+        """Claim one job, run it and record its outcome; return False if there was none."""
         with self._working():
             return self._loop.run_once()
 
     def run_forever(self) -> None:
-        """Run jobs as they come until `stop`; survives the loss of its database."""
+        """Run jobs until `stop`; continue after an outage of the database."""
         with self._working(), self._metrics or nullcontext():
             self._loop.run_forever()
 
     @contextmanager
     def _working(self) -> Generator[None]:
         if os.getpid() != self._pid:
-            # Forked since: an identity is a process's own, and its siblings work under theirs.
+            # After a fork: each process needs an identity of its own, or two would share claims.
             self._pid = os.getpid()
             self._base = self._base._replace(worker_id=identity.new_worker_id(self._base.host))
         try:
@@ -132,22 +132,22 @@ class ClaimWorker:
         self._loop.stop()
 
     def stop_now(self) -> None:
-        """Give the running job back at once and leave."""
+        """Return the running job to the queue at once and exit."""
         self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
 
 
 def _sampler(host: str, ready: Callable[[], object]) -> hw_metrics.Sampler | None:
-    """Return the sampler of the machine; None: switched off. The first worker's one samples."""
+    """Return the sampler of the machine, or None if samples are switched off."""
     return None if config.DISABLE_HW_METRICS.read() else hw_metrics.Sampler(host, ready=ready)
 
 
 class WorkerPool:
     """Several jobs at once in one process, of several ingest queues: see docs/jobs.md.
 
-    `workers`: `[{"queue": "load", "concurrency": 2}]`, as JSON text too; default WORKERS_JSON. Its
-    queues join `ingest_queues`. The rest as for `ClaimWorker`. Raises `InvalidConfig` (a
-    ValueError) with a line for each entry that is wrong.
+    `workers`: `[{"queue": "load", "concurrency": 2}]` or its JSON text; default WORKERS_JSON. Its
+    queues are added to `ingest_queues`. The other arguments are those of `ClaimWorker`. Raises
+    `InvalidConfig` (a ValueError) with a line for each wrong entry.
     """
 
     def __init__(
@@ -198,11 +198,11 @@ class WorkerPool:
 
     @property
     def worker_ids(self) -> dict[str, str]:
-        """The identity under which each queue is claimed."""
+        """Return the identity under which each queue is claimed."""
         return {who.queue: who.worker_id for each in self._slots for who in [each.who()]}
 
     def run_forever(self) -> None:
-        """Run jobs as they come until `stop` and the end of what runs then; once."""
+        """Run jobs until `stop`, and until the running ones have ended; call it once."""
         with self._keeper.running(), self._metrics or nullcontext():
             self._loop.run_forever()
 
@@ -215,7 +215,7 @@ class WorkerPool:
         self._loop.stop()
 
     def stop_now(self) -> None:
-        """Give the running jobs back at once and leave."""
+        """Return the running jobs to their queues at once and exit."""
         self._keeper.stop_by(clock.boot_s())
         self._loop.stop()
 
@@ -273,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run under a small parent that restarts it and hands back at once what it held",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     return parser
 
 
@@ -286,7 +286,7 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
             lease_s=options.lease_seconds,
             shutdown_timeout_s=options.shutdown_timeout,
         )
-    _check_host(options.queue)
+    _check_app(options.queue)
     if options.queue == "gpu":
         config.get_config().builtin_model_registrar()
     return ClaimWorker(
@@ -297,24 +297,24 @@ def _worker(options: argparse.Namespace) -> ClaimWorker | WorkerPool:
     )
 
 
-def _check_host(queue: str) -> None:
+def _check_app(queue: str) -> None:
     config.check_queue(queue)
     cfg = config.get_config()
     if queue in config.DAG_QUEUES and not cfg.knows_nodes():
         raise errors.InvalidConfig(
-            f"a {queue} worker that knows no node would fail every job: name the host app with "
+            f"a {queue} worker that knows no node would fail every job: name the app with "
             "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
         )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`queue-claim-worker`: run one worker until SIGTERM or SIGINT; 2 for what cannot work."""
+    """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
     arguments = sys.argv[1:] if argv is None else argv
     options = _parser().parse_args(arguments)
 
     def body() -> int:
-        process.setup_logging(options.log_level)
-        process.print_by_lines()
+        entry_point.setup_logging(options.log_level)
+        entry_point.print_by_lines()
         if options.embedded:
             config.configure(embedded=True)
         if options.supervise:
@@ -322,11 +322,11 @@ def main(argv: list[str] | None = None) -> int:
         config.load_app(options.app)
         return _serve(_worker(options))
 
-    return process.run_main("queue-claim-worker", body, debug=options.debug)
+    return entry_point.run_main("queue-claim-worker", body, debug=options.debug)
 
 
 def _supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    # The app may say which variables name the database and this host.
+    # The app may set the names of the variables for the database and the host label.
     config.load_app(options.app)
     db.db_url()
     own = [word for word in arguments if word != "--supervise"]

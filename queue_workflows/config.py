@@ -1,4 +1,4 @@
-"""The one configuration singleton: names, hooks and knobs; a leaf that imports only `errors`."""
+"""Hold the configuration of the process: names, hooks and knobs; import only `errors`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ _warned: set[tuple[str, str]] = set()
 class Knob(Generic[T]):
     """One environment knob.
 
-    `read()` looks up `QUEUE_WORKFLOWS_<name>`, then `<prefix><name>`, then gives the default. It is
-    read when used. A value that does not parse: the default, and one warning that names it.
+    `read()` returns the value of `QUEUE_WORKFLOWS_<name>`, else of `<prefix><name>`, else the
+    default. Code reads it when it uses it. A value that cannot be parsed counts as the default,
+    with one warning that names it.
     """
 
     __slots__ = ("default", "meaning", "name", "unit", "variables")
@@ -56,11 +57,11 @@ class Knob(Generic[T]):
         self.unit = unit
         self.meaning = meaning
         self.variables = (f"QUEUE_WORKFLOWS_{name}", f"{prefix}{name}")
-        """The environment variables, in the order in which they are looked up."""
+        """Return the environment variables in the order of their use."""
         KNOBS[name] = cast("Knob[Any]", self)
 
     def read(self) -> T:
-        """The value now."""
+        """Return the present value."""
         for variable in self.variables:
             raw = os.environ.get(variable)
             if raw is None:
@@ -104,13 +105,16 @@ DB_CONNECT_TIMEOUT_S = Knob(
     "DB_CONNECT_TIMEOUT_S", 10, "s", "longest wait for a connection to open"
 )
 DB_STATEMENT_TIMEOUT_S = Knob(
-    "DB_STATEMENT_TIMEOUT_S", 5.0, "s", "longest engine statement; hosts' connections carry none"
+    "DB_STATEMENT_TIMEOUT_S",
+    5.0,
+    "s",
+    "longest engine statement; connections of apps have no limit",
 )
 POLL_ONLY = Knob(
     "POLL_ONLY",
     False,
     "flag",
-    "set and non-empty: no LISTEN connections: every process goes by its polls alone",
+    "set and non-empty: no LISTEN connections, so that every process only polls",
 )
 DB_PING_INTERVAL_S = Knob(
     "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"
@@ -119,7 +123,9 @@ CLAIM_POLL_S = Knob("CLAIM_POLL_S", 1.0, "s", "safety poll of an idle worker beh
 DISPATCH_POLL_S = Knob(
     "DISPATCH_POLL_S", 1.0, "s", "safety poll of the orchestrator behind its wake-ups"
 )
-HEARTBEAT_INTERVAL_S = Knob("HEARTBEAT_INTERVAL_S", 10.0, "s", "how often a worker says it lives")
+HEARTBEAT_INTERVAL_S = Knob(
+    "HEARTBEAT_INTERVAL_S", 10.0, "s", "how often a worker writes its heartbeat"
+)
 LEASE_RECLAIM_INTERVAL_S = Knob(
     "LEASE_RECLAIM_INTERVAL_S", 5.0, "s", "how often lapsed leases are swept"
 )
@@ -127,7 +133,10 @@ STALE_WORKER_AFTER_S = Knob(
     "STALE_WORKER_AFTER_S", 30.0, "s", "heartbeat age at which a worker counts as dead"
 )
 CANCEL_GRACE_S = Knob(
-    "CANCEL_GRACE_S", 30.0, "s", "how long a cancelled body may go on before its worker is stopped"
+    "CANCEL_GRACE_S",
+    30.0,
+    "s",
+    "how long a cancelled handler may continue before its worker is stopped",
 )
 SILENT_WORKER_AFTER_S = Knob(
     "SILENT_WORKER_AFTER_S",
@@ -136,9 +145,11 @@ SILENT_WORKER_AFTER_S = Knob(
     "without a renewal for this long a worker whose session is gone counts as dead",
 )
 DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
-    "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are looked for"
+    "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are searched for"
 )
-WATCHDOG_MAX_RETRIES = Knob("WATCHDOG_MAX_RETRIES", 3, "trips", "watchdog trips before a job fails")
+WATCHDOG_MAX_RETRIES = Knob(
+    "WATCHDOG_MAX_RETRIES", 3, "failures", "watchdog failures before a job fails"
+)
 MAX_CRASHES = Knob(
     "MAX_CRASHES", 3, "crashes", "workers a job may take down before it fails as poison"
 )
@@ -158,7 +169,7 @@ GPU_HEALTH_LOAD_GRACE_S = Knob(
 )
 GPU_IDLE_PCT = Knob("GPU_IDLE_PCT", 5.0, "%", "GPU use at or under which it counts as idle")
 GPU_HEALTH_RAM_DELTA_MB = Knob(
-    "GPU_HEALTH_RAM_DELTA_MB", 5120, "MB", "RAM movement that counts as progress"
+    "GPU_HEALTH_RAM_DELTA_MB", 5120, "MB", "change of RAM that counts as progress"
 )
 GPU_MODEL_IDLE_TTL_S = Knob(
     "GPU_MODEL_IDLE_TTL_S", 60.0, "s", "idle time after which a model is dropped; <= 0: never"
@@ -182,7 +193,7 @@ GPU_MAX_WAIT_S = Knob(
     "balanced: how much longer than the job chosen another may have waited before it goes first",
 )
 GPU_VRAM_GB = Knob(
-    "GPU_VRAM_GB", 0.0, "GB", "memory of this worker's card; 0: what nvidia-smi says"
+    "GPU_VRAM_GB", 0.0, "GB", "memory of this worker's GPU; 0: read it from nvidia-smi"
 )
 WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s", "safety poll of the ON/OFF row")
 RUN_RETENTION_DAYS = Knob(
@@ -204,7 +215,7 @@ NODE_EVENT_RETENTION_DAYS = Knob(
     "age at which events, logs, processed outbox rows and schedule fires are deleted; <= 0: never",
 )
 NODE_EVENT_PRUNE_INTERVAL_S = Knob(
-    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often what is too old is deleted"
+    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often rows past their retention are deleted"
 )
 NODE_POOL_RECOVERY_RETRIES = Knob(
     "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at boot"
@@ -243,7 +254,7 @@ MAX_PAYLOAD_KB = Knob(
 MAX_PAYLOAD_DEPTH = Knob("MAX_PAYLOAD_DEPTH", 64, "levels", "deepest nesting of such a value")
 MAX_NODES_PER_RUN = Knob("MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow")
 LOG_CAPTURE_KB = Knob(
-    "LOG_CAPTURE_KB", 64, "KiB", "what is kept of a body's output per attempt; <= 0: nothing"
+    "LOG_CAPTURE_KB", 64, "KiB", "stored output of a handler per attempt; <= 0: nothing"
 )
 OUT_ROOTS = Knob(
     "OUT_ROOTS",
@@ -262,7 +273,7 @@ STATE_DIR = Knob(
     "STATE_DIR",
     "",
     "path",
-    "folder of a worker's notes to the one after it; empty: systemd's, or one for temporary files",
+    "folder of notes that a worker leaves for the next one; empty: systemd's, else a temporary one",
 )
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
@@ -289,7 +300,7 @@ DEBUG = Knob("DEBUG", False, "flag", "set and non-empty: commands show traceback
 
 
 class RegisteredNode:
-    """A callable that a host registered by name, in the shape of a node module."""
+    """A callable that an app registered by name, in the shape of a node module."""
 
     __slots__ = ("run",)
 
@@ -298,7 +309,7 @@ class RegisteredNode:
 
 
 def _register_no_models() -> None:
-    """Register nothing: the registrar of an app that set none, so that there always is one."""
+    """Register nothing; the registrar of an app that has set none."""
 
 
 class EngineConfig:
@@ -334,7 +345,7 @@ class EngineConfig:
 
     @property
     def workflow_loader(self) -> WorkflowLoader | None:
-        """Finds what is declared in Python, then what the host's provider has; None: neither."""
+        """Return a loader of workflows declared in Python, then the app's; None without either."""
         return self._load_workflow if self.workflow_map else self._workflow_loader
 
     @workflow_loader.setter
@@ -368,7 +379,7 @@ class EngineConfig:
         raise errors.UnknownWorkflow(f"no pipeline {name!r}, and no provider is set")
 
     def get_resolve_ref(self) -> RefResolver:
-        """The host's ref resolver, else `refs.resolve_ref`."""
+        """Return the app's ref resolver, else `refs.resolve_ref`."""
         if self.resolve_ref is not None:
             return self.resolve_ref
         from queue_workflows import refs
@@ -384,7 +395,7 @@ class EngineConfig:
         return bool(self.node_map or self.node_resolver or self.node_module_package)
 
     def resolve_node_module(self, node_module: str) -> Any:
-        """The object whose `run` a row's `node_module` names.
+        """Return the object whose `run` is called for a row's `node_module`.
 
         Registered names first, then the resolver, else `<package>.<node_module>`; never an import
         of a bare string. Raises `NodeNotFound`; an error inside the imported module passes through.
@@ -417,7 +428,7 @@ _config = EngineConfig()
 
 
 def get_config() -> EngineConfig:
-    """The process-wide configuration."""
+    """Return the process-wide configuration."""
     return _config
 
 
@@ -439,7 +450,7 @@ def configure(
     ingest_default_budget_s: float | None = None,
     embedded: bool | None = None,
 ) -> EngineConfig:
-    """Change the names that are passed; keep those that are not, or that are None.
+    """Change the given names; an omitted one and None change nothing.
 
     May be called again.
 
@@ -497,12 +508,12 @@ def set_node_module_package(package: str) -> None:
 
 
 def set_node_resolver(resolver: Callable[[str], Any]) -> None:
-    """Resolve `node_module` by the host's own function to an object with `run`."""
+    """Let a function of the app resolve `node_module` to an object with `run`."""
     _config.node_resolver = resolver
 
 
 def register_node(name: str, module_or_callable: Any) -> None:
-    """Make a module (with `run`) or a plain callable reachable as `node_module = name`."""
+    """Register a module (with `run`) or a callable under the name that `node_module` uses."""
     if hasattr(module_or_callable, "run"):
         _config.node_map[name] = module_or_callable
     elif callable(module_or_callable):
@@ -514,7 +525,7 @@ def register_node(name: str, module_or_callable: Any) -> None:
 def register_input_widget(name: str, build_spec: WidgetSpec) -> None:
     """Let `build_spec(step, run)` make the `input_spec` of input steps that use this widget.
 
-    What it returns stands beside `step_id`, `widget`, `prompt` and `target`, and before them.
+    Its result is merged with `step_id`, `widget`, `prompt` and `target`, and takes precedence.
     """
     _config.input_widgets[name] = build_spec
 
@@ -530,14 +541,14 @@ def set_workflow_provider(
     *,
     resolve_ref: RefResolver | None = None,
 ) -> None:
-    """Where definitions come from; `resolve_ref(value, context)` replaces the built-in language."""
+    """Set where definitions come from; `resolve_ref(value, context)` replaces the ref language."""
     _config.workflow_loader = load_workflow
     _config.pipeline_schema_loader = pipeline_schema
     _config.resolve_ref = resolve_ref
 
 
 def set_invoke_context(factory: InvokeContext) -> None:
-    """Bracket each node function with `factory(job, run)`; what it yields finalizes the result."""
+    """Call each node function inside `factory(job, run)`; what it yields finalizes the result."""
     _config.invoke_context = factory
 
 
@@ -567,7 +578,7 @@ def set_ingest_schedule(entries: Iterable[Any]) -> None:
 
 
 def data_folder() -> Path:
-    """Return the folder for what this package keeps; it may not exist.
+    """Return the folder for the data of this package; it may not exist.
 
     `/var/lib/queue_workflows` for root, else below XDG_DATA_HOME or `~/.local/share`. Raises
     RuntimeError for an account without a home.
@@ -583,14 +594,14 @@ def data_folder() -> Path:
 
 
 def db_url_variables() -> tuple[str, ...]:
-    """The environment variables that may hold the DSN, in the order in which they are looked up."""
+    """Return the environment variables that may hold the DSN, in the order of their use."""
     if _config.db_url_env_named:
         return (_config.db_url_env,)
     return ("QUEUE_WORKFLOWS_DB_URL", _config.db_url_env)
 
 
 def database_url() -> str | None:
-    """The DSN that the environment names, or None."""
+    """Return the DSN that the environment names, or None."""
     for name in db_url_variables():
         if url := os.environ.get(name):
             return url
@@ -603,7 +614,7 @@ def embedded_wanted() -> bool:
 
 
 def host_label() -> str:
-    """The label under which this host's workers are shown and targeted."""
+    """Return the label under which this machine's workers are shown and addressed."""
     name = _config.host_label_env
     variables = (name,) if name != "AI_LEADS_HOST_LABEL" else ("QUEUE_WORKFLOWS_HOST_LABEL", name)
     for variable in variables:
@@ -650,7 +661,7 @@ def queues() -> frozenset[str]:
 
 
 def used_queues() -> frozenset[str]:
-    """Return the queues that the app has a use for.
+    """Return the queues that the app uses.
 
     They are `cpu` and `gpu` if it knows nodes, the ingest queues that it named, and those of its
     tasks and schedules. A task without a queue of its own may be queued in any ingest queue.
@@ -678,8 +689,8 @@ def load_app(spec: str | None) -> str | None:
     """Import `package.module[:callable]`, call the callable if one is named, return that spec.
 
     None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
-    Raises `InvalidConfig` when the module or the callable does not exist, and `AppFailed` from what
-    the app itself raises, `SystemExit` too; an error of ours passes.
+    Raises `InvalidConfig` if the module or the callable does not exist, and `AppFailed` from an
+    error of the app, `SystemExit` too; errors of this package pass through.
     """
     chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
     if not chosen:
@@ -688,7 +699,7 @@ def load_app(spec: str | None) -> str | None:
     module_name, _, attribute = chosen.partition(":")
     if not _MODULE_NAME.fullmatch(module_name):
         raise errors.InvalidConfig(f"{source}: it should look like package.module[:callable]")
-    # Before its code runs, which may use the database of its project.
+    # Before the app's code runs, since that may use the database of its project.
     _config.app = chosen
     target: Any = _import_app(source, module_name)
     for part in filter(None, attribute.split(".")):
@@ -731,12 +742,12 @@ def _import_app(source: str, module_name: str) -> Any:
 
 
 def _of_app(what: str, call: Callable[[], R]) -> R:
-    """What the host's code returns; `AppFailed`, its cause with the host's frames alone."""
+    """Call app code and return its result; raise `AppFailed` with the frames of the app alone."""
     try:
         return call()
     except (errors.QueueWorkflowsError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001  boundary around host code: an app may exit
+    except BaseException as error:  # noqa: BLE001  boundary around app code: an app may exit
         trace = error.__traceback__
         while trace is not None and _leads_to_app(trace.tb_frame.f_globals.get("__name__", "")):
             trace = trace.tb_next
@@ -752,7 +763,7 @@ def _leads_to_app(module: str) -> bool:
 
 
 def describe_knobs() -> list[Mapping[str, str]]:
-    """The knob table in source order: name, type, default, unit, meaning, variables."""
+    """Return the knobs in source order: name, type, default, unit, meaning, variables."""
     return [
         {
             "name": knob.name,

@@ -1,10 +1,10 @@
-"""The 0.3.0 names of the dispatcher: start a run, and dispatch after one event of a node."""
+"""Keep the 0.3.0 functions of the dispatcher: start a run, and dispatch after a node's event."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows.dispatch import callbacks, inputs, starts
+from queue_workflows.dispatch import callbacks, job_inputs, starts
 from queue_workflows.types import Row
 
 
@@ -38,4 +38,4 @@ def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
     """Return a job's inputs, resolved once against the run's context as it is now."""
-    return inputs.resolve_inputs_for_job(job_id, job=job)
+    return job_inputs.resolve_inputs_for_job(job_id, job=job)

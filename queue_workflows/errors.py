@@ -1,4 +1,4 @@
-"""Every error the package raises on purpose; a leaf also is the builtin that hosts catch."""
+"""Define every error that the package raises; a leaf also is the builtin that apps catch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class InvalidConfig(QueueWorkflowsError, ValueError):
 
 
 class AppFailed(InvalidConfig):
-    """The host app raised while it was imported or called; the cause is what it raised."""
+    """The app raised while it was imported or called; the cause is its error."""
 
 
 class DatabaseUrlMissing(QueueWorkflowsError, RuntimeError):
-    """No database was named and the embedded server was not asked for."""
+    """No database was named, and the embedded server was not requested."""
 
 
 class DatabaseUnavailable(QueueWorkflowsError, ConnectionError):
@@ -28,7 +28,7 @@ class DatabaseRefused(QueueWorkflowsError, PermissionError):
 
 
 class RowRefused(QueueWorkflowsError, ValueError):
-    """The database cannot compute with a stored row, or refuses what it would become."""
+    """The database cannot compute with a stored row, or refuses its new value."""
 
 
 class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
@@ -52,7 +52,7 @@ class UnknownPolicy(QueueWorkflowsError, ValueError):
 
 
 class UnknownWorker(QueueWorkflowsError, LookupError):
-    """There is no live worker of this host or id; the text lists the live workers."""
+    """There is no live worker with this host label or id; the text lists the live workers."""
 
 
 class UnknownModel(QueueWorkflowsError, KeyError):
@@ -72,12 +72,12 @@ class UnknownJob(QueueWorkflowsError, KeyError):
 class ArgsRefused(QueueWorkflowsError, ValueError):
     """Args, inputs or a run's context that a task, node or workflow does not take.
 
-    A job that fails with it is not tried again: that would not help.
+    A job that fails with it is not retried: that would not help.
     """
 
 
 class NoCurrentJob(QueueWorkflowsError, LookupError):
-    """`current_job()` where neither a task nor a node runs."""
+    """`current_job()` was called where neither a task nor a node runs."""
 
 
 class InvalidPayload(QueueWorkflowsError, ValueError):
@@ -93,7 +93,7 @@ class FolderRefused(InvalidPayload):
 
 
 class InvalidJob(QueueWorkflowsError, ValueError):
-    """A job that cannot be queued as it was asked for; the text names the keyword."""
+    """A job that cannot be queued with these options; the text names the keyword."""
 
 
 class IdempotencyClash(QueueWorkflowsError, ValueError):
@@ -157,7 +157,7 @@ class Retry(JobSignal):
     """
 
     after_s: float | None = None
-    """Here too, for a class of the host's that does not call ours."""
+    """A class attribute too, for a subclass of an app that does not call this `__init__`."""
 
     def __init__(self, after_s: float | None = None, reason: str = "asked for a retry") -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""The process-wide model cache of the gpu worker."""
+"""Return the model cache that the whole process of a gpu worker shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _inherited: list[model_cache.ModelCache] = []
 
 
 def gpu_model_cache() -> model_cache.ModelCache:
-    """The one cache of this process, made on first use; a forked child gets its own."""
+    """Return the cache of this process, created on first use; a forked child gets its own."""
     global _cache
     with _lock:
         if _cache is None:

@@ -1,4 +1,4 @@
-"""History: runs and jobs with their attempts, events and logs; recording events, and pruning."""
+"""Read runs and jobs with their attempts, events and logs; record events, and prune."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.admin import attempts
+from queue_workflows.admin import attempt_history
 from queue_workflows.dag import payload
-from queue_workflows.engine import job_events, job_tables, models, run_history, samples
+from queue_workflows.engine import history_rows, job_events, job_tables, models, samples
 from queue_workflows.engine import logs as attempt_logs
 from queue_workflows.operations import retention
 from queue_workflows.runtime import stored_json
@@ -36,17 +36,17 @@ def get_run(
     """Return a run with its nodes in the workflow's order, each as `get_job` returns it, or None.
 
     None: there is no such run. `nodes`: return only these nodes, with the whole run's counts.
-    `logs`: whether to read their logs; None: only of up to LOGS_MAX nodes. `logs_left_out` says
-    that they were not read: `log` is None, and `add_logs` reads them. A node that is not queued yet
+    `logs`: whether to read their logs; None: only of up to LOGS_MAX nodes. `logs_left_out`: they
+    were not read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet
     has `id` None and status `waiting`. `counts`: nodes by status, of `nodes_total`.
     """
     with db.transaction(conn) as own:
-        row = run_history.run(own, run_id)
+        row = history_rows.run(own, run_id)
         if row is None:
             return None
-        counts = run_history.node_counts(own, run_id)
-        jobs = run_history.nodes(own, run_id, nodes)
-        events = run_history.node_events(own, run_id, nodes)
+        counts = history_rows.node_counts(own, run_id)
+        jobs = history_rows.nodes(own, run_id, nodes)
+        events = history_rows.node_events(own, run_id, nodes)
         wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
         ids = [job["id"] for job in jobs] if wanted_logs else []
         stored = attempt_logs.of_jobs(own, job_tables.NODE_JOBS, ids)
@@ -54,7 +54,7 @@ def get_run(
         read_at = row.pop("read_at")
         records = _by(events, "node_id"), _by(stored, "job_id")
         made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
-        found = {node["node_id"]: node for node in _with_boxes(own, made)}
+        found = {node["node_id"]: node for node in _with_machine_samples(own, made)}
     wanted = [*graph, *(name for name in found if name not in graph)]
     waiting = max(0, len(graph) - sum(counts.values()))
     return {
@@ -78,19 +78,19 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     `attempts`: one dict for each claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
     it), `error`, `traceback`, `events`, `log` (`text`, `cut_bytes`; None: nothing stored) and
-    `box`: for one that died its machine's last sample before its end, or None. An ingest job also
-    has `acts`: changes by others than workers, each with `at`, `event_type`, `actor`, `error`.
+    `machine`: the last sample of its machine before it died; None if it did not die. An ingest job
+    also has `acts`: changes by others than workers, each with `at`, `event_type`, `actor`, `error`.
     """
     with db.transaction(conn) as own:
-        job = run_history.node(own, job_id)
+        job = history_rows.node(own, job_id)
         if job is None:
             return _ingest_job(own, job_id)
-        run = run_history.run(own, job["run_id"]) or {"definition": None, "started_at": None}
+        run = history_rows.run(own, job["run_id"]) or {"definition": None, "started_at": None}
         names = [job["node_id"]]
-        events = _by(run_history.node_events(own, job["run_id"], names), "node_id")
+        events = _by(history_rows.node_events(own, job["run_id"], names), "node_id")
         logs = _by(attempt_logs.of_jobs(own, job_tables.NODE_JOBS, [job_id]), "job_id")
         entry = _graph(run["definition"]).get(job["node_id"])
-        return _with_boxes(own, [_node(job, entry, run, (events, logs))])[0]
+        return _with_machine_samples(own, [_node(job, entry, run, (events, logs))])[0]
 
 
 def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) -> None:
@@ -101,7 +101,7 @@ def add_logs(nodes: Iterable[JsonDict], *, conn: db.Connection | None = None) ->
     for log in stored:
         for attempt in by_id[log["job_id"]]["attempts"]:
             if attempt["claim_no"] == log["claim_no"]:
-                attempt["log"] = attempts.log_of(log)
+                attempt["log"] = attempt_history.log_of(log)
 
 
 def record_event(
@@ -176,14 +176,14 @@ def prune_events(older_than_days: float = 30) -> int:
 
 
 def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
-    job = run_history.ingest_job(conn, job_id)
+    job = history_rows.ingest_job(conn, job_id)
     if job is None:
         return None
-    events = run_history.ingest_events(conn, job_id)
+    events = history_rows.ingest_events(conn, job_id)
     logs = attempt_logs.of_jobs(conn, job_tables.INGEST_JOBS, [job_id])
     shown = _with_attempts({"kind": "ingest job"} | job, events, logs, None)
     acts = [_act(event) for event in events if event["actor"]]
-    return _with_boxes(conn, [shown | {"acts": acts}])[0]
+    return _with_machine_samples(conn, [shown | {"acts": acts}])[0]
 
 
 def _act(event: Row) -> JsonDict:
@@ -192,7 +192,7 @@ def _act(event: Row) -> JsonDict:
     }
 
 
-def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
+def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
     """Return the jobs; attempts that died get the last sample of their machine."""
     died = [
         attempt
@@ -200,7 +200,7 @@ def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
         for attempt in job["attempts"]
         if attempt["ended_at"]
         and attempt["host_label"]
-        and attempts.DEATHS.intersection(event["event_type"] for event in attempt["events"])
+        and attempt_history.DEATHS.intersection(event["event_type"] for event in attempt["events"])
     ]
     for attempt in died[-BOXES:]:
         found = samples.last(
@@ -208,7 +208,7 @@ def _with_boxes(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
         )
         if found is not None:
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
-            attempt["box"] = stored_json.mapping(found["sample"]) | times
+            attempt["machine"] = stored_json.mapping(found["sample"]) | times
     return jobs
 
 
@@ -249,7 +249,7 @@ def _waiting(entry: Row, run_id: str) -> JsonDict:
 def _with_attempts(
     job: Row, events: list[Row], logs: list[Row], reopened: datetime | None
 ) -> JsonDict:
-    made = attempts.build(job, events, logs, reopened=reopened)
+    made = attempt_history.build(job, events, logs, reopened=reopened)
     done = job["status"] == "completed"
     last = made[-1]["traceback"] if made and job["status"] != "completed" else None
     job.pop("read_at")

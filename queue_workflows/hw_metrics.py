@@ -27,21 +27,21 @@ from queue_workflows.types import JsonDict, NowFn
 _log = logging.getLogger(__name__)
 CHANNEL = "hw_metrics"
 FINE_S, COARSE_S = 2, 60
-"""The two rings: of a sample every 2 s for an hour, and of what each 60 s came to for a day."""
+"""The two rings of samples: one every 2 s for an hour, and one per 60 s for a day."""
 SAMPLE_EVERY_S, FOLD_EVERY_S = float(FINE_S), float(COARSE_S)
-TELL_EVERY_S = 5.0
+NOTIFY_EVERY_S = 5.0
 TOOL_EVERY_S = 5.0
-"""How often cards are read where that takes a process; between, the last reading counts."""
+"""Seconds between readings of the GPUs by a tool; meanwhile the last reading is used."""
 PAYLOAD_LIMIT = 5500
-"""Bytes of a sample; what PostgreSQL notifies has to be under 8,000, and with it go the time and a
-host of up to 400 bytes, each of which JSON may write as six."""
+"""Limit of a sample in bytes. PostgreSQL notifies less than 8,000 bytes. Time and host label are
+added: a label has up to 400 bytes, and JSON may write each as six."""
 MB = 1024 * 1024
 WAITING = 8
-"""Samples that wait for a database which is away; older ones go."""
+"""Samples to keep while the database is unreachable; older ones are dropped."""
 
 
 class Probe:
-    """Takes samples; for one thread. CPU and RAM need psutil (extra: metrics), or are None."""
+    """Take samples on one thread. CPU and RAM need psutil (extra: metrics), or are None."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Probe:
         self._ours = ours or cgroup_attribution.Attribution()
         self._now = now_fn
         self._psutil = _psutil()
-        self._cards: list[gpu_overview.Card] = []
+        self._cards: list[gpu_overview.Gpu] = []
         self._read_at: float | None = None
         if self._psutil is not None:
-            # What it returns counts from the call before.
+            # A value covers the time since the previous call.
             self._psutil.cpu_percent(None)
 
     @property
@@ -66,7 +66,7 @@ class Probe:
         return self._reader.source
 
     def sample(self) -> JsonDict:
-        """The box now: the keys of a notification but for its host and time, within its limit."""
+        """Return the machine's use now: a notification's keys without host and time."""
         found: JsonDict = {
             "cpu_percent": None, "cpu_ours_percent": None, "ram_percent": None,
             "ram_used_mb": None, "ram_total_mb": None, "ram_ours_used_mb": None,
@@ -92,7 +92,7 @@ class Probe:
             }
         return fit(found | {"gpus": [card._asdict() for card in self._read()]})
 
-    def _read(self) -> list[gpu_overview.Card]:
+    def _read(self) -> list[gpu_overview.Gpu]:
         now = self._now()
         by_tool = self.source != "nvml"
         if self._read_at is None or not by_tool or now - self._read_at >= TOOL_EVERY_S:
@@ -100,11 +100,11 @@ class Probe:
         return self._cards
 
     def reread(self) -> None:
-        """Let the next sample read the cards, however lately they were."""
+        """Let the next sample read the GPUs, even if they were read a moment ago."""
         self._read_at = None
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Close the driver."""
         self._reader.close()
 
 
@@ -116,7 +116,7 @@ def _psutil() -> Any:
 
 
 def fit(sample: JsonDict) -> JsonDict:
-    """The sample, with as many of its cards as PAYLOAD_LIMIT has room for; `gpus_cut`: the rest."""
+    """Return the sample with as many GPUs as PAYLOAD_LIMIT allows; `gpus_cut` counts the rest."""
     left = len(json.dumps(sample)) - PAYLOAD_LIMIT
     gpus = list(sample["gpus"])
     while left > 0 and gpus:
@@ -142,7 +142,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows if row.get(key) is not None]
         if not all(stored_json.number(value) is not None for value in values):
-            # Times, and what no sampler of ours has written.
+            # Times, and values that this sampler has not written.
             found[key] = values[-1]
         elif not values:
             found[key] = None
@@ -153,8 +153,8 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     return found
 
 
-class DedicatedConnection(NamedTuple):
-    """A sample as JSON text for the database: to store (`every_s`), or to notify."""
+class PendingSample(NamedTuple):
+    """A sample as JSON text that waits for the database: to store (`every_s`), or to notify."""
 
     every_s: int | None
     text: str
@@ -162,11 +162,11 @@ class DedicatedConnection(NamedTuple):
 
 
 class Sampler:
-    """Samples in a thread of its own inside the `with` block, while no other does for this host.
+    """Take samples on a thread of its own inside the `with` block, if no other process does.
 
-    `ready` is called when there is something to `take` and to store; the owner does that on its own
-    connection. Of all processes of a host on one database the one that holds a lock file samples;
-    the lock goes with its process, and another takes over.
+    `ready` is called when there are samples to `take`; the owner stores them on its own connection.
+    One process per host label and database samples: the one that holds a lock file. When it ends,
+    the lock is free, and another process takes over.
     """
 
     def __init__(
@@ -185,13 +185,13 @@ class Sampler:
         self._lock: int | None = None
         self._minute: list[JsonDict] = []
         self._latest: JsonDict | None = None
-        self._waiting: deque[DedicatedConnection] = deque(maxlen=WAITING)
+        self._waiting: deque[PendingSample] = deque(maxlen=WAITING)
         self._loop: service.Loop | None = None
 
     def __enter__(self) -> Sampler:
         tasks = [
             service.Task("sample", self._sample_pause_s, self._sample),
-            service.Task("tell", TELL_EVERY_S, self._tell),
+            service.Task("tell", NOTIFY_EVERY_S, self._notify),
             service.Task("fold", FOLD_EVERY_S, self._fold),
         ]
         self._loop = service.Loop("hw-metrics", tasks)
@@ -209,12 +209,12 @@ class Sampler:
 
     @property
     def holds(self) -> bool:
-        """Return whether this process is the host's sampler."""
+        """Return whether this process takes the samples of the machine."""
         return self._lock is not None
 
-    def take(self) -> list[DedicatedConnection]:
+    def take(self) -> list[PendingSample]:
         """Return the samples to store, the oldest first; [] most of the time."""
-        found: list[DedicatedConnection] = []
+        found: list[PendingSample] = []
         with contextlib.suppress(IndexError):
             while True:
                 found.append(self._waiting.popleft())
@@ -223,7 +223,7 @@ class Sampler:
     def _sample_pause_s(self) -> float:
         """Return the seconds to the next sample: the sending interval if there is no GPU."""
         blind = self._latest is not None and not self._latest["gpus"]
-        return TELL_EVERY_S if blind else SAMPLE_EVERY_S
+        return NOTIFY_EVERY_S if blind else SAMPLE_EVERY_S
 
     def _sample(self) -> None:
         if not self._is_ours():
@@ -253,10 +253,10 @@ class Sampler:
                 if os.path.samestat(os.fstat(self._lock), path.stat()):
                     return True
             os.close(self._lock)
-        self._lock = _hold(path)
+        self._lock = _try_lock(path)
         return self._lock is not None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._latest is not None:
             self._put(None, self._latest, tell=True)
 
@@ -266,18 +266,18 @@ class Sampler:
             self._put(COARSE_S, fold(taken), tell=False)
 
     def _put(self, every_s: int | None, sample: JsonDict, *, tell: bool) -> None:
-        self._waiting.append(DedicatedConnection(every_s, json.dumps(sample), tell))
+        self._waiting.append(PendingSample(every_s, json.dumps(sample), tell))
         self._ready()
 
 
 def lock_name(host: str) -> str:
-    """The lock file's name: of this host label on this database."""
+    """Return the name of the lock file for this host label and this database."""
     digest = hashlib.sha256(f"{host}\n{db.describe()}".encode(errors="replace")).hexdigest()
     return f"queue_workflows-hw-{digest[:16]}.lock"
 
 
-def _hold(path: Path) -> int | None:
-    """The descriptor of the lock, held; None when another process has it, or it cannot be had."""
+def _try_lock(path: Path) -> int | None:
+    """Take the lock and return its descriptor; None if another process has it or it fails."""
     try:
         fd = _opened(path)
     except OSError as error:
@@ -292,10 +292,10 @@ def _hold(path: Path) -> int | None:
 
 
 def _opened(path: Path) -> int:
-    # O_NONBLOCK: the name is no secret, and opening a FIFO would wait for ever.
+    # O_NONBLOCK: anybody can create a FIFO of this name, and opening one would block.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDONLY | flags)  # another account's will do
+        return os.open(path, os.O_RDONLY | flags)  # a file of another account suffices
     except FileNotFoundError:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
 
@@ -310,9 +310,9 @@ def look_back(
 ) -> list[JsonDict]:
     """Return a host's samples, the oldest first: `sampled_at`, `every_s`, and a sample's keys.
 
-    From `since` (None: `past_s` ago) to `until` (None: now). `every_s` is 2 within the last hour of
-    its sampling, and 60, with what a minute came to, before. `InvalidConfig` for a host that is no
-    name.
+    The range is from `since` (None: `past_s` ago) to `until` (None: now). `every_s` is 2 for the
+    last hour of samples; before, it is 60, and a sample summarizes a minute. Raises `InvalidConfig`
+    for a host label that is not a valid name.
     """
     if not types.is_name(host):
         raise errors.InvalidConfig(f"host {host[:40]!r}: a name has 1 to 400 bytes of UTF-8")
@@ -339,7 +339,7 @@ class Cost(NamedTuple):
 
 
 def measure(probe: Probe, times: int = 10) -> Cost:
-    """The mean cost of a sample that reads the cards; blocks for as many of them."""
+    """Return the mean cost of a sample that reads the GPUs; block for that many samples."""
     tools = resource.getrusage(resource.RUSAGE_CHILDREN)
     own, began = time.thread_time(), time.monotonic()
     for _ in range(times):

@@ -33,17 +33,17 @@ def run_task(
 ) -> outcomes.Outcome:
     """Run the task of a claimed job, writing nothing; whatever it raises is an outcome.
 
-    `control_`: the worker that listens to it and may interrupt it; None: nobody does. `runner`: as
-    which an async task finds the loop of the last one again. A job that was cancelled meanwhile
-    leaves no result; one that its worker interrupted is `cancelled`, with the reason as its error.
+    `control_`: receives progress and may interrupt the task; None: nobody does. `runner`: keeps the
+    event loop for the next async task. A job that was cancelled meanwhile has no result. A job that
+    its worker interrupted is `cancelled`, with the reason as its error.
     """
     attempt = _Attempt(job, control_ or control.NoControl())
     token, own = jobs.current.set(attempt.job), runner or handlers.Runner()
     try:
-        return attempt.completed(own.run(attempt.begun(), attempt.control))
+        return attempt.completed(own.run(attempt.call(), attempt.control))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
         return attempt.failed(error)
     finally:
         jobs.current.reset(token)
@@ -58,15 +58,15 @@ async def run_task_async(job: Row, control_: control.Control) -> outcomes.Outcom
     attempt = _Attempt(job, control_)
     jobs.current.set(attempt.job)  # in the context of this asyncio.Task
     try:
-        return attempt.completed(await async_handlers.drive(attempt.begun(), attempt.control))
+        return attempt.completed(await async_handlers.run_async(attempt.call(), attempt.control))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a task may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
         return attempt.failed(error)
 
 
 class _Attempt:
-    """One claim of a job while its task runs, and the outcome that comes of it."""
+    """One claim of a job while its task runs, and the outcome."""
 
     __slots__ = ("_name", "_row", "_started", "control", "job")
 
@@ -77,8 +77,8 @@ class _Attempt:
         self._name: str = row["task_name"]
         self._started = time.monotonic()
 
-    def begun(self) -> Any:
-        """Return what the task returns: its result, or a generator or coroutine to run."""
+    def call(self) -> Any:
+        """Call the task; return its result, or a generator or coroutine that must be run."""
         task = config.get_config().ingest_task_map.get(self._name)
         if task is None:
             raise errors.UnknownTask(
@@ -86,13 +86,13 @@ class _Attempt:
             )
         row = self._row
         claimed_jobs.check_ingest(row)
-        return args.taker(task).call(task, row["reason"], row["args"], self._name)
+        return args.caller_of(task).call(task, row["reason"], row["args"], self._name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
-        """The body has ended by itself; raises `InvalidPayload`, and a signal that it returned."""
+        """Return the outcome of a handler that returned; raises a signal that it returned."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
-        found = outcomes.unless_signal(self.job.left if value is None else value)
+        found = outcomes.unless_signal(self.job.result_set if value is None else value)
         text = payload.encode(
             found if isinstance(found, dict) else {"result": found},
             f"result of task {self._name!r}",
@@ -100,7 +100,7 @@ class _Attempt:
         return outcomes.Outcome("completed", self._seconds, text, value=found)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """The handler raised, or was requested to end."""
+        """Return the outcome of a handler that raised, or that was requested to end."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
         if isinstance(error, control.Interrupted):

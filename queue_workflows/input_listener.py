@@ -7,7 +7,7 @@ import threading
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import drain, inputs, run_cache
+from queue_workflows.dispatch import drain, input_nodes, run_cache
 from queue_workflows.engine import input_answers, nodes, row_isolation
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
@@ -19,7 +19,7 @@ REFUSED_RETRY_S = 60.0
 
 
 class InputListener:
-    """Processes `workflow_input_submissions`.
+    """Complete input nodes with the rows of `workflow_input_submissions`.
 
     Start it alone, or let a `NodePool` call `process_all`.
     """
@@ -46,19 +46,19 @@ class InputListener:
         self._loop.stop()
 
     def process_all(self, stopped: threading.Event | None = None) -> int:
-        """Process answers until none is due; return how many."""
+        """Handle answers until none is due; return how many."""
         count = 0
         while not (stopped and stopped.is_set()) and self.process_once():
             count += 1
         return count
 
     def process_once(self) -> bool:
-        """Take one answer; False when none is due.
+        """Take one answer; return False if none is due.
 
         The answer, the node's completion and its outbox row are one transaction. An answer that
-        raises, whatever it raises, rests with back-off, so that those behind it have their turn;
-        after DISPATCH_MAX_ATTEMPTS it fails. Then the run's outbox is drained as far as it needs no
-        host code; the orchestrator does the rest.
+        raises is postponed with back-off, so that it does not delay others; it fails after
+        DISPATCH_MAX_ATTEMPTS. Then the run's outbox is drained as far as no app code is needed; the
+        orchestrator does the rest.
         """
         after_s = config.SUBMISSION_RECLAIM_S.read()
         with run_cache.reading(self._begin) as conn:
@@ -76,7 +76,7 @@ class InputListener:
         return True
 
     def _take(self, submission_id: str, after_s: float) -> Row | None:
-        """Take an answer; its row if it completed the node."""
+        """Take an answer; return its row if it completed the node."""
         with self._begin() as conn:
             row = input_answers.claim(conn, submission_id, after_s)
             return row if row is not None and _take(conn, row) else None
@@ -88,7 +88,7 @@ class InputListener:
             _log.warning("run %s goes on by its outbox: %s", run_id, error)
 
     def _rest(self, submission_id: str, error: BaseException) -> bool:
-        """Count the failure in the answer's row; after too many the answer fails. True."""
+        """Count the failure in the answer's row; fail the answer after too many. Return True."""
         text = row_isolation.described(error)
         _log.error("answer %s is not taken: %s", submission_id, text)
         with self._begin() as conn:
@@ -102,7 +102,7 @@ class InputListener:
 
 
 def _take(conn: db.Connection, row: Row) -> bool:
-    """Return whether this answer completed the node; if not, the answer's row says why."""
+    """Return whether this answer completed the node; if not, the answer's row has the reason."""
     job = nodes.get_by_node(conn, row["run_id"], row["node_id"])
     where = f"node {row['node_id']!r} of run {row['run_id']!r}"
     if job is None:
@@ -114,7 +114,7 @@ def _take(conn: db.Connection, row: Row) -> bool:
         )
         return False
     try:
-        delta = inputs.answer_delta(job, row["value"])
+        delta = input_nodes.answer_delta(job, row["value"])
     except errors.InvalidPayload as error:
         input_answers.refuse(conn, row["id"], payload.error_text(error))
         return False

@@ -1,6 +1,6 @@
-"""Jobs: enqueue, get, list, cancel, retry, delete and explain them.
+"""Enqueue, read, list, cancel, retry, delete and explain jobs.
 
-`enqueue`, `list` and what changes many jobs are about ingest jobs; the rest takes nodes' jobs too.
+`enqueue`, `list` and the functions for many jobs work on ingest jobs; the others on node jobs too.
 Each call is one transaction, or joins that of `conn`.
 """
 
@@ -17,7 +17,7 @@ from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations
 from queue_workflows.engine import cancellation, ingest_jobs, job_tables, nodes, retry_runs, runs
-from queue_workflows.engine import retry as ingest_retry
+from queue_workflows.engine import retry_jobs as ingest_retry
 from queue_workflows.operations import many_jobs
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import job_validation
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = Literal["node", "ingest"]
-"""A job is that of a run's node, or an ingest job, which stands alone."""
+"""The kinds of jobs: of a node of a run, and ingest jobs, which belong to no run."""
 STATUSES: tuple[str, ...] = get_args(JobStatus)
 """The statuses of an ingest job."""
 
@@ -98,7 +98,7 @@ def enqueue_many(
 
     The ids are in the order of the members. A member of `jobs` has the keywords of `enqueue`; those
     it lacks are taken from the call. Workers are woken once. Raises as `enqueue` does; the message
-    says which job.
+    names the job.
     """
     if args is not None and jobs is None and task_name is not None and _is_psycopg(conn):
         job = job_validation.with_task_defaults(job_validation.NewJob(task_name, queue, **options))
@@ -236,7 +236,7 @@ def _check_since(since: Any) -> None:
             f"since {since!r:.80}: a datetime with a time zone or a timedelta"
         )
     if isinstance(since, datetime) and since.tzinfo is None:
-        raise errors.InvalidConfig(f"since {since}: say in which time zone")
+        raise errors.InvalidConfig(f"since {since}: it has no time zone")
     if isinstance(since, timedelta) and abs(since) > durations.MAX_SPAN:
         raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
 

@@ -1,4 +1,4 @@
-"""One warm model per process: loaded on demand, swapped on a change, dropped when idle."""
+"""Keep one model loaded per process: load it on demand, swap it, drop it when idle."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def gpu_should_unload(handle_present: bool, active: bool, idle_s: float, ttl_s: 
     return handle_present and not active and ttl_s > 0 and idle_s >= ttl_s
 
 
-class ClaimsInFlight(NamedTuple):
-    """A resident model: what it says it needs, how long its load took, and since when it is here.
+class ResidentModel(NamedTuple):
+    """A resident model: its declared memory, its load time, and since when it is loaded.
 
     `est_vram_gb` 0: unknown. Both times in seconds.
     """
@@ -44,12 +44,12 @@ class RequiresModels(Protocol):
 
 
 class ModelCache:
-    """Keeps at most one model loaded.
+    """Keep at most one model loaded.
 
-    `publish_current_model(model_or_None)` hears None when a change starts and the id when a load
-    is done; its errors are logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`.
-    `register_builtins` None uses the host's `set_builtin_model_registrar`.
-    Every method may be called from any thread; one change at a time, and readers never wait.
+    `publish_current_model(model_or_None)` gets None when a change starts, and the id when a load is
+    done; its errors are logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`. `register_builtins`
+    None uses the app's `set_builtin_model_registrar`. Every method may be called from any thread;
+    changes happen one at a time, and readers never wait.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ModelCache:
 
     @property
     def current_model(self) -> str | None:
-        """The id of the loaded model; None when empty and during a swap."""
+        """Return the id of the loaded model; None if none is loaded, and during a swap."""
         resident = self._resident
         return resident[0].id if resident else None
 
@@ -91,16 +91,16 @@ class ModelCache:
         return self._last_load_seconds
 
     @property
-    def held(self) -> ClaimsInFlight | None:
-        """The loaded model; None when empty and during a swap."""
+    def resident(self) -> ResidentModel | None:
+        """Return the loaded model; None if none is loaded, and during a swap."""
         resident, (load_s, at) = self._resident, self._loaded
         if resident is None:
             return None
-        return ClaimsInFlight(resident[0].id, resident[0].est_vram_gb, load_s, self._now() - at)
+        return ResidentModel(resident[0].id, resident[0].est_vram_gb, load_s, self._now() - at)
 
     @property
     def loading_model(self) -> str | None:
-        """The id of the model that is being loaded, or waits for another's unload; or None."""
+        """Return the id of the model that is being loaded or waits for an unload; or None."""
         return self._loading
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
@@ -109,11 +109,11 @@ class ModelCache:
             self._publish_current_model = publish_current_model
 
     def require_model(self, model_id: str) -> Any:
-        """The model's handle, loaded if another or none is resident.
+        """Return the model's handle; load the model if another or none is resident.
 
-        Raises `UnknownModel`, or `ModelLoadFailed` from the cause of a failed unload or load with
-        the cache left empty and usable. An unknown id and a failed registrar (`ModelLoadFailed`
-        too) keep what is resident.
+        Raises `UnknownModel` for an unknown id and `ModelLoadFailed` for a failed registrar; both
+        keep the resident model. A failed unload or load raises `ModelLoadFailed` from its cause;
+        then the cache is empty and usable.
         """
         with self._lock:
             if self._loading is not None:
@@ -136,12 +136,12 @@ class ModelCache:
             self._drop()
 
     def mark_busy(self) -> None:
-        """A job starts to use the cache: no idle unload until the matching `mark_idle`."""
+        """Note that a job uses the cache: no idle unload until the matching `mark_idle`."""
         with self._lock:
             self._busy += 1
 
     def mark_idle(self) -> None:
-        """A job is done; calls nest, and the idle time starts after the outermost."""
+        """Note that a job has ended; the idle time starts after the outermost of nested calls."""
         with self._lock:
             self._busy = max(0, self._busy - 1)
             self._used_at = self._now()
@@ -156,7 +156,7 @@ class ModelCache:
         return gpu_should_unload(self._resident is not None, active, idle_s, ttl_s)
 
     def reap_idle_once(self) -> bool:
-        """Unload a model that has been idle for the TTL; whether one was unloaded.
+        """Unload a model that has been idle for the TTL; return whether one was unloaded.
 
         False at once while a load or unload is in progress. A failing unloader is logged.
         """
@@ -243,7 +243,7 @@ class ModelCache:
             return
         try:
             self._publish_current_model(model_id)
-        except Exception:  # noqa: BLE001  boundary around host code
+        except Exception:  # noqa: BLE001  boundary around app code
             _log.exception("announcing current model %s failed", model_id)
 
 
@@ -271,10 +271,10 @@ class _AppCache(ModelCache):
         return getattr(self._app, "current_handle", None)
 
     @property
-    def held(self) -> ClaimsInFlight | None:
+    def resident(self) -> ResidentModel | None:
         model = self.current_model
         load_s, at = self._loaded
-        return None if model is None else ClaimsInFlight(model, 0.0, load_s, self._now() - at)
+        return None if model is None else ResidentModel(model, 0.0, load_s, self._now() - at)
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
         self._publish_current_model = publish_current_model
@@ -311,7 +311,7 @@ class _AppCache(ModelCache):
 
 
 def adapted(cache: RequiresModels | None) -> ModelCache | None:
-    """Return what the engine can use of an app's cache; a `ModelCache` and None are themselves."""
+    """Return an app's cache as a `ModelCache`; a `ModelCache` and None are returned as they are."""
     return cache if cache is None or isinstance(cache, ModelCache) else _AppCache(cache)
 
 
@@ -333,7 +333,7 @@ def _clear_frames(error: BaseException) -> None:
 
 
 def _release_memory() -> None:
-    """Hand freed memory back to the card and the system, as far as they let us."""
+    """Return freed memory to the GPU and the system, as far as they allow it."""
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is not None:

@@ -1,4 +1,4 @@
-"""Which models this process can load, and how."""
+"""Register the models that this process can load, with their loaders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queue_workflows import errors, types
 class ModelSpec:
     """One model: `loader()` gives its handle, `unloader(handle)` frees what only it can free.
 
-    `est_vram_gb` is the memory it needs on the card; 0 means unknown. Raises `InvalidConfig` for an
+    `est_vram_gb` is the GPU memory it needs; 0 means unknown. Raises `InvalidConfig` for an
     id that is no name, functions that cannot be called and a size that is not a number >= 0.
     """
 
@@ -57,20 +57,20 @@ def register(spec: ModelSpec) -> None:
 
 
 def get(model_id: str) -> ModelSpec:
-    """The spec; raises `UnknownModel` (a KeyError) that lists the known ids."""
+    """Return the spec; raise `UnknownModel` (a KeyError) that lists the known ids."""
     with _lock:
         spec = _specs.get(model_id)
         if spec is None:
             known = ", ".join(sorted(_specs)) or "none"
             raise errors.UnknownModel(
                 f"unknown model {model_id!r}: registered are {known}; model_registry.register() "
-                "or the host's set_builtin_model_registrar() adds it"
+                "or the app's set_builtin_model_registrar() adds it"
             )
     return spec
 
 
 def known_ids() -> tuple[str, ...]:
-    """The registered ids, sorted."""
+    """Return the registered ids, sorted."""
     with _lock:
         return tuple(sorted(_specs))
 

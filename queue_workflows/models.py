@@ -1,4 +1,4 @@
-"""Models: list what each gpu worker holds, and request that it loads or unloads one."""
+"""List the models that gpu workers hold, and request that a worker loads or unloads one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Request that the gpu workers of a host, or one of them, load a model between jobs; the row.
+    """Request that gpu workers of a host load a model between jobs; return the request.
 
     The request replaces an earlier one for the same host or worker. `conn`: join the caller's
     transaction. Raises before any write `UnknownWorker` for a host or worker that is not live,
@@ -36,7 +36,7 @@ def unload(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Request that a model (None: any) is unloaded between jobs; as `load`."""
+    """Request that gpu workers unload a model (None: any) between jobs; otherwise as `load`."""
     return _request("unload", host, model, worker_id, requested_by, conn)
 
 

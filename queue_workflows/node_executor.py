@@ -1,4 +1,4 @@
-"""Run one node: bind its arguments, bracket its function, check its result, record the outcome."""
+"""Run the handler of one node: resolve inputs, load its model, call it, check its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import queue_workflows
 from queue_workflows import config, db, errors, history, tasks
 from queue_workflows.dag import arguments, confinement, payload, run_folder
 from queue_workflows.declare import node_functions
-from queue_workflows.dispatch import inputs as node_inputs
+from queue_workflows.dispatch import job_inputs
 from queue_workflows.engine import claimed_jobs, claims, finish, job_tables, nodes, outcomes, runs
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.types import JsonDict, Row
@@ -52,20 +52,20 @@ def execute_node(
         if not claims.is_held(conn, lease):
             return "skipped"
     cache = adapted(model_cache)
-    with _busy(cache):
-        outcome = run_body(
+    with _keep_loaded(cache):
+        outcome = run_handler(
             job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
         )
     with db.transaction() as conn:
         recorded = finish.record(conn, lease, outcome)
     if recorded == "completed" and outcome.kind == "completed":
-        announce(job, outcome)
+        call_completed_hook(job, outcome)
     return recorded
 
 
 @contextlib.contextmanager
-def _busy(cache: ModelCache | None) -> Generator[None]:
-    """The model stays loaded meanwhile."""
+def _keep_loaded(cache: ModelCache | None) -> Generator[None]:
+    """Keep the loaded model until the block ends."""
     if cache is None:
         yield
         return
@@ -76,26 +76,26 @@ def _busy(cache: ModelCache | None) -> Generator[None]:
         cache.mark_idle()
 
 
-def announce(job: Row, outcome: outcomes.Outcome) -> None:
-    """Call the host's `on_node_completed` after the commit; its errors are logged and dropped."""
+def call_completed_hook(job: Row, outcome: outcomes.Outcome) -> None:
+    """Call the app's `on_node_completed` after the commit; its errors are logged and dropped."""
     hook = config.get_config().on_node_completed
     if hook is None:
         return
     try:
         full, run = _full_rows(job)
         hook(full, run, outcome.value)
-    except (Exception, SystemExit):  # noqa: BLE001  the boundary around host code
+    except (Exception, SystemExit):  # noqa: BLE001  the boundary around app code
         _log.exception("on_node_completed for node %s failed", job["node_id"])
 
 
-def run_body(
+def run_handler(
     job: Row,
     *,
     model_cache: ModelCache | None = None,
     cancel_event: threading.Event | None = None,
     status_callback: Callable[..., object] | None = None,
 ) -> outcomes.Outcome:
-    """Run the body of a claimed job, writing nothing about it; whatever it raises is an outcome."""
+    """Run the handler of a claimed job and return its outcome, also if it raises; write nothing."""
     started = time.monotonic()
     cancel = cancel_event or threading.Event()
     resolved: str | None = None
@@ -103,7 +103,9 @@ def run_body(
         claimed_jobs.check_node(job)
         if job["node_module"].startswith(INPUT_PREFIX):
             return outcomes.Outcome("parked", 0.0)
-        inputs = _patiently(lambda: node_inputs.resolve_inputs_for_job(job["id"], job=job), cancel)
+        inputs = _read_despite_outages(
+            lambda: job_inputs.resolve_inputs_for_job(job["id"], job=job), cancel
+        )
         if inputs != job["inputs"] or job.get("ref_heads") != []:
             resolved = payload.encode(inputs, f"inputs of node {job['node_id']!r}")
         report = status_callback or _ignore
@@ -112,7 +114,7 @@ def run_body(
         text = payload.encode(value, f"result of node {job['node_id']!r}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  the boundary around host code: a body may exit
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
         outcome = outcomes.of_error(error, time.monotonic() - started, f"node {job['node_id']}")
         return _unless_cancelled(cancel, outcome._replace(resolved_inputs=resolved))
     outcome = outcomes.Outcome(
@@ -131,10 +133,10 @@ def _unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> out
     return outcomes.Outcome("cancelled", outcome.seconds) if cancel.is_set() else outcome
 
 
-def _patiently(read: Callable[[], T], cancel: threading.Event) -> T:
-    """The engine's own read around a body: an outage is not the node's failure.
+def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
+    """Read for the engine beside a handler; repeat the read if the database is unreachable.
 
-    It is tried again until it succeeds; the end of the lease, which the worker watches, bounds it.
+    An outage is not the node's failure. The worker watches the lease, whose end bounds the wait.
     """
     delay_s = READ_AGAIN_FIRST_S
     while True:
@@ -195,14 +197,16 @@ def _invoke(
             else None
         )
         bound = arguments.signature(run).bind(inputs, offers, where=where)
-        return _bracketed(job, cancel, lambda: _delta(outcomes.unless_signal(run(**bound))))
+        return _in_app_context(
+            job, cancel, lambda: _context_delta(outcomes.unless_signal(run(**bound)))
+        )
     finally:
         folders.close()
 
 
 def _unknown_node(job: Row, cancel: threading.Event, error: errors.NodeNotFound) -> str:
     """Name the worker and the age of the run: an old worker or an old run is the usual cause."""
-    run = _patiently(lambda: _full_rows(job), cancel)[1]
+    run = _read_despite_outages(lambda: _full_rows(job), cancel)[1]
     created = run.get("created_at")
     since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
     return (
@@ -211,16 +215,16 @@ def _unknown_node(job: Row, cancel: threading.Event, error: errors.NodeNotFound)
     )
 
 
-def _bracketed(job: Row, cancel: threading.Event, body: Callable[[], JsonDict]) -> JsonDict:
-    """The body's delta, inside the host's context if it set one.
+def _in_app_context(job: Row, cancel: threading.Event, body: Callable[[], JsonDict]) -> JsonDict:
+    """Call the handler inside the app's invoke context, if it set one; return the delta.
 
-    `finalize` is applied to a success only, and not when the job was cancelled meanwhile. An error
-    of the body is raised even if the host's context swallows it.
+    `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An error of
+    the handler is raised even if the app's context suppresses it.
     """
     factory = config.get_config().invoke_context
     if factory is None:
         return body()
-    rows = _patiently(lambda: _full_rows(job), cancel)
+    rows = _read_despite_outages(lambda: _full_rows(job), cancel)
     raised: BaseException | None = None
     delta: JsonDict = {}
     with factory(*rows) as finalize:
@@ -247,8 +251,8 @@ def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict
     return cast("JsonDict", final)
 
 
-def _delta(value: Any) -> JsonDict:
-    """A dict is the delta, or holds it as `context_delta`; anything else is none."""
+def _context_delta(value: Any) -> JsonDict:
+    """Return the delta: the dict, or its member `context_delta`; {} for any other result."""
     if not isinstance(value, dict):
         return {}
     result = cast("JsonDict", value)
@@ -289,7 +293,7 @@ def _model_event(job: Row, event_type: str, elapsed_s: float | None) -> None:
 
 
 class _Folders:
-    """A node's folders, made when it asks for them; `close` removes what is of this attempt."""
+    """A node's folders, created on request; `close` removes the folder of this attempt."""
 
     def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job
@@ -305,11 +309,13 @@ class _Folders:
         if "run" in self._job:
             found = self._job["run"]["out_dir"]
         else:
-            found = _patiently(lambda: _full_rows(self._job), self._cancel)[1].get("out_dir")
+            found = _read_despite_outages(lambda: _full_rows(self._job), self._cancel)[1].get(
+                "out_dir"
+            )
         # A job that an app queued into a run of its own: no start has given the run a folder.
-        return _patiently(self._give, self._cancel) if found is None else found
+        return _read_despite_outages(self._choose_out_dir, self._cancel) if found is None else found
 
-    def _give(self) -> str:
+    def _choose_out_dir(self) -> str:
         default = run_folder.of_run(self._job["run_id"])
         with db.statement() as conn:
             return runs.set_out_dir(conn, self._job["run_id"], default) or default
@@ -334,5 +340,5 @@ class _Folders:
 
 
 def takes_status_callback(body: Callable[..., Any]) -> bool:
-    """Whether a body reports its progress."""
+    """Return whether a handler reports its progress."""
     return "status_callback" in arguments.signature(body).names

@@ -1,4 +1,4 @@
-"""Threads of the orchestrator: start runs, dispatch events, take answers, do maintenance."""
+"""Run the threads of the orchestrator: start runs, dispatch events, take answers, maintain."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from queue_workflows.types import NowFn
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
 HEAD_START_S = 0.004
-"""The worker that wrote an event dispatches it at once, mostly; so long it is left to it."""
+"""Seconds for which an event is left to the worker that wrote it, which usually dispatches it."""
 STREAM_PAUSE_S = 0.04
 STREAM_WITHIN_S = 0.1
-"""Events of a stream (a fan) are taken together: each round costs as much as its batch."""
+"""Seconds to collect the events of a stream: a round costs the same for one and for many."""
 
 
 class NodePool:
@@ -50,7 +50,7 @@ class NodePool:
         self._now = now_fn
         self._check_at = self._drained_at = -math.inf
         self._drain_at: float | None = None
-        """When events that were notified are to be drained."""
+        """The time at which events that were notified are drained."""
         self._kept = db.DedicatedConnection()
         self._begin = run_cache.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)
@@ -70,7 +70,7 @@ class NodePool:
         meanwhile.
         """
         if self._services or self._stopped.is_set():
-            raise RuntimeError("this pool was started before; make a new one")
+            raise RuntimeError("this pool was started before; create a new one")
         if self._register is not None:
             self._register()
         if not recovery.recover_at_start(self._pause or self._stopped.wait):
@@ -129,7 +129,7 @@ class NodePool:
             raise
 
     def check(self) -> None:
-        """Find by one statement what there is to do, and do it."""
+        """Check by one statement which work there is, and do it."""
         self._check_at = self._now() + config.DISPATCH_POLL_S.read()
         self._drain_at = None
         conn = self._kept.get()
@@ -146,7 +146,7 @@ class NodePool:
     def work(self, *, runs: bool, events: bool, inputs: bool) -> None:
         """Start runs, take answers and dispatch events in turn, until nothing is left.
 
-        An error of one kind does not keep the others from their turn; it is raised afterwards.
+        An error of one kind does not stop the others; it is raised afterwards.
         """
         kinds = {self._start: runs, self._answer: inputs, self._drain: events}
         todo = [act for act, wanted in kinds.items() if wanted]

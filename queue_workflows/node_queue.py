@@ -1,4 +1,4 @@
-"""The 0.3.0 names of `jobs`, of `runs`' nodes, and of changes by hand, which have no other name."""
+"""Keep the 0.3.0 functions for node jobs and ingest jobs; each calls the present API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from queue_workflows import history, jobs, queues, runs, workers
-from queue_workflows.operations import claims, outcomes, requeue
+from queue_workflows.operations import manual_claims, manual_outcomes, requeue
 from queue_workflows.types import IngestJob, JobId, NodeJob, Row
 
 # --- node jobs ---------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def claim_next_cpu_job(
     worker_lane: int = 0, *, host: str | None = None, lease_s: float = 600, host_priority: int = 0
 ) -> Row | None:
     """Claim the next cpu job for this process; return its row, or None if there is none."""
-    return claims.claim_cpu_job(
+    return manual_claims.claim_cpu_job(
         worker_lane, host=host, lease_s=lease_s, host_priority=host_priority
     )
 
@@ -89,7 +89,7 @@ def claim_next_gpu_job(
     With GPU_CLAIM_POLICY `strict`: the best priority band first, inside it `current_model`, then
     age. `known_models` None: the process can load any model.
     """
-    return claims.claim_gpu_job(
+    return manual_claims.claim_gpu_job(
         worker_lane,
         current_model,
         host=host,
@@ -107,29 +107,29 @@ def mark_completed(
     vm_rss_mb_peak: int | None = None,
 ) -> NodeJob | None:
     """Complete a job, with its outbox event; return its row, or None if it was over."""
-    return outcomes.complete_node(
+    return manual_outcomes.complete_node(
         job_id, context_delta=context_delta, seconds=seconds, rss_mb=vm_rss_mb_peak
     )
 
 
 def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> NodeJob | None:
     """Fail a job, with its outbox event; return its row, or None if it was over."""
-    return outcomes.fail_node(job_id, error=error, seconds=seconds)
+    return manual_outcomes.fail_node(job_id, error=error, seconds=seconds)
 
 
 def mark_awaiting_input(job_id: str) -> NodeJob | None:
     """Park a job until its answer, with its outbox event; return its row, or None if it is over."""
-    return outcomes.park_node(job_id)
+    return manual_outcomes.park_node(job_id)
 
 
 def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
-    """Store what the node received; return its row, or None if there is no such job."""
-    return outcomes.set_resolved_inputs(job_id, inputs)
+    """Store the resolved inputs of a node; return its row, or None if there is no such job."""
+    return manual_outcomes.set_resolved_inputs(job_id, inputs)
 
 
 def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
-    """Store what an input node asks for; return its row, or None if there is no such node."""
-    return outcomes.set_input_spec(run_id, node_id, spec)
+    """Store the question of an input node; return its row, or None if there is no such node."""
+    return manual_outcomes.set_input_spec(run_id, node_id, spec)
 
 
 def reclaim_expired_leases() -> list[Row]:
@@ -138,7 +138,7 @@ def reclaim_expired_leases() -> list[Row]:
 
 
 def requeue_job_for_retry(job_id: str) -> NodeJob | None:
-    """Queue a running job at the front, `watchdog_retries` + 1; its row, None: not running."""
+    """Queue a running job at the front and count a watchdog retry; None if it does not run."""
     return requeue.requeue_node(job_id)
 
 
@@ -154,17 +154,17 @@ def requeue_running_for_worker(host_label: str, queue: str) -> int:
 
 def cancel_queued_jobs_for_run(run_id: str) -> int:
     """Cancel a run's queued jobs and leave the run as it is; return how many."""
-    return outcomes.cancel_queued_nodes(run_id)
+    return manual_outcomes.cancel_queued_nodes(run_id)
 
 
 def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
     """Return outbox events that no dispatcher has processed, the oldest first."""
-    return outcomes.unprocessed_events(limit)
+    return manual_outcomes.unprocessed_events(limit)
 
 
 def count_unprocessed_dispatch_events() -> int:
     """Return the number of outbox events that no dispatcher has processed."""
-    return outcomes.count_unprocessed_events()
+    return manual_outcomes.count_unprocessed_events()
 
 
 def record_node_event(
@@ -269,21 +269,21 @@ def claim_next_ingest_job(
     queue: str, *, host: str | None = None, lease_s: float = 600
 ) -> Row | None:
     """Claim the next job of an ingest queue for this process; return its row, or None."""
-    return claims.claim_ingest_job(queue, host=host, lease_s=lease_s)
+    return manual_claims.claim_ingest_job(queue, host=host, lease_s=lease_s)
 
 
 def mark_ingest_completed(
     job_id: str, *, result: Any = None, seconds: float | None = None
 ) -> IngestJob | None:
     """Complete a job; return its row, or None if it was over."""
-    return outcomes.complete_ingest_job(job_id, result=result, seconds=seconds)
+    return manual_outcomes.complete_ingest_job(job_id, result=result, seconds=seconds)
 
 
 def mark_ingest_failed(
     job_id: str, *, error: str, seconds: float | None = None
 ) -> IngestJob | None:
     """Fail a job; return its row, or None if it was over."""
-    return outcomes.fail_ingest_job(job_id, error=error, seconds=seconds)
+    return manual_outcomes.fail_ingest_job(job_id, error=error, seconds=seconds)
 
 
 def reclaim_expired_ingest_leases() -> list[Row]:

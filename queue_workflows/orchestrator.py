@@ -1,4 +1,4 @@
-"""The orchestrator process: migrate, reclaim lapsed jobs, dispatch and do maintenance."""
+"""Run the orchestrator process: migrate, reclaim lapsed jobs, dispatch and do maintenance."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import logging
 
 from queue_workflows import config, db, errors, node_pool
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 
 _log = logging.getLogger("queue_workflows.orchestrator")
 
 
 def bring_schema(stop: signals.StopRequest) -> bool:
-    """Wait for the database and apply what it lacks; False when a stop was requested first."""
+    """Wait for the database and migrate it; return False if a stop was requested before."""
     while db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait):
         try:
             applied = db.bootstrap(stopped=stop.requested.is_set)
@@ -21,7 +21,7 @@ def bring_schema(stop: signals.StopRequest) -> bool:
                 return False
             raise
         except db.OperationalError as error:
-            _log.warning("the database went away while the schema was looked at: %s", error)
+            _log.warning("lost the database while checking the schema: %s", error)
             stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read())
             continue
         if applied:
@@ -31,7 +31,7 @@ def bring_schema(stop: signals.StopRequest) -> bool:
 
 
 def serve(stop: signals.StopRequest) -> int:
-    """Bootstrap, recover and dispatch until a stop is requested; return 0."""
+    """Migrate, recover and dispatch until a stop is requested; return 0."""
     if not bring_schema(stop):
         return 0
     registrar = config.get_config().builtin_model_registrar
@@ -47,7 +47,7 @@ def serve(stop: signals.StopRequest) -> int:
 
 
 def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
-    """Start the pool, however long the database is away; False when a stop came first."""
+    """Start the pool, also after a long outage; return False if a stop was requested before."""
     while not stop.requested.is_set():
         try:
             pool.start()
@@ -61,24 +61,24 @@ def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`queue-orchestrator`: run until SIGTERM or SIGINT; 2 for what cannot work."""
+    """Run `queue-orchestrator` until SIGTERM or SIGINT; return 2 if it cannot work."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-orchestrator",
-        description="Bring the schema, dispatch runs, sweep.",
+        description="Migrate the schema, dispatch runs, do maintenance.",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     options = parser.parse_args(argv)
 
     def body() -> int:
-        process.setup_logging(options.log_level)
+        entry_point.setup_logging(options.log_level)
         if options.embedded:
             config.configure(embedded=True)
         config.load_app(options.app)
         with signals.StopRequest() as stop:
             return serve(stop)
 
-    return process.run_main("queue-orchestrator", body, debug=options.debug)
+    return entry_point.run_main("queue-orchestrator", body, debug=options.debug)
 
 
 if __name__ == "__main__":

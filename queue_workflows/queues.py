@@ -1,4 +1,4 @@
-"""Queues: pause, resume and limit them; list them with depth, age, rates, state and limits."""
+"""Pause, resume, limit and list queues, with their depth, age, rates and state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Keep(Enum):
 
 
 KEEP: Final = _Keep.KEEP
-"""A limit that is left as it is."""
+"""Leave this limit unchanged."""
 
 
 @check_violations.translated()
@@ -41,7 +41,7 @@ def pause(
     requested_by: str | None = None,
     conn: db.Connection | None = None,
 ) -> Row:
-    """Let no more jobs of a queue, or of one partition of an ingest queue, be claimed; its row.
+    """Stop claims of a queue, or of one partition of an ingest queue; return its settings row.
 
     Running jobs continue. `until`: when the pause ends by itself, a time with a time zone or a span
     from now by the database's clock; None: at `resume`. `conn`: join the caller's transaction.
@@ -228,7 +228,7 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if queue not in known and not queues.is_used(conn, queue):
         raise errors.UnknownQueue(
             f"queue {queue!r}: not configured, never served, and empty; known are "
-            f"{', '.join(sorted(known))}, and --app names those of a host app"
+            f"{', '.join(sorted(known))}, and --app adds those of an app"
         )
     if partition is None:
         return

@@ -1,4 +1,4 @@
-"""The ref mini-language: `$value`, `$from`, `$eq`, `$ne` and `$filter` over plain data."""
+"""Resolve refs, the values `$value`, `$from`, `$eq`, `$ne` and `$filter` in plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INDEX = re.compile(r"-?[0-9]{1,9}")
 
 
 def resolve_ref(value: Any, context: Mapping[str, Any]) -> Any:
-    """The value that a template stands for; what a `$from` finds is data and is returned as it is.
+    """Return the value of a template; a value found by `$from` is data and is not resolved.
 
     A segment of a path is a dict key or a list index (negative from the end), never an attribute.
     Raises `RefNotFound` (KeyError), `InvalidRef` (ValueError: unknown operator, unsafe pattern,
@@ -155,7 +155,7 @@ def _matches(pattern: Pattern, subject: Any, effort: _Effort) -> bool:
 
 
 def safe_pattern(text: Any) -> Pattern:
-    """The compiled pattern; `InvalidRef` that names the rule which it breaks."""
+    """Return the compiled pattern; raise `InvalidRef` that names the broken rule."""
     if not isinstance(text, str):
         raise errors.InvalidRef(f"a pattern is text, not {type(text).__name__}")
     if len(text) > MAX_PATTERN_CHARS:
@@ -200,7 +200,7 @@ class _Token:
         self.hi: int | None = 1
 
     def literal(self) -> str | None:
-        """The one character that this token surely consumes, or None."""
+        """Return the character that this token always consumes, or None."""
         if self.kind != "atom" or self.lo == 0:
             return None
         char = self.text[-1]
@@ -223,7 +223,7 @@ _FORBIDDEN = {"reference": "a backreference or a conditional", "verbose": "the v
 
 
 def _tokens(text: str) -> list[_Token]:
-    """The pieces of a pattern that `re` has accepted, each with its quantifier."""
+    """Return the pieces of a pattern that `re` has accepted, each with its quantifier."""
     tokens: list[_Token] = []
     at = 0
     while at < len(text):
@@ -257,7 +257,7 @@ class _Group:
         self.starts: list[str | None] = []
 
     def meet(self, token: _Token) -> None:
-        """Record how the branch starts, or that another branch starts."""
+        """Record the first character of the branch, or begin another branch."""
         if len(self.starts) < len(self.ways) and token.kind != "close":
             self.starts.append(token.literal())
         if token.kind == "alt":
@@ -306,7 +306,7 @@ def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
 
 
 def _close(text: str, stack: list[_Group], token: _Token) -> int:
-    """Leave a group; the ways through it."""
+    """Close a group; return the ways through it."""
     closed = stack.pop()
     ways = closed.total()
     if token.repeats and closed.quantified:
@@ -335,7 +335,7 @@ def attempt(
         return resolver(value, context), None
     except errors.QueueWorkflowsError as error:
         return None, str(error)
-    except Exception as error:  # noqa: BLE001  boundary around host code
+    except Exception as error:  # noqa: BLE001  boundary around app code
         return None, f"{type(error).__name__}: {error}"
 
 
@@ -345,7 +345,7 @@ def resolve_inputs(
     fallback: Mapping[str, Any],
     resolver: Callable[[Any, Mapping[str, Any]], Any] = resolve_ref,
 ) -> dict[str, Any]:
-    """The template with every member resolved once.
+    """Return the template with every member resolved once.
 
     A member that does not resolve keeps its value of `fallback`; without one it is left out.
     """

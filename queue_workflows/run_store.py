@@ -1,4 +1,4 @@
-"""The 0.3.0 names of `runs`."""
+"""Keep the 0.3.0 functions for runs; each calls `runs`."""
 
 from __future__ import annotations
 

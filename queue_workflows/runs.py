@@ -1,4 +1,4 @@
-"""Runs and their nodes: submit, get, list, answer, cancel, retry, update, delete and explain.
+"""Submit, read, list, answer, cancel, retry, update, delete and explain runs and their nodes.
 
 Each call is one transaction, or joins that of `conn`.
 """
@@ -224,7 +224,7 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
     with app_connections.transaction(conn) as own:
-        # Outside of the block below, which would begin and commit a transaction of its own if none
+        # Outside of the block below, which would begin and commit its own transaction if none
         # was under way.
         job = _refuse_unless_open(node_jobs.get_by_node(own, run_id, node_id), where)
         if check:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from queue_workflows import config, db, errors, tasks, types
 from queue_workflows.db import check_violations
 from queue_workflows.engine import row_isolation, schedules
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule import plan
 
@@ -99,7 +99,7 @@ def _checked_jobs(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
             known = ", ".join(sorted(config.get_config().ingest_task_map)) or "none"
             raise errors.UnknownTask(
                 f"schedule entry {entry.name!r}: no ingest task {entry.task_name!r}, registered "
-                f"are {known}; register_ingest_task() in the host app (--app) adds it"
+                f"are {known}; register_ingest_task() in the app (--app) adds it"
             )
         try:
             tasks.check_args(entry.task_name, {})
@@ -130,7 +130,7 @@ class Ticker:
         self._sleep: Callable[[float], object] = sleep_fn or self._stopping.wait
         self._seen: datetime | None = None
         self._seen_at = 0.0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._rows = row_isolation.Isolation()
         self._late: list[plan.Fire] = []
         """Fires that raised; see `_fire_apart`."""
@@ -193,7 +193,7 @@ class Ticker:
             except _DATABASE_ERRORS as error:
                 if not failures:
                     _log.warning(
-                        "the schedule waits for the database: %s", process.mask(str(error))
+                        "the schedule waits for the database: %s", entry_point.mask(str(error))
                     )
                 longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures, 16))
                 failures += 1
@@ -208,15 +208,15 @@ class Ticker:
         usable: list[ScheduleEntry] = []
         entries = _schedule(self._schedule)
         if not entries:
-            self._say_once(
+            self._warn_once(
                 "the schedule is empty, waiting: set_ingest_schedule([ScheduleEntry(...)]) in the "
-                "host app (--app) fills it"
+                "app (--app) fills it"
             )
         for entry in entries:
             try:
                 usable += _checked_jobs([entry])
             except (errors.UnknownQueue, errors.UnknownTask) as error:
-                self._say_once(f"schedule entry {entry.name!r} is left out: {error}")
+                self._warn_once(f"schedule entry {entry.name!r} is left out: {error}")
         return usable
 
     def _since(
@@ -239,9 +239,9 @@ class Ticker:
         due_in_s = (wake - self._seen).total_seconds() - elapsed_s
         return min(LOOK_EVERY_S, max(WAIT_MIN_S, due_in_s))
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s", text)
 
 
@@ -250,18 +250,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog=PROG,
-        description="Queue ingest jobs at the minutes that the host's schedule names.",
+        description="Queue ingest jobs at the minutes that the app's schedule names.",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     parser.add_argument(
         "--boot-kick", action="store_true", help="queue every entry once at start (reason: boot)"
     )
     args = parser.parse_args(argv)
-    return process.run_main(PROG, lambda: _serve(args), debug=args.debug)
+    return entry_point.run_main(PROG, lambda: _serve(args), debug=args.debug)
 
 
 def _serve(args: argparse.Namespace) -> int:
-    process.setup_logging(args.log_level)
+    entry_point.setup_logging(args.log_level)
     if args.embedded:
         config.configure(embedded=True)
     config.load_app(args.app)
@@ -282,7 +282,7 @@ def _boot_kick() -> None:
     try:
         _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
     except _DATABASE_ERRORS as error:
-        _log.error("boot kick left out: %s", process.mask(str(error)))
+        _log.error("boot kick left out: %s", entry_point.mask(str(error)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Schedules: set the entries that the scheduler follows, and list them with their instants."""
+"""Set the entries that the scheduler follows, and list them with their instants."""
 
 from __future__ import annotations
 

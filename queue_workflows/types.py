@@ -1,4 +1,4 @@
-"""Types that every layer shares: states, rows, keywords of public functions, callables.
+"""Define types that every layer shares: states, rows, keywords of public functions, callables.
 
 The rows make the file long: a column is a line. A test compares them with the database.
 """

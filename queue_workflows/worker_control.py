@@ -1,4 +1,4 @@
-"""`queue-worker-control`, the watcher that obeys its rows, and the 0.3.0 names of `workers`."""
+"""Run `queue-worker-control`, watch its rows for a worker, and keep 0.3.0 names of `workers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from queue_workflows import config, db, errors, workers
 from queue_workflows.engine import controls
 from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import display, durations, process, service
+from queue_workflows.runtime import display, durations, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
 
 EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WHEN",
         help="when it turns itself ON again: 30s, 45m, 2h, 1d, or an ISO time with its zone",
     )
-    process.add_common_arguments(parser)
+    entry_point.add_common_arguments(parser)
     return parser
 
 
@@ -175,7 +175,7 @@ def _refuse_unknown(queue: str) -> None:
     if queue not in known:
         raise errors.UnknownQueue(
             f"queue {queue!r}: no worker has ever served it; known are {', '.join(sorted(known))}, "
-            "and --app names those of a host app"
+            "and --app adds those of an app"
         )
 
 
@@ -188,11 +188,11 @@ def _join_embedded() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`queue-worker-control`: write the control row; 0, or 2 with one line for what is wrong."""
+    """Run `queue-worker-control`: write the control row; return 0, or 2 and a line for a fault."""
     options = _parser().parse_args(argv)
 
     def body() -> int:
-        process.setup_logging(options.log_level)
+        entry_point.setup_logging(options.log_level)
         if options.embedded:
             config.configure(embedded=True)
         config.load_app(options.app)
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         print(display.line(text, None))
         return 0
 
-    return process.run_main("queue-worker-control", body, debug=options.debug)
+    return entry_point.run_main("queue-worker-control", body, debug=options.debug)
 
 
 if __name__ == "__main__":

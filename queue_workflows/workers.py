@@ -1,4 +1,4 @@
-"""Workers: list them, turn them on or off, drain them, and write or judge their heartbeats."""
+"""List workers, turn them on or off, drain them, and write or judge their heartbeats."""
 
 from __future__ import annotations
 

@@ -66,6 +66,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return distribution.Scheduling(config, log, one_by_one=WAITING)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect without the garbage collector, which would walk what stays over and over."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse unit tests that ask for a database, and put first the tests that wait long."""
     for item in items:

@@ -1,4 +1,4 @@
-"""Other queues from the package index, each in its own environment, with one small driver each."""
+"""Install other queue libraries, each in its own environment, and call their drivers."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Peer:
         self.title = f"{kit.name} {kit.version}"
 
     def call(self, role: str, count: int) -> float:
-        """The rate of `enqueue`, `bulk`, `drain` or `batch`, a second."""
+        """Return the rate of `enqueue`, `bulk`, `drain` or `batch` per second."""
         return float(self._ask(role, count)["rate"])
 
     def pickup_ms(self, count: int) -> list[float]:
-        """From the return of each enqueue call to the start of the handler."""
+        """Return the times from the return of each enqueue call to the start of the handler."""
         return [float(value) for value in self._ask("pickup", count)["samples_ms"]]
 
     def _ask(self, role: str, count: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Drives pgqueuer, in its own environment: `drive_pgqueuer.py ROLE COUNT ANSWER`."""
+"""Drive pgqueuer in its own environment: `drive_pgqueuer.py ROLE COUNT ANSWER`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives procrastinate, in its own environment: `drive_procrastinate.py ROLE COUNT ANSWER`."""
+"""Drive procrastinate in its own environment: `drive_procrastinate.py ROLE COUNT ANSWER`."""
 
 from __future__ import annotations
 

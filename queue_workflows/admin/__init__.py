@@ -1,1 +1,1 @@
-"""Read-only diagnostics for operators' commands; nothing here changes a row."""
+"""Read what operators' commands diagnose and display; nothing here changes a row."""

@@ -56,7 +56,7 @@ _INTERNAL = (
 """Functions that only functions of the tables' owner call: nobody is granted them."""
 
 
-class Lack(NamedTuple):
+class MissingRight(NamedTuple):
     """A missing right: SELECT, USAGE, EXECUTE, OWNER ..., and the object, as SQL names it."""
 
     right: str
@@ -65,7 +65,7 @@ class Lack(NamedTuple):
     name: str
 
 
-class Excess(NamedTuple):
+class ExcessRight(NamedTuple):
     """A right that the purpose does not need, and the role, as SQL names it, that was granted it.
 
     That role is this one, PUBLIC, or a role that this one is a member of.
@@ -81,7 +81,7 @@ class Excess(NamedTuple):
 # --- missing rights of a role ------------------------------------------------------------------
 
 
-def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
+def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
     """Return what this role lacks for a purpose, of the tables and functions that exist."""
     wanted = PURPOSES[purpose]
     rows = _closed_tables(conn, wanted)
@@ -102,7 +102,7 @@ def lacking(conn: db.Connection, purpose: str) -> list[Lack]:
     if purpose == "migrate":
         tables = {"tables": list(_READ)}
         rows += conn.execute(statements.permissions.not_owned, tables).fetchall()
-    return [Lack(**row) for row in rows]
+    return [MissingRight(**row) for row in rows]
 
 
 def missing(conn: db.Connection) -> list[str]:
@@ -146,7 +146,7 @@ def _closed_sequences(conn: db.Connection, tables: list[str]) -> list[str]:
 # --- excess rights of a role -------------------------------------------------------------------
 
 
-def excessive(conn: db.Connection, purpose: str) -> list[Excess]:
+def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
     """Return the rights past reading that a role for `submit` or `read` has and does not need.
 
     MAINTAIN lets a role lock a table. UPDATE lets it set a sequence to its end. CREATE on the
@@ -164,7 +164,7 @@ def excessive(conn: db.Connection, purpose: str) -> list[Excess]:
         "internal": list(_INTERNAL),
     }
     rows = conn.execute(statements.permissions.excessive, given).fetchall()
-    return [Excess(**row) for row in rows]
+    return [ExcessRight(**row) for row in rows]
 
 
 def submitters(conn: db.Connection) -> list[str]:
@@ -182,7 +182,7 @@ def public_may_create(conn: db.Connection) -> str | None:
 # --- the statements that fix it -----------------------------------------------------------------
 
 
-def revokes(found: list[Excess]) -> list[str]:
+def revokes(found: list[ExcessRight]) -> list[str]:
     """Return the REVOKE statements that take these rights away, one a grantee and object."""
     merged: dict[tuple[str, str, str], list[str]] = {}
     for one in found:
@@ -193,7 +193,7 @@ def revokes(found: list[Excess]) -> list[str]:
     ]
 
 
-def grants(lacks: list[Lack], role: str) -> list[str]:
+def grants(lacks: list[MissingRight], role: str) -> list[str]:
     """Return the fewest statements that give what is missing; `role` is quoted as SQL needs it."""
     wanted: dict[tuple[str, str], list[str]] = {}
     for lack in lacks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.admin import explain
+from queue_workflows.admin import waiting_facts
 from queue_workflows.engine import job_tables, lock_queues
 from queue_workflows.runtime import display, durations, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
@@ -21,7 +21,7 @@ DEPENDENCIES = 3
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return what `jobs.explain` returns of a job, or None if there is no such job."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-        row = explain.job(conn, table.name, job_id)
+        row = waiting_facts.job(conn, table.name, job_id)
         if row is not None:
             return _explained(conn, table.name, row)
     return None
@@ -29,11 +29,11 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     """Return what `runs.explain` returns of a run, or None if there is no such run."""
-    row = explain.run(conn, run_id)
+    row = waiting_facts.run(conn, run_id)
     if row is None:
         return None
     over = row["status"] in TERMINAL_RUN_STATUSES
-    jobs = {} if over else {job["node_id"]: job for job in explain.run_nodes(conn, run_id)}
+    jobs = {} if over else {job["node_id"]: job for job in waiting_facts.run_nodes(conn, run_id)}
     waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
     later = _not_queued(row, jobs)
     found = [_waiting_node(conn, job) for job in waiting[:limit]]
@@ -62,7 +62,7 @@ def _of_run(row: Row) -> str | None:
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
     if job["status"] == "queued" and (
-        found := explain.job(conn, job_tables.NODE_JOBS.name, job["id"])
+        found := waiting_facts.job(conn, job_tables.NODE_JOBS.name, job["id"])
     ):
         return _explained(conn, job_tables.NODE_JOBS.name, found)
     prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
@@ -101,7 +101,7 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
     found: list[JsonDict] = []
     if clause not in ("status", "run_over"):
-        for worker in explain.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
+        for worker in waiting_facts.workers(conn, row["queue"], config.STALE_WORKER_AFTER_S.read()):
             own_clause, own_detail = _of_worker(conn, table, row, worker, blocked=bool(clause))
             found.append(
                 {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
@@ -126,7 +126,7 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
 
 
 def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str | None]:
-    """What keeps every worker from it."""
+    """Return the clause and text that keep every worker from the job; None for neither."""
     if row["status"] != "queued":
         by = f" by {row['claimed_by']}" if row["status"] == "running" and row["claimed_by"] else ""
         return "status", f"it is {row['status'].replace('_', ' ')}{by}"
@@ -137,19 +137,19 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
         until = f" until {display.moment(row['available_at'])}" if row["available_at"] else ""
         return "not_due", f"it is not due{until}"
     if reason == "locked":
-        turn = explain.lock_owner(conn, table, row)
-        has = f": job {turn['id']} ({turn['status']}) has the turn" if turn else ""
+        owner = waiting_facts.lock_owner(conn, table, row)
+        has = f": job {owner['id']} ({owner['status']}) has it" if owner else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
         return "unserved", _of_unserved(conn, row)
     if reason == "limited":
-        return _of_partition(explain.partition_limits(conn, row), row["partition_key"])
+        return _of_partition(waiting_facts.partition_limits(conn, row), row["partition_key"])
     if reason is not None:
         return "blocked", f"it is blocked: {reason}"
     if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
-        said = explain.partition_limits(conn, row)
-        if said["paused"]:
-            return _of_partition(said, row["partition_key"])
+        limits = waiting_facts.partition_limits(conn, row)
+        if limits["paused"]:
+            return _of_partition(limits, row["partition_key"])
     return _of_queue(conn, row["queue"])
 
 
@@ -159,42 +159,42 @@ def unserved_text(queue: str) -> str:
 
 
 def _of_unserved(conn: db.Connection, row: Row) -> str:
-    """Say why others have its lock key, and when it stands in line again."""
+    """Return why other jobs got its lock key, and whether it may wait for the key again."""
     stale_s = config.STALE_WORKER_AFTER_S.read()
     if row["queue"] in lock_queues.served(conn, stale_s):
-        return "its queue has a worker again: it is about to stand in line for its lock key"
+        return "its queue has a worker again: it is about to wait for its lock key again"
     clause, detail = _of_queue(conn, row["queue"])
     if clause == "paused":
         return f"its {detail}, so its lock key passed to others"
     return unserved_text(row["queue"])
 
 
-def _of_partition(said: Row, key: str) -> tuple[str, str]:
-    """What keeps the line of a partition waiting."""
-    if said["paused"]:
-        return "paused", f"partition {key} is paused{_until(said['paused_until'])}"
-    rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
-    if said["due_at"] is not None and rate:
-        return "limited", f"partition {key} starts {rate}: its line is due{_at(said['due_at'])}"
-    if said["max_running"]:
-        running = f"{said['running']} of {said['max_running']}"
-        return "limited", f"it waits in line of partition {key}, of which {running} run"
-    return "limited", f"it waits in line of partition {key}"
+def _of_partition(limits: Row, key: str) -> tuple[str, str]:
+    """Return the clause and text of what keeps the waiting jobs of a partition."""
+    if limits["paused"]:
+        return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
+    rate = durations.rate_text(limits["rate_limit"], limits["rate_period_s"])
+    if limits["due_at"] is not None and rate:
+        return "limited", f"partition {key} starts {rate}: the next is due{_at(limits['due_at'])}"
+    if limits["max_running"]:
+        running = f"{limits['running']} of {limits['max_running']}"
+        return "limited", f"it waits for partition {key}, of which {running} jobs run"
+    return "limited", f"it waits for a check of partition {key}"
 
 
 def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
-    """What its queue's own pause and limits keep from all workers."""
-    said = explain.queue_limits(conn, queue)
-    if said is None:
+    """Return the clause and text of the pause or limit of the queue as a whole; None for none."""
+    limits = waiting_facts.queue_limits(conn, queue)
+    if limits is None:
         return None, None
-    if said["paused"]:
-        by = f" by {said['paused_by']}" if said["paused_by"] else ""
-        return "paused", f"queue {queue} is paused{by}{_until(said['paused_until'])}"
-    if said["max_running"] and said["running"] >= said["max_running"]:
-        return "limited", f"queue {queue} runs {said['max_running']} at once, and does"
-    if said["due_s"] is not None:
-        rate = durations.rate_text(said["rate_limit"], said["rate_period_s"])
-        due = display.number(said["due_s"], ".1f", " s")
+    if limits["paused"]:
+        by = f" by {limits['paused_by']}" if limits["paused_by"] else ""
+        return "paused", f"queue {queue} is paused{by}{_until(limits['paused_until'])}"
+    if limits["max_running"] and limits["running"] >= limits["max_running"]:
+        return "limited", f"queue {queue} runs its limit of {limits['max_running']}"
+    if limits["due_s"] is not None:
+        rate = durations.rate_text(limits["rate_limit"], limits["rate_period_s"])
+        due = display.number(limits["due_s"], ".1f", " s")
         return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None
 
@@ -215,16 +215,16 @@ def _of_worker(
         return "off", f"switched off ({worker['off']})"
     gpu = row["queue"] == "gpu"
     if gpu:
-        fit = explain.misfit(conn, worker, row["required_model"])
+        fit = waiting_facts.misfit(conn, worker, row["required_model"])
         if fit["misfit"] == "model":
             if worker["known_models"] is None:
                 return "model", f"it registers no model, and others know {row['required_model']}"
             return "model", f"it does not know model {row['required_model']}"
         if fit["misfit"] == "vram":
-            card_gb = worker["vram_total_mb"] // 1000
+            gpu_gb = worker["vram_total_mb"] // 1000
             return (
                 "vram",
-                f"the model needs {display.number(fit['needs_gb'])} GB, its card has {card_gb} GB",
+                f"the model needs {display.number(fit['needs_gb'])} GB, its GPU has {gpu_gb} GB",
             )
     if blocked:
         return None, None
@@ -234,10 +234,10 @@ def _of_worker(
 def _by_place(
     conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
-    """The place in a plain line."""
+    """Return the place among the waiting jobs of its queue."""
     claim = stored_json.mapping(worker["claim"])
     newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
-    ahead = explain.ahead(conn, table, row, newest=newest, models=models)
+    ahead = waiting_facts.ahead(conn, table, row, newest=newest, models=models)
     if not ahead["every"]:
         return NEXT, "it is next in line"
     if ahead["better"]:
@@ -247,14 +247,14 @@ def _by_place(
 
 
 def _jobs(number: int, word: str = "") -> str:
-    count = f"{number:,}" + (" or more" if number >= explain.COUNTED else "")
+    count = f"{number:,}" + (" or more" if number >= waiting_facts.COUNTED else "")
     return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
 
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
-    """What the worker's policy puts before it."""
-    can = explain.models(conn, worker)
-    choice = explain.choice(conn, worker, can)
+    """Return what the worker's claim policy takes before this job."""
+    can = waiting_facts.models(conn, worker)
+    choice = waiting_facts.choice(conn, worker, can)
     own, chosen = row["required_model"] or "", choice["model"]
     if chosen == own and _is_it(conn, row, choice):
         return (
@@ -264,7 +264,7 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     if own and choice["why"] in ("worth", "left") and (reason := _left(conn, worker, own)):
         return "left", reason
     if chosen is None:
-        return "left", "what waits is left to those that hold it"
+        return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]
     if choice["why"] == "first" or better:
         return _by_place(conn, job_tables.NODE_JOBS.name, row, worker, can)
@@ -277,7 +277,7 @@ _REASONS: dict[str, Any] = {
     "first": "the first in line",
     "warm": "it needs no load here",
     "urgent": "a better priority that has waited past the grace",
-    "worth": "most waiting ends there per second of load and work",
+    "worth": "it ends the most waiting per second of load and work",
     "overdue": "it has waited too much longer than the others",
 }
 
@@ -288,19 +288,19 @@ def _reason(choice: Row) -> Any:
 
 def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
     if choice["how"] == "newest":
-        return row["priority"] == choice["band"] and explain.is_newest(conn, row)
+        return row["priority"] == choice["band"] and waiting_facts.is_newest(conn, row)
     return row["seq"] == choice["seq"]
 
 
 def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
-    """Who gets to its line first, or None when it is not left to anybody."""
-    line = explain.weighed(conn, worker, model)
+    """Return which workers the model is left to, and why; None if it is left to nobody."""
+    line = waiting_facts.weighed(conn, worker, model)
     if not line["is_left"]:
         return None
     hosts = ", ".join(line["holders"] or ())
     reach_s, load_s = line["reach_s"], line["load_s"]
     reach, load = display.number(reach_s, ".0f"), display.number(load_s, ".0f")
-    return f"left to {hosts}, through with it in {reach} s; a load takes {load} s here"
+    return f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
 
 
 def _line(model: str) -> str:

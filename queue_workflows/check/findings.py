@@ -1,4 +1,4 @@
-"""The findings of a check, and their texts."""
+"""Define the findings of a workflow's check: errors and warnings with their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 
 def error(at: str, message: str, remedy: str) -> Finding:
-    """Return a finding that fails a run, or passes a node something else than was meant."""
+    """Return a finding that fails a run, or passes a node something else than was closest."""
     return Finding("error", at, message, remedy)
 
 
@@ -29,7 +29,7 @@ def warning(at: str, message: str, remedy: str) -> Finding:
     return Finding("warning", at, message, remedy)
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
+def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the closest known name, if one is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return found[0] if found else None

@@ -111,7 +111,7 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
     wanted = [name for name in takes if name not in node_functions.OFFERS or name in node.inputs]
     for name in node.inputs:
         if name not in takes and not whole:
-            meant = findings.meant(name, wanted)
+            meant = findings.closest(name, wanted)
             yield findings.error(
                 at,
                 f"{node.module!r} takes no {name!r}",

@@ -53,15 +53,13 @@ class References:
             if not isinstance(path, str) or not path:
                 raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {path!r:.80}")
         except errors.InvalidRef as error:
-            yield findings.error(
-                at, str(error), "write it as the host guide's table of refs has it"
-            )
+            yield findings.error(at, str(error), "write it as the app guide's table of refs has it")
             return
         head, *rest = path.split(".")
         if head in self.graph.nodes:
             yield from self._to_node(node, self.graph.nodes[head], rest, at, at_start=at_start)
         elif "/" in head:
-            meant = findings.meant(head, self.graph.nodes)
+            meant = findings.closest(head, self.graph.nodes)
             yield findings.error(
                 at,
                 f"ref {path!r}: there is no node {head!r}",
@@ -87,7 +85,7 @@ class References:
             )
         keys = self._outputs(target)
         if rest and keys is not None and rest[0] not in keys:
-            meant = findings.meant(rest[0], keys)
+            meant = findings.closest(rest[0], keys)
             yield findings.error(
                 at,
                 f"{target.id!r} has no output {rest[0]!r}",
@@ -121,7 +119,7 @@ class References:
         if head in self.needs:
             return
         self.needs[head] = None
-        meant = findings.meant(head, self._questions)
+        meant = findings.closest(head, self._questions)
         if meant is not None:
             yield findings.warning(
                 at,

@@ -1,4 +1,4 @@
-"""The `queue-workflows` command (extra: cli): one module per command."""
+"""Define the command `queue-workflows` (extra: cli): one module per subcommand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from queue_workflows.cli import (
     why,
     workers,
 )
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 app = typer.Typer(
     help="Postgres as queue, message bus and memory of a workflow engine.",
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Characters that this terminal cannot show must not end the command.
             stream.reconfigure(errors="backslashreplace")
-    return process.run_main(command.PROG, lambda: _run(argv))
+    return entry_point.run_main(command.PROG, lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:

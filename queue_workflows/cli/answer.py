@@ -1,4 +1,4 @@
-"""`queue-workflows answer` and `inputs`: answer the questions of runs, and list open ones."""
+"""Define `queue-workflows answer` and `inputs`: answer the questions of runs, list open ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from queue_workflows import db, errors, runs
 from queue_workflows.admin import overview
-from queue_workflows.cli import answers, command, ids, inputs, options, output
+from queue_workflows.cli import command, ids, input_option, options, output, prompts
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.dag import payload
 from queue_workflows.engine import nodes
@@ -33,7 +33,7 @@ def answer(
         ),
     ],
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Hand it in as it is, whatever was asked.")
+        bool, typer.Option("--unchecked", help="Submit it without a check against the question.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
@@ -47,7 +47,7 @@ def answer(
             done = answered(run, node, given, check=not unchecked)
         if as_json:
             output.dump(done)
-        _say(done, quiet=as_json)
+        _print_result(done, quiet=as_json)
         return 0 if done["outcome"] == "answered" else 1
 
     command.execute("answer", run_command, debug=debug)
@@ -58,14 +58,14 @@ def value_given(text: str) -> Any:
     if text != text.encode(errors="replace").decode():
         raise errors.InvalidConfig("VALUE: it is not UTF-8")
     if not text.startswith("@"):
-        return inputs.value_of(text, "VALUE")
+        return input_option.value_of(text, "VALUE")
     try:
         found = Path(text[1:]).read_text(encoding="utf-8")
     except OSError as error:
         raise errors.InvalidConfig(f"VALUE {text}: {error.strerror}") from None
     except ValueError:
         raise errors.InvalidConfig(f"VALUE {text}: it is not UTF-8") from None
-    return inputs.value_of(found.removesuffix("\n"), f"VALUE {text}")
+    return input_option.value_of(found.removesuffix("\n"), f"VALUE {text}")
 
 
 def answered(run_id: str, node_id: str, value: Any, *, check: bool = True) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[
     return {"outcome": "not waiting", "reason": str(error), "status": job["status"]}
 
 
-def _say(done: dict[str, Any], *, quiet: bool) -> None:
+def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     what = f"node {done['node_id']} of run {done['run_id']}"
     if done["outcome"] == "answered":
         if not quiet:
@@ -208,7 +208,7 @@ def _show(rows: list[dict[str, Any]], run: str | None) -> None:
             output.echo("  what it asks is not known yet: is an orchestrator running?")
             continue
         output.echo(f"  {output.line(row['prompt'] or row['widget'] or 'no question')}")
-        choices = answers.options(spec)
+        choices = prompts.options(spec)
         for label, value in choices[:SHOWN]:
             text = output.compact(value, 80)
             same = isinstance(value, dict) or label == value

@@ -1,4 +1,4 @@
-"""`queue-workflows audit`: report whether the database keeps the invariants."""
+"""Define `queue-workflows audit`: report whether the database keeps the invariants."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def show_bad(bad: list[bad_rows.BadRow]) -> None:
 
 
 def show(found: list[dict[str, Any]]) -> None:
-    """Print a line for each invariant, and below a broken one what breaks it."""
+    """Print a line for each invariant, and the offenders below a broken one."""
     for each in found:
         note = f" ({each['note']})" if each["note"] else ""
         mark = _MARKS[each["state"]]

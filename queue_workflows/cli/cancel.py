@@ -1,4 +1,4 @@
-"""`queue-workflows cancel`: end a run, a node job or an ingest job."""
+"""Define `queue-workflows cancel`: end a run, a node job or an ingest job."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def cancel(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Cancel a run or a job. What waits ends at once, what runs is asked to stop."""
+    """Cancel a run or a job. Waiting work ends at once, running work is asked to stop."""
 
     def run_command() -> int:
         with command.reading(app):
             done = cancelled(what)
         if as_json:
             output.dump(done)
-        _say(done, quiet=as_json)
+        _print_result(done, quiet=as_json)
         return 0 if done["outcome"] in ("cancelled", "asked to stop") else 1
 
     command.execute("cancel", run_command, debug=debug)
 
 
 def cancelled(any_id: str) -> dict[str, Any]:
-    """Cancel what has this id; return the outcome with the keys that `--json` shows.
+    """Cancel the run or job with this id; return the outcome with the keys of `--json`.
 
     `outcome`: `cancelled`, `asked to stop` (a running job), `already over` or `unknown`.
     `stopping`: the jobs that still run, each with its worker. `nodes`: a run's nodes by status.
@@ -73,7 +73,7 @@ def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
     return done
 
 
-def _say(done: dict[str, Any], *, quiet: bool) -> None:
+def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     """Print one line about the result; to stderr with `--json`, or if nothing was cancelled."""
     if done["outcome"] == "unknown":
         _refuse(f"there is no run or job {done['id']!r}")

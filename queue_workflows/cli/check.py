@@ -1,4 +1,4 @@
-"""`queue-workflows check WORKFLOW`: find what would fail before the workflow runs."""
+"""Define `queue-workflows check WORKFLOW`: find what would fail before the workflow runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
         if form not in _SHOW:
             raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
         chosen = config.load_app(app)
-        reports = [_checked(each, chosen) for each in _asked(workflow, chosen)]
+        reports = [_checked(each, chosen) for each in _workflow_names(workflow, chosen)]
         _SHOW[form](reports)
         found = [finding for report in reports for finding in report.findings]
         bad = [finding for finding in found if strict or finding.level == "error"]
@@ -51,7 +51,7 @@ def check(
     command.execute("check", run_command, debug=debug)
 
 
-def _asked(workflow: str | None, app: str | None) -> list[str]:
+def _workflow_names(workflow: str | None, app: str | None) -> list[str]:
     if workflow is not None:
         return [workflow]
     declared = sorted(config.get_config().workflow_map)
@@ -147,7 +147,7 @@ def _as_mermaid(reports: Iterable[checks.Report]) -> None:
             for line in graph_text.mermaid(report.definition):
                 output.echo(line)
         for finding in report.findings:
-            command.say(output.line(finding, 1000))
+            command.print_message(output.line(finding, 1000))
 
 
 _SHOW = {"tree": _as_tree, "json": _as_json, "mermaid": _as_mermaid}

@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, the app, and the database to use."""
+"""Run the part that every command shares: exit codes, loading the app, choosing the database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_workflows import config, db, errors
 from queue_workflows.cli import output
 from queue_workflows.db import databases
 from queue_workflows.embedded import running_apps
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 
 PROG = "queue-workflows"
 asked_database = ""
@@ -34,25 +34,25 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
             raise errors.DatabaseUnavailable(f"{db.describe()}: {lines[-1]}") from error
         except db.Error as error:
             if error.sqlstate == PERMISSION_DENIED:
-                raise  # it has another remedy: `process.run_main` names the GRANT
+                raise  # it has another remedy: `entry_point.run_main` names the GRANT
             # For example a counter at the maximum of its type, which no command can raise.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
 
-    raise typer.Exit(process.run_main(f"{PROG} {name}", guarded, debug=debug))
+    raise typer.Exit(entry_point.run_main(f"{PROG} {name}", guarded, debug=debug))
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print one line to stderr, so that stdout stays readable for programs."""
     output.complain(f"{PROG}: {text}")
 
 
 STOPS_WORK = "stopping; Ctrl-C once more hands running jobs back at once"
-STOPS_VIEW = "stopping the view; {} goes on"
+STOPS_VIEW = "stopping the view; {} continues"
 
 
 def until_stopped(stops: Callable[[], str] = lambda: STOPS_WORK) -> signals.StopRequest:
-    """Return the flag that SIGTERM and Ctrl-C set; `stops` is what stderr says at the first."""
+    """Return the flag that SIGTERM and Ctrl-C set; `stops` is printed to stderr at the first."""
     # Inside a signal handler: no lock may be taken, as the stream's own write would.
     return signals.StopRequest(on_first=lambda: os.write(2, f"{PROG}: {stops()}\n".encode()))
 
@@ -91,7 +91,7 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
         # The processes that this command starts must use the same database.
         stack.enter_context(_variable(config.EMBEDDED_DB.variables[0], joined.project.name))
         if joined.made and not asked and databases.has_earlier(server):
-            say(
+            print_message(
                 f"the database of earlier versions is still there: --db {databases.EARLIER}; "
                 f"{PROG} databases lists all"
             )
@@ -170,7 +170,7 @@ def reading(app: str | None) -> Generator[str]:
         yield words
 
 
-def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
+def wait_for_database(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
     """Wait until the database replies; return False if asked to stop before. None: without a limit.
 
     Raises `DatabaseUnavailable` after the patience, or at once for a refused login.
@@ -182,8 +182,8 @@ def reached(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S)
 
 def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
     """Wait for the database and migrate it; return False if asked to stop before it replied."""
-    process.setup_logging("warning")
-    if not reached(stop, patience_s=patience_s):
+    entry_point.setup_logging("warning")
+    if not wait_for_database(stop, patience_s=patience_s):
         return False
     db.bootstrap()
     return True

@@ -1,4 +1,4 @@
-"""`queue-workflows connect`: check the connection to the database step by step."""
+"""Define `queue-workflows connect`: check the connection to the database step by step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from queue_workflows.admin import permissions
 from queue_workflows.cli import command, doctor, options, output
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
 from queue_workflows.db import connectivity
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 TIMEOUT_S = 5.0
 TRIPS = 7
 SLOW_TRIP_MS = 50.0
-"""A job takes a worker two round trips or more: 50 ms means less than ten jobs a second."""
+"""A worker needs two round trips or more per job: 50 ms means less than ten jobs a second."""
 STEPS = (
     "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
     "round trip",
@@ -56,13 +56,13 @@ def connect(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say whether the database can be used from here, or what to do."""
+    """Check the connection to the database, step by step."""
 
     def run_command() -> int:
         if purpose not in permissions.PURPOSES:
             known = ", ".join(permissions.PURPOSES)
             raise errors.InvalidConfig(f"--for {purpose}: it is none of {known}")
-        process.setup_logging("error")
+        entry_point.setup_logging("error")
         config.load_app(app)
         with _named(dsn) as words:
             where = connectivity.destination(url := db.db_url())
@@ -87,7 +87,7 @@ def _report(words: str, steps: Steps, *, as_json: bool) -> int:
     if not as_json:
         output.echo(words)
     for step in steps:
-        safe = Finding(*(process.mask(part) for part in step))
+        safe = Finding(*(entry_point.mask(part) for part in step))
         found.append(safe)
         if not as_json:
             doctor.show(safe)
@@ -214,7 +214,14 @@ def _session(conn: db.Connection, purpose: str) -> Steps:
     ssl = ", with TLS" if conn.pgconn.ssl_in_use else ""
     yield Finding("login", OK, f"as {conn.info.user}{ssl}")
     yield Finding("database", OK, conn.info.dbname)
-    for check in (doctor.server, _schema(purpose), _rights(purpose), doctor.clock, _listen, _trip):
+    for check in (
+        doctor.server,
+        _schema(purpose),
+        _rights(purpose),
+        doctor.clock,
+        _listen,
+        _round_trip,
+    ):
         for step in check(conn):
             yield step
             if step.level == ERROR:
@@ -315,7 +322,7 @@ def _listen(conn: db.Connection) -> Steps:
             yield step._replace(text=text, remedy=remedy)
 
 
-def _trip(conn: db.Connection) -> Steps:
+def _round_trip(conn: db.Connection) -> Steps:
     took: list[float] = []
     for _ in range(TRIPS):
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The option --db of every command that uses a database."""
+"""Add the option --db to every command that uses a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`queue-workflows databases`: list the databases of the embedded server and who uses each."""
+"""Define `queue-workflows databases`: list the embedded server's databases and their users."""
 
 from __future__ import annotations
 

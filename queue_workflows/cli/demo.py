@@ -1,4 +1,4 @@
-"""`queue-workflows demo`: the example app makes a picture book; it needs no server."""
+"""Define `queue-workflows demo`: run the example app, which needs no server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def demo(
         config.load_app(APP)
         wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
         with command.until_stopped() as stop, command.database(create=True) as words:
-            command.say(words)
+            command.print_message(words)
             if not command.prepare(stop):
                 return run.stopped_early()
             _refuse_company()
@@ -75,7 +75,7 @@ def _run(
 ) -> int:
     with contextlib.ExitStack() as stack:
         view, log = run.view_for(stack, live=True, quiet=False, as_json=as_json)
-        command.say(f"starting {wanted.describe()}")
+        command.print_message(f"starting {wanted.describe()}")
         children = fleet.specs(wanted, app=APP, log_level="warning", log=log, quiet=True)
         running = stack.enter_context(fleet.Fleet(children, stop))
         if stop.requested.is_set():
@@ -86,7 +86,7 @@ def _run(
         if seen is None:
             runs.cancel(row["id"])
     if seen is None:
-        command.say(f"run {row['id']} is cancelled")
+        command.print_message(f"run {row['id']} is cancelled")
         return interactive_run.exit_code(None)
     code = run.finish(row["id"], seen, as_json=as_json)
     if not as_json:

@@ -1,4 +1,4 @@
-"""`queue-workflows doctor`: find what is wrong with an installation, and how to fix it."""
+"""Define `queue-workflows doctor`: find what is wrong with an installation, and the remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queue_workflows.cli import command, fleet, options, output
 from queue_workflows.dag import confinement, run_folder
 from queue_workflows.db import functions
 from queue_workflows.engine import lock_queues
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 MIN_SERVER = 140000
 """PostgreSQL 14, the oldest tested version."""
@@ -36,7 +36,7 @@ OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
 LAPSED_WARN_S = 60.0
 """Lapsed leases are swept every 5 s."""
 WAIT_WARN_S = 30.0
-"""Seconds within which a restarting worker is back."""
+"""Seconds that a worker needs to restart."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
 UPDATES_JUDGED = 1_000
@@ -76,11 +76,11 @@ def doctor(
     """Look for what is wrong here and on the server. Exit code 1 for an error."""
 
     def run_command() -> int:
-        process.setup_logging("error")
+        entry_point.setup_logging("error")
         config.load_app(app)
         found: list[Finding] = []
         for finding in examine():
-            safe = Finding(*(process.mask(part) for part in finding))
+            safe = Finding(*(entry_point.mask(part) for part in finding))
             found.append(safe)
             if not as_json:
                 show(safe)
@@ -111,7 +111,7 @@ def examine() -> Iterator[Finding]:
     yield _driver()
     try:
         with command.database(create=False) as words:
-            yield from _reached(words)
+            yield from _connection(words)
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:
@@ -126,7 +126,7 @@ def _driver() -> Finding:
     return Finding("psycopg", OK, text)
 
 
-def _reached(words: str) -> Iterator[Finding]:
+def _connection(words: str) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         conn = db.connect()
@@ -155,7 +155,7 @@ Check = Callable[[db.Connection], Iterator[Finding]]
 
 
 def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
-    """Yield the findings of a check, or one that says the server refused it.
+    """Yield the findings of a check, or one finding if the server refused it.
 
     Raises `db.Error` if the connection is lost.
     """

@@ -1,4 +1,4 @@
-"""Start the processes that an app needs, under one supervisor."""
+"""Start the processes that an app needs under one supervisor, and find queues without workers."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _redirect(log: Path | None, quiet: bool) -> list[str]:
 class Fleet:
     """Processes under a supervisor on a thread of its own.
 
-    They run inside the `with` block; leaving it stops them all. A further request in `stop` hurries
-    them. They die with this process.
+    They run inside the `with` block and stop at its end. A further request in `stop` shortens their
+    shutdown. They die with this process.
     """
 
     def __init__(self, children: list[supervisor.ChildSpec], stop: signals.StopRequest) -> None:
@@ -169,7 +169,7 @@ class Fleet:
         if names := self.supervisor.gave_up:
             raise errors.InvalidConfig(
                 f"{', '.join(names)} refused to start {supervisor.GIVE_UP_AFTER} times; "
-                "what they printed says why"
+                "their output has the reason"
             )
 
 
@@ -201,7 +201,7 @@ def switched_off(queues: set[str]) -> list[Row]:
 
 
 def switch_text(row: Row) -> str:
-    """Return `box cpu is switched off by ops (new disk), on again in 29 min 10 s: COMMAND ...`."""
+    """Return `gpu-1 cpu is switched off by ops (new disk), on again in 29 min: COMMAND ...`."""
     by = f" by {row['requested_by']}" if row["requested_by"] else ""
     reason = f" ({row['reason']})" if row["reason"] else ""
     ends = "" if row["until_s"] is None else f", on again in {output.seconds(row['until_s'])}"
@@ -213,7 +213,7 @@ def switch_text(row: Row) -> str:
 
 
 def pause_text(row: Row) -> str:
-    """Return `queue load, partition a is paused until TIME by ops: COMMAND goes on`."""
+    """Return `queue load, partition a is paused until TIME by ops: COMMAND resumes it`."""
     key = f", partition {row['partition']}" if row["partition"] is not None else ""
     until = f" until {display.moment(row['until'])}" if row["until"] else ""
     by = f" by {row['by']}" if row["by"] else ""
@@ -236,7 +236,7 @@ def unserved_text(row: Row) -> str:
 def strangers() -> str:
     """Return a text about unfinished runs of workflows that this app does not know; "" for none.
 
-    An app without a workflow provider cannot tell, and reports none.
+    Without a workflow provider, no workflow counts as unknown.
     """
     if not hooks.has_provider():
         return ""

@@ -1,4 +1,4 @@
-"""Follow a run or a job to its end: its states, its events, and its growing log."""
+"""Print a run or a job as it changes, for `show --follow`: states, events and growing logs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import db, errors, history
-from queue_workflows.admin import attempts
-from queue_workflows.cli import output, report, run_snapshot, views
+from queue_workflows.admin import attempt_history
+from queue_workflows.cli import output, report, run_snapshot, run_views
 from queue_workflows.engine import job_tables
 from queue_workflows.engine import logs as attempt_logs
-from queue_workflows.runtime import display, process, signals
+from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Tail:
         fresh = head[self._given :]
         lost = after_cut - max(self._given, len(head))
         if lost > 0:
-            fresh += attempts.gap(lost).encode()
+            fresh += attempt_history.gap(lost).encode()
         fresh += tail[max(0, self._given - after_cut) :]
         whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
         # The incomplete line follows the marker of omitted text, which ends with a line end.
@@ -49,8 +49,8 @@ class Tail:
 class Tails:
     """The logs of several attempts."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print = print_line
         self._tails: dict[tuple[str, int], Tail] = {}
 
     def show_jobs(self, jobs: Sequence[Row], *, last: bool) -> None:
@@ -66,8 +66,8 @@ class Tails:
         """Print what is new in an attempt's log, each line after the name."""
         tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
         for text in tail.lines(log, last=last):
-            shown = process.mask(output.line(text, 1000))
-            self._say(f"{output.line(name)} | {shown}".rstrip())
+            shown = entry_point.mask(output.line(text, 1000))
+            self._print(f"{output.line(name)} | {shown}".rstrip())
 
 
 class RunLogs:
@@ -77,11 +77,11 @@ class RunLogs:
     """
 
     def __init__(
-        self, run_id: str, say: Callable[[str], object], nodes: Sequence[str] | None = None
+        self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
     ) -> None:
         self._run_id = run_id
         self._nodes = nodes or None
-        self._tails = Tails(say)
+        self._tails = Tails(print_line)
         self._since: datetime | None = None
 
     def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
@@ -101,14 +101,14 @@ class RunLogs:
 
 
 def run(
-    run_id: str, view: views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
-) -> run_snapshot.Picture | None:
+    run_id: str, view: run_views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
+) -> run_snapshot.RunSnapshot | None:
     """Follow a run and return it when it is over.
 
     Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs of
     these. Raises `UnknownJob` if the run is deleted meanwhile.
     """
-    reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.say, nodes)
+    reader, logs = run_snapshot.Reader(run_id), RunLogs(run_id, view.print_message, nodes)
     try:
         while not stop.requested.is_set():
             seen = reader.read()
@@ -121,7 +121,7 @@ def run(
                     return seen
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:
-        process.lost_output(error)
+        entry_point.lost_output(error)
     finally:
         reader.close()
     return None
@@ -138,9 +138,9 @@ def _before(instant: datetime) -> datetime:
 class _Progress:
     """Print what is new about one job: the events of its attempts, and their logs."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
-        self._tails = Tails(say)
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print = print_line
+        self._tails = Tails(print_line)
         self._printed: set[tuple[int, int]] = set()
         self._status = ""
 
@@ -155,9 +155,9 @@ class _Progress:
         if shown["status"] != self._status:
             self._status = shown["status"]
             if self._status not in TERMINAL_JOB_STATUSES:
-                again = views.again_text(shown, shown["attempts_failed"])
+                again = run_views.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
-                self._say(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
+                self._print(f"{kind} {job_id} ({output.line(report.name_of(shown))}): {text}")
         by_claim = {log["claim_no"]: log for log in logs}
         for attempt in shown["attempts"]:
             self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
@@ -170,23 +170,23 @@ class _Progress:
         begun = [event for event in events if event[1]["event_type"] == "claimed"]
         for index, _ in begun:
             self._printed.add((number, index))
-            self._say(f"{name}: {report.place_text(attempt)}")
+            self._print(f"{name}: {report.place_text(attempt)}")
         if log is not None:
             self._tails.show(name, log, last=last)
         for index, event in events:
             if (number, index) not in self._printed:
                 self._printed.add((number, index))
-                self._say(f"{name}: {process.mask(report.event_text(event))}")
+                self._print(f"{name}: {entry_point.mask(report.event_text(event))}")
 
 
 def job(
-    kind: str, job_id: str, say: Callable[[str], object], stop: signals.StopRequest
+    kind: str, job_id: str, print_line: Callable[[str], object], stop: signals.StopRequest
 ) -> dict[str, Any] | None:
     """Follow a job and return it when it is over, as `history.get_job` does; None as in `run`.
 
     Raises `UnknownJob` if the job is deleted meanwhile.
     """
-    progress, away = _Progress(say), False
+    progress, away = _Progress(print_line), False
     try:
         while not stop.requested.is_set():
             try:
@@ -197,9 +197,11 @@ def job(
                 away = False
             except db.OperationalError as error:
                 if not away:
-                    _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+                    _log.warning(
+                        "waiting for the database: %s", entry_point.mask(str(error).strip())
+                    )
                 away = True
             stop.requested.wait(TICK_S)
     except BrokenPipeError as error:
-        process.lost_output(error)
+        entry_point.lost_output(error)
     return None

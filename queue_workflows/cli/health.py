@@ -1,4 +1,4 @@
-"""`queue-workflows health`: report by exit code whether this machine's workers are alive."""
+"""Define `queue-workflows health`: report by exit code whether this machine's workers live."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ def health(
         list[str] | None,
         typer.Option(metavar="Q", help="A queue that must have a worker; repeatable."),
     ] = None,
-    host: Annotated[str | None, typer.Option(metavar="LABEL", help="Default: this host's.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Default: this machine's.")
+    ] = None,
     within: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="How old a sign of life may be.")
+        float, typer.Option(min=1.0, metavar="SECONDS", help="Largest age of a heartbeat.")
     ] = 60.0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="No answer of the database counts as 1, too.")
+        bool, typer.Option("--strict", help="Exit with 1 also if the database does not answer.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Tell a probe whether the workers of this host live.
+    """Report whether the workers of this machine are alive.
 
-    Exit code 0: all do, 1: one is silent. A database that does not answer proves nothing
-    about a worker: 0, and it is said.
+    Exit code 0: all are, 1: one is silent. A database that does not answer proves nothing
+    about a worker: the exit code is 0, and the outage is printed.
     """
 
     def run_command() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
 from queue_workflows.dag import payload
-from queue_workflows.engine import run_history
+from queue_workflows.engine import history_rows
 from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
@@ -42,7 +42,7 @@ def resolve(conn: db.Connection, text: str, *, kind: str | None = None) -> tuple
     any_id, row = find(conn, text)
     if row is not None or not text or not payload.is_storable(text):
         return any_id, row
-    found = run_history.starting_with(conn, text, limit=CANDIDATES + 1)
+    found = history_rows.starting_with(conn, text, limit=CANDIDATES + 1)
     fitting = [each for each in found if kind in (None, each["kind"])]
     if len(fitting) > 1:
         some = ", ".join(f"{each['kind']} {each['id']}" for each in fitting[:CANDIDATES])

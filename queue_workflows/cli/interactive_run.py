@@ -1,4 +1,4 @@
-"""Follow a run to its end: show it, answer its questions, and check its processes."""
+"""Follow a run for `queue-workflows run`: show it, ask its questions, check its processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.cli import answers, follow, output, run_snapshot, views
-from queue_workflows.runtime import display, process, signals
+from queue_workflows.cli import follow, output, prompts, run_snapshot, run_views
+from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import Row
 
 TICK_S = 0.2
@@ -20,25 +20,25 @@ LOGS_S = 0.5
 
 
 class Follower(NamedTuple):
-    """The settings for following a run; `yes` answers questions, else the terminal is asked."""
+    """Settings for following a run; `yes`: take default answers, else ask on the terminal."""
 
-    view: views.View
+    view: run_views.View
     stop: signals.StopRequest
-    tick: Callable[[run_snapshot.Picture], object] | None
+    tick: Callable[[run_snapshot.RunSnapshot], object] | None
     yes: bool = False
     printing_queues: Callable[[], Collection[str]] | None = None
     """Queues whose handlers print to our terminal themselves; None: no print is shown."""
 
-    def follow(self, run_id: str) -> run_snapshot.Picture | None:
+    def follow(self, run_id: str) -> run_snapshot.RunSnapshot | None:
         """Follow the run and return it when it is over.
 
         Returns None if asked to stop, or if the reader of stdout is gone. `tick` is called with
         every picture. Raises `UnknownJob` if the run is deleted meanwhile, and what `tick` raises.
         """
         reader = run_snapshot.Reader(run_id)
-        seen: run_snapshot.Picture | None = None
+        seen: run_snapshot.RunSnapshot | None = None
         settled: set[str] = set()
-        logs, logged_at = follow.RunLogs(run_id, self.view.say), -math.inf
+        logs, logged_at = follow.RunLogs(run_id, self.view.print_message), -math.inf
         try:
             while not self.stop.requested.is_set():
                 seen = reader.read()
@@ -61,8 +61,8 @@ class Follower(NamedTuple):
                     pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(pause_s)
         except BrokenPipeError as error:
-            # The reader of stdout is gone: stop as on Ctrl-C; stderr says so.
-            process.lost_output(error)
+            # The reader of stdout is gone: stop as on Ctrl-C, and report it on stderr.
+            entry_point.lost_output(error)
             return seen if seen is not None and seen.over else None
         finally:
             reader.close()
@@ -83,38 +83,40 @@ class Follower(NamedTuple):
             self._answer(run_id, node)
         except db.OperationalError as error:
             settled.discard(node["id"])
-            self.view.say(output.line(process.mask(f"the answer waits for the database: {error}")))
+            self.view.print_message(
+                output.line(entry_point.mask(f"the answer waits for the database: {error}"))
+            )
 
     def _answer(self, run_id: str, node: Row) -> None:
         """Answer a question, or report one that nobody here can answer."""
         where = output.line(node["node_id"])
         if self.yes:
-            value = answers.default(node["input_spec"])
+            value = prompts.default(node["input_spec"])
             text = (
-                answers.submit(run_id, node["node_id"], value)
+                prompts.submit(run_id, node["node_id"], value)
                 or f"answered {where}: {output.compact(value)}"
             )
-            self.view.say(output.line(text, 300))
+            self.view.print_message(output.line(text, 300))
             return
         if not sys.stdin.isatty():
-            self._say_command(run_id, node)
+            self._print_answer_command(run_id, node)
             return
         with self.view.aside():
-            answered, value = answers.ask(node, self.stop)
+            answered, value = prompts.ask(node, self.stop)
         if not answered and not self.stop.requested.is_set():
-            self._say_command(run_id, node)
-        if answered and (refused := answers.submit(run_id, node["node_id"], value)):
-            self.view.say(output.line(refused, 300))
+            self._print_answer_command(run_id, node)
+        if answered and (refused := prompts.submit(run_id, node["node_id"], value)):
+            self.view.print_message(output.line(refused, 300))
 
-    def _say_command(self, run_id: str, node: Row) -> None:
+    def _print_answer_command(self, run_id: str, node: Row) -> None:
         prompt = output.line(node["input_spec"].get("prompt") or "")
         how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
         where = output.line(node["node_id"])
-        self.view.say(f"{where} waits for an answer; {how}: {prompt}")
+        self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
 
 
-def exit_code(seen: run_snapshot.Picture | None) -> int:
+def exit_code(seen: run_snapshot.RunSnapshot | None) -> int:
     """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
     if seen is None:
-        return process.INTERRUPTED
+        return entry_point.INTERRUPTED
     return 0 if seen.run["status"] == "completed" else 1

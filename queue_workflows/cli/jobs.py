@@ -1,4 +1,4 @@
-"""`queue-workflows jobs`: list, show, retry, cancel and delete ingest jobs."""
+"""Define `queue-workflows jobs`: list, show, retry, cancel and delete ingest jobs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import typer
 
 from queue_workflows import db, errors
 from queue_workflows import jobs as api
-from queue_workflows.cli import command, ids, options, output, show, views
-from queue_workflows.runtime import display, process
+from queue_workflows.cli import command, ids, options, output, run_views, show
+from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 app = typer.Typer(
     name="jobs",
-    help="Look at ingest jobs, or retry, cancel or delete them.",
+    help="List and show ingest jobs, or retry, cancel or delete them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -51,9 +51,10 @@ Key = Annotated[
     str | None, typer.Option(metavar="KEY", help="Their idempotency, lock or partition key.")
 ]
 By = Annotated[
-    str | None, typer.Option(metavar="WHO", help="Who does it, for the history. Default: you.")
+    str | None,
+    typer.Option(metavar="WHO", help="Who does it, for the history. Default: your login."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what it would be done to.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the jobs that it would change.")]
 
 
 @app.command("list")
@@ -94,7 +95,7 @@ def show_(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show a job: its attempts with their logs, and who did what to it."""
+    """Show a job: its attempts with their logs, and changes by people."""
 
     def run_command() -> int:
         with command.reading(app):
@@ -143,7 +144,7 @@ def cancel(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Cancel jobs. What waits ends at once, what runs is asked to stop."""
+    """Cancel jobs. Waiting ones end at once, running ones are asked to stop."""
     wanted = _Wanted(job, queue, task, status, since, key, default=("queued", "running"))
     running = not status or "running" in status
     _run("cancel", wanted, lambda some, who: api.cancel_many(some, running=running, by=who),
@@ -214,7 +215,7 @@ class _Wanted:
         filtered = self._since is not None or any(v is not None for v in self._given.values())
         if bool(self.ids) == filtered:
             raise errors.InvalidConfig(
-                "name jobs, or say which: --queue, --task, --status, --since, --key"
+                "name jobs or give a filter: --queue, --task, --status, --since, --key"
                 if not filtered
                 else "name jobs or give a filter, not both"
             )
@@ -247,13 +248,13 @@ def _run(
         with command.reading(app):
             chosen = wanted.found()
             if dry_run:
-                output.dump(chosen) if as_json else _say_ids(name, chosen)
+                output.dump(chosen) if as_json else _print_ids(name, chosen)
                 return 0
             done = act(chosen, by or _me())
         if as_json:
             output.dump(done)
         else:
-            _say(done)
+            _print_result(done)
         refused = [one for one in done if one["outcome"] not in _DONE]
         _refuse(name, refused)
         return 1 if refused else 0
@@ -262,7 +263,7 @@ def _run(
 
 
 def _me() -> str:
-    """Return `ann@box`: the login of the user who runs the command."""
+    """Return `ann@db-1`: login and machine of the user who runs the command."""
     try:
         login = getpass.getuser()
     except (KeyError, OSError):
@@ -270,7 +271,7 @@ def _me() -> str:
     return f"{login}@{socket.gethostname()}"
 
 
-def _say(done: Sequence[JsonDict]) -> None:
+def _print_result(done: Sequence[JsonDict]) -> None:
     good = [one for one in done if one["outcome"] in _DONE]
     if len(good) <= LINES:
         for one in good:
@@ -290,7 +291,7 @@ def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
         output.complain(f"{command.PROG} jobs {name}: {output.line(text, 500)}")
 
 
-def _say_ids(name: str, chosen: Sequence[str]) -> None:
+def _print_ids(name: str, chosen: Sequence[str]) -> None:
     output.echo(f"would {name}: {output.counted(len(chosen), 'job')}")
     for one in chosen[:LINES]:
         output.echo(f"  {output.line(one)}")
@@ -310,7 +311,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row["status"],
         f"{_tries(row)}/{row['max_attempts']}",
         display.moment(row["created_at"], zone=False),
-        process.mask(_note(row)),
+        entry_point.mask(_note(row)),
     )
 
 
@@ -328,6 +329,6 @@ def _note(row: Row) -> str:
         return row["blocked_reason"].replace("_", " ") + due
     if row["status"] == "running":
         asked = "asked to stop, " if row["cancel_requested_at"] else ""
-        shown = views.progress_text(row["progress"])
+        shown = run_views.progress_text(row["progress"])
         return f"{asked}on {row['claimed_by']}{f', {shown}' if shown else ''}"
     return row["error"] or ""

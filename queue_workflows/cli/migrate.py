@@ -1,4 +1,4 @@
-"""`queue-workflows migrate`: migrate the schema to a version, or show what that would do."""
+"""Define `queue-workflows migrate`: migrate the schema, or show what that would do."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options, output
-from queue_workflows.db import development, functions, schema
+from queue_workflows.db import development_chain, functions, schema
 
 
 def migrate(
     to: Annotated[int | None, typer.Option(min=0, metavar="N", help="Default: the newest.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Name what is missing or differs; change nothing.")
     ] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of it; do nothing.")] = False,
     allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="With --to below: drop what is there.")
+        bool,
+        typer.Option(
+            "--allow-data-loss", help="With --to an older version: drop existing rows and values."
+        ),
     ] = False,
     folder: Annotated[
         Path | None,
@@ -75,7 +78,7 @@ def _plan(chain: list[schema.Migration], to: int | None, folder: Path | None, ta
     before = db.current_schema_version(version_table=table)
     with db.connect() as conn:
         ours = folder is None and table == schema.LEDGER
-        is_development = ours and development.version(conn, table) is not None and to is None
+        is_development = ours and development_chain.version(conn, table) is not None and to is None
         target = chain[-1].version if is_development else _target(chain, to, before)
         is_down = target < before and not is_development
         steps = _steps(chain, target, before, folder, table)

@@ -1,4 +1,4 @@
-"""`queue-workflows models`: list the models of gpu workers, and load or unload them."""
+"""Define `queue-workflows models`: list the models of gpu workers, load and unload them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows import models as api
 from queue_workflows.cli import command, options, output, sample_text
-from queue_workflows.runtime import display, process, signals, stored_json
+from queue_workflows.runtime import display, entry_point, signals, stored_json
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "load", "unload")
@@ -27,26 +27,28 @@ def models(
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(metavar="H", help="Host label; default: this host's, and `list`: all."),
+        typer.Option(metavar="H", help="Host label; default: this machine's, and `list`: all."),
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option(metavar="ID|PID", help="One gpu worker of the host; default: each of them."),
+        typer.Option(
+            metavar="ID|PID", help="One gpu worker of the machine; default: each of them."
+        ),
     ] = None,
     requested_by: Annotated[
         str | None, typer.Option(metavar="WHO", help="Who asks, for the record.")
     ] = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Ask, and do not wait for the answer.")
+        bool, typer.Option("--no-wait", help="Send the request, and do not wait for the answer.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what the gpu workers hold, or have it loaded or unloaded.
+    """Show the models of gpu workers, or load or unload one.
 
-    They obey between their jobs. The exit code is 0 when all did what was asked, 1 when one
-    failed, refused or died, 130: left.
+    Workers act between their jobs. Exit code 0: all did it, 1: one failed, refused or died, 130:
+    left by Ctrl-C.
     """
 
     def run_command() -> int:
@@ -56,16 +58,16 @@ def models(
                 _list(api.list(host), as_json=as_json)
                 return 0
             label = host or config.host_label()
-            request = _ask(action, label, model, worker, requested_by)
+            request = _send_request(action, label, model, worker, requested_by)
             if no_wait:
-                rows = _meant(request)
+                rows = _requested_workers(request)
             else:
                 with command.until_stopped() as stop:
                     rows = _answers(request, stop)
                     if stop.requested.is_set():
-                        command.say("stopped waiting; the request remains")
-                        return process.INTERRUPTED
-        _list(rows, as_json=as_json) if as_json or no_wait else _tell(rows)
+                        command.print_message("stopped waiting; the request remains")
+                        return entry_point.INTERRUPTED
+        _list(rows, as_json=as_json) if as_json or no_wait else _print_answers(rows)
         return 0 if no_wait or all(_state(row) == "done" for row in rows) else 1
 
     command.execute("models", run_command, debug=debug)
@@ -80,7 +82,7 @@ def _check(action: str, model: str | None, worker: str | None) -> None:
         raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
 
 
-def _ask(
+def _send_request(
     action: str, host: str, model: str | None, worker: str | None, requested_by: str | None
 ) -> Row:
     # In one transaction: a worker may answer within milliseconds of the commit.
@@ -94,7 +96,7 @@ def _ask(
         return api.unload(host, model, worker_id=worker_id, requested_by=requested_by, conn=conn)
 
 
-def _meant(request: Row) -> list[Row]:
+def _requested_workers(request: Row) -> list[Row]:
     """Return the live workers that a request is for."""
     return [
         row
@@ -106,7 +108,7 @@ def _meant(request: Row) -> list[Row]:
 def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
     """Wait until each worker has answered, died or got another request; return the workers."""
     number = request["request_no"]
-    rows = {row["worker_id"]: row for row in _meant(request)}
+    rows = {row["worker_id"]: row for row in _requested_workers(request)}
     reported: set[str] = set()
     while True:
         now = {row["worker_id"]: row for row in api.list(request["host_label"])}
@@ -119,7 +121,7 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
                 and _state(rows[worker_id]) == "waiting"
             ):
                 reported.add(worker_id)
-                command.say(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
+                command.print_message(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
         over = all(_state(row) in _OVER for row in rows.values())
         if over or stop.requested.wait(POLL_S):
             return list(rows.values())
@@ -141,7 +143,7 @@ def _state(row: Row) -> str:
     return row["answer"]["state"]
 
 
-def _tell(rows: list[Row]) -> None:
+def _print_answers(rows: list[Row]) -> None:
     for row in rows:
         answer = row["answer"]
         if answer["state"] == "done":
@@ -160,7 +162,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
         output.dump(rows)
         return
     output.table(
-        ("host", "pid", "state", "model", "held", "load", "needs", "cards", "request"),
+        ("host", "pid", "state", "model", "held", "load", "needs", "gpus", "request"),
         [
             (
                 row["host_label"],
@@ -170,7 +172,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
                 output.seconds(row["held_s"]),
                 output.seconds(row["load_s"]),
                 display.number(row["est_vram_gb"], "g", " GB") if row["est_vram_gb"] else "-",
-                _cards(row["gpus"]),
+                _gpu_memory(row["gpus"]),
                 _request(row["request"]),
             )
             for row in rows
@@ -178,7 +180,7 @@ def _list(rows: list[Row], *, as_json: bool) -> None:
     )
 
 
-def _cards(gpus: Any) -> str:
+def _gpu_memory(gpus: Any) -> str:
     """Return the memory in use of each GPU: `21.3/24.0, 0.2/24.0 GB`; `-` without a sample."""
     each = [
         sample_text.of(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")).removesuffix(" GB")

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Define the options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 App = Annotated[
     str | None,
@@ -22,8 +22,8 @@ Out = Annotated[
 
 
 def _level(value: str) -> str:
-    if value.lower() not in process.LOG_LEVELS:
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(process.LOG_LEVELS)}")
+    if value.lower() not in entry_point.LOG_LEVELS:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(entry_point.LOG_LEVELS)}")
     return value.lower()
 
 
@@ -32,6 +32,6 @@ LogLevel = Annotated[
     typer.Option(
         metavar="LEVEL",
         callback=_level,
-        help=f"How much is logged: {', '.join(process.LOG_LEVELS)}.",
+        help=f"How much is logged: {', '.join(entry_point.LOG_LEVELS)}.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`queue-workflows prune`: delete rows that are past their retention, now."""
+"""Define `queue-workflows prune`: delete rows that are past their retention, now."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from queue_workflows.cli import command, options, output
 
 def prune(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say how many runs and jobs would go.")
+        bool, typer.Option("--dry-run", help="Only count the runs and jobs that would be deleted.")
     ] = False,
     app: options.App = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Delete what is over and past its retention.
+    """Delete rows that are past their retention.
 
-    Runs, jobs, events and the like. The orchestrator does it by itself, each
+    These are finished runs and jobs, events and logs. The orchestrator does it by itself, each
     NODE_EVENT_PRUNE_INTERVAL_S.
     """
 

@@ -1,4 +1,4 @@
-"""`queue-workflows queues`: show, pause, resume and limit queues."""
+"""Define `queue-workflows queues`: show, pause, resume and limit queues."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def queues(
 ) -> None:
     """Show queues, or pause, resume or limit one.
 
-    Shown are depth, age, rates, state and limits. Limits are of ingest queues. What runs, runs
-    on. `none` takes a limit off.
+    The list has depth, age, rates, state and limits. Only ingest queues can be limited. Running
+    jobs continue. `none` removes a limit.
     """
     given = (max_running, rate, partition_max_running, partition_rate)
     limits = {name: value for name, value in zip(_LIMITS, given, strict=True) if value is not None}

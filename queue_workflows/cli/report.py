@@ -1,4 +1,4 @@
-"""Print a run or a job in detail: states, attempts in order, values, tracebacks, logs."""
+"""Print everything about one run or job: states, attempts, values, tracebacks and logs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from queue_workflows.admin import waiting_reasons
-from queue_workflows.cli import output, run_snapshot, sample_text, summary, views
-from queue_workflows.runtime import display, process, stored_json
+from queue_workflows.cli import output, run_snapshot, run_views, sample_text, summary
+from queue_workflows.runtime import display, entry_point, stored_json
 
 UNCUT = 100_000
 LINES = 40
@@ -112,9 +112,11 @@ class Page:
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
         for attempt in job["attempts"]:
             last = attempt is job["attempts"][-1]
-            self._attempt(attempt, views.again_text(job, job["attempts_failed"]) if last else "")
+            self._attempt(
+                attempt, run_views.again_text(job, job["attempts_failed"]) if last else ""
+            )
         for act in job.get("acts", ()):
-            # A sweep's acts are shown by the attempts.
+            # Changes by sweeps are shown with the attempts.
             if act["event_type"] != "reclaimed":
                 self._line(act_text(act), "  ")
         if not detailed:
@@ -132,9 +134,9 @@ class Page:
         for event in attempt["events"]:
             if event["event_type"] not in _QUIET:
                 self._line(event_text(event), "    ")
-        if attempt["box"]:
-            at = display.clock(attempt["box"]["sampled_at"])
-            self._line(f"{at} its box: {sample_text.line(attempt['box'])}", "    ")
+        if attempt["machine"]:
+            at = display.clock(attempt["machine"]["sampled_at"])
+            self._line(f"{at} its machine: {sample_text.line(attempt['machine'])}", "    ")
 
     def _value(self, name: str, value: Any) -> None:
         if value in (None, {}):
@@ -168,7 +170,7 @@ class Page:
     def _traceback(self, name: str, trace: str | None) -> None:
         lines = display.lines(trace.rstrip()) if trace else []
         if not self._full:
-            lines = summary.host_frames(lines)[-summary.TRACE_LINES :]
+            lines = summary.app_frames(lines)[-summary.TRACE_LINES :]
         if lines:
             self._line(f"{name}{'' if self._full else ' (all of it: --full)'}:", "  ")
             self._block(lines)
@@ -189,7 +191,7 @@ class Page:
 
     def _line(self, text: str, indent: str = "") -> None:
         limit = self._width - len(indent)
-        output.echo(indent + process.mask(output.line(text, max(limit, 10))))
+        output.echo(indent + entry_point.mask(output.line(text, max(limit, 10))))
 
 
 def name_of(job: dict[str, Any]) -> str:
@@ -218,7 +220,7 @@ def act_text(act: dict[str, Any]) -> str:
 
 
 def place_text(attempt: dict[str, Any]) -> str:
-    """Return `09:12:01.250 box pid 77, waited 0.1 s`."""
+    """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s`."""
     pid = f" pid {attempt['pid']}" if attempt["pid"] else ""
     text = (
         f"{display.clock(attempt['claimed_at'])} {attempt['host_label'] or 'an unknown host'}{pid}"
@@ -229,7 +231,7 @@ def place_text(attempt: dict[str, Any]) -> str:
 
 
 def attempt_text(attempt: dict[str, Any]) -> str:
-    """Return `09:12:01.250 box pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
+    """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
     parts = [place_text(attempt)]
     if attempt["ran_s"] is not None:
         parts.append(f"ran {output.seconds(attempt['ran_s'])}")
@@ -255,14 +257,14 @@ def _state(job: dict[str, Any]) -> str:
     status: str = job["status"]
     prompt = stored_json.mapping(job.get("input_spec")).get("prompt")
     parts = [{"awaiting_input": "waiting for an answer"}.get(status, status)]
-    if again := views.again_text(job, job["attempts_failed"]):
+    if again := run_views.again_text(job, job["attempts_failed"]):
         parts.append(again)
     elif status == "queued" and job.get("blocked_reason"):
         due = f" until {display.moment(job['available_at'])}" if job["available_at"] else ""
         why = job["blocked_reason"].replace("_", " ")
         unserved = why == "unserved"
         parts.append(waiting_reasons.unserved_text(job["queue"]) if unserved else f"{why}{due}")
-    if status == "running" and (shown := views.progress_text(job["progress"])):
+    if status == "running" and (shown := run_views.progress_text(job["progress"])):
         parts.append(shown)
     if status == "running" and job["cancel_requested_at"]:
         parts.append("asked to stop")

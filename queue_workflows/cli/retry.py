@@ -1,4 +1,4 @@
-"""`queue-workflows retry`: run a finished run, or a failed or cancelled job, again."""
+"""Define `queue-workflows retry`: run a finished run, or a failed or cancelled job, again."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def retry(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run again what failed or was cancelled. What is completed stays, and keeps its outputs."""
+    """Run failed or cancelled work again. Completed nodes keep their outputs."""
 
     def run_command() -> int:
         with command.reading(app):
             done = retried(what, from_node=from_node)
         if as_json:
             output.dump(done)
-        _say(done, quiet=as_json)
+        _print_result(done, quiet=as_json)
         return 0 if done["outcome"] == "queued" else 1
 
     command.execute("retry", run_command, debug=debug)
 
 
 def retried(any_id: str, *, from_node: str | None = None) -> dict[str, Any]:
-    """Retry what has this id; return the outcome with the keys that `--json` shows.
+    """Retry the run or job with this id; return the outcome with the keys of `--json`.
 
-    `outcome`: `queued`, `refused` (`reason` says why, nothing was written) or `unknown`. `nodes`: a
+    `outcome`: `queued`, `refused` (with the `reason`; nothing was written) or `unknown`. `nodes`: a
     run's nodes by status, before its start queues those that run again. Raises `AmbiguousId` for a
     prefix of several ids.
     """
@@ -91,7 +91,7 @@ def _found(conn: db.Connection, any_id: str) -> dict[str, Any]:
     return done
 
 
-def _say(done: dict[str, Any], *, quiet: bool) -> None:
+def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
     """Print one line about the result; to stderr with `--json`, or if nothing was retried."""
     if done["outcome"] == "unknown":
         _refuse(f"there is no run or job {done['id']!r}")

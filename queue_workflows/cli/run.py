@@ -1,4 +1,4 @@
-"""`queue-workflows run WORKFLOW`: submit one run and follow it to its end."""
+"""Define `queue-workflows run WORKFLOW`: submit one run and follow it to its end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from queue_workflows.admin import overview
 from queue_workflows.cli import (
     command,
     fleet,
-    inputs,
+    input_option,
     interactive_run,
     options,
     output,
-    processes,
+    run_processes,
     run_snapshot,
+    run_views,
     summary,
-    views,
 )
 from queue_workflows.dispatch import hooks
 from queue_workflows.engine import queues
@@ -55,7 +55,7 @@ def run(
     priority: Annotated[
         int, typer.Option(min=-32768, max=32767, metavar="N", help="Lower is sooner.")
     ] = 100,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the nodes as they go.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the nodes while they run.")] = False,
     no_up: Annotated[
         bool, typer.Option("--no-up", help="Start no processes: others serve the database.")
     ] = False,
@@ -81,9 +81,9 @@ def run(
             queues=used_queues(workflow, app=chosen),
         )
         joined = command.database(create=not alone, app=None if alone else chosen)
-        ours = processes.StartedProcesses()
+        ours = run_processes.StartedProcesses()
         with command.until_stopped(ours.stops) as stop, joined as words:
-            command.say(words)
+            command.print_message(words)
             if not (_ready(stop) if alone else command.prepare(stop)) or stop.requested.is_set():
                 return stopped_early()
             if no_wait:
@@ -101,18 +101,18 @@ def run(
 def _see_through(
     request: Request,
     stop: signals.StopRequest,
-    ours: processes.StartedProcesses,
+    ours: run_processes.StartedProcesses,
     *,
     app: str | None,
     alone: bool,
     watch: bool,
     as_json: bool,
-) -> tuple[str, run_snapshot.Picture | None] | None:
+) -> tuple[str, run_snapshot.RunSnapshot | None] | None:
     """Return the run's id and how it ended, for `finish`; None if stopped before the insert."""
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
         view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
-        helper = processes.RunProcesses(request.queues, wanted, app=app, stop=stop, log=log)
+        helper = run_processes.RunProcesses(request.queues, wanted, app=app, stop=stop, log=log)
         if not alone:
             ours.add(stack.enter_context(helper))
             helper.begin()
@@ -121,11 +121,11 @@ def _see_through(
         row = request.insert()
         ours.queued = True
         if not watch:
-            command.say(f"run {row['id']} is queued")
+            command.print_message(f"run {row['id']} is queued")
         if older := _ahead(row["id"]):
-            view.say(older)
+            view.print_message(older)
         for text in _paused(request.queues):
-            view.say(text)
+            view.print_message(text)
         # Our own workers' output goes to stderr, or to the file beside a live picture.
         follower = interactive_run.Follower(
             view,
@@ -170,8 +170,8 @@ def _context(workflow: str, given: Iterable[str]) -> JsonDict:
     """Return the run's context, checked if the app declares the workflow in Python."""
     declared = config.get_config().workflow_map.get(workflow)
     if declared is None:
-        return inputs.context(given)
-    found = inputs.context(given, declared.accepts_input)
+        return input_option.context(given)
+    found = input_option.context(given, declared.accepts_input)
     try:
         declared.check_inputs(found)
     except errors.ArgsRefused as error:
@@ -209,7 +209,7 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
 
 
 def _ready(stop: signals.StopRequest) -> bool:
-    if not command.reached(stop):
+    if not command.wait_for_database(stop):
         return False
     db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
     return True
@@ -228,7 +228,7 @@ def _queue_only(request: Request, *, as_json: bool) -> int:
 
 def view_for(
     stack: contextlib.ExitStack, *, live: bool, quiet: bool, as_json: bool
-) -> tuple[views.View, Path | None]:
+) -> tuple[run_views.View, Path | None]:
     """Return how to show a run, and a file for the processes' output while a picture is drawn.
 
     A live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
@@ -239,11 +239,11 @@ def view_for(
         from queue_workflows.cli import tree
 
         log = stack.enter_context(fleet.ChildLog())
-        stack.callback(lambda: log.text and command.say(log.text))
+        stack.callback(lambda: log.text and command.print_message(log.text))
         return stack.enter_context(tree.Tree(Console())), log.path
     if quiet:
-        return views.Quiet(command.say), None
-    return views.Lines(command.say if as_json else _print), None
+        return run_views.Quiet(command.print_message), None
+    return run_views.Lines(command.print_message if as_json else _print), None
 
 
 def _print(text: str) -> None:
@@ -253,7 +253,7 @@ def _print(text: str) -> None:
 
 def stopped_early() -> int:
     """Report that nothing was queued; return the exit code."""
-    command.say("stopped before a run was queued")
+    command.print_message("stopped before a run was queued")
     return interactive_run.exit_code(None)
 
 
@@ -285,14 +285,14 @@ def _left(run_id: str, *, ours: bool) -> str:
         )
     again = f"`{command.PROG} show {run_id} --follow` shows it again"
     return (
-        f"stopped the view only; run {run_id} goes on with the processes that serve it: "
+        f"stopped the view only; run {run_id} continues with the processes that serve it: "
         f"{again}, {ends}"
     )
 
 
 def finish(
     run_id: str,
-    seen: run_snapshot.Picture | None,
+    seen: run_snapshot.RunSnapshot | None,
     *,
     as_json: bool,
     debug: bool = False,
@@ -303,7 +303,7 @@ def finish(
     `debug`: whole tracebacks. `ours`: this command started processes, which are stopped now.
     """
     if seen is None:
-        command.say(_left(run_id, ours=ours))
+        command.print_message(_left(run_id, ours=ours))
         return interactive_run.exit_code(None)
     found = summary.collect(seen)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
 from queue_workflows.engine import runs
-from queue_workflows.runtime import process, stored_json
+from queue_workflows.runtime import entry_point, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Step(NamedTuple):
         return "running" if self.done else "queued" if self.counts.get("queued") else "waiting"
 
 
-class Picture(NamedTuple):
+class RunSnapshot(NamedTuple):
     """A run at one moment; `steps` in the workflow's order, empty before the run has started."""
 
     run: Row
@@ -71,7 +71,7 @@ class Picture(NamedTuple):
 
 
 class Reader:
-    """Read pictures of one run on a connection of its own; survive the loss of it."""
+    """Read snapshots of one run on a connection of its own, also after it was lost."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -85,7 +85,7 @@ class Reader:
         if conn is not None:
             conn.close()
 
-    def read(self) -> Picture | None:
+    def read(self) -> RunSnapshot | None:
         """Return the run now; None while the database is away.
 
         Raises `UnknownJob` if it is gone.
@@ -99,14 +99,14 @@ class Reader:
                 self.close()
             if not self._away:
                 self._away = True
-                _log.warning("waiting for the database: %s", process.mask(str(error).strip()))
+                _log.warning("waiting for the database: %s", entry_point.mask(str(error).strip()))
             return None
         if self._away:
             self._away = False
             _log.warning("the database is back")
         return picture
 
-    def _read(self, conn: db.Connection) -> Picture:
+    def _read(self, conn: db.Connection) -> RunSnapshot:
         with conn.transaction():
             head = overview.run_head(conn, self._run_id)
             if head is None:
@@ -119,7 +119,7 @@ class Reader:
             nodes = overview.nodes(conn, self._run_id, limit=limit, live_only=large)
         names = [*self._totals, *(name for name in by_step if name not in self._totals)]
         steps = [_step(name, self._totals.get(name, 0), by_step.get(name)) for name in names]
-        return Picture(head, steps, nodes)
+        return RunSnapshot(head, steps, nodes)
 
 
 def _totals(definition: dict[str, Any] | None) -> dict[str, int]:

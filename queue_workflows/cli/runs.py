@@ -1,4 +1,4 @@
-"""`queue-workflows runs`: list the newest runs."""
+"""Define `queue-workflows runs`: list the newest runs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict
 
 
-def cards(row: JsonDict) -> str:
+def gpus(row: JsonDict) -> str:
     """Return `97 % 21.3/24.0 GB, 0 % 0.2/24.0 GB`; `-` for none."""
     each = [
         f"{percent(gpu.get('use_pct'))} {of(gpu.get('vram_used_mb'), gpu.get('vram_total_mb'))}"
@@ -18,11 +18,11 @@ def cards(row: JsonDict) -> str:
 
 
 def line(row: JsonDict) -> str:
-    """Return a sample as a line: `cpu 98 %, ram 63.1/64.0 GB, swap 2.0 GB, cards 0 % ...`."""
+    """Return a sample as a line: `cpu 98 %, ram 63.1/64.0 GB, swap 2.0 GB, gpus 0 % ...`."""
     return (
         f"cpu {percent(row.get('cpu_percent'))},"
         f" ram {of(row.get('ram_used_mb'), row.get('ram_total_mb'))},"
-        f" swap {gb(row.get('swap_used_mb'))}, cards {cards(row)}"
+        f" swap {gb(row.get('swap_used_mb'))}, gpus {gpus(row)}"
     )
 
 

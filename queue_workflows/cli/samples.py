@@ -1,4 +1,4 @@
-"""`queue-workflows samples`: show the recent CPU, RAM and GPU use of a machine."""
+"""Define `queue-workflows samples`: show the recent CPU, RAM and GPU use of a machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def samples(
     host: Annotated[
-        str | None, typer.Option(metavar="H", help="Host label; default: this host's.")
+        str | None, typer.Option(metavar="H", help="Host label; default: this machine's.")
     ] = None,
     past: Annotated[
         str, typer.Option(metavar="SPAN", help="How far to look back: 30s, 10m, 2h, 1d.")
     ] = "10m",
     job: Annotated[
         str | None,
-        typer.Option(metavar="JOB", help="The box of a job's last attempt, up to its end."),
+        typer.Option(metavar="JOB", help="The machine of a job's last attempt, up to its end."),
     ] = None,
     now: Annotated[
-        bool, typer.Option("--now", help="This box as it is now, and what a sample costs.")
+        bool, typer.Option("--now", help="This machine as it is now, and what a sample costs.")
     ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Every sample on a line of its own.")
@@ -41,10 +41,10 @@ def samples(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what a box did lately: CPU, RAM and cards.
+    """Show the recent CPU, RAM and GPU use of a machine.
 
-    Kept is a sample every 2 s for an hour, and one a minute for a day. Longer stretches
-    are drawn together to 30 lines: the mean of percentages, the most in use.
+    There is a sample every 2 s for the last hour, and one a minute for the last day. Longer
+    spans are merged to 30 lines: the mean of percentages, the maximum in use.
     """
 
     def run_command() -> int:
@@ -118,7 +118,7 @@ def drawn_together(rows: list[JsonDict], lines: int = LINES) -> list[JsonDict]:
 def table(rows: list[JsonDict]) -> None:
     """Print the samples, the oldest first."""
     output.table(
-        ("UTC", "cpu", "ours", "ram", "ours", "swap", "cards: use, memory"),
+        ("UTC", "cpu", "ours", "ram", "ours", "swap", "gpus: use, memory"),
         [
             (
                 display.clock(row["sampled_at"])[:8],
@@ -127,7 +127,7 @@ def table(rows: list[JsonDict]) -> None:
                 sample_text.of(row.get("ram_used_mb"), row.get("ram_total_mb")),
                 sample_text.gb(row.get("ram_ours_used_mb")),
                 sample_text.gb(row.get("swap_used_mb")),
-                sample_text.cards(row),
+                sample_text.gpus(row),
             )
             for row in rows
         ],
@@ -143,11 +143,11 @@ def _now(*, as_json: bool) -> int:
     finally:
         probe.close()
     if as_json:
-        output.dump({"sample": found, "cards_by": source, "cost": cost._asdict()})
+        output.dump({"sample": found, "gpus_by": source, "cost": cost._asdict()})
         return 0
     output.echo(sample_text.line(found))
     output.echo(
-        f"cards by {source}; a sample costs {cost.cpu_s * 1000:.1f} ms CPU here"
+        f"GPUs by {source}; a sample costs {cost.cpu_s * 1000:.1f} ms CPU here"
         f" and {cost.tools_cpu_s * 1000:.1f} ms in tools, and takes {cost.wall_s * 1000:.0f} ms"
     )
     return 0

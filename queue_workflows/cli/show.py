@@ -1,4 +1,4 @@
-"""`queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
+"""Define `queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from queue_workflows.cli import (
     report,
     run,
     run_snapshot,
-    views,
+    run_views,
 )
-from queue_workflows.runtime import process, signals
+from queue_workflows.runtime import entry_point, signals
 
 
 def show(
@@ -73,7 +73,7 @@ def show(
 
 
 def found(start: str, name: str) -> tuple[str | None, str]:
-    """Return kind and whole id of what has this id, or of the only one whose UUID starts so.
+    """Return kind and id of the run or job with this id or unique prefix.
 
     Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
     that asks.
@@ -130,10 +130,10 @@ def _follow(
     as_json: bool,
     full: bool,
 ) -> int:
-    say = command.say if as_json else _line
+    say = command.print_message if as_json else _line
     if kind == "run":
         collect(kind, any_id, nodes, logs=False)
-        seen = follow.run(any_id, views.Lines(say), stop, nodes)
+        seen = follow.run(any_id, run_views.Lines(say), stop, nodes)
         if seen is None:
             return _left(kind, any_id)
         if not as_json:
@@ -153,11 +153,11 @@ def _follow(
 def _left(kind: str, any_id: str) -> int:
     """Report that only the view was stopped; return the exit code."""
     shown = output.line(any_id)
-    command.say(
-        f"stopped the view of {kind} {shown}, which goes on: `{command.PROG} show {shown} --follow`"
-        f" shows it again, `{command.PROG} cancel {shown}` ends it"
+    command.print_message(
+        f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {shown}"
+        f" --follow` shows it again, `{command.PROG} cancel {shown}` ends it"
     )
-    return process.INTERRUPTED
+    return entry_point.INTERRUPTED
 
 
 def _line(text: str) -> None:

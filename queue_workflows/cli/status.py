@@ -1,4 +1,4 @@
-"""`queue-workflows status`: show the whole system on one page."""
+"""Define `queue-workflows status`: show the whole system on one page."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from typing import Any
 import queue_workflows
 from queue_workflows import db, errors
 from queue_workflows.admin import overview
-from queue_workflows.cli import output, views
-from queue_workflows.cli.run_snapshot import Picture
+from queue_workflows.cli import output, run_views
+from queue_workflows.cli.run_snapshot import RunSnapshot
 from queue_workflows.dag import graph
 from queue_workflows.engine import runs
-from queue_workflows.runtime import display, process, stored_json
+from queue_workflows.runtime import display, entry_point, stored_json
 
 FAILURES = 20
 TRACES = 3
@@ -26,7 +26,7 @@ _FRAME = re.compile(r'[ |+-]*File "(.+)", line \d+')
 _PACKAGE = Path(queue_workflows.__file__).parent
 
 
-def collect(seen: Picture) -> dict[str, Any]:
+def collect(seen: RunSnapshot) -> dict[str, Any]:
     """Return the run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
 
     `failed`: the first nodes that failed, each with its error and traceback, which may be None.
@@ -55,7 +55,7 @@ def collect(seen: Picture) -> dict[str, Any]:
     }
 
 
-def _by_status(seen: Picture) -> dict[str, int]:
+def _by_status(seen: RunSnapshot) -> dict[str, int]:
     counts: dict[str, int] = {}
     for step in seen.steps:
         for status, n in step.counts.items():
@@ -109,7 +109,7 @@ def show(found: Mapping[str, Any]) -> None:
     )
     output.echo(f"nodes: {nodes or 'none'}")
     for place in found["workers"]:
-        where = views.place(place["worker_id"])
+        where = run_views.place(place["worker_id"])
         did = output.counted(place["nodes"], "node")
         output.echo(f"  {place['queue']} {where}: {did}, {output.seconds(place['seconds'])}")
     if found["taken_back"]:
@@ -145,16 +145,16 @@ def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
         trace = node["traceback"]
         lines = display.lines(trace.rstrip()) if trace else []
         if not whole:
-            lines = host_frames(lines)[-TRACE_LINES:]
+            lines = app_frames(lines)[-TRACE_LINES:]
         if lines:
             more = "" if whole else " (all of it: --debug)"
             output.complain(f"traceback of {output.line(node['node_id'])}{more}:")
         for line in lines:
-            sys.stderr.write(process.mask(output.line(line, 400)) + "\n")
+            sys.stderr.write(entry_point.mask(output.line(line, 400)) + "\n")
 
 
-def host_frames(lines: list[str]) -> list[str]:
-    """A traceback from its first frame outside the engine on; [] if there is none."""
+def app_frames(lines: list[str]) -> list[str]:
+    """Return a traceback from its first frame outside the engine; [] without such a frame."""
     for number, line in enumerate(lines):
         match = _FRAME.match(line)
         if match is not None and not _is_engine(match[1]):

@@ -1,4 +1,4 @@
-"""`queue-workflows supervise`: restart this machine's workers that are flagged dead."""
+"""Define `queue-workflows supervise`: restart workers of this machine that are flagged dead."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options
 from queue_workflows.engine import workers
-from queue_workflows.runtime import child, process, service, signals
+from queue_workflows.runtime import child, entry_point, service, signals
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
-"""Seconds for one command; a systemd unit's own stop may take 90 s."""
+"""Seconds for one command; the stop of a systemd unit may take 90 s."""
 FIRST_DELAY_S = 10.0
 MAX_DELAY_S = 300.0
 """The longest wait after a restart.
@@ -51,24 +51,26 @@ def supervise(
             metavar="QUEUE=NAME", help="The systemd unit of a queue's worker; repeatable."
         ),
     ] = None,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = (
-        5.0
-    ),
-    host: Annotated[str | None, typer.Option(metavar="LABEL", help="Default: this host's.")] = None,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How often to check.")
+    ] = (5.0),
+    host: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Default: this machine's.")
+    ] = None,
     app: options.App = None,
     log_level: options.LogLevel = "info",
     debug: options.Debug = False,
 ) -> None:
-    """Restart this host's workers that are flagged dead. Goes on until Ctrl-C."""
+    """Restart workers of this machine that are flagged dead."""
 
     def run_command() -> int:
         commands = commands_of(bounce or [], unit or [])
-        process.setup_logging(log_level)
+        entry_point.setup_logging(log_level)
         config.load_app(app)
         label = host or config.host_label()
         with signals.StopRequest() as stop, command.database(create=False) as words:
             queues = ", ".join(sorted(commands))
-            command.say(f"{words}: looking after the workers of {label} on {queues}")
+            command.print_message(f"{words}: watching the workers of {label} on {queues}")
             _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
         return 0
 

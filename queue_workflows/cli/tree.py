@@ -13,8 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from queue_workflows.cli import output, views
-from queue_workflows.cli.run_snapshot import SMALL, Picture, Step
+from queue_workflows.cli import output, run_views
+from queue_workflows.cli.run_snapshot import SMALL, RunSnapshot, Step
 from queue_workflows.types import Row
 
 _STYLES = {
@@ -79,12 +79,12 @@ class Tree:
         for handler in self._moved:
             handler.setStream(self._stderr)
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: RunSnapshot) -> None:
         """Draw the run."""
         self._last = self.render(picture)
         self._live.update(self._last, refresh=True)
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Print a line above the picture."""
         self._console.print(Text(output.line(text, None)))
 
@@ -100,7 +100,7 @@ class Tree:
             )
             self._live.start()
 
-    def render(self, picture: Picture) -> RenderableType:
+    def render(self, picture: RunSnapshot) -> RenderableType:
         """Return the whole picture, no higher and no wider than the terminal."""
         width = self._console.size.width
         lines = _heading(picture, width)
@@ -122,11 +122,11 @@ class Tree:
             style = _STYLES.get(step.state, "dim")
             bar = self._bar(step) if bars else Text("")
             lines.append(self._line(step.state, "", step.name, column, bar))
-            lines[-1].append(views.step_text(step), style=style)
+            lines[-1].append(run_views.step_text(step), style=style)
             for node in sorted(shown.get(step.name, ()), key=lambda node: node["node_id"]):
                 space = Text(" " * (_BAR + 2) if bars else "")
                 lines.append(self._line(node["status"], "  ", _own_name(node), column, space))
-                lines[-1].append(views.node_text(node), _STYLES.get(node["status"], "dim"))
+                lines[-1].append(run_views.node_text(node), _STYLES.get(node["status"], "dim"))
         return Group(*lines)
 
     def _line(self, state: str, indent: str, name: str, column: int, bar: Text) -> Text:
@@ -155,10 +155,10 @@ def _own_name(node: Row) -> str:
     return node["node_id"].partition("/")[2]
 
 
-def _heading(picture: Picture, width: int) -> list[Text]:
+def _heading(picture: RunSnapshot, width: int) -> list[Text]:
     """Return the heading on as many lines as it needs; too long values are cut."""
     lines: list[str] = []
-    for part in views.heading_parts(picture):
+    for part in run_views.heading_parts(picture):
         if lines and cell_len(f"{lines[-1]} {part}") <= width:
             lines[-1] += f" {part}"
         else:

@@ -1,4 +1,4 @@
-"""`queue-workflows up`: run every process of an app until Ctrl-C."""
+"""Define `queue-workflows up`: run every process of an app until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 from queue_workflows.worker import parent, pool_config
 
 
@@ -46,7 +46,7 @@ def up(
     """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
 
     def run_command() -> int:
-        process.setup_logging(log_level)
+        entry_point.setup_logging(log_level)
         chosen = config.load_app(app)
         if no_ingest and (workers is not None or ingest):
             raise errors.InvalidConfig("--no-ingest: leave it out, or --workers and --ingest")
@@ -56,17 +56,17 @@ def up(
         )
         joined = command.database(create=True, app=chosen or "", up=True)
         with command.until_stopped() as stop, joined as words:
-            command.say(words)
+            command.print_message(words)
             if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
                 return 0
             if found := fleet.strangers():
-                command.say(
+                command.print_message(
                     "WARNING: unfinished runs of workflows that this app does not know "
                     f"({found}): these processes will fail them; Ctrl-C now, and see "
                     "`queue-workflows runs`, if another app is to finish them"
                 )
             children = fleet.specs(wanted, app=chosen, log_level=log_level)
-            command.say(f"starting {wanted.describe()}; Ctrl-C stops them")
+            command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
             with parent.SupervisedWorkers() as guardian:
                 return guardian.supervisor(children).run(stop)
 

@@ -1,4 +1,4 @@
-"""`queue-workflows why RUN|JOB`: explain what keeps each live worker from a queued job."""
+"""Define `queue-workflows why RUN|JOB`: explain why no live worker takes a queued job."""
 
 from __future__ import annotations
 

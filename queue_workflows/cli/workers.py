@@ -1,4 +1,4 @@
-"""`queue-workflows workers`: list the workers of the last day, and what is switched off."""
+"""Define `queue-workflows workers`: list the workers of the last day, and switches that are off."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure graph logic: expand a workflow, walk it, and plan the next rows."""
+"""Expand workflows, walk graphs and plan the next rows, as pure functions."""

@@ -1,4 +1,4 @@
-"""Node inputs: the `from` forms of a pipeline, and paths that wait for the run's `out_dir`.
+"""Bind the inputs of a pipeline's nodes: values of the step, paths of other nodes, literals.
 
 In a definition the marker `$out` counts only as the single key of a whole input. An app's own value
 with that key is stored as `{"$out": {"$value": value}}`.

@@ -1,4 +1,4 @@
-"""The graph of a frozen definition: nodes, edges, paths and cycles."""
+"""Build the graph of a frozen definition: nodes, edges, longest path and cycles."""
 
 from __future__ import annotations
 

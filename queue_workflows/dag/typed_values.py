@@ -105,7 +105,9 @@ class Keywords:
             unknown = [name for name in given if name not in kinds]
         reasons = [f"{_listed(missing)} missing"] if missing else []
         if unknown:
-            names = ", ".join(f"{name!r:.80}{_meant(name, kinds)}" for name in unknown[:_NAMED])
+            names = ", ".join(
+                f"{name!r:.80}{_suggestion(name, kinds)}" for name in unknown[:_NAMED]
+            )
             if len(unknown) > _NAMED:
                 names += f" and {len(unknown) - _NAMED} more"
             reasons.append(f"{names} unknown; it takes {_listed([*kinds]) or 'nothing'}")
@@ -138,7 +140,7 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
     check(stored, where)
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     if len(name) > _COMPARED_CHARS:
         return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import refs
-from queue_workflows.dag import folders
+from queue_workflows.dag import output_files
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
@@ -87,7 +87,7 @@ def _with_files(
     """
     wanted = refs.heads(source) if resolver is refs.resolve_ref else None
     merged = dict(context)
-    for name, files in folders.listings(out_dir, wanted).items():
+    for name, files in output_files.listings(out_dir, wanted).items():
         present = context.get(name)
         base = cast("dict[str, Any]", present) if isinstance(present, dict) else {}
         merged[name] = {**base, "files": files}

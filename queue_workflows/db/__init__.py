@@ -1,4 +1,4 @@
-"""The database: pools, transactions, LISTEN and the schema."""
+"""Connect to the database: pools, transactions, LISTEN and the schema."""
 
 from __future__ import annotations
 

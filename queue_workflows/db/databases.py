@@ -1,4 +1,4 @@
-"""The databases of the embedded server: one per project, created when an app starts in it."""
+"""Choose, create and list the databases of the embedded server, one per project."""
 
 from __future__ import annotations
 

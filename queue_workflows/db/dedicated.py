@@ -1,4 +1,4 @@
-"""A dedicated connection that its owner keeps and reopens."""
+"""Keep one dedicated connection for an owner, and reopen it when it is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LISTEN that survives a lost connection, detects a half-open one, and polls meanwhile."""
+"""Listen for notifications, reconnect after a lost or half-open connection, poll meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: the pool of apps, the pool of the engine, and dedicated connections."""
+"""Open connections: the pool of apps, the pool of the engine, and dedicated connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
 from queue_workflows.db import loading
-from queue_workflows.runtime import process, service
+from queue_workflows.runtime import entry_point, service
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
@@ -411,5 +411,5 @@ def _outage(error: BaseException) -> str | None:
     return "the database" if not state or state.startswith("08") or state in _GOING else None
 
 
-process.explain_by(_explain)
+entry_point.explain_by(_explain)
 service.name_outages_by(_outage)

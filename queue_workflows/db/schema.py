@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import errors, migrations
-from queue_workflows.db import development, downgrade_check, functions, pool
+from queue_workflows.db import development_chain, downgrade_check, functions, pool
 
 _log = logging.getLogger(__name__)
 LEDGER = "queue_schema_version"
@@ -228,7 +228,7 @@ def _bring(conn: pool.Connection, steps: list[Migration], stopped: Callable[[], 
     def once() -> None:
         done.clear()
         with conn.transaction():
-            development.convert(conn, LEDGER, steps[12].checksum)
+            development_chain.convert(conn, LEDGER, steps[12].checksum)
             for step in _missing(conn, LEDGER, steps):
                 _apply(conn, LEDGER, step)
                 done.append(step.version)

@@ -126,6 +126,16 @@ class _Cancellation:
 
 cancellation: _Cancellation
 
+class _ClaimIsolation:
+    claim_apart: bytes
+    """Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
+    row that raised its id, its run, the error, and what became of it."""
+    set_aside: bytes
+    """End a claimed job of `table` whose outcome cannot be stored. NULL: nothing about it can be
+    written."""
+
+claim_isolation: _ClaimIsolation
+
 class _ClaimedJobs:
     node: bytes
     """Return what a worker needs of a node job that it holds, without the context of its run. No
@@ -235,43 +245,6 @@ class _Doctor:
 
 doctor: _Doctor
 
-class _Explain:
-    node_job: bytes
-    """Return a node's job with the status of its run. No row: no such job."""
-    ingest_job: bytes
-    """Return an ingest job. No row: no such job."""
-    run: bytes
-    """Return what says why a run waits. No row: no such run."""
-    run_nodes: bytes
-    """Return the jobs of a run's nodes, in the order of the queue."""
-    workers: bytes
-    """Return the live workers of a queue. `current_model` is the model that is warm when the worker
-    claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
-    jobs."""
-    ingest_jobs_ahead: bytes
-    """Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
-    them, and those of a better priority."""
-    node_jobs_ahead: bytes
-    """Count the due jobs of live runs that stand before this one in the order of the claim, up to
-    `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
-    or of none; NULL: jobs of any."""
-    newer_gpu_job: bytes
-    """Return a due gpu job of this model and priority that came later. No row: this one is the newest."""
-    lock_owner: Mapping[str, bytes]
-    """Return the job that runs under a lock key, or is admitted to run next. No row: there is none."""
-    misfit: bytes
-    """Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
-    `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs."""
-    models: bytes
-    """Return the models in the queue of which a worker can take jobs."""
-    choice: bytes
-    """Return what a gpu worker would claim next: the model, how and why, the priority and the job."""
-    weighed: bytes
-    """Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
-    the hosts that have loaded it."""
-
-explain: _Explain
-
 class _Handback:
     hand_back: Mapping[str, bytes]
     """Give up claims, of several workers too, counting nothing: each job is queued again, or
@@ -281,6 +254,26 @@ class _Handback:
     """Return the claims of a worker without those of the jobs `keep`."""
 
 handback: _Handback
+
+class _HistoryRows:
+    run: bytes
+    """Return a run with its definition, the time of this read, and the seconds since it was queued."""
+    nodes: bytes
+    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
+    node: bytes
+    """Return one node job, with the columns of `nodes`."""
+    ingest_job: bytes
+    """Return one ingest job."""
+    node_events: bytes
+    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes."""
+    ingest_events: bytes
+    """Return the events of an ingest job, the oldest first, each with its actor."""
+    node_counts: bytes
+    """Return how many nodes of a run have each status."""
+    ids_in_range: bytes
+    """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind."""
+
+history_rows: _HistoryRows
 
 class _IngestJobs:
     insert: bytes
@@ -644,16 +637,6 @@ class _Promotion:
 
 promotion: _Promotion
 
-class _Quarantine:
-    claim_apart: bytes
-    """Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
-    row that raised its id, its run, the error, and what became of it."""
-    set_aside: bytes
-    """End a claimed job of `table` whose outcome cannot be stored. NULL: nothing about it can be
-    written."""
-
-quarantine: _Quarantine
-
 class _Queues:
     pause_queue: bytes
     """Pause a queue until `at`, for `lasts` from now, or (both NULL) until it is resumed; return
@@ -785,7 +768,7 @@ class _Retention:
 
 retention: _Retention
 
-class _Retry:
+class _RetryJobs:
     reopen_ingest: bytes
     """Queue failed and cancelled ingest jobs again in a new generation, with all counters at
     zero. A trigger adds the event. Without a row: jobs in other states, and those in the last
@@ -793,27 +776,7 @@ class _Retry:
     key_owner: bytes
     """Return the job that owns the idempotency key of a job now, and the key."""
 
-retry: _Retry
-
-class _RunHistory:
-    run: bytes
-    """Return a run with its definition, the time of this read, and the seconds since it was queued."""
-    nodes: bytes
-    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
-    node: bytes
-    """Return one node job, with the columns of `nodes`."""
-    ingest_job: bytes
-    """Return one ingest job."""
-    node_events: bytes
-    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes."""
-    ingest_events: bytes
-    """Return the events of an ingest job, the oldest first, each with its actor."""
-    node_counts: bytes
-    """Return how many nodes of a run have each status."""
-    ids_in_range: bytes
-    """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind."""
-
-run_history: _RunHistory
+retry_jobs: _RetryJobs
 
 class _Runs:
     submit: bytes
@@ -940,6 +903,43 @@ class _TestClock:
     """Let the lease of a claim lapse, as if its worker had died a lease ago."""
 
 test_clock: _TestClock
+
+class _WaitingFacts:
+    node_job: bytes
+    """Return a node's job with the status of its run. No row: no such job."""
+    ingest_job: bytes
+    """Return an ingest job. No row: no such job."""
+    run: bytes
+    """Return what says why a run waits. No row: no such run."""
+    run_nodes: bytes
+    """Return the jobs of a run's nodes, in the order of the queue."""
+    workers: bytes
+    """Return the live workers of a queue. `current_model` is the model that is warm when the worker
+    claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
+    jobs."""
+    ingest_jobs_ahead: bytes
+    """Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
+    them, and those of a better priority."""
+    node_jobs_ahead: bytes
+    """Count the due jobs of live runs that stand before this one in the order of the claim, up to
+    `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
+    or of none; NULL: jobs of any."""
+    newer_gpu_job: bytes
+    """Return a due gpu job of this model and priority that came later. No row: this one is the newest."""
+    lock_owner: Mapping[str, bytes]
+    """Return the job that runs under a lock key, or is admitted to run next. No row: there is none."""
+    misfit: bytes
+    """Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
+    `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs."""
+    models: bytes
+    """Return the models in the queue of which a worker can take jobs."""
+    choice: bytes
+    """Return what a gpu worker would claim next: the model, how and why, the priority and the job."""
+    weighed: bytes
+    """Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
+    the hosts that have loaded it."""
+
+waiting_facts: _WaitingFacts
 
 class _Workers:
     beat: bytes

@@ -42,7 +42,7 @@ class _Step:
         self.deps: dict[str, None] = {}
 
     def wait_for(self, found: Iterable[handles.Handle]) -> None:
-        """Depend on the steps that these come from."""
+        """Make this step depend on the steps of these handles."""
         own = self.entry["id"]
         for handle in found:
             step = handles.origin(handle).step

@@ -1,4 +1,4 @@
-"""Placeholders for values of a future run, which a node's call returns while a graph is built."""
+"""Define the placeholders that a node's call returns while a workflow's graph is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's function: its parameters, its result, and the handler that a worker runs."""
+"""Inspect a node's function: its parameters, its result, and the handler that workers run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example app: it makes a picture book of short texts. `--app queue_workflows.demo:setup`.
+"""Define the example app `queue_workflows.demo:setup`, which makes a picture book of texts.
 
 `workflow` has the nodes and the workflow, and `painter` the model that the gpu nodes share. `texts`
 reads the folder, `page` writes the book, and `run_picture` draws what the run did.

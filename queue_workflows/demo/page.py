@@ -1,4 +1,4 @@
-"""The picture book as one HTML page that loads nothing from elsewhere."""
+"""Render the picture book as one HTML page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that the gpu nodes share: it paints words as circles.
+"""Define the model that the gpu nodes share: it paints words as circles.
 
 It stands in for an image model and needs no GPU. A worker loads it once, for its first painting.
 """

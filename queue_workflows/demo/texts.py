@@ -1,4 +1,4 @@
-"""The texts of a folder: read for the book, and counted by an ingest task."""
+"""Read the texts of a folder for the book, and count them in an ingest task."""
 
 from __future__ import annotations
 

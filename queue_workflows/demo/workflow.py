@@ -1,4 +1,4 @@
-"""The nodes of the picture book, and the workflow that connects them.
+"""Define the nodes of the picture book, and the workflow that connects them.
 
 collect -> part-0 .. part-2: count_words -> paint (gpu) --+
    +-----> choose: a person says which text comes first --+-> page -> picture of this run

@@ -1,1 +1,1 @@
-"""Dispatch of runs: the knowledge of a run, one plan at a time, and the outbox that drives it."""
+"""Dispatch runs: plan the next nodes of a run, and act on the events of the outbox."""

@@ -1,4 +1,4 @@
-"""Dispatch after one event of a node: completed, failed, waiting for input, or answered."""
+"""Dispatch a run after one event of a node: completed, failed, waiting for input, answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from queue_workflows import db, errors
-from queue_workflows.dispatch import advance, drain, inputs
+from queue_workflows.dispatch import advance, drain, input_nodes
 from queue_workflows.engine import input_answers, nodes, runs
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def on_node_failed(run_id: str, node_id: str) -> int:
 
 def on_node_awaiting_input(run_id: str, node_id: str) -> int:
     """Store what a parked node asks for as its `input_spec`; return 0, as parking makes no rows."""
-    inputs.ask(db.transaction, run_id, node_id)
+    input_nodes.store_question(db.transaction, run_id, node_id)
     return 0
 
 
@@ -49,7 +49,10 @@ def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
         job = nodes.get_by_node(conn, run_id, node_id)
         if job is None:
             raise errors.UnknownJob(f"run {run_id!r} has no node {node_id!r}")
-        if input_answers.complete_node(conn, job["id"], inputs.answer_delta(job, value)) is None:
+        if (
+            input_answers.complete_node(conn, job["id"], input_nodes.answer_delta(job, value))
+            is None
+        ):
             return 0
     try:
         return drain.drain_run(run_id)

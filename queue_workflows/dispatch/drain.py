@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import advance, hooks, inputs, run_cache
+from queue_workflows.dispatch import advance, hooks, input_nodes, run_cache
 from queue_workflows.engine import nodes, outbox, row_isolation, runs
 from queue_workflows.types import Row
 
@@ -72,7 +72,7 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None) 
         run_cache.forget(run_id)
         raise
     for event in () if nowait else done.parked:
-        inputs.ask(begin, run_id, event["node_id"], event["id"])
+        input_nodes.store_question(begin, run_id, event["node_id"], event["id"])
     return done
 
 
@@ -241,7 +241,7 @@ def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseExcepti
 
 
 def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseException) -> bool:
-    """Delay the event, or fail its run after too many failures (run locked first). Return True."""
+    """Postpone the event, or fail its run after too many failures; return True."""
     reason = payload.error_text(
         error if isinstance(error, hooks.HookFailed) else hooks.describe_error(error)
     )

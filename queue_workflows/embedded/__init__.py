@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL, which an app's processes share; the last of them stops it."""
+"""Share one embedded PostgreSQL among an app's processes; the last of them stops it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from queue_workflows import errors
-from queue_workflows.embedded import cluster, postmaster, process
+from queue_workflows.embedded import cluster, lock_files, postmaster
 from queue_workflows.embedded.cluster import data_dir
 
 __all__ = ["Server", "data_dir", "ensure"]
@@ -126,7 +126,7 @@ def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]
         found, started = postmaster.find_or_start(folder, settings)
         membership = _memberships.get(folder)
         if membership is None:
-            users_fd = process.open_lock(folder / "users.lock")
+            users_fd = lock_files.open_lock(folder / "users.lock")
             fcntl.flock(users_fd, fcntl.LOCK_SH)
             membership = _memberships[folder] = _Membership(folder, users_fd)
         membership.socket_dir = found.socket_dir
@@ -143,19 +143,19 @@ def _leave(membership: _Membership) -> None:
             contextlib.suppress(OSError, errors.EmbeddedUnavailable),
             _lifecycle(membership.folder),
         ):
-            if process.try_lock(membership.users_fd):
+            if lock_files.try_lock(membership.users_fd):
                 postmaster.stop(membership.folder)
     finally:
-        process.release_lock(membership.users_fd)
+        lock_files.release_lock(membership.users_fd)
 
 
 @contextlib.contextmanager
 def _lifecycle(folder: Path) -> Generator[None]:
     """Lock the folder's server, so that nobody else starts, joins, leaves or stops it."""
-    fd = process.open_lock(folder / "lifecycle.lock")
+    fd = lock_files.open_lock(folder / "lifecycle.lock")
     try:
         deadline = time.monotonic() + postmaster.PATIENCE_S
-        while not process.try_lock(fd):
+        while not lock_files.try_lock(fd):
             if time.monotonic() >= deadline:
                 raise errors.EmbeddedUnavailable(
                     f"another process has held {folder / 'lifecycle.lock'} for "
@@ -164,7 +164,7 @@ def _lifecycle(folder: Path) -> Generator[None]:
             time.sleep(postmaster.POLL_S)
         yield
     finally:
-        process.release_lock(fd)
+        lock_files.release_lock(fd)
 
 
 def _release_all() -> None:
@@ -178,7 +178,7 @@ def _forget_in_child() -> None:
     global _mutex
     _mutex = threading.Lock()
     _memberships.clear()
-    process.forget_locks()
+    lock_files.forget_locks()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

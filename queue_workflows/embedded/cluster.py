@@ -1,4 +1,4 @@
-"""The files of a server: folder, binaries, owner and cluster."""
+"""Create and check the files of an embedded server: folder, binaries, owner and cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from queue_workflows import config, errors
-from queue_workflows.embedded import process
+from queue_workflows.embedded import commands
 
 MAJOR = "18"
 DATABASE = "queue_workflows"
@@ -90,13 +90,13 @@ def make_folder(folder: Path) -> None:
             path.chmod(mode)
 
 
-def account(folder: Path) -> process.Account | None:
+def account(folder: Path) -> commands.Account | None:
     """Return the account that runs the server: None for this one, another one for root."""
     if os.geteuid() != 0:
         return None
     with contextlib.suppress(FileNotFoundError):
         owner = (folder / "data").stat()
-        return process.Account(owner.st_uid, owner.st_gid)
+        return commands.Account(owner.st_uid, owner.st_gid)
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)
@@ -105,8 +105,8 @@ def account(folder: Path) -> process.Account | None:
         raise errors.EmbeddedUnavailable(
             "root may not run PostgreSQL, and there is neither an account postgres nor nobody"
         )
-    chosen = process.Account(entry.pw_uid, entry.pw_gid)
-    if not process.can_run(["/bin/sh", "-c", 'cd "$0"', str(folder)], chosen):
+    chosen = commands.Account(entry.pw_uid, entry.pw_gid)
+    if not commands.can_run(["/bin/sh", "-c", 'cd "$0"', str(folder)], chosen):
         raise errors.EmbeddedUnavailable(
             f"root may not run PostgreSQL, and the account {name} cannot enter {folder}: "
             f"open the folders above it, or name another one by {KNOB}"
@@ -114,14 +114,14 @@ def account(folder: Path) -> process.Account | None:
     return chosen
 
 
-def binaries(folder: Path, owner: process.Account | None) -> Path:
+def binaries(folder: Path, owner: commands.Account | None) -> Path:
     """Return the folder of initdb and postgres.
 
     It is a copy if the account cannot reach the installed one. Call it only while no server runs,
     since it removes copies of other versions.
     """
     install = _installed()
-    if owner is None or process.can_run([str(install / "bin" / "initdb"), "--version"], owner):
+    if owner is None or commands.can_run([str(install / "bin" / "initdb"), "--version"], owner):
         return install / "bin"
     stamp = (install / "bin" / "postgres").stat()
     copy = folder / f"binaries-{stamp.st_size}-{stamp.st_mtime_ns}"
@@ -156,9 +156,9 @@ def _copy_tree(source: Path, target: Path) -> None:
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
-def socket_dir(folder: Path, owner: process.Account | None) -> Path:
+def socket_dir(folder: Path, owner: commands.Account | None) -> Path:
     """Return a folder for the socket: short, and only the server's user (and root) may enter."""
-    user = owner or process.Account(os.geteuid(), os.getegid())
+    user = owner or commands.Account(os.geteuid(), os.getegid())
     name = f"qw-{user.uid}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     bases = [tempfile.gettempdir(), "/tmp"]  # noqa: S108
     if owner is None and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
@@ -175,7 +175,7 @@ def socket_dir(folder: Path, owner: process.Account | None) -> Path:
     )
 
 
-def _own(path: Path, user: process.Account) -> bool:
+def _own(path: Path, user: commands.Account) -> bool:
     """Create the folder for the user alone, or return whether it is such a folder already."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -189,7 +189,7 @@ def _own(path: Path, user: process.Account) -> bool:
 
 
 def create(
-    folder: Path, bin_dir: Path, owner: process.Account | None, server_fd: int, *, durable: bool
+    folder: Path, bin_dir: Path, owner: commands.Account | None, server_fd: int, *, durable: bool
 ) -> None:
     """Create the cluster and its database in a temporary place, then move it into place.
 
@@ -203,7 +203,7 @@ def create(
         if owner:
             os.chown(fresh, *owner)
         for command, text in _commands(fresh, bin_dir, durable=durable):
-            process.run(command, owner, folder, text=text, inherit=(server_fd,))
+            commands.run(command, owner, folder, text=text, inherit=(server_fd,))
         _write_access_rules(folder, owner)
         fresh.rename(folder / "data")
     finally:
@@ -228,7 +228,7 @@ def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[s
     return [*commands, ([initdb, "--sync-only", *data], "")] if durable else commands
 
 
-def _write_access_rules(folder: Path, owner: process.Account | None) -> None:
+def _write_access_rules(folder: Path, owner: commands.Account | None) -> None:
     # For root the server runs under another account: still only root may connect.
     rule = "local all all peer map=owner" if owner else "local all all trust"
     rules = {"pg_hba.conf": rule, "pg_ident.conf": f"owner {pwd.getpwuid(0).pw_name} postgres"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.embedded import cluster, process
+from queue_workflows.embedded import cluster, commands, lock_files
 
 PATIENCE_S = 90.0
 POLL_S = 0.005
@@ -32,13 +32,13 @@ def find_or_start(folder: Path, settings: Mapping[str, str]) -> tuple[Postmaster
     while time.monotonic() < deadline:
         if postmaster := running(folder):
             return postmaster, False
-        server_fd = process.open_lock(folder / "server.lock")
+        server_fd = lock_files.open_lock(folder / "server.lock")
         try:
-            if process.try_lock(server_fd):
+            if lock_files.try_lock(server_fd):
                 pid = _start(folder, server_fd, settings)
                 break
         finally:
-            process.close_lock(server_fd)
+            lock_files.close_lock(server_fd)
         time.sleep(POLL_S)
     else:
         raise errors.EmbeddedUnavailable(
@@ -100,7 +100,7 @@ def _start(folder: Path, server_fd: int, settings: Mapping[str, str]) -> int:
     argv += [f"--{name}={value}" for name, value in options.items()]
     with _log(folder) as log_fd:
         # A session of its own: signals to this process or its group do not reach it.
-        printed = process.run(
+        printed = commands.run(
             ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *argv],
             owner, folder, log_fd=log_fd, inherit=(server_fd,), env=_ignored_pid(folder),
         )  # fmt: skip
@@ -152,11 +152,11 @@ def _await_ready(folder: Path) -> Postmaster:
 
 def alive(folder: Path) -> bool:
     """Return whether any process of the server lives, including orphans."""
-    fd = process.open_lock(folder / "server.lock")
+    fd = lock_files.open_lock(folder / "server.lock")
     try:
-        return not process.try_lock(fd)
+        return not lock_files.try_lock(fd)
     finally:
-        process.close_lock(fd)
+        lock_files.close_lock(fd)
 
 
 def stop(folder: Path) -> None:

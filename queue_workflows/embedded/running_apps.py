@@ -1,4 +1,4 @@
-"""Which `queue-workflows up` works on which database of the embedded server.
+"""Record which `queue-workflows up` serves which database of the embedded server.
 
 Each has a file `up/<database>.<random>`, which it keeps locked: the kernel drops the lock with its
 process, however that ends, so that a file without a lock is left over.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows.embedded import cluster, process
+from queue_workflows.embedded import cluster, lock_files
 
 
 class Up(NamedTuple):
@@ -40,7 +40,7 @@ def registered(
     path = folder / "up" / f"{database}.{secrets.token_hex(8)}"
     with _alone(folder):
         refuse(_live(folder, database))
-        fd = process.open_lock(path)
+        fd = lock_files.open_lock(path)
         fcntl.flock(fd, fcntl.LOCK_EX)
         since = datetime.datetime.now(datetime.timezone.utc).isoformat(" ", "seconds")
         os.write(fd, json.dumps({"pid": os.getpid(), "app": app, "since": since}).encode())
@@ -49,7 +49,7 @@ def registered(
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        process.release_lock(fd)
+        lock_files.release_lock(fd)
 
 
 def live(folder: Path, database: str | None = None) -> list[Up]:
@@ -61,12 +61,12 @@ def live(folder: Path, database: str | None = None) -> list[Up]:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Generator[None]:
     cluster.make_folder(folder / "up")
-    fd = process.open_lock(folder / "ups.lock")
+    fd = lock_files.open_lock(folder / "ups.lock")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        process.release_lock(fd)
+        lock_files.release_lock(fd)
 
 
 def _live(folder: Path, database: str | None) -> list[Up]:
@@ -75,13 +75,13 @@ def _live(folder: Path, database: str | None) -> list[Up]:
         name = path.name.partition(".")[0]
         if database not in (None, name):
             continue
-        fd = process.open_lock(path)
+        fd = lock_files.open_lock(path)
         try:
-            if process.try_lock(fd):
+            if lock_files.try_lock(fd):
                 path.unlink()
                 continue
             content = json.loads(os.pread(fd, 1 << 16, 0))
             found.append(Up(name, content["pid"], content["app"], content["since"]))
         finally:
-            process.close_lock(fd)
+            lock_files.close_lock(fd)
     return found

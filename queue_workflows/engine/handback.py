@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables, quarantine
+from queue_workflows.engine import claim_isolation, job_tables
 from queue_workflows.types import Row
 
 FRONT_PRIORITY = 10
@@ -38,11 +38,11 @@ def hand_back_all(
 
     They may belong to several workers, since each queue of a pool has its own. Each job keeps its
     priority. A claim that is lost is left alone, as is one whose change the database refuses: see
-    `quarantine.change_each`.
+    `claim_isolation.change_each`.
     """
     if not leases:
         return []
-    return quarantine.change_all(
+    return claim_isolation.change_all(
         conn,
         lambda: _hand_back(conn, leases, reason=reason),
         lambda: leases,

@@ -10,7 +10,7 @@ import psycopg
 
 from queue_workflows import db, errors
 from queue_workflows.db import app_connections, statements
-from queue_workflows.engine import retry as job_retries
+from queue_workflows.engine import retry_jobs as job_retries
 from queue_workflows.engine import workers
 from queue_workflows.runtime import identity
 from queue_workflows.tasks import job_validation

@@ -1,4 +1,4 @@
-"""The two job tables, and `Lease`, the identity of one claim."""
+"""Describe the two job tables, and the identity of one claim (`Lease`)."""
 
 from __future__ import annotations
 

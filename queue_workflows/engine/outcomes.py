@@ -1,4 +1,4 @@
-"""The outcome of a handler: its result or error, and the traceback to show."""
+"""Describe how a handler ended: its result or error, and the traceback to show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import errors
 from queue_workflows.dag import payload, policy
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 
 _log = logging.getLogger(__name__)
 SNOOZE_LEAST_S = 1.0
@@ -46,13 +46,13 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
-        message = process.mask(payload.error_text(error))
+        message = entry_point.mask(payload.error_text(error))
         return Outcome("snoozed", seconds, error=message, raised=raised)
-    name, message = type(error).__name__, process.mask(payload.error_text(error))
+    name, message = type(error).__name__, entry_point.mask(payload.error_text(error))
     text = f"{name}: {message}" if message else name
     if isinstance(error, SystemExit):
         text = f"the handler called sys.exit({error.code!r})"
-    trace = process.mask(_traceback(error))[-payload.ERROR_LIMIT :]
+    trace = entry_point.mask(_traceback(error))[-payload.ERROR_LIMIT :]
     _log.warning("%s failed after %.1f s: %s", what, seconds, payload.error_text(text))
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
     return Outcome(

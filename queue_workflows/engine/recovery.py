@@ -8,12 +8,12 @@ from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import (
+    claim_isolation,
     claims,
     handback,
     job_events,
     job_tables,
     poison,
-    quarantine,
     row_isolation,
 )
 from queue_workflows.types import Row
@@ -78,14 +78,14 @@ def reclaim_dead(
     """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
 
     Counts a crash of each, for which `evidence` is the reason. Returns the rows. A job whose change
-    the database refuses is left to its lease: see `quarantine.change_each`.
+    the database refuses is left to its lease: see `claim_isolation.change_each`.
     """
     of_process = statements.recovery.of_process[table.name]
 
     def change() -> list[Row]:
         return _crash(conn, table, of_process, {"prefix": prefix}, evidence, None)
 
-    return quarantine.change_all(
+    return claim_isolation.change_all(
         conn,
         change,
         lambda: claims.held_by(conn, table, prefix),

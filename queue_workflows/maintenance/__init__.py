@@ -1,1 +1,1 @@
-"""Periodic tasks of the orchestrator: recover claims, end waits, repair queues, raise flags."""
+"""Run the orchestrator's periodic tasks: recover claims, end waits, repair queues, set flags."""

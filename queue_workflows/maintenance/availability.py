@@ -1,4 +1,4 @@
-"""Since when this process has had the database without a break."""
+"""Measure for how long this process has had the database without a break."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from queue_workflows.types import NowFn
 
 
 class Availability:
-    """Tell staleness that the database or this machine caused from that of dead workers.
+    """Distinguish heartbeats that an outage made stale from those of dead workers.
 
-    Nobody is to blame for what got stale during an outage or while the machine was suspended.
-    `note` is called after each statement that succeeded, every LEASE_RECLAIM_INTERVAL_S.
+    A heartbeat that became stale during an outage, or while this machine was suspended, proves
+    nothing. Call `note` after each statement that succeeded, every LEASE_RECLAIM_INTERVAL_S.
     """
 
     BREAK_S = 15.0
     BREAK_MIN_S = 1.0
     """A break lasts half of SILENT_WORKER_AFTER_S, within these bounds."""
     LATE_S = 1.0
-    """What a busy machine may add to the time between two statements."""
+    """Seconds that a busy machine may add between two statements."""
 
     def __init__(self, now_fn: NowFn) -> None:
         self._now = now_fn
@@ -41,7 +41,7 @@ class Availability:
         return self._now() - self._since >= seconds and not self._has_broken()
 
     def _is_late(self) -> bool:
-        """Whether one statement at least has failed, or waited for its reply, since the last."""
+        """Return whether a statement has failed or waited for its reply since the last `note`."""
         return self._now() - self._seen > self.LATE_S + 2 * config.LEASE_RECLAIM_INTERVAL_S.read()
 
     def _has_broken(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
-from queue_workflows.dispatch import inputs
+from queue_workflows.dispatch import input_nodes
 from queue_workflows.engine import input_timeouts, poison, row_isolation
 from queue_workflows.types import Row, Unreadable
 
@@ -66,7 +66,7 @@ def _expire(conn: db.Connection, job: Row) -> None:
         error = f"its policy cannot be read: {found.reason}"
     elif "default" in policy:
         try:
-            default = inputs.answer_delta(job, policy["default"])
+            default = input_nodes.answer_delta(job, policy["default"])
         except errors.InvalidPayload as refused:
             error = str(refused)
     error = payload.error_text(error)

@@ -1,4 +1,4 @@
-"""The list of periodic tasks, and the memory that they share."""
+"""List the periodic tasks of an orchestrator, and keep the state that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own migration chain, as package data: `NNNN_name.sql`, each with a `.down.sql`."""
+"""Hold the engine's migrations as package data: `NNNN_name.sql`, each with a `.down.sql`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def dir() -> Path:  # noqa: A001  the contract names it
-    """The folder that holds the chain."""
+    """Return the folder of the migrations."""
     return Path(__file__).parent

@@ -1,1 +1,1 @@
-"""Transactions behind the API: claim and record by hand, requeue, change many jobs, prune."""
+"""Run the transactions behind the API: manual claims, requeues, changes of many jobs, pruning."""

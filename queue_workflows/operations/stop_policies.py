@@ -1,4 +1,4 @@
-"""Stop policies: what a worker does when it is turned OFF."""
+"""Define what a worker does with its job when it is turned OFF."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Threads, signals, processes and their supervisor: the only place that starts either."""
+"""Start and supervise threads and processes, and handle signals; nothing else starts either."""

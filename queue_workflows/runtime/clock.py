@@ -1,4 +1,4 @@
-"""A clock that also counts while the machine sleeps."""
+"""Read a clock that also counts while the machine sleeps."""
 
 from __future__ import annotations
 

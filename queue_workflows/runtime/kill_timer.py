@@ -151,16 +151,16 @@ def _create(code: int) -> int | None:
     """Return a new timer that is not armed; None if there can be none, which is logged once."""
     libc = _libc()
     if libc is None:
-        return _say_unavailable("the C library is not glibc")
+        return _warn_unavailable("the C library is not glibc")
     leave = ctypes.cast(libc["_exit"], ctypes.c_void_p)
     event = _SigEvent(value=code, notify=SIGEV_THREAD, function=leave.value)
     timer = ctypes.c_void_p()
     if libc.timer_create(CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)) != 0:
-        return _say_unavailable(os.strerror(ctypes.get_errno()))
+        return _warn_unavailable(os.strerror(ctypes.get_errno()))
     return timer.value
 
 
-def _say_unavailable(reason: str) -> None:
+def _warn_unavailable(reason: str) -> None:
     global _warned
     if not _warned:
         _warned = True

@@ -1,4 +1,4 @@
-"""The one abstraction of threads: a `Service` that is a `Loop`, a `Follow` or a `Pool`."""
+"""Run threads: every thread belongs to a `Service`, a `Loop`, a `Follow` or a `Pool`."""
 
 from __future__ import annotations
 

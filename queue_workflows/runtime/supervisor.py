@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import child, process, signals
+from queue_workflows.runtime import child, entry_point, signals
 from queue_workflows.types import NowFn
 
 GIVE_UP_AFTER = 3
@@ -92,7 +92,7 @@ class RestartRule:
         if seconds >= HEALTHY_AFTER_S:
             self._quick = self._refused = 0
         else:
-            self._refused = self._refused + 1 if code == process.USAGE_ERROR else 0
+            self._refused = self._refused + 1 if code == entry_point.USAGE_ERROR else 0
         if self._refused >= GIVE_UP_AFTER:
             return None
         delay_s = FIRST_DELAY_S * 2.0 ** min(self._quick, 30)
@@ -161,11 +161,11 @@ class Supervisor:
             while not stop.requested.is_set():
                 self.start()
                 if len(self.gave_up) >= (1 if self._fail_fast else len(self._managed)):
-                    return process.USAGE_ERROR
+                    return entry_point.USAGE_ERROR
                 due = [managed.due for managed in self._managed if managed.state == "waiting"]
                 pause_s = max(0.0, min(due) - self._now()) if due else self._tick_s
                 self._wait(min(pause_s, self._tick_s), stop.requested)
-                self._look(due=False)
+                self._check_children(due=False)
                 self._reap()
             return 0
         finally:
@@ -194,7 +194,7 @@ class Supervisor:
             if again and again.count > seen:
                 seen, due = again.count, self._now()
                 self._send(signal.SIGTERM)
-            self._look(due=self._now() >= due)
+            self._check_children(due=self._now() >= due)
         for managed, _ in self._running():
             logger.warning("%s did not stop within %.1f s: killed", managed.spec.name, deadline_s)
             managed.verdict = managed.verdict or Verdict(
@@ -226,7 +226,7 @@ class Supervisor:
                 timeout_s = min(timeout_s, POLL_S)
         poll.poll(timeout_s * 1000)
 
-    def _look(self, *, due: bool) -> None:
+    def _check_children(self, *, due: bool) -> None:
         for managed, running in self._running():
             if self._watch is None or managed.verdict is not None:
                 continue
@@ -280,7 +280,7 @@ class _ManagedChild:
             self.child = self._spawn(self.spec.argv, self.spec.env, *fds)
         except OSError as error:
             never = isinstance(error, FileNotFoundError | PermissionError)
-            code = process.USAGE_ERROR if never else None
+            code = entry_point.USAGE_ERROR if never else None
             self._after_end(code, 0.0, f"could not be started: {error}")
             return
         self.state = "running"

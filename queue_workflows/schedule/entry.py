@@ -1,4 +1,4 @@
-"""One schedule entry: a task at one minute of every hour, or of chosen hours, in UTC."""
+"""Describe one schedule entry: a task at one minute of every hour, or of chosen hours, UTC."""
 
 from __future__ import annotations
 

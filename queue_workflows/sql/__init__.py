@@ -1,4 +1,4 @@
-"""Package data: the SQL of the engine, functions, triggers and queries.
+"""Hold the SQL of the engine as package data: functions, triggers and queries.
 
 `queries/` has the statements by noun, `functions/` and `triggers/` the set that `db.functions`
 installs, and `privileges.sql` the rights to its functions. `db/` has the SQL of migrations and

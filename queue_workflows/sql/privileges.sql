@@ -1,4 +1,4 @@
--- Runs after the functions. No function of ours is executable by PUBLIC: a trigger fires without EXECUTE, and
+-- Revoke EXECUTE on our functions from PUBLIC. This text runs after the functions. A trigger fires without EXECUTE, and
 -- `queue-workflows connect --for work|submit` names the functions that a role must be granted. The notify_* names are
 -- listed, as an app may have functions that begin so.
 DO $$

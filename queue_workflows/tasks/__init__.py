@@ -5,7 +5,7 @@ from __future__ import annotations
 from queue_workflows.tasks.args import check_args
 from queue_workflows.tasks.handlers import is_async
 from queue_workflows.tasks.job import Job, NodeJob, current_job, running
-from queue_workflows.tasks.registering import TaskPolicy, register_ingest_task, row_defaults
+from queue_workflows.tasks.registry import TaskPolicy, register_ingest_task, row_defaults
 
 __all__ = [
     "Job",

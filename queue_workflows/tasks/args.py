@@ -13,12 +13,12 @@ from queue_workflows.dag import arguments, jsonable, typed_values
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Taker:
+class TaskCaller:
     """How a task is called.
 
-    Positionally with `reason`, `args`, both or neither. A single parameter is the args if its name
-    or its annotation (a model or dataclass) says so, else the reason. If no parameter takes the
-    args, the keyword-only parameters take them by name, and `**rest` takes the others.
+    It gets `reason`, `args`, both or neither by position. A single parameter is the args if its
+    name is `args` or its annotation is a model or dataclass, else the reason. If no parameter takes
+    the args, the keyword-only parameters take them by name, and `**rest` takes the others.
     """
 
     def __init__(self, task: Callable[..., Any]) -> None:
@@ -58,21 +58,21 @@ class Taker:
         return task(reason) if self.reason else task()
 
     def checked(self, args: Any, where: str) -> Any:
-        """Return the model or the keywords made of the args, for a taker that `checks`."""
+        """Return the model or the keywords made of the args, for a caller that `checks`."""
         if self._record is None:
             return self._keywords.bound(args, where)
         return typed_values.taken(args, self._record, where)
 
 
-def taker(task: Callable[..., Any]) -> Taker:
-    """Return the taker of a task, cached if the task is hashable."""
+def caller_of(task: Callable[..., Any]) -> TaskCaller:
+    """Return the caller of a task, cached if the task is hashable."""
     try:
         return _cached(task)
     except TypeError:
-        return Taker(task)
+        return TaskCaller(task)
 
 
-_cached = functools.lru_cache(maxsize=512)(Taker)
+_cached = functools.lru_cache(maxsize=512)(TaskCaller)
 
 
 def check_args(task_name: str, args: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def check_args(task_name: str, args: Any) -> dict[str, Any]:
     registered here accepts all args.
     """
     task = config.get_config().ingest_task_map.get(task_name)
-    takes = None if task is None else taker(task)
+    takes = None if task is None else caller_of(task)
     found: Any = args
     if type(args) is dict and (takes is None or not takes.checks):
         return found

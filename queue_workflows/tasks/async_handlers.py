@@ -85,7 +85,7 @@ class Loop:
 
     def _close(self) -> None:
         try:
-            self._loop.run_until_complete(_tidied())
+            self._loop.run_until_complete(_cancel_leftovers())
         finally:
             self._loop.close()
 
@@ -114,7 +114,7 @@ def _runs_here() -> bool:
     return True
 
 
-async def _tidied() -> None:
+async def _cancel_leftovers() -> None:
     result = asyncio.all_tasks() - {asyncio.current_task()}
     for task in result:
         task.cancel()
@@ -123,7 +123,7 @@ async def _tidied() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-async def drive(
+async def run_async(
     handler: Awaitable[Any] | AsyncGenerator[Any, None], control_: control.Control
 ) -> Any:
     """Run an async handler and return its value; None for a generator, which cannot return one.
@@ -164,11 +164,11 @@ class _EndRequest:
         self.at_yield = False
 
     def send_soon(self) -> None:
-        """Tell the handler to end, from any thread."""
+        """Request the handler's end, from any thread."""
         self._loop.call_soon_threadsafe(self._send)
 
     def _send(self) -> None:
-        # A handler at a yield is told there: a cancel would hit `drive` itself.
+        # A handler at a yield gets the request there: a cancel would hit `run_async` itself.
         if not (self.sent or self.over or self.at_yield) and self._task is not None:
             self.sent = True
             self._task.cancel()

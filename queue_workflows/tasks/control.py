@@ -1,4 +1,4 @@
-"""The link between a running task and its worker: progress one way, interrupts the other."""
+"""Connect a running handler with its worker: progress one way, interrupts the other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NoControl:
 
 
 class Interrupted(Exception):
-    """A handler was told to end, and has ended; raised to the caller, never into the handler."""
+    """A handler was requested to end and has ended; raised in the caller, not in the handler."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,5 +55,5 @@ class Interrupted(Exception):
 
 
 def not_clean(error: BaseException) -> None:
-    """Log that a handler raised another error after it was told to end."""
-    _log.warning("a task that was told to end raised %s", type(error).__name__, exc_info=error)
+    """Log that a handler raised another error after it was requested to end."""
+    _log.warning("a task that was requested to end raised %s", type(error).__name__, exc_info=error)

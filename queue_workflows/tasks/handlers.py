@@ -40,7 +40,7 @@ class Runner:
         if self._loop is None:
             self._loop = async_handlers.Loop()
         handler = cast("Awaitable[Any] | AsyncGenerator[Any, None]", value)
-        return self._loop.run(lambda: async_handlers.drive(handler, control_))
+        return self._loop.run(lambda: async_handlers.run_async(handler, control_))
 
     def close(self) -> None:
         """Cancel leftover tasks of async handlers on the loop, and close it."""

@@ -1,4 +1,4 @@
-"""The current job of a task or a node: what it was given, and what it may report."""
+"""Return the current job to its handler: what it was given, and what it may report."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Job:
     In a node it is a `NodeJob`.
     """
 
-    __slots__ = ("_control", "_row", "left")
+    __slots__ = ("_control", "_row", "result_set")
 
     def __init__(self, row: Row, control_: control.Control) -> None:
         self._row = row
         self._control = control_
-        self.left: Any = None
+        self.result_set: Any = None
         """The value passed to `set_result`."""
 
     @property
@@ -118,7 +118,7 @@ class Job:
 
     def set_result(self, value: Any) -> None:
         """Set the result, for a handler that cannot return one, such as an async generator."""
-        self.left = value
+        self.result_set = value
 
     def __repr__(self) -> str:
         return f"<job {self.id} of task {self.task_name!r}, attempt {self.attempt}>"

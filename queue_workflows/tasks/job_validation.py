@@ -142,7 +142,7 @@ def from_keywords(
 
 
 _OF_ONE_JOB = (errors.InvalidJob, errors.ArgsRefused, errors.InvalidPayload)
-"""Errors about one job; for one of several jobs the message says which."""
+"""Raise errors about one job; for one of several jobs the message has its place."""
 
 
 def _rows(jobs: Sequence[NewJob]) -> Iterator[str]:

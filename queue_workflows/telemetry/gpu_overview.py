@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,6})?", re.ASCII)
 T = TypeVar("T")
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """One GPU. What its driver does not report is 0; `gpu_health` decides by known values only."""
 
     id: int
@@ -44,7 +44,7 @@ class Reader:
         self.source = "none"
         """The source of the latest reading: `nvml`, `nvidia-smi`, `rocm-smi` or `none`."""
 
-    def read(self) -> list[Card]:
+    def read(self) -> list[Gpu]:
         """Return the GPUs now, in order; [] if nothing reports.
 
         Blocks for about TIMEOUT_S at worst.
@@ -54,7 +54,7 @@ class Reader:
             return found
         deadline = time.monotonic() + self._timeout_s
         answer = self._nvidia.ask(QUERY, "--format=csv,noheader,nounits", timeout_s=self._timeout_s)
-        if answer.text is not None and (found := nvidia_cards(answer.text)):
+        if answer.text is not None and (found := nvidia_gpus(answer.text)):
             self.source = "nvidia-smi"
             return found
         if not answer.hung:
@@ -62,30 +62,30 @@ class Reader:
             answer = self._rocm.ask(
                 "--showuse", "--showmeminfo", "vram", "--json", timeout_s=left_s
             )
-            if answer.text is not None and (found := rocm_cards(answer.text)):
+            if answer.text is not None and (found := rocm_gpus(answer.text)):
                 self.source = "rocm-smi"
                 return found
         self.source = "none"
         return []
 
-    def _by_nvml(self) -> list[Card] | None:
+    def _by_nvml(self) -> list[Gpu] | None:
         """Return None if there is no driver, or if it has gone; it is opened again next time."""
         try:
             if not self._open:
                 self._nvml.nvmlInit()
                 self._open = True
-            return [self._card(index) for index in range(self._nvml.nvmlDeviceGetCount())]
+            return [self._gpu(index) for index in range(self._nvml.nvmlDeviceGetCount())]
         except self._nvml.NVMLError:
             self.close()
             return None
 
-    def _card(self, index: int) -> Card:
+    def _gpu(self, index: int) -> Gpu:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         use = self._value_or(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu, 0)
         memory = self._value_or(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
         used, total = (memory.used, memory.total) if memory else (0, 0)
-        return Card(index, float(use), used // MB, total // MB)
+        return Gpu(index, float(use), used // MB, total // MB)
 
     def _value_or(self, ask: Callable[[], T], otherwise: T) -> T:
         """Return a value, or None: MIG reports no use, unified memory no memory."""
@@ -111,24 +111,24 @@ def _pynvml() -> Any:
         return None
 
 
-def nvidia_cards(text: str) -> list[Card]:
+def nvidia_gpus(text: str) -> list[Gpu]:
     """Return the rows of `nvidia-smi --query-gpu` QUERY; a field like `[N/A]` becomes 0."""
-    found: list[Card] = []
+    found: list[Gpu] = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) == 4 and words[0].isascii() and words[0].isdecimal():
             use, used, total = map(_number, words[1:])
-            found.append(Card(int(words[0]), use, int(used), int(total)))
+            found.append(Gpu(int(words[0]), use, int(used), int(total)))
     return found
 
 
-def rocm_cards(text: str) -> list[Card]:
+def rocm_gpus(text: str) -> list[Gpu]:
     """Return the GPUs of `rocm-smi --showuse --showmeminfo vram --json`, after any other output."""
     try:
         listed: Any = json.loads(text[text.index("{") :])
     except ValueError:
         return []
-    found: list[Card] = []
+    found: list[Gpu] = []
     for name, values in cast("dict[str, Any]", listed).items() if isinstance(listed, dict) else ():
         index = re.fullmatch(r"card(\d{1,4})", name, re.ASCII)
         if index and isinstance(values, dict):
@@ -137,7 +137,7 @@ def rocm_cards(text: str) -> list[Card]:
                 _number(str(fields.get(key, "")))
                 for key in ("GPU use (%)", "VRAM Total Used Memory (B)", "VRAM Total Memory (B)")
             )
-            found.append(Card(int(index[1]), use, int(used) // MB, int(total) // MB))
+            found.append(Gpu(int(index[1]), use, int(used) // MB, int(total) // MB))
     return sorted(found)
 
 

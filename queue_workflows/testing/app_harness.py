@@ -23,12 +23,12 @@ from queue_workflows import (
     runs,
     scheduler,
 )
-from queue_workflows.db import functions, schema, scratch
+from queue_workflows.db import functions, schema, scratch_databases
 from queue_workflows.dispatch import drain, hooks, starts
 from queue_workflows.engine import job_tables, schedules
 from queue_workflows.maintenance import input_timeouts, recovery
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.operations import claims
+from queue_workflows.operations import manual_claims
 from queue_workflows.testing import apps, clock, faults, result, servers
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -167,14 +167,14 @@ class Harness:
 
     def _claim(self, queue: str) -> Row | None:
         if queue == "cpu":
-            return claims.claim_cpu_job(0, host=HOST, lease_s=LEASE_S, host_priority=0)
+            return manual_claims.claim_cpu_job(0, host=HOST, lease_s=LEASE_S, host_priority=0)
         if queue == "gpu":
             known = model_registry.known_ids() or None
             model = self._cache.current_model
-            return claims.claim_gpu_job(
+            return manual_claims.claim_gpu_job(
                 0, model, host=HOST, lease_s=LEASE_S, host_priority=0, known_models=known
             )
-        return claims.claim_ingest_job(queue, host=HOST, lease_s=LEASE_S)
+        return manual_claims.claim_ingest_job(queue, host=HOST, lease_s=LEASE_S)
 
     def _execute(self, table: job_tables.JobTable, job: Row) -> None:
         if not table.in_run:
@@ -283,14 +283,14 @@ def harness(
 
     `app`: `"package.module[:callable]"` or a function; None keeps what this process has set. `dsn`:
     the `*_test` database beside which the scratch one is created; `own`: it is a scratch one
-    already (`testing.database()`), emptied here. `out`: where runs put their files; by default a
+    already (`testing.database()`), emptied here. `out`: where runs put their files; default: a
     folder that is removed. Raises `InvalidConfig` for a database of any other name.
     """
     with contextlib.ExitStack() as stack:
         if not own or dsn is None:
             dsn = stack.enter_context(servers.database(dsn))
         else:
-            scratch.checked(dsn)
+            scratch_databases.checked(dsn)
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flows-")))
         stack.enter_context(apps.restored())
         stack.enter_context(servers.environment(QUEUE_WORKFLOWS_DB_URL=dsn))
@@ -312,4 +312,4 @@ def harness(
 
 def _empty() -> None:
     with db.connection() as conn:
-        scratch.empty(conn, keep={schema.LEDGER, functions.TABLE})
+        scratch_databases.empty(conn, keep={schema.LEDGER, functions.TABLE})

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from queue_workflows import config, declare, errors, model_registry
-from queue_workflows.tasks import registering
+from queue_workflows.tasks import registry
 
 App: TypeAlias = "str | Callable[[], object] | None"
 _loaded: dict[str, dict[str, Any]] = {}
@@ -27,7 +27,7 @@ def load(app: App) -> None:
     if app is None:
         return
     config.reset_for_tests()
-    registering.register_decorated()
+    registry.register_decorated()
     if not isinstance(app, str):
         app()
         _install_declared(app.__module__)

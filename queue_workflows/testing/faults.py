@@ -49,7 +49,7 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
         _crash(table, job)
         yield False
     elif fault.kind == "budget":
-        _trip(table, job, guards.budget_for(job))
+        _end_by_watchdog(table, job, guards.budget_for(job))
         yield False
     elif not table.in_run and fault.kind == "cancelled":
         _stop_task(table, job)
@@ -66,7 +66,7 @@ def _crash(table: job_tables.JobTable, job: Row) -> None:
     recovery.reclaim()
 
 
-def _trip(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
+def _end_by_watchdog(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
     """Let the watchdog end the worker, as if the job's budget was over."""
     text = f"budget: ran longer than {budget_s:g} s"
     with db.transaction() as conn:

@@ -1,4 +1,4 @@
-"""The pytest fixtures. PYTEST_DONT_REWRITE: an app's conftest may have imported this before."""
+"""Define the pytest fixtures. PYTEST_DONT_REWRITE: an app may have imported this before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a run, for assertions in a test."""
+"""Describe the result of a run for the assertions of a test."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator
 
 from queue_workflows import db, embedded
-from queue_workflows.db import scratch
+from queue_workflows.db import scratch_databases
 
 VARIABLE = "QUEUE_WORKFLOWS_TEST_DB_URL"
 _FOLDER = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
@@ -24,7 +24,7 @@ def database(dsn: str | None = None) -> Generator[str]:
     """
     with contextlib.ExitStack() as stack:
         given = dsn or os.environ.get(VARIABLE) or stack.enter_context(_embedded())
-        made = stack.enter_context(scratch.database(given))
+        made = stack.enter_context(scratch_databases.database(given))
         with environment(QUEUE_WORKFLOWS_DB_URL=made):
             db.bootstrap()
             db.close_pool()

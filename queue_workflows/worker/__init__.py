@@ -1,1 +1,1 @@
-"""Worker internals: claim jobs, run handlers, renew leases, check guards, recover crashes."""
+"""Claim jobs, run handlers, renew leases, check guards and recover crashes."""

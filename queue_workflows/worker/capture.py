@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from queue_workflows import config, db
 from queue_workflows.engine import job_tables, logs
-from queue_workflows.runtime import process, service
+from queue_workflows.runtime import entry_point, service
 
 _log = logging.getLogger(__name__)
 KIB = 1024
@@ -112,7 +112,7 @@ def _start_of_whole(tail: bytes) -> int:
 def _text(data: bytes) -> str:
     """Return the text as the database takes it, masked and without a character that was cut."""
     text = data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return process.mask(text)
+    return entry_point.mask(text)
 
 
 class Source:
@@ -275,7 +275,7 @@ class _Streams:
 
     def _record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
-        _keep_record(record)
+        _capture_log_record(record)
         return record
 
     def recording(self) -> Recording | None:
@@ -287,7 +287,7 @@ class _Streams:
         return None if source is None else source.recording()
 
 
-def _keep(data: str | bytes | bytearray | memoryview) -> None:
+def _capture(data: str | bytes | bytearray | memoryview) -> None:
     """Capture output, best effort: printing never fails because of it."""
     with contextlib.suppress(Exception):
         recording = _streams.recording()
@@ -304,7 +304,7 @@ class _Tee:
 
     def write(self, text: str) -> int:
         count = self.stream.write(text)
-        _keep(text)
+        _capture(text)
         return count
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -336,7 +336,7 @@ class _Buffer:
 
     def write(self, data: Any) -> int:
         count: int = self._buffer.write(data)
-        _keep(data)
+        _capture(data)
         return count
 
     def writelines(self, lines: Iterable[Any]) -> None:
@@ -347,7 +347,7 @@ class _Buffer:
         return getattr(self._buffer, name)
 
 
-def _keep_record(record: logging.LogRecord) -> None:
+def _capture_log_record(record: logging.LogRecord) -> None:
     """Capture a log record, best effort; the engine's own are in the job's history already."""
     with contextlib.suppress(Exception):
         name: Any = record.name
@@ -355,7 +355,7 @@ def _keep_record(record: logging.LogRecord) -> None:
             return
         if not _is_printed(record):
             # A formatter changes the record, which other handlers use later.
-            _keep(_FORMAT.format(copy.copy(record)) + "\n")
+            _capture(_FORMAT.format(copy.copy(record)) + "\n")
 
 
 def _is_printed(record: logging.LogRecord) -> bool:

@@ -14,18 +14,18 @@ from queue_workflows import db, errors
 from queue_workflows.dag import payload
 from queue_workflows.dispatch import drain, fast_path, run_cache
 from queue_workflows.engine import (
+    claim_isolation,
     claimed_jobs,
     claims,
     finish,
     handback,
     job_tables,
     outcomes,
-    quarantine,
     recovery,
 )
 from queue_workflows.runtime import clock
 from queue_workflows.types import Row
-from queue_workflows.worker import current_job, fencing
+from queue_workflows.worker import current_job, renewal_failures
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Claimer:
         *,
         dedicated: db.DedicatedConnection | None = None,
     ) -> None:
-        """`dedicated` is a connection shared with other claimers, whose owner calls `opened`."""
+        """Use `dedicated`, whose owner calls `opened`, or a connection of its own if None."""
         self._table = table
         self._who = who
         self._dedicated = dedicated or db.DedicatedConnection(self.opened)
@@ -112,7 +112,7 @@ class Claimer:
         """Claim the next job and return it, or None.
 
         Raises database errors after closing the connection. An error that a row causes is not
-        raised: `quarantine.claim_apart` takes the row out of the way.
+        raised: `claim_isolation.claim_apart` takes the row out of the way.
         """
         self.isolated = False
         try:
@@ -120,7 +120,7 @@ class Claimer:
             try:
                 job = next(iter(self._claim(1, promote=promote)), None)
             except db.Error as error:
-                if not quarantine.is_about_rows(error):
+                if not claim_isolation.is_about_rows(error):
                     raise
                 job = self._claim_apart(promote=promote)
         except db.Error:
@@ -155,7 +155,7 @@ class Claimer:
         self.isolated = True
         conn, who = self.connection(), self._who()
         self.sent_at = clock.boot_s()
-        found = quarantine.claim_apart(conn, self._table, who, promote=promote)
+        found = claim_isolation.claim_apart(conn, self._table, who, promote=promote)
         if found.job_id is None:
             return None
         return claimed_jobs.read(conn, self._table, found.job_id, who.worker_id)
@@ -177,7 +177,7 @@ class Claimer:
                 else:
                     jobs = self._claim(size, promote=promote)
             except db.Error as error:
-                if size < 1 or not quarantine.is_about_rows(error):
+                if size < 1 or not claim_isolation.is_about_rows(error):
                     raise
                 if done:
                     self._finish(done, claim=0)
@@ -265,12 +265,12 @@ class Claimer:
                 self.on_lost(work.lease)
                 raise
             except db.Error as error:
-                if claim and not apart and quarantine.is_about_rows(error):
+                if claim and not apart and claim_isolation.is_about_rows(error):
                     # The row that would be claimed next may be what the database refuses.
                     apart = True
                     continue
                 self._lose()
-                refusals += outcome.kind != "completed" and not fencing.may_pass(error)
+                refusals += outcome.kind != "completed" and not renewal_failures.may_pass(error)
                 if refusals == REFUSALS:
                     self._stop_retrying(work, error)
                 outcome = self._next_outcome(error, work, outcome, ahead)
@@ -297,7 +297,7 @@ class Claimer:
         _log.error("job %s: %s", work.job["id"], why)
         text = payload.error_text(why)
         try:
-            ended = quarantine.is_about_data(error) and quarantine.set_aside(
+            ended = claim_isolation.is_about_data(error) and claim_isolation.set_aside(
                 self.connection(), work.lease, error=text
             )
             if not ended:
@@ -319,10 +319,10 @@ class Claimer:
     ) -> outcomes.Outcome:
         """Return the outcome to record after a refusal: the same, or a failure with the error."""
         if work.verdict() is not None:
-            if fencing.may_pass(error):
+            if renewal_failures.may_pass(error):
                 self._unsaved.append(work.lease)
             raise errors.ClaimLost(f"job {work.job['id']}: lease over, unsaved") from error
-        if fencing.may_pass(error):
+        if renewal_failures.may_pass(error):
             _log.warning("the result of job %s waits: %s", work.job["id"], error)
             return outcome
         if ahead is not None or outcome.kind != "completed":

@@ -1,4 +1,4 @@
-"""The claims of one slot, shared by the threads that run its jobs and the lease keeper."""
+"""Track the claims of one slot for the threads that run its jobs and the lease keeper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db, errors
-from queue_workflows.engine import claims, finish, handback, job_tables, outcomes, quarantine
+from queue_workflows.engine import claim_isolation, claims, finish, handback, job_tables, outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import current_job, guards
@@ -261,7 +261,7 @@ def renew(
     try:
         rows = claims.renew(conn, [*ends], lease_s=lease_s, progress=progress)
     except db.Error as error:
-        if not quarantine.is_about_rows(error):
+        if not claim_isolation.is_about_rows(error):
             raise
         rows = _renew_apart(conn, [*ends], reports, lease_s, refused)
     rows_by_claim = {(row.job_id, row.claim_no): row for row in rows}
@@ -291,7 +291,7 @@ def _renew_apart(
         try:
             rows += claims.renew(conn, [lease], lease_s=lease_s, progress=[reports.get(lease)])
         except db.Error as error:
-            if not quarantine.is_about_rows(error):
+            if not claim_isolation.is_about_rows(error):
                 raise
             _log.warning("job %r cannot be renewed: %s", lease.job_id, str(error).strip())
             refused.add(lease)

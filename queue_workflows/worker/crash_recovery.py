@@ -15,17 +15,17 @@ from typing import NamedTuple
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import (
+    claim_isolation,
     claims,
     handback,
     job_events,
     job_tables,
-    quarantine,
     recovery,
     workers,
 )
 from queue_workflows.runtime import identity, service, supervisor
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import fencing, guards, hang_detection, shutdown
+from queue_workflows.worker import guards, hang_detection, renewal_failures, shutdown
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -115,7 +115,7 @@ def _note_death(
     death: JsonDict,
     how: str,
 ) -> None:
-    """Record a job's `death` event; if the database refuses it, log that and go on."""
+    """Record a job's `death` event; if the database refuses it, log that and continue."""
     beat = row["heartbeat_at"]
     more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
     try:
@@ -129,7 +129,7 @@ def _note_death(
             job = row | {"worker_id": worker_id}
             job_events.note(conn, table, job, "death", detail=detail, error=how)
     except db.Error as error:
-        if not quarantine.is_about_rows(error):
+        if not claim_isolation.is_about_rows(error):
             raise
         _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
 
@@ -146,7 +146,7 @@ def _decision_of(ended: supervisor.Exit, host_label: str) -> hang_detection.Deci
 def _carry_out(
     conn: db.Connection, decision: hang_detection.Decision, leases: Sequence[job_tables.Lease]
 ) -> list[Row]:
-    """Do to these claims what the worker's own guard would have done; return the changed rows."""
+    """Change these claims as the worker's own guard would have; return the changed rows."""
     failure = decision.failure
 
     def one(lease: job_tables.Lease) -> Row | None:
@@ -157,7 +157,7 @@ def _carry_out(
         front = failure.event == hang_detection.OFF and concerned
         return handback.hand_back(conn, lease, reason=reason, front=front)
 
-    return quarantine.change_each(conn, leases, one)
+    return claim_isolation.change_each(conn, leases, one)
 
 
 def oom_kills() -> int | None:
@@ -213,7 +213,7 @@ class CrashRecovery:
             "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
         )
         self._dedicated = db.DedicatedConnection()
-        self._notes = fencing.Reporter(self._dedicated)
+        self._notes = renewal_failures.Reporter(self._dedicated)
         self._notes_left = False
         # On a thread of its own: a frozen connection must not delay the recovery of other deaths.
         self._notes_loop = service.Loop(
@@ -224,11 +224,11 @@ class CrashRecovery:
         """Recover the claims of this process soon; see `recover_claims`.
 
         A worker that blames the database for its exit counts no crash, nor does one that exited on
-        request. On platforms without shared status, such as macOS, its note says so.
+        request. On platforms without shared status, such as macOS, the reason is in its note.
         """
         if ended.code in _REPORTING and not ended.verdict:
             prefix = identity.process_prefix(self._label, ended.pid)
-            ran = frozenset[int]() if fencing.is_noted(prefix) else ran
+            ran = frozenset[int]() if renewal_failures.is_noted(prefix) else ran
             self._notes_left = True
             self._notes_loop.wake("notes")
         peaceful = ended.code == 0 and ended.verdict is None
@@ -291,7 +291,7 @@ class CrashRecovery:
         try:
             return self._recover_claims(conn, death)
         except db.Error as error:
-            if not quarantine.is_about_rows(error):
+            if not claim_isolation.is_about_rows(error):
                 raise
             _log.warning(
                 "%s: its claims end with their leases: %s", death.ended.name, str(error).strip()

@@ -1,4 +1,4 @@
-"""The running job of a worker, shared by the thread that runs it and the lease keeper."""
+"""Describe a running job for the thread that runs it and for the lease keeper."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Work:
         now_fn: NowFn = clock.boot_s,
         lease: job_tables.Lease | None = None,
     ) -> None:
-        """`lease` is the claim of `job`, if it is known already."""
+        """Create the state of a claimed job; `lease` None: built from the row of the job."""
         self._now = now_fn
         self.table = table
         self.job = job
@@ -41,7 +41,7 @@ class Work:
         self._cancelled = False
         self._interrupt: Callable[[], object] | None = None
         self.interrupted: str | None = None
-        """Why the handler is to end at its next yield or await; None: it runs on."""
+        """Why the handler is to end at its next yield or await; None: it may continue."""
         self.started = now_fn()
         self.renewed = self.started
         self.lease_end = lease_end
@@ -102,7 +102,7 @@ class Work:
         return self._cancelled
 
     def cancelled_by(self, stop_at: float) -> None:
-        """Tell the handler that the job was cancelled; it has until the first given `stop_at`."""
+        """Set the handler's cancel event; the handler has until the first given `stop_at`."""
         if self.stop_at is None:
             self.stop_at = stop_at
         with _EVENTS:

@@ -1,4 +1,4 @@
-"""Model cache, GPU memory and GPU samples of one worker."""
+"""Manage the model cache, the GPU memory and the GPU samples of one worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_workflows.dag import payload
 from queue_workflows.engine import claims, controls, job_events, models, samples
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.runtime import service
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import current_job, gpu_memory, guards, model_requests
 
@@ -42,7 +42,7 @@ class GpuRuntime:
         wake: Callable[..., object],
         model_cache: ModelCache | None,
         known_models: Callable[[], list[str] | None],
-        sampler: Callable[[], gpu_health.Sample] | None,
+        sampler: Callable[[], worker_usage.Sample] | None,
         metrics: hw_metrics.Sampler | None,
         now_fn: NowFn,
     ) -> None:
@@ -51,16 +51,16 @@ class GpuRuntime:
         self._works = works
         self._wake = wake
         self._cache = model_cache
-        self.requests = model_requests.Requests(who, model_cache) if model_cache else None
+        self.requests = model_requests.ModelRequests(who, model_cache) if model_cache else None
         """The pending load and unload requests; None without a model cache."""
         self._known_models = known_models
-        self._probe = gpu_health.Sampler()
+        self._probe = worker_usage.Sampler()
         if sampler is None and who().queue == "gpu":
             sampler = self._probe.sample
         self._sampler = sampler
         self._metrics = metrics
         self._now = now_fn
-        self._seen: gpu_health.Sample | None = None
+        self._seen: worker_usage.Sample | None = None
         self._said_blind = False
         self._memory = gpu_memory.GpuMemory()
         self.published = threading.Event()
@@ -150,7 +150,7 @@ class GpuRuntime:
         }
 
     def detail(self) -> JsonDict:
-        """Return what the `detail` of the worker's row says about the GPU and the model."""
+        """Return the part of the worker row's `detail` about the GPU and the model."""
         seen = self._seen._asdict() if self._seen else None
         return {"gpu": seen, **(self.requests.report() if self.requests else {})}
 

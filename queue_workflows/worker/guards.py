@@ -1,4 +1,4 @@
-"""Guards of a running job: pure rules over a clock that return a failure and do nothing else."""
+"""Decide by pure rules over a clock whether a running job must be ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queue_workflows.dag import policy
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
-    from queue_workflows.telemetry.gpu_health import Sample
+    from queue_workflows.telemetry.worker_usage import Sample
 
 EXIT_BUDGET = 75
 EXIT_STALL = 76

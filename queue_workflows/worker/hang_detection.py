@@ -12,7 +12,7 @@ from queue_workflows import config, db
 from queue_workflows.engine import claims, controls, job_tables
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, identity, service, supervisor
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import NowFn
 from queue_workflows.worker import guards, shared_status, shutdown
 
@@ -65,7 +65,7 @@ class HungWorker:
     """
 
     def __init__(
-        self, seen: shared_status.Snapshot, *, sampler: gpu_health.Sampler | None = None
+        self, seen: shared_status.Snapshot, *, sampler: worker_usage.Sampler | None = None
     ) -> None:
         self.beat, self.job = seen.beat, seen.job
         self.decision: Decision | None = None
@@ -86,7 +86,9 @@ class HungWorker:
             for guard in self._guards:
                 if seen.active_at:
                     guard.beat(seen.active_at)
-        self._sampler = sampler or gpu_health.Sampler(pid=self.pid, shown=bool(record.get("shown")))
+        self._sampler = sampler or worker_usage.Sampler(
+            pid=self.pid, shown=bool(record.get("shown"))
+        )
 
     def is_of(self, seen: shared_status.Snapshot) -> bool:
         """Return whether the silence still concerns the same job."""
@@ -135,7 +137,7 @@ class HungWorker:
         """Decide to kill because the parent stops and the worker does not react."""
         if self.decision is None:
             self._decide(
-                guards.Failure(0, STOPPED, "it was told to stop, and did not"), self._lease
+                guards.Failure(0, STOPPED, "it was requested to stop, and did not"), self._lease
             )
 
     def _decide(

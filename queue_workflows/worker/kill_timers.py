@@ -1,4 +1,4 @@
-"""Kernel timers that end a worker whose interpreter is blocked, one for each deadline of a job."""
+"""Arm kernel timers that end a blocked worker, one for each deadline of a job."""
 
 from __future__ import annotations
 

@@ -15,17 +15,17 @@ from queue_workflows.engine import controls, handback, job_tables, recovery, wor
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock, service
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import ExitFn, JsonDict, NowFn, Row
 from queue_workflows.worker import (
     capture,
     claims_in_flight,
     current_job,
-    fencing,
     gpu_runtime,
     guards,
     kill_timers,
     model_requests,
+    renewal_failures,
     shared_status,
     shutdown,
     slot,
@@ -63,7 +63,7 @@ class LeaseKeeper:
         known_models: Callable[[], list[str] | None] = lambda: None,
         on_exit: ExitFn = os._exit,
         now_fn: NowFn = clock.boot_s,
-        sampler: Callable[[], gpu_health.Sample] | None = None,
+        sampler: Callable[[], worker_usage.Sample] | None = None,
         metrics: hw_metrics.Sampler | None = None,
     ) -> None:
         self._slots = slots
@@ -102,10 +102,10 @@ class LeaseKeeper:
             on_exit=on_exit,
             now_fn=now_fn,
         )
-        self._renewals = fencing.Renewals(who().lease_s, self._dedicated, now_fn)
-        self._notes = fencing.Reporter(self._dedicated)
+        self._renewals = renewal_failures.Renewals(who().lease_s, self._dedicated, now_fn)
+        self._notes = renewal_failures.Reporter(self._dedicated)
         self._notes_left = False
-        self._unwritten = deque[job_tables.Lease](maxlen=fencing.MAX_LEASES)
+        self._unwritten = deque[job_tables.Lease](maxlen=renewal_failures.MAX_LEASES)
         """Claims that were lost before their outcomes were written, without a stall here."""
         self._charged = set[job_tables.Lease]()
         """Claims that were lost while this process stalled; there are few in its life."""
@@ -131,7 +131,7 @@ class LeaseKeeper:
         return tasks
 
     @property
-    def model_requests(self) -> model_requests.Requests | None:
+    def model_requests(self) -> model_requests.ModelRequests | None:
         """Return the pending load and unload requests, or None without a model cache."""
         return self._gpu.requests
 
@@ -277,7 +277,7 @@ class LeaseKeeper:
         left = [lease for each in self._slots for lease in each.in_flight.claims()]
         if left:
             # No worker ids: this worker may run again under its id, and then holds new claims.
-            fencing.write_note((), left)
+            renewal_failures.write_note((), left)
         self._dedicated.close()
 
     def cancelled(self, name: str) -> None:
@@ -336,7 +336,7 @@ class LeaseKeeper:
         if self._renewals.starved:
             self._charged.update(lost)
         else:
-            for lease in lost[: fencing.MAX_LEASES]:
+            for lease in lost[: renewal_failures.MAX_LEASES]:
                 recovery.excuse(conn, lease, ended=False)
         while self._unwritten:
             recovery.excuse(conn, self._unwritten[0], ended=False)
@@ -359,7 +359,9 @@ class LeaseKeeper:
         leases = [*(work.lease for work in self._works)]
         for each in self._slots:
             leases += each.in_flight.claims()
-        fencing.write_note((each.who().worker_id for each in self._slots), dict.fromkeys(leases))
+        renewal_failures.write_note(
+            (each.who().worker_id for each in self._slots), dict.fromkeys(leases)
+        )
 
     def _notes_pause(self) -> float:
         return NOTES_S if self._notes_left else NOTES_AGAIN_S
@@ -384,7 +386,7 @@ class LeaseKeeper:
             self._shutdown.end_by_guard(work, failure)
 
     def _write_back_due(self) -> None:
-        """Record results and hand back jobs of each slot where something is due."""
+        """Record the due results of each slot, and hand back its due jobs."""
         for each in self._slots:
             if self.stop_deadline is not None:
                 each.in_flight.return_waiting("shutdown")

@@ -1,4 +1,4 @@
-"""The main loop of a worker of one queue: claim, run, and record together with the next claim."""
+"""Run the main loop of a worker of one queue: claim, run, record with the next claim."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class WorkLoop:
         claim_again = hooked or outcome.kind != "completed"
         if self._table.in_run:
             if outcome.kind == "completed":
-                node_executor.announce(job, outcome)
+                node_executor.call_completed_hook(job, outcome)
             claim_again |= following is None and self._claimer.drain(job["run_id"]) > 0
         if claim and claim_again and following is None and self._may_continue():
             following = self._claimer.claim()
@@ -208,7 +208,7 @@ class WorkLoop:
         if cache is not None:
             cache.mark_busy()
         try:
-            return node_executor.run_body(
+            return node_executor.run_handler(
                 work.job,
                 model_cache=cache,
                 cancel_event=work.cancel,

@@ -1,4 +1,4 @@
-"""Requests to load or unload a model: polled by the lease keeper, carried out between jobs."""
+"""Poll requests to load or unload a model, and carry them out between jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERROR_CHARS = 1000
 NAME_CHARS = 400
 
 
-class Requests:
+class ModelRequests:
     """The newest request for this worker, and its outcome.
 
     The lease keeper calls `poll`; the thread that runs jobs calls `run_pending`. `on_request` is
@@ -138,15 +138,15 @@ class Requests:
 
         `model` has id and loading; once loaded also est_vram_gb, load_s and held_s.
         """
-        held, loading = self._cache.held, self._cache.loading_model
+        resident, loading = self._cache.resident, self._cache.loading_model
         model = None
-        if held is not None:
+        if resident is not None:
             model = {
-                "id": held.id,
+                "id": resident.id,
                 "loading": False,
-                "est_vram_gb": held.est_vram_gb,
-                "load_s": round(held.load_s, 3),
-                "held_s": round(held.held_s, 3),
+                "est_vram_gb": resident.est_vram_gb,
+                "load_s": round(resident.load_s, 3),
+                "held_s": round(resident.held_s, 3),
             }
         elif loading is not None:
             model = {"id": loading, "loading": True}

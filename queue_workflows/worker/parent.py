@@ -1,4 +1,4 @@
-"""A small parent process that restarts workers, recovers their claims and detects hangs."""
+"""Run a small parent process that restarts workers, recovers their claims and detects hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main loop of a worker pool: record finished jobs and fill the free slots of each queue."""
+"""Run the main loop of a worker pool: record finished jobs, fill the free slots of each queue."""
 
 from __future__ import annotations
 

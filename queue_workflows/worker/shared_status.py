@@ -1,4 +1,4 @@
-"""Shared memory in which a worker shows its parent what it runs and that it checks its guards."""
+"""Share memory in which a worker shows its parent what it runs and that it checks its guards."""
 
 from __future__ import annotations
 

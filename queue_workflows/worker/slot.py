@@ -1,4 +1,4 @@
-"""One queue that a worker process serves, with its claimant and its claims in flight."""
+"""Describe one queue that a worker process serves: its claimant and its claims in flight."""
 
 from __future__ import annotations
 

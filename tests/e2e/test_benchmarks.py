@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench, processes, server
-from benchmarks.rows import idle
+from benchmarks.measurements import idle
 from tests.support import database
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def test_idle_rows_are_of_the_processes_that_they_name(
         "worker": "queue_workflows.claim_worker",
         "sampler": "queue_workflows.claim_worker",
         "orchestrator": "queue_workflows.orchestrator",
-        "bare": "benchmarks.bare",
+        "bare": "benchmarks.baseline",
     }
     assert [tag for tag in modules if modules[tag] in run.seen[tag]] == [*modules]
     assert [tag for tag in modules if idle.WITHOUT_SAMPLES in run.seen[tag]] == ["worker"]

@@ -168,7 +168,7 @@ def test_a_flagged_worker_is_restarted_by_its_command(cli: Commands, tmp_path: P
     script, done = tmp_path / "restart.py", tmp_path / "done"
     script.write_text(RESTART)
     watching = cli.start(*SUPERVISE, "--bounce", f"cpu={sys.executable} {script} {done}")
-    until(lambda: "looking after the workers of box on cpu" in watching.err)
+    until(lambda: "watching the workers of box on cpu" in watching.err)
     flag("cpu")
     until(lambda: "cpu: restarted" in watching.err)
     assert f"cpu: | restarting {done}" in watching.err
@@ -198,7 +198,7 @@ def test_a_worker_that_hangs_is_bounced_and_its_job_runs_again(
     (hung,) = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=30)
     kill = f"cpu={sys.executable} -c 'import os; os.kill({hung}, 9)'"
     watching = cli.start(*SUPERVISE, "--bounce", kill, **QUICK)
-    until(lambda: "looking after" in watching.err)
+    until(lambda: "watching the workers" in watching.err)
     os.kill(hung, signal.SIGSTOP)
     until(lambda: (run_store.get_run(run_id) or {})["status"] == "completed")
     assert len(toy_app.pids(tmp_path, "hold")) == 2

@@ -33,9 +33,9 @@ def test_the_simulated_gpu_adds_up_the_memory_of_live_processes(
     (tmp_path / "999999999.1.vram").write_text("5000")
     card = app.Pretended(tmp_path)
     reader = gpu_overview.Reader(None)
-    assert reader.read() == [gpu_overview.Card(0, 0, 0, 24576)]
+    assert reader.read() == [gpu_overview.Gpu(0, 0, 0, 24576)]
     weights = card.weights(2048)
-    assert reader.read() == [gpu_overview.Card(0, 0, 2048, 24576)]
+    assert reader.read() == [gpu_overview.Gpu(0, 0, 2048, 24576)]
     weights.__dict__.clear()
     del weights
-    assert reader.read() == [gpu_overview.Card(0, 0, 0, 24576)]
+    assert reader.read() == [gpu_overview.Gpu(0, 0, 0, 24576)]

@@ -386,8 +386,8 @@ def test_a_follower_that_is_stopped_leaves_the_run(host: Host) -> None:
     following.send(signal.SIGINT)
     assert following.wait() == 130
     assert following.err == (
-        "queue-workflows: stopping the view; the run goes on\n"
-        f"queue-workflows: stopped the view of run {run_id}, which goes on: `queue-workflows show"
+        "queue-workflows: stopping the view; the run continues\n"
+        f"queue-workflows: stopped the view of run {run_id}, which continues: `queue-workflows show"
         f" {run_id} --follow` shows it again, `queue-workflows cancel {run_id}` ends it\n"
     )
     assert "Traceback" not in following.err
@@ -405,7 +405,7 @@ def test_a_follower_that_nobody_reads_leaves_the_job(host: Host) -> None:
     )  # fmt: skip
     os.close(writer)
     assert done.returncode == 130
-    assert f"stopped the view of ingest job {job_id}, which goes on" in done.stderr
+    assert f"stopped the view of ingest job {job_id}, which continues" in done.stderr
 
 
 def test_a_killed_worker_leaves_what_was_stored_by_then(

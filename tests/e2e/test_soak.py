@@ -192,7 +192,7 @@ def seen(
         **known,
         jobs={job: {"lock_key": None, "partition": None, "queue": where.queue} for job in events},
         events=events,
-        books=acknowledged.Books(),
+        books=acknowledged.Acknowledgements(),
         faults=[killed, *others],
         ended=[fleet.Ended(100.0, seat, 77, None, 9)],
         time=None,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Console scripts against the test database."""
+"""Start console scripts against the test database."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
     "O6": (
         "a probe that cannot be read counts as idle",
         (
-            "integration/test_gpu_health.py::test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock",
-            "integration/test_gpu_health.py::test_no_tools_is_unknown_and_says_so",
+            "integration/test_worker_usage.py::test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock",
+            "integration/test_worker_usage.py::test_no_tools_is_unknown_and_says_so",
             "unit/test_guards.py::test_without_a_probe_every_job_ends_by_the_clock",
         ),
     ),
@@ -352,7 +352,7 @@ HELD: dict[str, tuple[str, tuple[str, ...]]] = {
         "a password in an error",
         (
             "integration/test_db.py::test_no_error_and_no_log_line_holds_the_password",
-            "integration/test_runtime_process.py::test_mask_hides_passwords_and_nothing_else",
+            "integration/test_entry_point.py::test_mask_hides_passwords_and_nothing_else",
         ),
     ),
     "S9": (

@@ -1,1 +1,1 @@
-"""A check of models and guards on a real GPU: `python -m tests.gpu`."""
+"""Check models and guards on a real GPU: `python -m tests.gpu`."""

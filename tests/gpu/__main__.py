@@ -34,7 +34,7 @@ NEEDED_MB = app.LARGE_MB + 2048
 
 
 def missing() -> str | None:
-    """Why there is nothing to check here; None when there is a card with torch for it."""
+    """Return why there is nothing to check here; None if there is a GPU and torch."""
     names = external_tool.Tool("nvidia-smi").ask(
         "--query-gpu=name", "--format=csv,noheader", timeout_s=10.0
     )
@@ -54,7 +54,7 @@ def missing() -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: all holds, or skipped with a reason; 1: something does not hold."""
+    """Return 0 if every check passes or all are skipped with a reason, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--pretend", action="store_true", help="on a card made of files, quickly")
     options = parser.parse_args(argv)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pretended(folder: Path) -> dict[str, str]:
-    """The environment of a worker on a card made of files in this folder."""
+    """Return the environment of a worker on a simulated GPU made of files in this folder."""
     tools = pretend.install(folder)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     return {**QUICK, app.VARIABLE: str(folder), "PATH": path}

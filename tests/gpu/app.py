@@ -1,4 +1,4 @@
-"""The app of the GPU check: models of random weights, and handlers that use the GPU or stop.
+"""Define the app of the GPU check: models of random weights, and handlers that use the GPU.
 
 Without a card, in the folder that QW_GPU_PRETEND names, allocations and use are files of the
 process, which the `nvidia-smi` of `tests.gpu.pretend` adds up.
@@ -28,7 +28,7 @@ class Gpu(Protocol):
     """What models and handlers need of a card."""
 
     def weights(self, mb: int) -> Any:
-        """Memory on the card, freed when nothing refers to it."""
+        """Return memory on the GPU, freed when nothing refers to it."""
         ...
 
     def work(self, seconds: float) -> None:
@@ -84,13 +84,13 @@ class Pretended:
 
 
 def gpu() -> Gpu:
-    """The card that this process uses."""
+    """Return the GPU that this process uses."""
     folder = os.environ.get(VARIABLE)
     return Pretended(Path(folder)) if folder else Torch()
 
 
 def setup() -> None:
-    """Models `small`, `large` and `slow`; handlers `touch`, `think` and `stall`."""
+    """Register models `small`, `large` and `slow`; handlers `touch`, `think` and `stall`."""
     card: Gpu | None = None
 
     def the_card() -> Gpu:

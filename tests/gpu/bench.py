@@ -57,12 +57,12 @@ class Bench:
         self.until(lambda: self._rows("SELECT 1 FROM workers WHERE pid = %s", pid), "a worker")
 
     def exit_code(self) -> int:
-        """That with which the worker leaves."""
+        """Return the exit code of the worker."""
         assert self._worker is not None
         return self._worker.wait(self.patience_s)
 
     def used_mb(self) -> int:
-        """Memory in use on all cards, whoever uses it."""
+        """Return the memory in use on all GPUs, by any process."""
         found = self._reader.read()
         if not found:
             raise AssertionError("nvidia-smi tells nothing")
@@ -76,7 +76,7 @@ class Bench:
         )
 
     def finished(self, job_id: str, *, timeout_s: float | None = None) -> Row:
-        """The job's row once it is completed; AssertionError if it fails."""
+        """Return the job's row once it is completed; raise AssertionError if it fails."""
 
         def over() -> Row | None:
             job = node_queue.get_node_job(job_id)
@@ -87,21 +87,21 @@ class Bench:
         return self.until(over, f"job {job_id}", timeout_s)
 
     def events(self, job_id: str) -> list[str]:
-        """The types of the job's events, in order."""
+        """Return the types of the job's events, in order."""
         rows = self._rows(
             "SELECT event_type FROM workflow_node_events WHERE job_id = %s ORDER BY id", job_id
         )
         return [row["event_type"] for row in rows]
 
     def loads(self) -> int:
-        """How many loads there were, on all jobs."""
+        """Return the number of loads of all jobs."""
         (row,) = self._rows(
             "SELECT count(*) AS n FROM workflow_node_events WHERE event_type = 'model_load_done'"
         )
         return row["n"]
 
     def until(self, true: Any, what: str, timeout_s: float | None = None) -> Any:
-        """Its first true value; AssertionError that names `what`."""
+        """Return its first true value; raise AssertionError that names `what`."""
         limit_s = self.patience_s if timeout_s is None else timeout_s
         try:
             return wait.until(true, timeout_s=limit_s, every_s=0.05)

@@ -54,7 +54,7 @@ class Checks:
         ]
 
     def _held(self) -> int:
-        """MB on the card beyond what the worker's process takes without a model."""
+        """Return the MB on the GPU beyond those of the worker's process without a model."""
         return self._bench.used_mb() - self._empty
 
     def _holds(self, mb: int) -> bool:
@@ -111,7 +111,7 @@ class Checks:
         return self._gone(code, 79)
 
     def _gone(self, code: int, wanted: int) -> str:
-        """The process left with this code, and took its memory along."""
+        """Check that the process exited with this code and freed its memory."""
         self._bench.until(lambda: self._bench.used_mb() - self._free <= LEFT_MB, "a free card")
         left = self._bench.used_mb() - self._free
         return _must(code == wanted, f"exit code {code}, {left} MB left")

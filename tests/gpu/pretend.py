@@ -39,7 +39,7 @@ esac
 
 
 def install(folder: Path) -> Path:
-    """A folder for PATH with that tool, which goes by the files in `folder`."""
+    """Return a folder for PATH with that tool, which follows the files in `folder`."""
     tools = folder / "bin"
     tools.mkdir(parents=True)
     path = tools / "nvidia-smi"

@@ -1,1 +1,1 @@
-"""The sweep: write extreme values to every column that a role may write, and check the others."""
+"""Write extreme values to every column that a role may write, and check that others still run."""

@@ -1,4 +1,4 @@
-"""The app of the sweep's processes: `--app tests.hostile.app:setup`."""
+"""Define the app of the sweep's processes: `--app tests.hostile.app:setup`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Column(NamedTuple):
     """The table that a foreign key of it refers to."""
 
     def may(self, verb: str) -> bool:
-        """Whether the role may INSERT or UPDATE it."""
+        """Return whether the role may INSERT or UPDATE it."""
         return self.may_insert if verb == INSERT else self.may_update
 
 
@@ -65,23 +65,23 @@ class Table(NamedTuple):
 
     @property
     def key(self) -> list[str]:
-        """The columns of its primary key."""
+        """Return the columns of its primary key."""
         return [column.name for column in self.columns.values() if column.is_key]
 
     def writable(self, verb: str) -> list[Column]:
-        """The columns that the role may INSERT or UPDATE."""
+        """Return the columns that the role may INSERT or UPDATE."""
         return [column for column in self.columns.values() if column.may(verb)]
 
     @property
     def insertable(self) -> bool:
-        """Whether the role may give every column that a row cannot do without."""
+        """Return whether the role may give every required column."""
         return bool(self.writable(INSERT)) and all(
             column.may_insert for column in self.columns.values() if column.required
         )
 
 
 def read(conn: psycopg.Connection[Any], role: str) -> dict[str, Table]:
-    """The tables of the schema of which this role may write a column."""
+    """Return the tables of the schema of which this role may write a column."""
     found: dict[str, Table] = {}
     for row in conn.execute(_COLUMNS, {"role": role}).fetchall():
         table, name, base, type_, required, insert, update, checks, labels, is_key, refers = row

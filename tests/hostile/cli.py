@@ -43,7 +43,7 @@ class Done(NamedTuple):
     err: str
 
     def problems(self, allowed: Sequence[int]) -> list[str]:
-        """What is wrong with how it ended and what it printed."""
+        """Return the faults of its exit code and output."""
         said = ascii(" ".join(self.argv))[:200]
         found: list[str] = []
         if self.code is None or "Traceback" in self.err:
@@ -79,7 +79,7 @@ def run(*argv: str) -> Done:
 
 
 def read_everything() -> tuple[list[str], str]:
-    """What is wrong with the commands that take no id; what audit and doctor printed."""
+    """Return the faults of commands without an id, and what audit and doctor printed."""
     found: list[str] = []
     printed = ""
     for argv in LISTS:
@@ -109,7 +109,7 @@ def _refuse(word: str) -> None:
 
 
 def read_one(change: rows.Change, key: str) -> list[str]:
-    """What is wrong with the commands that show this row."""
+    """Return the faults of the commands that show this row."""
     wanted = {
         "workflow_runs": (("show",), ("inputs",)),
         "ingest_jobs": (("show",), ("jobs", "show"), _WHY),
@@ -140,7 +140,7 @@ def remove(written: rows.Written, live_runs: set[str], live_jobs: set[str]) -> l
 
 
 def _each(what: str, jobs: list[tuple[rows.Change, str]]) -> list[str]:
-    """`jobs cancel` or `jobs delete` of all at once, and one by one where that goes wrong."""
+    """Run `jobs cancel` or `jobs delete` for all at once, and one by one if that fails."""
     if not jobs or not run("jobs", what, "--", *[key for _, key in jobs]).problems((0, 1)):
         return []
     return [

@@ -84,7 +84,7 @@ class Fleet:
         return command.pids("queue-")
 
     def changed(self) -> list[str]:
-        """What died or was started anew since the fleet was settled, with the end of its log."""
+        """Return which processes died or restarted since the fleet settled, and their logs."""
         found: list[str] = []
         for name, command in self._started.items():
             now = self._of(command)
@@ -94,7 +94,7 @@ class Fleet:
         return found
 
     def logged(self) -> list[str]:
-        """Lines of their logs since the last call that carry raw or forged characters."""
+        """Return the lines of their logs since the last call with raw or forged characters."""
         found: list[str] = []
         for name, command in self._started.items():
             fresh = command.err[self._seen[name] :]
@@ -104,7 +104,7 @@ class Fleet:
 
 
 def unsafe(text: str) -> list[str]:
-    """What of a text a terminal would obey, or a reader take for a line of its own."""
+    """Return the parts of a text that a terminal obeys, or that look like a line of their own."""
     lines = text.replace("\r\n", "\n").split("\n")
     return [
         f"{'a forged line' if line.startswith(values.FORGED_LINE) else 'raw characters'}: "
@@ -116,7 +116,7 @@ def unsafe(text: str) -> list[str]:
 
 @contextmanager
 def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
-    """The fleet on this database, settled; killed at the end."""
+    """Yield the fleet on this database, settled; kill it at the end."""
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
     env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "innocent-machine"}
     env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT), "PYTHONPATH": str(commands.ROOT)}

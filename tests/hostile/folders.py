@@ -22,7 +22,7 @@ FORBIDDEN = (
 
 @contextmanager
 def made() -> Generator[None]:
-    """The folders while the block runs."""
+    """Create the folders for the block."""
     ROOT.mkdir(parents=True)
     OUTSIDE.mkdir()
     (OUTSIDE / "secret").touch()
@@ -34,7 +34,7 @@ def made() -> Generator[None]:
 
 
 def touched() -> list[str]:
-    """What was written outside of the root; removed, so that it is reported once."""
+    """Return and remove what was written outside of the root, so that it is reported once."""
     beside = Path(f"{ROOT}-beside")
     left = [path for path in OUTSIDE.iterdir() if path.name != "secret"]
     found = [f"written outside of the root: {path}" for path in (*left, beside) if path.exists()]

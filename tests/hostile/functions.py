@@ -42,12 +42,12 @@ class Function(NamedTuple):
 
 
 def read(conn: psycopg.Connection[Any]) -> list[Function]:
-    """Our functions that can be called by name; a trigger's function cannot."""
+    """Return our functions that can be called by name; a trigger's function cannot."""
     return [Function(*row) for row in conn.execute(_FUNCTIONS).fetchall()]
 
 
 def arguments(function: Function, rng: random.Random) -> list[str | None]:
-    """An extreme value for each argument."""
+    """Return an extreme value for each argument."""
     return [rng.choice(values.of_type(kind)).text for kind in function.types]
 
 
@@ -76,7 +76,7 @@ def call(
 
 
 def _judged(shown: str, error: db.Error, *, acted: bool) -> str | None:
-    """What is wrong with a call that the server refused."""
+    """Return the fault of a call that the server refused, if any."""
     state = error.sqlstate or ""
     if state.startswith("XX"):
         return f"{shown}: the server's own error: {error}"

@@ -1,4 +1,4 @@
-"""Normal runs and jobs that must end within the bound whatever the hostile rows are."""
+"""Submit normal runs and jobs, which must end in time whatever the hostile rows are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NormalWork:
         ]
 
     def _left(self, *, fires: bool) -> list[str]:
-        """What has not ended well yet."""
+        """Return the work that has not ended well yet."""
         self._answer()
         with db.connection() as conn:
             runs = conn.execute(_RUNS, (self._runs,)).fetchall()
@@ -84,7 +84,7 @@ class NormalWork:
                 runs_api.answer(row["run_id"], row["node_id"], "l")
 
     def wait(self, bound_s: float, given_up: Callable[[], bool]) -> tuple[list[str], float]:
-        """What has not ended within the bound, and how long it took; sooner once `given_up`."""
+        """Return what has not ended within the bound, and its time; end early on `given_up`."""
         began = time.monotonic()
         left: list[str] = []
 

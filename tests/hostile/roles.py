@@ -19,13 +19,13 @@ ROUNDS = 6
 
 
 def as_role(dsn: str, role: str) -> str:
-    """The DSN of a session with the rights of this role."""
+    """Return the DSN of a session with the rights of this role."""
     return conninfo.make_conninfo(dsn, options=f"-c role={role}")
 
 
 @contextmanager
 def role(dsn: str, purpose: str | None) -> Generator[str]:
-    """A new role with what `connect --for` prints; None: without any right. Gone at the end."""
+    """Yield a new role with the GRANTs of `connect --for`; None: without rights."""
     name = f"hostile_{purpose or 'nobody'}_{secrets.token_hex(4)}"
     _as_owner(dsn, sql.SQL("CREATE ROLE {}"), name)
     try:
@@ -38,7 +38,7 @@ def role(dsn: str, purpose: str | None) -> Generator[str]:
 
 
 def _as_owner(dsn: str, statement: sql.SQL, *names: str) -> None:
-    """On a connection of its own: the server may have been restarted since the last one."""
+    """Execute on a new connection, since the server may have been restarted."""
     with psycopg.connect(dsn, autocommit=True) as owner:
         owner.execute(statement.format(*map(sql.Identifier, names)))
 

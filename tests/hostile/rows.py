@@ -1,4 +1,4 @@
-"""One hostile change: a valid row with extreme values in one or two columns."""
+"""Build one hostile change: a valid row with extreme values in one or two columns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Change(NamedTuple):
 
     @property
     def heavy(self) -> bool:
-        """Whether it writes megabytes."""
+        """Return whether it writes megabytes."""
         return any(value.heavy for _, value in self.given)
 
 
@@ -80,12 +80,12 @@ class Written:
     """Refusals that are none: the server ran into an error of its own."""
 
     def keys(self, table: str, column: str = "id") -> list[tuple[Change, Any]]:
-        """The keys of the rows of one table."""
+        """Return the keys of the rows of one table."""
         return [(change, key[column]) for change, key in self.accepted if change.table == table]
 
 
 def singles(tables: dict[str, catalog.Table]) -> list[Change]:
-    """Every writable column with each of its extreme values, inserted, then updated."""
+    """Yield every writable column with each of its extreme values, inserted, then updated."""
     numbers = itertools.count()
     return [
         Change(next(numbers), table.name, verb, ((column.name, value),))
@@ -97,7 +97,7 @@ def singles(tables: dict[str, catalog.Table]) -> list[Change]:
 
 
 def pairs(tables: dict[str, catalog.Table], rng: random.Random) -> Iterator[Change]:
-    """Endless random pairs of columns of one table, each with a random extreme value."""
+    """Yield endless random pairs of columns of one table, each with a random extreme value."""
     choices = [
         (table, verb, columns)
         for table in tables.values()
@@ -132,7 +132,7 @@ class Writer:
         self._parked: list[str] = []
 
     def needs(self, changes: Sequence[Change]) -> int:
-        """How many parked runs the changes hang their rows on."""
+        """Return how many parked runs the changes need for their rows."""
         tables = [self._tables[change.table] for change in changes]
         return sum(any(c.refers_to for c in table.columns.values()) for table in tables)
 
@@ -162,7 +162,7 @@ class Writer:
         return self._update(table, key, given)
 
     def _plain(self, table: catalog.Table, change: Change) -> dict[str, str | None]:
-        """What is needed for the row to be fine, were it not for the change."""
+        """Return the columns that make the row valid, apart from the change."""
         found: dict[str, str | None] = {}
         known = self._known.get(table.name, {})
         for column in table.columns.values():
@@ -238,7 +238,7 @@ def _cast(table: catalog.Table, column: str) -> sql.Composed:
 
 
 def _key_of(table: catalog.Table) -> sql.Composed:
-    """The key's columns as text, which any client can load, whatever they hold."""
+    """Return the key's columns as text, which any client can load, whatever they hold."""
     return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(n)) for n in table.key)
 
 

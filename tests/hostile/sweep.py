@@ -100,7 +100,7 @@ class Arena:
         return found
 
     def _park(self, count: int) -> list[str]:
-        """Runs that wait for an answer, for rows to hang on."""
+        """Create runs that wait for an answer, to which rows can belong."""
         runs = [run_store.insert_run(workflow_name=rows.PARKED)["id"] for _ in range(count)]
 
         def parked() -> bool:
@@ -111,7 +111,7 @@ class Arena:
         return runs
 
     def _drained(self, written: rows.Written, bound_s: float) -> set[tuple[str, str]]:
-        """Hostile rows that are still to be done after the bound."""
+        """Return hostile rows that are still unfinished after the bound."""
         mine = {(change.table, key.get("id")) for change, key in written.accepted}
         left: set[tuple[str, str]] = set()
 
@@ -125,7 +125,7 @@ class Arena:
         return left
 
     def _look(self, written: rows.Written, due: set[tuple[str, str]]) -> list[str]:
-        """What is wrong with the commands on these rows; they are cancelled and deleted."""
+        """Return the faults of the commands on these rows; cancel and delete the rows."""
         found, printed = cli.read_everything()
         shown = [
             (change, key)
@@ -172,7 +172,7 @@ def _reachable(key: str) -> bool:
 
 
 def _sample(keys: list[tuple[rows.Change, str]]) -> list[tuple[rows.Change, str]]:
-    """At most `SHOWN` of them, evenly spread; every odd id among them."""
+    """Return at most `SHOWN` of them, evenly spread, with every odd id."""
     odd = [each for each in keys if any(column == "id" for column, _ in each[0].given)]
     step = max(1, len(keys) // SHOWN)
     return [*dict.fromkeys([*odd, *keys[::step]])]
@@ -206,7 +206,7 @@ class Ground:
 
     @contextmanager
     def arena(self, purpose: str) -> Generator[Arena]:
-        """A new arena; the engine of this process works on its database meanwhile."""
+        """Yield a new arena; the engine of this process works on its database meanwhile."""
         name = self._server.fresh_name()
         dsn = self._server.create(name, template=self._template)
         with ExitStack() as stack:
@@ -221,7 +221,7 @@ class Ground:
 
 @contextmanager
 def _engine(dsn: str) -> Generator[None]:
-    """The engine in this process, as the app: its queues, tasks and limits."""
+    """Configure the engine in this process as the app does: its queues, tasks and limits."""
     knobs = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in fleet.KNOBS.items()}
     with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn, **knobs):
         app.setup()
@@ -258,7 +258,7 @@ class Sweep:
 
     @property
     def arena(self) -> Arena:
-        """The present arena; a new one after one was broken."""
+        """Return the present arena; a new one after one was broken."""
         if self._arena is None:
             self._arena = self._stack.enter_context(self.ground.arena(self.purpose))
         return self._arena
@@ -313,7 +313,7 @@ class Sweep:
 
 
 def batches(changes: Sequence[rows.Change], size: int) -> list[list[rows.Change]]:
-    """The changes in batches of this size, mixed: neighbours are of different columns."""
+    """Yield the changes in batches of this size, mixed so that neighbours differ in column."""
     count = max(1, -(-len(changes) // size))
     return [[*changes[number::count]] for number in range(count)]
 
@@ -321,7 +321,7 @@ def batches(changes: Sequence[rows.Change], size: int) -> list[list[rows.Change]
 def chosen(
     tables: dict[str, catalog.Table], rng: random.Random, *, most: int | None, pairs: int
 ) -> list[rows.Change]:
-    """All single changes, or a random sample of so many without the heavy ones, and pairs."""
+    """Return all single changes, or a random sample without the heavy ones, and pairs."""
     listed = rows.singles(tables)
     if most is not None:
         listed = [change for change in listed if not change.heavy]

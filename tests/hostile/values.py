@@ -1,4 +1,4 @@
-"""The extreme values of each type, as text that PostgreSQL casts to the column's type."""
+"""List the extreme values of each type, as text that PostgreSQL casts to the column's type."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TEXTS = [
 
 
 def nested(depth: int, *, objects: bool = False) -> str:
-    """JSON text of so many levels."""
+    """Return JSON text of so many levels."""
     start, end = ('{"a":', "}") if objects else ("[", "]")
     return start * depth + "1" + end * depth
 
@@ -105,13 +105,13 @@ _STATES = _named("queued", "running", "completed", "failed", "cancelled", "of th
 
 
 def of_type(base: str) -> list[Value]:
-    """The light extreme values of a type, none for one that is not known, and NULL."""
+    """Return the light extreme values of a type, none for an unknown one, and NULL."""
     found = [value for value in _BY_TYPE.get(base, []) if not value.heavy]
     return [*found, Value("NULL", None)]
 
 
 def extremes(column: catalog.Column) -> list[Value]:
-    """The values to try in a column; KeyError for a type that nobody has thought of."""
+    """Return the values to try in a column; raise KeyError for an unknown type."""
     found = [*_BY_TYPE[column.base], Value("NULL", None)]
     if column.name == "out_dir":
         # Without confinement a worker would make these, wherever on this machine they lead.

@@ -17,7 +17,7 @@ from queue_workflows import errors, node_queue, run_store
 from queue_workflows import runs as runs_api
 from queue_workflows.engine import runs
 from tests.support import factories, flow, invariants
-from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
+from tests.support.connections import ASYNC_KINDS, KINDS, AsyncAppConnection, engine
 
 CONTEXT = {"%s": ":a", "words": ["é", {"n": None}], "n": 1.5}
 
@@ -170,7 +170,7 @@ def test_all_four_join_an_asynchronous_transaction(
 ) -> None:
     waiting, ended, live = asking(app), over(app), app.started()
 
-    async def work(host: AsyncHost) -> dict[str, Any]:
+    async def work(host: AsyncAppConnection) -> dict[str, Any]:
         row = await runs_api.submit_async(workflow_name="w", context=CONTEXT, conn=host.conn)
         await runs_api.answer_async(waiting, "q", "x", check=True, conn=host.conn)
         with pytest.raises(errors.InputRefused, match="answered already"):

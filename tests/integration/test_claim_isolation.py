@@ -16,12 +16,12 @@ import queue_workflows
 from queue_workflows import claim_worker, config, node_queue, workers
 from queue_workflows import db as engine
 from queue_workflows.engine import (
+    claim_isolation,
     claims,
     finish,
     handback,
     job_tables,
     outcomes,
-    quarantine,
     recovery,
 )
 from queue_workflows.types import Row
@@ -145,7 +145,7 @@ def test_a_worker_of_models_gets_none_that_it_does_not_know(conn: engine.Connect
     factories.node(conn, queue="gpu", required_model="b", priority=1)
     known = factories.node(conn, queue="gpu", required_model="a", priority=2)["id"]
     who = factories.who("gpu", models=["a"])
-    found = quarantine.claim_apart(conn, job_tables.NODE_JOBS, who, promote=False)
+    found = claim_isolation.claim_apart(conn, job_tables.NODE_JOBS, who, promote=False)
     assert found.job_id == known
 
 
@@ -236,7 +236,7 @@ def test_what_an_apps_trigger_refuses_is_ended_or_blocked_or_skipped(
         " OR OLD.id = 'end' AND NEW.status = 'failed'"
     )
     with refusing(conn, "ingest_jobs", when):
-        found = quarantine.claim_apart(
+        found = claim_isolation.claim_apart(
             conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=True
         )
         assert found.job_id == good
@@ -258,7 +258,7 @@ def test_what_may_be_refused_for_a_while_is_tried_again_where_nothing_else_is_cl
     first = factories.ingest(conn, queue=QUEUE)["id"]
     factories.ingest(conn, queue=QUEUE)
     with refusing(conn, "ingest_jobs", "NEW.status = 'running'"):
-        found = quarantine.claim_apart(
+        found = claim_isolation.claim_apart(
             conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=False
         )
         assert (found.job_id, {e["became"] for e in found.aside}) == (None, {"postponed"})
@@ -283,7 +283,7 @@ def test_nobody_is_ended_for_an_error_of_the_system(conn: engine.Connection, sta
 def test_the_classes_of_errors_are_the_same_in_sql(conn: engine.Connection) -> None:
     letters = "0123456789ABCDFHPQVWXZ"
     states = {first + second for first in letters for second in letters}
-    assert states > quarantine.SYSTEMIC | quarantine.DATA
+    assert states > claim_isolation.SYSTEMIC | claim_isolation.DATA
     for state in sorted(states):
         row = conn.execute(
             "SELECT queue_workflows_is_systemic(%s) AS systemic,"
@@ -291,8 +291,8 @@ def test_the_classes_of_errors_are_the_same_in_sql(conn: engine.Connection) -> N
             (state + "000", state + "000"),
         ).fetchone()
         assert row == {
-            "systemic": state in quarantine.SYSTEMIC,
-            "data": state in quarantine.DATA,
+            "systemic": state in claim_isolation.SYSTEMIC,
+            "data": state in claim_isolation.DATA,
         }
 
 
@@ -303,7 +303,7 @@ def test_a_row_that_another_worker_tries_is_left_to_it(
     good = factories.ingest(conn, queue=QUEUE)["id"]
     with engine.connect() as other, other.transaction():
         other.execute("SELECT 1 FROM ingest_jobs WHERE id = 'bad' FOR UPDATE")
-        found = quarantine.claim_apart(
+        found = claim_isolation.claim_apart(
             conn, job_tables.INGEST_JOBS, factories.who(QUEUE), promote=False
         )
         assert (found.job_id, found.aside) == (good, [])
@@ -320,7 +320,7 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: engine.Connection)
     who = factories.who(QUEUE)
 
     def claimed() -> str | None:
-        return quarantine.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=False).job_id
+        return claim_isolation.claim_apart(conn, job_tables.INGEST_JOBS, who, promote=False).job_id
 
     workers.disable("box", QUEUE)
     assert claimed() is None

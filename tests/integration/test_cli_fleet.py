@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import config, errors, run_store, workers
 from queue_workflows import db as database
-from queue_workflows.cli import fleet, processes, run_snapshot
+from queue_workflows.cli import fleet, run_processes, run_snapshot
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.worker import parent, pool_config
@@ -158,16 +158,16 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
 
     monkeypatch.setattr(fleet, "unserved", unserved)
     monkeypatch.setattr(fleet, "switched_off", lambda _: [])
-    helper = processes.RunProcesses(
+    helper = run_processes.RunProcesses(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
     helper.begin()
-    running = run_snapshot.Picture({"status": "running"}, [], [])
-    now[0] += processes.LOOK_EVERY_S
+    running = run_snapshot.RunSnapshot({"status": "running"}, [], [])
+    now[0] += run_processes.LOOK_EVERY_S
     helper.tick(running)
     helper.tick(running)
     assert len(answers) == 1, "looked at now and then"
-    now[0] += processes.LOOK_EVERY_S
+    now[0] += run_processes.LOOK_EVERY_S
     with pytest.raises(errors.InvalidConfig, match="no worker serves cpu"):
         helper.tick(running)
 
@@ -194,7 +194,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     now = [0.0]
     wanted = fleet.Roles(1, 0, (), scheduler=False)
     stop = signals.StopRequest()
-    helper = processes.RunProcesses(
+    helper = run_processes.RunProcesses(
         {"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
     )
     monkeypatch.setattr(helper, "_start", lambda _: None)
@@ -203,8 +203,8 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     workers.disable("other", "cpu")
     helper.begin()
     for _ in range(2):
-        now[0] += processes.LOOK_EVERY_S
-        helper.tick(run_snapshot.Picture({"status": "running"}, [], []))
+        now[0] += run_processes.LOOK_EVERY_S
+        helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "queue-workflows: box all is switched off by ops (new disk):"
@@ -212,6 +212,6 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     ]
     workers.disable("box", "cpu")
     monkeypatch.setattr(fleet, "unserved", lambda _: set())
-    now[0] += processes.LOOK_EVERY_S
-    helper.tick(run_snapshot.Picture({"status": "running"}, [], []))
+    now[0] += run_processes.LOOK_EVERY_S
+    helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""

@@ -13,8 +13,8 @@ import pytest
 from queue_workflows import config, queues, run_store, runs, workers
 from queue_workflows import db as database
 from queue_workflows.__main__ import main
-from queue_workflows.cli import command, fleet, interactive_run, processes
-from queue_workflows.runtime import process, signals
+from queue_workflows.cli import command, fleet, interactive_run, run_processes
+from queue_workflows.runtime import entry_point, signals
 from tests.support.commands import TOYHOST
 
 RUN = ("run", "chain", "--app", TOYHOST, "--input", "folder=/tmp")
@@ -45,7 +45,7 @@ def test_run_refuses_a_database_with_unfinished_runs_of_another_app(
 ) -> None:
     theirs = run_store.insert_run(workflow_name="slow", status="running")["id"]
     said = invoke(*RUN)
-    assert said.code == process.USAGE_ERROR
+    assert said.code == entry_point.USAGE_ERROR
     line = said.err.splitlines()[-1]
     for part in (f"1 run of 'slow': {theirs}", "`queue-workflows cancel RUN`", "--no-up"):
         assert part in line
@@ -70,16 +70,16 @@ def test_nothing_is_queued_after_a_stop_request(
             stop.request()
         return ready
 
-    began = list[processes.RunProcesses]()
+    began = list[run_processes.RunProcesses]()
 
-    def begin(self: processes.RunProcesses) -> None:
+    def begin(self: run_processes.RunProcesses) -> None:
         began.append(self)
         made[0].request()
 
     monkeypatch.setattr(command, "prepare", prepared)
-    monkeypatch.setattr(processes.RunProcesses, "begin", begin)
+    monkeypatch.setattr(run_processes.RunProcesses, "begin", begin)
     said = invoke(*RUN)
-    assert said.code == process.INTERRUPTED
+    assert said.code == entry_point.INTERRUPTED
     assert "queue-workflows: stopped before a run was queued\n" in said.err
     assert "is queued" not in said.err
     assert runs.list() == []
@@ -93,7 +93,7 @@ def test_nothing_is_queued_after_a_stop_request(
 
 def test_a_status_that_no_run_has_is_refused(db: ModuleType, invoke: Invoke) -> None:
     said = invoke("runs", "--status", "bogus")
-    assert said.code == process.USAGE_ERROR
+    assert said.code == entry_point.USAGE_ERROR
     assert "cancelled, completed, failed, queued, running" in said.err
     run_store.insert_run(workflow_name="w", status="drafted")
     assert "drafted" in invoke("runs", "--status", "bogus").err
@@ -107,7 +107,7 @@ def test_the_demo_refuses_a_folder_without_texts(
     (tmp_path / "program.py").touch()
     (tmp_path / "folder.txt").mkdir()
     said = invoke("demo", str(tmp_path), "--yes", "--out", str(tmp_path / "out"))
-    assert said.code == process.USAGE_ERROR
+    assert said.code == entry_point.USAGE_ERROR
     assert f"{tmp_path}: it has no .txt or .md file" in said.err
     assert not (tmp_path / "out").exists()
 
@@ -175,7 +175,7 @@ def test_run_says_that_its_queue_is_paused(
 
 def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType, invoke: Invoke) -> None:
     said = invoke("queues", "paus", "load")
-    assert said.code == process.USAGE_ERROR
+    assert said.code == entry_point.USAGE_ERROR
     assert said.err.splitlines()[-1] == (
         "queue-workflows queues: 'paus' is none of list, pause, resume, limit"
     )
@@ -187,5 +187,5 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType, invoke: In
 @pytest.mark.parametrize(("option", "example"), [("--bounce", "COMMAND"), ("--unit", "NAME")])
 def test_supervise_shows_what_its_option_takes(invoke: Invoke, option: str, example: str) -> None:
     said = invoke("supervise", option, "cpu=")
-    assert said.code == process.USAGE_ERROR
+    assert said.code == entry_point.USAGE_ERROR
     assert said.err.endswith(f"{option} 'cpu=': it should look like cpu={example}\n")

@@ -17,7 +17,7 @@ from queue_workflows import config, jobs, node_queue, run_store
 from queue_workflows import db as engine
 from queue_workflows.engine import claims, job_tables, recovery
 from queue_workflows.runtime import identity, supervisor
-from queue_workflows.worker import crash_recovery, fencing, guards, hang_detection
+from queue_workflows.worker import crash_recovery, guards, hang_detection, renewal_failures
 from tests.support import factories, proxy, rows_before_checks
 from tests.support.wait import until
 
@@ -308,7 +308,7 @@ def test_a_worker_killed_as_it_did_not_stop_gives_its_jobs_back_uncounted(
     run_id = queued("a", "b")
     claims = [node_queue.claim_next_cpu_job(host=LABEL) for _ in range(2)]
     assert claims[0]
-    trip = guards.Failure(0, hang_detection.STOPPED, "it was told to stop, and did not")
+    trip = guards.Failure(0, hang_detection.STOPPED, "it was requested to stop, and did not")
     ended = killed_by_its_parent(trip, job_tables.lease_of(job_tables.NODE_JOBS, claims[0]))
     if not silent:
         ended = ended._replace(verdict=supervisor.Verdict(0, "did not stop within 12.0 s"))
@@ -401,7 +401,7 @@ def test_a_worker_that_left_a_note_is_charged_nothing_by_a_parent_that_saw_no_st
     monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path / "state"))
     run_id = queued("a")
     ended = a_worker_that_dies()._replace(code=code, signal=None)
-    fencing.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
+    renewal_failures.write_note([f"{identity.process_prefix(name, ended.pid)}random"], [])
     with crash_recovery.CrashRecovery(LABEL) as recovery_thread:
         recovery_thread.report(ended)
         until(lambda: job(run_id, "a")["status"] == "queued")
@@ -421,7 +421,7 @@ def test_a_crash_that_a_sweep_counted_while_the_parent_had_no_connection_is_subt
         (held,) = claims.ingest_step(conn, claims.Claimant(worker_id, LABEL, "fetch"), claim=1)
         lease = job_tables.lease_of(job_tables.INGEST_JOBS, held)
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
-        fencing.write_note([worker_id], [lease])
+        renewal_failures.write_note([worker_id], [lease])
         with crash_recovery.CrashRecovery(LABEL) as subject:
             wire.freeze()
             subject.report(ended, ran=[])

@@ -16,7 +16,7 @@ from queue_workflows import config, errors, node_queue
 from queue_workflows import jobs as jobs_api
 from queue_workflows.types import JobId
 from tests.support import factories
-from tests.support.connections import ASYNC_KINDS, KINDS, AsyncHost, engine
+from tests.support.connections import ASYNC_KINDS, KINDS, AsyncAppConnection, engine
 from tests.support.notifications import NotificationListener
 
 READY = ("ingest_job_ready", "fetch")
@@ -92,7 +92,7 @@ def test_jobs_come_and_go_with_an_asynchronous_transaction(
 ) -> None:
     one, many = jobs_api.enqueue_async, jobs_api.enqueue_many_async
 
-    async def put(host: AsyncHost) -> list[JobId]:
+    async def put(host: AsyncAppConnection) -> list[JobId]:
         kept = await one(**JOB, args={"%s": ":a"}, conn=host.conn)
         keyed = await one(**JOB, idempotency_key="k", conn=host.conn)
         again = await one(**JOB, idempotency_key="k", conn=host.conn)

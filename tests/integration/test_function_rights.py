@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queue_workflows.admin import permissions
-from queue_workflows.engine import job_tables, quarantine
+from queue_workflows.engine import claim_isolation, job_tables
 from tests.support import factories, rows_before_checks
 
 OURS = (
@@ -177,7 +177,7 @@ def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str)
                 f"GRANT {lack.right} ON {lack.kind} {lack.name} TO queue_workflows_guest".encode()
             )
         conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
-        found = quarantine.claim_apart(conn, table, who, promote=True)
+        found = claim_isolation.claim_apart(conn, table, who, promote=True)
         assert found is not None
         assert factories.reread(conn, {"id": "good"} | NODE[family])["status"] == "running"
         assert factories.reread(conn, {"id": "bad"} | NODE[family])["status"] == "failed"

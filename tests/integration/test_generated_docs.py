@@ -10,7 +10,7 @@ import pytest
 from queue_workflows import config
 from tests.support import catalog, docgen
 
-REMEDY = "make it anew: python -m tests.support.docgen"
+REMEDY = "generate it again: python -m tests.support.docgen"
 
 
 @pytest.mark.parametrize("page", ["docs/configuration.md", "docs/schema.md", "docs/schema.sql"])

@@ -15,7 +15,7 @@ from queue_workflows import db as engine
 from queue_workflows import dispatcher, history
 from queue_workflows.db import statements
 from queue_workflows.engine import attempts, handback, job_events, job_tables, recovery
-from queue_workflows.engine import run_history as rows
+from queue_workflows.engine import history_rows as rows
 from tests.support import factories, flow
 from tests.support.flow import Flow
 
@@ -121,7 +121,7 @@ def in_order(conn: engine.Connection, collation: str) -> None:
     conn.execute("SET enable_seqscan = off")
     seen = rows.starting_with(conn, "a", limit=1000)
     assert sorted(row["id"] for row in seen) == sorted(one for one in ids if one[0] == "a")
-    statement = b"EXPLAIN " + statements.run_history.ids_in_range
+    statement = b"EXPLAIN " + statements.history_rows.ids_in_range
     values = {"prefix": "a", "low": "a0", "high": "af", "limit": 5}
     plan = "\n".join(next(iter(row.values())) for row in conn.execute(statement, values))
     assert plan.count("Index Cond: ((id >= ") == 3, plan

@@ -27,7 +27,7 @@ SAMPLE: Row = {
     "ram_total_mb": 65536, "ram_ours_used_mb": None, "ram_ours_percent": None, "swap_used_mb": 2048,
     "gpus": [{"id": 0, "use_pct": 0.0, "vram_used_mb": 24474, "vram_total_mb": 24576}],
 }  # fmt: skip
-IN_A_LINE = "cpu 98 %, ram 63.0/64.0 GB, swap 2.0 GB, cards 0 % 23.9/24.0 GB"
+IN_A_LINE = "cpu 98 %, ram 63.0/64.0 GB, swap 2.0 GB, gpus 0 % 23.9/24.0 GB"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class Probe:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling as usual, but for its pace."""
     monkeypatch.setattr(hw_metrics, "SAMPLE_EVERY_S", 0.02)
-    monkeypatch.setattr(hw_metrics, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(hw_metrics, "NOTIFY_EVERY_S", 0.05)
     monkeypatch.setattr(hw_metrics, "FOLD_EVERY_S", 0.05)
 
 
@@ -147,7 +147,7 @@ def test_a_sampler_notifies_and_stores_both_rings(
     db: ModuleType, fast: None, tmp_path: Path
 ) -> None:
     woken = threading.Event()
-    kept: list[hw_metrics.DedicatedConnection] = []
+    kept: list[hw_metrics.PendingSample] = []
     with hw_metrics.Sampler("box", ready=woken.set, probe=Probe, folder=tmp_path) as subject:
         wait.until(
             lambda: kept.extend(subject.take()) or {k.every_s for k in kept} == {None, 2, 60}
@@ -191,7 +191,7 @@ def test_a_sampler_that_lost_its_lock_notifies_nothing_more(
 ) -> None:
     probe = Probe()
     subject = hw_metrics.Sampler("box", probe=lambda: probe, folder=tmp_path)
-    tasks = (subject._sample, subject._sample, subject._tell, subject._fold)
+    tasks = (subject._sample, subject._sample, subject._notify, subject._fold)
     for task in tasks:
         task()
     assert len(subject.take()) == 3
@@ -333,9 +333,9 @@ def test_an_attempt_that_died_shows_the_last_sample_of_its_machine(conn: Any) ->
     shown = history.get_job(job_id)
     assert shown is not None
     (attempt,) = shown["attempts"]
-    box = attempt["box"]
-    assert box["cpu_percent"] == 97.5
-    assert attempt["claimed_at"] < box["sampled_at"] < attempt["ended_at"]
+    machine = attempt["machine"]
+    assert machine["cpu_percent"] == 97.5
+    assert attempt["claimed_at"] < machine["sampled_at"] < attempt["ended_at"]
 
 
 def test_an_attempt_that_ended_well_shows_no_sample(conn: Any) -> None:
@@ -345,7 +345,7 @@ def test_an_attempt_that_ended_well_shows_no_sample(conn: Any) -> None:
     factories.complete_node(conn, job)
     shown = history.get_job(job["id"])
     assert shown is not None
-    assert [attempt["box"] for attempt in shown["attempts"]] == [None]
+    assert [attempt["machine"] for attempt in shown["attempts"]] == [None]
 
 
 # --- the command
@@ -364,7 +364,7 @@ def test_show_prints_the_sample_of_the_machine_when_a_job_died(
     put(conn, age_s=200)
     code, out, _ = run(capsys, "show", job_id)
     assert code == 0
-    assert f"its box: {IN_A_LINE}" in out
+    assert f"its machine: {IN_A_LINE}" in out
 
 
 def test_samples_of_a_machine_as_a_table_and_as_json(
@@ -401,7 +401,7 @@ def test_a_sample_of_this_machine_needs_no_database(
     found = json.loads(out)
     assert code == 0
     assert found["sample"]["gpus"] == []
-    assert found["cards_by"] in ("none", "nvml")
+    assert found["gpus_by"] in ("none", "nvml")
     assert 0 <= found["cost"]["cpu_s"] < 1
     assert "a sample costs" in run(capsys, "samples", "--now")[1]
 

@@ -16,7 +16,7 @@ from queue_workflows import db as engine
 from queue_workflows.__main__ import main
 from queue_workflows.engine import finish, handback, outcomes
 from queue_workflows.operations import many_jobs
-from queue_workflows.runtime import process
+from queue_workflows.runtime import entry_point
 from tests.support import factories, invariants
 
 
@@ -135,7 +135,7 @@ def test_since_is_the_last_that_happened_to_a_job(conn: Any, some: None) -> None
 def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> None:
     with pytest.raises(errors.InvalidConfig, match="'lost': it is one of queued, running"):
         jobs.list(status="lost")
-    with pytest.raises(errors.InvalidConfig, match="in which time zone"):
+    with pytest.raises(errors.InvalidConfig, match="no time zone"):
         jobs.list(since=datetime(2026, 1, 1))
 
 
@@ -237,7 +237,7 @@ def test_what_people_did_is_shown_with_who(conn: Any, said: Callable[..., Said])
 def test_a_run_is_no_job(conn: Any, said: Callable[..., Said]) -> None:
     run_id = factories.run(conn)
     done = said("show", run_id)
-    assert (done.code, "is a run" in done.err) == (process.USAGE_ERROR, True)
+    assert (done.code, "is a run" in done.err) == (entry_point.USAGE_ERROR, True)
     assert said("show", "nothing").code == 1
 
 
@@ -399,8 +399,8 @@ def test_what_is_refused_is_said_on_stderr_and_in_the_exit_code(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("retry",), "name jobs, or say which: --queue"),
-        (("delete", "--dry-run"), "name jobs, or say which: --queue"),
+        (("retry",), "name jobs or give a filter: --queue"),
+        (("delete", "--dry-run"), "name jobs or give a filter: --queue"),
         (("cancel", "j", "--queue", "fetch"), "not both"),
         (("list", "--since", "yesterday"), "--since yesterday: it should look like 90m"),
         (("retry", "--since", "2026-01-31T09:00"), "it should look like 90m"),
@@ -414,7 +414,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
 ) -> None:
     before = statuses(conn)
     done = said(*argv)
-    assert (done.code, message in done.err) == (process.USAGE_ERROR, True), done.err
+    assert (done.code, message in done.err) == (entry_point.USAGE_ERROR, True), done.err
     assert statuses(conn) == before
 
 

@@ -563,7 +563,7 @@ def test_the_command_loads_lists_and_unloads(
     assert code == 0
     head, line = out.splitlines()
     assert head.split() == [
-        "host", "pid", "state", "model", "held", "load", "needs", "cards", "request",
+        "host", "pid", "state", "model", "held", "load", "needs", "gpus", "request",
     ]  # fmt: skip
     assert line.split()[:4] == ["box", pid, "idle", "a"]
     assert "2.5 GB" in line
@@ -592,14 +592,14 @@ def test_the_command_says_what_it_waits_for_and_what_failed(
         told = threading.Event()
         said: list[str] = []
 
-        def say(text: str) -> None:
+        def print_message(text: str) -> None:
             said.append(text)
             told.set()
 
         helper = threading.Thread(target=let_go)
         helper.start()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "say", say)
+            patch.setattr(command, "print_message", print_message)
             code, out, _ = run(capsys, "models", "load", "bad", "--host", "box")
         helper.join(20)
     assert (code, said) == (1, [f"box pid {subject.row()['pid']} obeys after job {running}"])
@@ -625,14 +625,14 @@ def test_the_command_gives_up_on_a_worker_that_died(
     conn: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known(conn)
-    meant = models_command._meant
+    meant = models_command._requested_workers
 
     def and_then_it_dies(request: Row) -> list[Row]:
         rows = meant(request)
         conn.execute("UPDATE workers SET state = 'dead'")
         return rows
 
-    monkeypatch.setattr(models_command, "_meant", and_then_it_dies)
+    monkeypatch.setattr(models_command, "_requested_workers", and_then_it_dies)
     code, out, _ = run(capsys, "models", "load", "a", "--host", "box")
     assert (code, out) == (1, "box pid 7 failed: the worker is dead\n")
 

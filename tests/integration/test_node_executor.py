@@ -27,7 +27,7 @@ from queue_workflows import (
 )
 from queue_workflows import db as engine
 from queue_workflows.dag import run_folder
-from queue_workflows.dispatch import inputs
+from queue_workflows.dispatch import job_inputs
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
 from tests.support import factories, flow, invariants
@@ -736,14 +736,14 @@ def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     monkeypatch.setattr(node_executor, "READ_AGAIN_FIRST_S", 0.001)
-    real, failures = inputs.resolve_inputs_for_job, [engine.OperationalError("gone")] * times
+    real, failures = job_inputs.resolve_inputs_for_job, [engine.OperationalError("gone")] * times
 
     def flaky(job_id: str, *, job: Row | None = None) -> Row:
         if failures:
             raise failures.pop()
         return real(job_id, job=job)
 
-    monkeypatch.setattr(inputs, "resolve_inputs_for_job", flaky)
+    monkeypatch.setattr(job_inputs, "resolve_inputs_for_job", flaky)
     assert run(returning({"a": 1}))["context_delta"] == {"a": 1}
 
 
@@ -755,7 +755,7 @@ def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPa
         raise engine.OperationalError("gone")
 
     job = claimed(returning({}))
-    monkeypatch.setattr(inputs, "resolve_inputs_for_job", away)
+    monkeypatch.setattr(job_inputs, "resolve_inputs_for_job", away)
     assert node_executor.execute_node(job, cancel_event=event) == "skipped"
 
 

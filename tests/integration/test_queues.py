@@ -195,13 +195,13 @@ def test_why_names_the_limit(db: ModuleType) -> None:
         job = factories.ingest(conn)
         assert told(job)[1].startswith("queue fetch starts 1/h: the next in 3")
         queues.limit("fetch", rate=None, max_running=1)
-        assert told(job) == ("limited", "queue fetch runs 1 at once, and does")
+        assert told(job) == ("limited", "queue fetch runs its limit of 1")
         queues.limit("fetch", max_running=None)
         queues.limit("fetch", partition="a", max_running=1)
         _, second = (factories.ingest(conn, partition_key="a", priority=1) for _ in range(2))
         for _ in range(2):
             claims.ingest_step(conn, factories.who("fetch"), tell=lambda _: None)
-        assert told(second)[1] == "it waits in line of partition a, of which 1 of 1 run"
+        assert told(second)[1] == "it waits for partition a, of which 1 of 1 jobs run"
         queues.limit("fetch", partition="a", max_running=None, rate="1/h")
         conn.execute("SELECT queue_workflows_mend_lines()")
         queues.pause("fetch", partition="a", until=timedelta(hours=1))

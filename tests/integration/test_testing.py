@@ -30,7 +30,7 @@ from queue_workflows import (
     testing,
 )
 from queue_workflows import db as engine
-from queue_workflows.db import scratch
+from queue_workflows.db import scratch_databases
 from queue_workflows.dispatch import starts
 from queue_workflows.runtime import service
 from queue_workflows.scheduler import ScheduleEntry
@@ -343,7 +343,7 @@ def test_what_a_killed_run_left_is_dropped_by_the_next(db: ModuleType, dsn: str)
     left = f"{stem}_0123abcd_test"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {left}")
-        with scratch.database(dsn):
+        with scratch_databases.database(dsn):
             found = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (left,)).fetchone()
     assert found is None
 
@@ -365,8 +365,8 @@ def test_tables_are_emptied_and_the_ledger_stays(db: ModuleType) -> None:
     with engine.connect() as conn:
         factories.run(conn)
         factories.ingest(conn)
-        scratch.empty(conn, keep={"queue_schema_version", "queue_schema_objects"})
-        assert scratch.filled(conn) == {"queue_schema_version", "queue_schema_objects"}
+        scratch_databases.empty(conn, keep={"queue_schema_version", "queue_schema_objects"})
+        assert scratch_databases.filled(conn) == {"queue_schema_version", "queue_schema_objects"}
     assert engine.current_schema_version() == engine.REQUIRED_VERSION
 
 

@@ -182,7 +182,7 @@ def test_what_keeps_a_worker_from_it(conn: Any) -> None:
     assert clauses(conn, job) == {
         "off": "off", "stranger": "model", "small": "vram", "box": "next",
     }  # fmt: skip
-    assert "the model needs 24 GB, its card has 12 GB" in details(conn, job)
+    assert "the model needs 24 GB, its GPU has 12 GB" in details(conn, job)
 
 
 def test_a_worker_that_obeys_no_switch_is_never_off(conn: Any) -> None:

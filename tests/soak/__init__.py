@@ -1,1 +1,1 @@
-"""The soak: run real processes under seeded faults, then compare journal and database."""
+"""Run real processes under seeded faults, then compare their journal with the database."""

@@ -13,7 +13,7 @@ QUICK_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Soak and print; with `--mutant` or `--mutants`, 0 when the checker caught them."""
+    """Run the soak and print the report; with `--mutant` return 0 if it is caught."""
     options = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -22,7 +22,7 @@ class Pause(NamedTuple):
 
 
 @dataclass
-class Books:
+class Acknowledgements:
     """What was asked for, and what the engine said to it."""
 
     runs: dict[str, str] = field(default_factory=dict[str, str])

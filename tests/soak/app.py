@@ -1,4 +1,4 @@
-"""The app of the soak's processes: `--app tests.soak.app:setup`."""
+"""Define the app of the soak's processes: `--app tests.soak.app:setup`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Every(frequent_schedule.Every):
 
 
 def entries() -> list[ScheduleEntry]:
-    """One entry each few seconds, and some for each minute of the hour."""
+    """Return entries that fire each few seconds, and some for each minute of the hour."""
     minutely = [
         ScheduleEntry(f"minute-{number}-{minute:02}", minute, "tick", tasks.NOTES)
         for number in range(MINUTELY)
@@ -59,7 +59,7 @@ def medium(cancel_event: threading.Event) -> dict[str, Any]:
 
 
 def long(cancel_event: threading.Event) -> dict[str, Any]:
-    """Outlives its lease, so that it depends on renewals."""
+    """Run longer than the lease, so that the job depends on renewals."""
     return journaling.last(float(os.environ[tasks.LONG_ENV]), "long", cancel_event)
 
 
@@ -91,7 +91,7 @@ def killed() -> None:
 
 
 def spoiled(reason: str, args: dict[str, Any]) -> None:
-    """The ingest task that is poison."""
+    """Fail always: the ingest task that is poison."""
     {"raises": raises, "exits": exits, "killed": killed}[args["kind"]]()
 
 
@@ -101,9 +101,9 @@ def _models() -> None:
 
 
 def setup() -> None:
-    """Everything; with `SOAK_MUTANT` one defence of the engine is off in this process."""
+    """Register everything; with `SOAK_MUTANT` switch off one defence of the engine here."""
     register()
-    node_executor.run_body = journaling.noting(node_executor.run_body)
+    node_executor.run_handler = journaling.noting(node_executor.run_handler)
     ingest_executor.run_task = journaling.noting(ingest_executor.run_task)
     ingest_executor.run_task_async = journaling.noting(ingest_executor.run_task_async)
     if name := os.environ.get(MUTANT_ENV):
@@ -111,7 +111,7 @@ def setup() -> None:
 
 
 def register() -> None:
-    """What the driver needs to know too."""
+    """Register what the driver needs too."""
     queue_workflows.configure(ingest_queues={*tasks.QUEUES})
     for body in (quick, instant, write, medium, long, link, hear, predict, raises, exits, killed):
         queue_workflows.register_node(body.__name__, body)

@@ -11,7 +11,7 @@ END_S = 60.0
 """Longest that one of them may take to end: it may have to undo faults on a busy machine."""
 
 
-class Beside(service.Pool):
+class BackgroundThread(service.Pool):
     """`go(stop)` runs while the block runs; leaving the block sets `stop` and waits for the end."""
 
     def __init__(self, name: str) -> None:
@@ -19,7 +19,7 @@ class Beside(service.Pool):
 
     @abc.abstractmethod
     def go(self, stop: threading.Event) -> None:
-        """What the thread does until `stop` is set."""
+        """Run on the thread until `stop` is set."""
 
     def __exit__(self, *_: object) -> None:
         if not self.stop(END_S):

@@ -26,7 +26,7 @@ Seen = evidence.Evidence
 
 
 def double(seen: Seen) -> Found:
-    """One finalisation a job and generation: a retried run begins one."""
+    """Find jobs with two finalisations in one generation; a retried run begins a generation."""
     for job_id in seen.jobs:
         finals = seen.finals(job_id)
         if len(finals) > 1 + seen.books.retried[seen.jobs[job_id]["run_id"] or ""]:
@@ -34,7 +34,7 @@ def double(seen: Seen) -> Found:
 
 
 def superseded(seen: Seen) -> Found:
-    """A finalisation is by the newest claim there was, and by the worker that made it."""
+    """Find finalisations that are not by the newest claim and by the worker that made it."""
     for job_id in seen.jobs:
         claims = seen.claims(job_id)
         for final in seen.finals(job_id):
@@ -52,7 +52,7 @@ def superseded(seen: Seen) -> Found:
 
 
 def overlapping(seen: Seen) -> Found:
-    """Two handlers of one job at once are a fault only if the older one still wrote."""
+    """Find handlers of one job that overlap, where the older one still wrote."""
     for job_id, claim, _, after in _overlaps(seen):
         wrote = [e for e in seen.events[job_id] if e.claim == claim and e.kind in ENDED]
         if any(e.at >= after.at for e in wrote):
@@ -60,7 +60,7 @@ def overlapping(seen: Seen) -> Found:
 
 
 def _overlaps(seen: Seen) -> Iterator[tuple[str, int, journal.Line, evidence.Event]]:
-    """(job, older claim, its last line, the claim that its successor's handler ran under)."""
+    """Yield (job, older claim, its last line, the claim of its successor's handler)."""
     for job_id, lines in seen.by_job.items():
         starts = sorted((line for line in lines if line.word == "start"), key=lambda s: s.claim)
         for older, newer in pairwise(starts):
@@ -70,12 +70,12 @@ def _overlaps(seen: Seen) -> Iterator[tuple[str, int, journal.Line, evidence.Eve
 
 
 def overlaps(seen: Seen) -> int:
-    """How often two handlers of a job were seen at the same time, most of them harmless."""
+    """Count how often two handlers of a job were seen at the same time, usually harmlessly."""
     return sum(1 for _ in _overlaps(seen))
 
 
 def outlived(seen: Seen) -> Found:
-    """A handler is dead before, or very soon after, its claim is taken away."""
+    """Find handlers that lived on after their claim was taken away."""
     stops = [fault for fault in seen.faults if fault.kind == "stop"]
     for job_id, lines in seen.by_job.items():
         claims = seen.claims(job_id)
@@ -89,7 +89,7 @@ def outlived(seen: Seen) -> Found:
 
 
 def twice(seen: Seen) -> Found:
-    """A claim runs its handler once, and a handler runs under a claim of its own process."""
+    """Find claims whose handler ran twice, and handlers without a claim of their process."""
     starts = [line for line in seen.lines if line.word == "start"]
     for (job_id, claim), count in Counter((s.job, s.claim) for s in starts).items():
         if count > 1:
@@ -101,7 +101,7 @@ def twice(seen: Seen) -> Found:
 
 
 def executions(seen: Seen) -> Found:
-    """A handler runs again only for a reason: every claim but the last was taken back."""
+    """Find repeated executions without a reason: every claim but the last was taken back."""
     for job_id in seen.jobs:
         claims = sorted(seen.claims(job_id))
         ends = {e.claim for e in seen.events.get(job_id, []) if e.kind in LEFT}
@@ -113,7 +113,7 @@ def executions(seen: Seen) -> Found:
 
 
 def crashes(seen: Seen) -> Found:
-    """A crash is counted only against a process that a fault, or its own handler, brought down."""
+    """Find crashes of processes that neither a fault nor their own handler ended."""
     bodies = [line for line in seen.lines if line.word == "start" and line.what == "killed"]
     for job_id, job in seen.jobs.items():
         if job["crash_count"] > fleet.MAX_CRASHES:
@@ -137,7 +137,7 @@ def crashes(seen: Seen) -> Found:
 
 
 def charged(seen: Seen) -> Found:
-    """A crash is charged for what a process did or was done to it, not for the database's absence.
+    """Find crashes that were charged although the database was away.
 
     A frozen connection and a restarted server end claims too, by the fence, and charge nothing.
     But a job that failed as poison keeps the last crash if its worker's note came too late, as it
@@ -164,7 +164,7 @@ def charged(seen: Seen) -> Found:
 
 
 def _is_poisoned(seen: Seen, job: dict[str, Any], event: evidence.Event) -> bool:
-    """Whether a job failed as poison with this event, and no parent could report in time."""
+    """Return whether a job failed as poison here, and no parent could report in time."""
     claim = seen.claims(event.job).get(event.claim or 0)
     seat = seen.seat(claim) if claim else None
     if event.kind != "failed" or not str(job["error"]).startswith("poison: "):

@@ -15,7 +15,7 @@ Seen = evidence.Evidence
 
 
 def fires(seen: Seen) -> Found:
-    """One fire per schedule and instant, each with its one job; none is missed without a fault."""
+    """Find instants that fired twice, without their one job, or not at all without a fault."""
     for (name, at), count in Counter((f["name"], f["at"]) for f in seen.fires).items():
         if count > 1:
             yield f"{name} fired {count} times at {at:.0f}"

@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 def keyed(seen: Seen) -> Found:
-    """One job a key, whoever asks and however often; who asked first is told that it is new."""
+    """Find keys with two jobs, and requests that got a wrong answer about their key."""
     there: dict[str, list[str]] = defaultdict(list)
     for job_id, job in seen.jobs.items():
         if job["key"] is not None:
@@ -54,7 +54,7 @@ def keyed(seen: Seen) -> Found:
 
 
 def locked(seen: Seen) -> Found:
-    """Of a lock key one handler at a time, and the job that was queued first is claimed first.
+    """Find lock keys with two handlers at once, or with claims out of the queueing order.
 
     A job in a queue that is paused or without a live worker gives up its turn (docs/jobs.md), so
     those that were claimed after that may be younger.
@@ -72,7 +72,7 @@ def locked(seen: Seen) -> Found:
 
 
 def _overtaken(seen: Seen, ids: list[str]) -> Iterator[tuple[str, str]]:
-    """Each job of a lock key that a younger one overtook while it stood in line, and that one.
+    """Yield each job of a lock key that a younger one overtook while it waited, and that one.
 
     Hostile rows have priorities of their own and are left out.
     """
@@ -95,7 +95,7 @@ def _overtaken(seen: Seen, ids: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
-    """Whether the queue was perhaps paused or without a live worker between the two instants.
+    """Return whether the queue may have been paused or unserved between the two instants.
 
     A time in which the observer saw nothing counts for every queue. The sweep that lets a job give
     up its turn may have run just then, on a machine too busy for heartbeats.
@@ -112,7 +112,7 @@ def _gave_up(seen: Seen, queue: str, since: float, until: float) -> bool:
 
 
 def crowded(seen: Seen) -> Found:
-    """Of a partition no more handlers at once than its limit says."""
+    """Find partitions with more handlers at once than their limit allows."""
     for partition, ids in _partitions(seen).items():
         for span, beside in _crowds(seen, ids, tasks.MOST):
             others = ", ".join(map(_named, beside))
@@ -120,7 +120,7 @@ def crowded(seen: Seen) -> Found:
 
 
 def hurried(seen: Seen) -> Found:
-    """In no period of a rate more starts than it says, by the database's times."""
+    """Find periods with more starts than the rate allows, by the database's times."""
     ids = _partitions(seen).get(tasks.METERED, [])
     starts = sorted((e.epoch, e.job) for i in ids for e in seen.claims(i).values())
     for (first, _), (last, job_id) in zip(starts, starts[tasks.METER :], strict=False):
@@ -130,7 +130,7 @@ def hurried(seen: Seen) -> Found:
 
 
 def paused(seen: Seen) -> Found:
-    """Nothing is claimed from a queue, or of a partition, while it is paused."""
+    """Find claims from a queue or partition while it was paused."""
     for job_id, job in seen.jobs.items():
         claims = seen.claims(job_id).values() if job["queue"] in tasks.QUEUES else ()
         for pause in seen.books.pauses if claims else ():
@@ -145,7 +145,7 @@ def paused(seen: Seen) -> Found:
 
 
 def attempts(seen: Seen) -> Found:
-    """Every attempt that failed counts, and nothing else; the next one waits; there is a last.
+    """Find attempts that were counted wrongly, that did not wait, or that exceed the limit.
 
     A timeout fails an ingest job at once and counts in `watchdog_retries`.
     """
@@ -198,7 +198,7 @@ def innocents(seen: Seen) -> Found:
 
 
 def _ran(seen: Seen, claim: evidence.Event, died: float) -> bool:
-    """Whether the handler of a claim may have run when its process died."""
+    """Return whether the handler of a claim may have run when its process died."""
     lines = [line for line in seen.by_job.get(claim.job, []) if line.claim == claim.claim]
     if not lines:
         return claim.at > died - BEGUN_S
@@ -206,7 +206,7 @@ def _ran(seen: Seen, claim: evidence.Event, died: float) -> bool:
 
 
 def figures(seen: Seen) -> list[tuple[str, str]]:
-    """What there was to judge, for the report."""
+    """Return how much there was to check, for the report."""
     pools = {seat.label for seat in fleet.SEATS if seat.pool}
     claimed = Counter(e.host in pools for i in seen.jobs for e in seen.claims(i).values())
     locked_, parts = [j for j in seen.jobs.values() if j["lock_key"]], _partitions(seen)
@@ -234,7 +234,7 @@ def _partitions(seen: Seen) -> dict[str, list[str]]:
 
 
 def _spans(seen: Seen, job_id: str) -> Iterator[Span]:
-    """What goes on after its claim was taken is judged with the claims: see `outlived`."""
+    """Return each handler's span, up to the end of its claim; `outlived` checks what follows."""
     last: dict[int, journal.Line] = {}
     first: dict[int, float] = {}
     for line in seen.by_job.get(job_id, []):
@@ -251,7 +251,7 @@ def _spans(seen: Seen, job_id: str) -> Iterator[Span]:
 
 
 def _crowds(seen: Seen, ids: list[str], most: int) -> Iterator[tuple[Span, list[Span]]]:
-    """Each handler that starts beside `most` others or more, and these."""
+    """Yield each handler that starts while `most` others or more run, and these."""
     running: list[Span] = []
     for span in sorted(span for job_id in ids for span in _spans(seen, job_id)):
         running = [other for other in running if other.until > span.since]

@@ -14,7 +14,7 @@ Seen = evidence.Evidence
 
 
 def waited(seen: Seen) -> Found:
-    """Nobody innocent waits for its first claim longer than the bound; pauses do not count."""
+    """Find normal work that waited longer than the bound for its first claim, without pauses."""
     first = {
         job: min(c.at for c in claims.values()) for job in seen.jobs if (claims := seen.claims(job))
     }
@@ -41,10 +41,10 @@ def waited(seen: Seen) -> Found:
 
 
 def shown(seen: Seen) -> Found:
-    """Every command works, nothing raw reaches a terminal or a log, no file is made elsewhere."""
+    """Find commands that failed, raw bytes on a terminal or in a log, and files made elsewhere."""
     yield from dict.fromkeys(seen.shown)
 
 
 def rights(seen: Seen) -> Found:
-    """A role without rights gets nothing done, and a call of a function is bounded."""
+    """Find changes by a role without rights, and function calls without a bound."""
     yield from dict.fromkeys(seen.hostile)

@@ -46,18 +46,18 @@ class Death(NamedTuple):
 
     @property
     def excused(self) -> bool:
-        """Whether it took longer than is promised, and another fault held it up."""
+        """Return whether it took longer than promised because of another fault."""
         took_s = (self.again or self.taken) - self.at
         return took_s > limit_s(self.care) and self.since > self.at
 
 
 def limit_s(care: str) -> float:
-    """Seconds beyond which a recovery is a violation."""
+    """Return the seconds beyond which a recovery is a violation."""
     return PROMISED_S[care] + SLACK_S.get(care, 0.0)
 
 
 def deaths(seen: Seen) -> list[Death]:
-    """Every claim that ended because its process had been killed, or had killed itself."""
+    """Return every claim that ended because its process was killed, or killed itself."""
     died: dict[tuple[str, int], float] = {}
     for fault in seen.faults:
         if fault.is_kill and fault.kind != faults.KILL_PARENT:
@@ -95,7 +95,7 @@ def _since(seen: Seen, care: str, own: list[faults.Fault], at: float, taken: flo
 
 
 def _swept_from(seen: Seen, at: float, taken: float) -> float:
-    """From when on an orchestrator was there without a break, up to the recovery."""
+    """Return from when on an orchestrator ran without a break, up to the recovery."""
     last = {seat.name: at for seat in fleet.SEATS if seat.role == "orchestrator"}
     for fault in seen.faults:
         if fault.seat in last and at - BOOT_S <= fault.until and fault.at <= taken:
@@ -115,13 +115,13 @@ def _again(seen: Seen, held: Holdings, claim: evidence.Event, taken: float) -> f
 
 
 def _may_wait(seen: Seen, job_id: str, at: float, until: float) -> bool:
-    """Whether it is not for the workers alone to decide when a job is claimed again."""
+    """Return whether anything but the workers decides when a job is claimed again."""
     job = seen.jobs[job_id]
     return bool(job["lock_key"] or job["partition"]) or seen.paused(job["queue"], at, until)
 
 
 def _is_free(seen: Seen, held: Holdings, claim: evidence.Event, at: float, until: float) -> bool:
-    """Whether a worker that served this queue before and after had nothing to do all the while."""
+    """Return whether a worker of this queue had nothing to do during the whole wait."""
     for worker, claims in held.items():
         served = [mine.at for mine, _ in claims if mine.queue == claim.queue]
         if not served or worker == claim.worker:
@@ -175,7 +175,7 @@ def _holdings(seen: Seen) -> Holdings:
 
 
 def late(seen: Seen) -> Found:
-    """What a dead worker held is taken back, and claimed, as soon as is promised."""
+    """Find claims of dead workers that were taken back or claimed again too late."""
     for death in deaths(seen):
         most = limit_s(death.care)
         what = (
@@ -191,7 +191,7 @@ def late(seen: Seen) -> Found:
 
 
 def knobs() -> str:
-    """What the figures of the recovery were measured with."""
+    """Return the settings with which the recovery was measured."""
     scaled = ", ".join(
         f"{name} {value:g} ({config.KNOBS[name].default:g})"
         for name, value in fleet.KNOBS.items()

@@ -13,7 +13,7 @@ Seen = evidence.Evidence
 
 
 def lost(seen: Seen) -> Found:
-    """An acknowledged submit exists."""
+    """Find acknowledged submits that do not exist."""
     for run_id, name in seen.books.runs.items():
         if run_id not in seen.runs:
             yield f"run {run_id} ({name}) was acknowledged and is gone"
@@ -23,12 +23,12 @@ def lost(seen: Seen) -> Found:
 
 
 def stuck(seen: Seen) -> Found:
-    """Once faults stop, everything ends or waits for a person."""
+    """Find work that neither ended nor waits for a person once faults have stopped."""
     yield from seen.stuck
 
 
 def unbacked(seen: Seen) -> Found:
-    """A completed job's result is what the handler of the finalising claim returned."""
+    """Find completed jobs whose result is not what the handler of the finalising claim returned."""
     ends = {(line.job, line.claim) for line in seen.lines if line.word == "end"}
     for job_id, job in seen.jobs.items():
         if job["status"] != "completed" or (job["what"] or "").startswith("__input__"):
@@ -42,7 +42,7 @@ def unbacked(seen: Seen) -> Found:
 
 
 def too_early(seen: Seen) -> Found:
-    """A node's handler starts when all it depends on has ended."""
+    """Find handlers that started before all dependencies of their node had ended."""
     jobs = {(j["run_id"], j["node_id"]): j for j in seen.jobs.values() if j["run_id"]}
     ends = {(line.job, line.claim): line.at for line in seen.lines if line.word == "end"}
     for run_id in seen.books.runs.keys() & seen.runs.keys():
@@ -61,7 +61,7 @@ def too_early(seen: Seen) -> Found:
 
 
 def outcome(seen: Seen) -> Found:
-    """Poison fails, a cancelled run stays cancelled, and everything else completes."""
+    """Find wrong outcomes: poison fails, a cancelled run stays cancelled, the rest completes."""
     for run_id, name in seen.books.runs.items():
         run = seen.runs.get(run_id)
         if run is None or run["status"] not in OVER:
@@ -82,7 +82,7 @@ def outcome(seen: Seen) -> Found:
 
 
 def _is_worn(job: dict[str, Any]) -> bool:
-    """Whether faults took its workers down as often as poison does; `crashes` checks each."""
+    """Return whether faults ended its workers as often as poison does; `crashes` checks each."""
     return job["status"] == "failed" and job["crash_count"] >= fleet.MAX_CRASHES
 
 
@@ -99,7 +99,7 @@ def _values(seen: Seen) -> Found:
 
 
 def answers(seen: Seen) -> Found:
-    """The first answer wins, a second is refused, and the node gets what was accepted."""
+    """Find wrong answers: the first wins, a second is refused, the node gets the accepted one."""
     jobs = {(j["run_id"], j["node_id"]): j for j in seen.jobs.values() if j["run_id"]}
     for where, accepted in seen.books.answers.items():
         if len(accepted) > 1:
@@ -116,7 +116,7 @@ def answers(seen: Seen) -> Found:
 
 
 def forbidden(seen: Seen) -> Found:
-    """Nothing is claimed after a cancel, nor by a worker that is OFF."""
+    """Find claims after a cancel, and claims by a worker that is OFF."""
     for job_id, job in seen.jobs.items():
         cancelled = seen.books.cancelled.get(job["run_id"] or "")
         for claim in seen.claims(job_id).values():
@@ -129,7 +129,7 @@ def forbidden(seen: Seen) -> Found:
 
 
 def moved(seen: Seen) -> Found:
-    """What is over stays so, whoever writes."""
+    """Find terminal rows whose status changed."""
     yield from seen.books.moved
 
 
@@ -139,5 +139,5 @@ def broken(seen: Seen) -> Found:
 
 
 def slow(seen: Seen) -> Found:
-    """No engine transaction is open for long."""
+    """Find engine transactions that were open for too long."""
     yield from seen.slow

@@ -49,5 +49,5 @@ CHECKS: dict[str, Callable[[evidence.Evidence], Iterator[str]]] = {
 
 
 def check(seen: evidence.Evidence) -> dict[str, list[str]]:
-    """Every check by its name, with what it found."""
+    """Return the findings of every check, by its name."""
     return {name: list(judge(seen)) for name, judge in CHECKS.items()}

@@ -28,11 +28,11 @@ class Clock:
             return row["t"] - (before + time.monotonic()) / 2
 
     def at(self, epoch: float) -> float:
-        """The monotonic instant of the database's epoch seconds."""
+        """Return the monotonic instant of the database's epoch seconds."""
         return epoch - self.offset
 
 
-class Stalls(background.Beside):
+class Stalls(background.BackgroundThread):
     """Notes when the machine itself stood still, which excuses what no process could help."""
 
     EVERY_S = 0.05

@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """The process that its worker id names, 0 if none."""
+        """Return the process that its worker id names, 0 if none."""
         return int((self.worker or ":0").split(":")[1])
 
 
@@ -65,7 +65,7 @@ class Evidence:
     events: dict[str, list[Event]]
     fires: list[dict[str, Any]]
     lines: list[journal.Line]
-    books: acknowledged.Books
+    books: acknowledged.Acknowledgements
     faults: list[faults.Fault]
     off: list[tuple[str, str, float, float]]
     ended: list[fleet.Ended]
@@ -91,17 +91,17 @@ class Evidence:
         return {event.claim: event for event in found if event.claim is not None}
 
     def finals(self, job: str) -> list[Event]:
-        """Its `completed` and `failed` events, oldest first."""
+        """Return its `completed` and `failed` events, oldest first."""
         return [e for e in self.events.get(job, []) if e.kind in ("completed", "failed")]
 
     def hit(self, kinds: tuple[str, ...], pid: int, since: float, until: float) -> bool:
-        """Whether a kill, or a fault of these kinds, hit this process between the two instants."""
+        """Return whether a kill or a fault of these kinds hit this process between two instants."""
         return any(
             (f.is_kill or f.kind in kinds) and f.hits(pid, since, until) for f in self.faults
         )
 
     def paused(self, queue: str, since: float, until: float) -> bool:
-        """Whether the queue may have been paused somewhere between the two instants."""
+        """Return whether the queue may have been paused between the two instants."""
         return any(
             pause.queue == queue
             and self.time.at(pause.since) <= until
@@ -110,7 +110,7 @@ class Evidence:
         )
 
     def seat(self, event: Event) -> fleet.Seat | None:
-        """Where the process of an event's worker had its place."""
+        """Return the seat of the worker's process of an event."""
         where = [s for s in fleet.SEATS if s.label == event.host and event.queue in s.queues]
         if len(where) == 1:
             return where[0]

@@ -52,15 +52,15 @@ class Fault:
 
     @property
     def is_kill(self) -> bool:
-        """Whether it was a kill -9, of whichever kind."""
+        """Return whether it was a kill -9, of whichever kind."""
         return self.kind.startswith("kill")
 
     def hits(self, pid: int, since: float, until: float) -> bool:
-        """Whether it hit this process somewhere between the two instants."""
+        """Return whether it hit this process between the two instants."""
         return (not self.pids or pid in self.pids) and self.at <= until and self.until >= since
 
 
-class Faults(background.Beside):
+class Faults(background.BackgroundThread):
     """Carries the plan out while the block runs; leaving it undoes what is under way."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Faults(background.Beside):
         self._say(f"{at:7.2f} s  {fault.kind} {fault.seat} {fault.pids or ''}{lasts}{what}")
 
     def _victim(self, chosen: plans.Plan, kind: str) -> fleet.Seat | None:
-        """A seat that is under no other fault; mostly one that runs a job. Never both of a pair."""
+        """Draw a seat without another fault, usually one that runs a job; never both of a pair."""
         roles = {"worker"} if kind == "off" else {"worker", "orchestrator", "scheduler"}
         free = [
             seat
@@ -216,7 +216,7 @@ class Faults(background.Beside):
         self._later(fault, (0.5 + 2.0 * size) * fleet.LEASE_S, way.thaw)
 
     def _act_cut(self, fault: Fault, seat: fleet.Seat, pid: int, size: float) -> None:
-        """What it says arrives, no answer comes back, then the connections are gone."""
+        """Let requests arrive and replies be lost, then cut the connections."""
         way = self._fleet.proxies[seat.name]
         way.mute()
 
@@ -256,7 +256,7 @@ class Faults(background.Beside):
 
 
 def _insist(act: Callable[[], Any]) -> None:
-    """Until the database, which may just be restarted, takes it."""
+    """Repeat until the database, which may be restarting, accepts it."""
 
     def taken() -> bool:
         with suppress(db.Error):
@@ -280,7 +280,7 @@ def _signal(pid: int, signum: signal.Signals) -> None:
 
 
 def _drawn(seat: fleet.Seat, size: float) -> str:
-    """One of its queues: each can be switched OFF by itself."""
+    """Draw one of its queues: each can be switched OFF by itself."""
     return seat.queues[int(size * 1e6) % len(seat.queues)]
 
 
@@ -289,5 +289,5 @@ def _together(one: fleet.Seat, other: fleet.Seat, queue: str) -> bool:
 
 
 def _pair(one: fleet.Seat, busy: str) -> bool:
-    """Two orchestrators, or two schedulers: one of them is left alone."""
+    """Return the two orchestrators, or the two schedulers: one of them is left alone."""
     return one.role != "worker" and busy.startswith(one.role)

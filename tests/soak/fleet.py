@@ -75,7 +75,7 @@ class Seat(NamedTuple):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues that it serves."""
+        """Return the queues that it serves."""
         return tuple(queue for queue, _ in self.pool) or (self.queue,)
 
 
@@ -162,7 +162,7 @@ class Fleet:
         self._stack.close()
 
     def stop(self) -> None:
-        """SIGTERM to all, SIGKILL to what does not end; all are reaped. Safe to call again."""
+        """Stop all by SIGTERM, then by SIGKILL, and reap them. Safe to call again."""
         self._stop.request()
         while self._side.alive:
             for pid in self.pids().values():
@@ -177,7 +177,7 @@ class Fleet:
         self._supervisor.run(self._stop, deadline_s=DEADLINE_S)
 
     def pids(self) -> dict[str, int]:
-        """Seat → pid of the process that does its work, of those that run."""
+        """Return the pid of the working process of each running seat."""
         found = self.parents()
         for seat in SEATS:
             if seat.care == SUPERVISED and seat.name in found:
@@ -187,13 +187,13 @@ class Fleet:
         return found
 
     def parents(self) -> dict[str, int]:
-        """Seat → pid of the process that the supervisor started."""
+        """Return the pid of the process that the supervisor started, by seat."""
         assert self._supervisor is not None
         found = self._supervisor.children()
         return {name: child.pid for name, child in found.items() if child.pid is not None}
 
     def unsafe(self) -> list[str]:
-        """Lines of their logs that a terminal would obey, or that a row has forged."""
+        """Return the lines of their logs that a terminal would obey, or that a row has forged."""
         return [
             f"log of {seat.name}: {problem}"
             for seat in SEATS
@@ -214,7 +214,7 @@ class Fleet:
         return (parent, *children)
 
     def wait_until_up(self) -> None:
-        """Until every process has a connection."""
+        """Wait until every process has a connection."""
         everybody = self.proxies.values()
         wait.until(lambda: all(each.connections for each in everybody), timeout_s=60, every_s=0.1)
 
@@ -263,7 +263,7 @@ class Fleet:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes whose parent it is."""
+    """Return the child processes of this process."""
     found: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -273,7 +273,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _wait_for(pidfd: int) -> None:
-    """Until this process has ended, which is not our child; by force when it takes too long."""
+    """Wait until this process, not our child, has ended; kill it if that takes too long."""
     if not select.select([pidfd], [], [], DEADLINE_S)[0]:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         select.select([pidfd], [], [], DEADLINE_S)

@@ -1,4 +1,4 @@
-"""A hostile submitter, and a role without rights that calls every function; both seeded."""
+"""Submit hostile rows, and call every function as a role without rights; both seeded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WAITING = sql.SQL(
 _OWN_RUN = sql.SQL("INSERT INTO workflow_runs (id, workflow_name) VALUES (%s, %s)")
 
 
-class Hostile(background.Beside):
+class Hostile(background.BackgroundThread):
     """Writes `rate_s` hostile rows and calls a second until `close`, whatever comes back."""
 
     def __init__(self, dsn: str, seed: int, rate_s: float, mutant: Mutant) -> None:
@@ -85,7 +85,7 @@ class Hostile(background.Beside):
         self._open = False
 
     def figures(self) -> list[tuple[str, str]]:
-        """For the report."""
+        """Return the counts for the report."""
         return [
             ("hostile rows taken", str(self.written)),
             ("hostile rows refused", str(self.refused)),
@@ -134,7 +134,7 @@ class Hostile(background.Beside):
         return next(self._pairs) if self._rng.random() < PAIRS else self._rng.choice(self._singles)
 
     def _parked(self, conn: psycopg.Connection[tuple[object, ...]]) -> list[str]:
-        """One of its own runs that waits for an answer; the next one is begun."""
+        """Return one of its own runs that waits for an answer, and begin the next one."""
         waiting = conn.execute(_WAITING, (self._runs[-50:],)).fetchall()
         run_id = f"hostile-{self._rng.getrandbits(64):x}"
         conn.execute(_OWN_RUN, (run_id, ASKS))

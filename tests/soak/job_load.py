@@ -1,4 +1,4 @@
-"""The load of ingest jobs: keys, limits, retries, pauses and repeated requests."""
+"""Submit the load of ingest jobs: keys, limits, retries, pauses and repeated requests."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class _Undone(Exception):
     """Takes a transaction of the load back."""
 
 
-class Orders:
+class JobLoad:
     """`place` makes one order, of one job or several; `pause` pauses a queue for a moment."""
 
     def __init__(
         self,
         seed: int,
-        known: acknowledged.Books,
+        known: acknowledged.Acknowledgements,
         plan: Callable[[float, Callable[[], None]], None],
         is_open: Callable[[], bool],
         weights: Mapping[str, int],
@@ -61,7 +61,7 @@ class Orders:
             self._kinds[kind] = weights.get(kind.__name__.strip("_"), self._kinds[kind])
 
     def place(self) -> None:
-        """One order of a kind drawn by weight."""
+        """Place one order of a kind drawn by weight."""
         self._rng.choices([*self._kinds], [*self._kinds.values()])[0]()
 
     def _order(self, task: str, queue: str, **more: Any) -> Order:
@@ -121,7 +121,7 @@ class Orders:
             self._enter(order, job_id)
 
     def _bulk(self) -> None:
-        """The last is the first once more, and one may be an order of before."""
+        """Queue jobs in bulk; the last repeats the first, and one may repeat an earlier order."""
         sent = [self._order("note", self._rng.choice(tasks.QUEUES)) for _ in range(BULK)]
         sent[0]["idempotency_key"] = f"bulk-{self._number}"
         sent += [sent[0], *([self._last_keyed] if self._last_keyed else ())]
@@ -135,7 +135,7 @@ class Orders:
             self._enter(order, job_id)
 
     def _mixed(self) -> None:
-        """One that kills its worker, among others that are claimed with it and wait a while."""
+        """Queue a job that kills its worker, among others that are claimed with it."""
         queue = self._rng.choice([tasks.NOTES, tasks.NOTES, tasks.FEEDS])
         sent = [self._order("note", queue, args={"lasts_s": 0.5}) for _ in range(BURST)]
         sent[2] = self._order("spoiled", queue, args={"kind": "killed"})
@@ -167,7 +167,7 @@ class Orders:
             self._plan(time.monotonic() + again_s, lambda: self._ask_for_another(order))
 
     def _ask(self, order: Order) -> None:
-        """Until an answer is heard."""
+        """Repeat a request until a reply arrives."""
         try:
             self._send(order)
         except db.Error:
@@ -236,7 +236,7 @@ class Orders:
         self._books.pauses[place] = acknowledged.Pause(queue, partition, _database_now(), ends)
 
     def _resume(self, place: int) -> None:
-        """Until the database, which may just be restarted, takes it."""
+        """Repeat until the database, which may be restarting, accepts it."""
         paused = self._books.pauses[place]
         try:
             if paused.until == float("inf"):

@@ -36,7 +36,7 @@ def write(word: str, job: dict[str, Any], what: str) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """All lines in the order in which they were written."""
+    """Return all lines in the order in which they were written."""
     if not path.exists():
         return []
     lines: list[Line] = []

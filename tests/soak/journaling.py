@@ -1,4 +1,4 @@
-"""The work of every handler in the soak: take time, and write to the journal under its claim."""
+"""Wrap every handler of the soak: take time, and write to the journal under its claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _held: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar("held")
 
 
 def noting(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember the claimed job around its handler, so that the journal can name the claim."""
+    """Remember the claimed job while its handler runs, so that the journal can name the claim."""
 
     def wrapper(job: dict[str, Any], *args: Any, **more: Any) -> Any:
         _held.set(job)
@@ -34,7 +34,7 @@ def say(word: str, what: str) -> dict[str, Any]:
 
 
 def last(seconds: float, what: str, cancel: threading.Event | None = None) -> dict[str, Any]:
-    """A handler that lasts so long by the clock, whether it is stopped meanwhile or not."""
+    """Return a handler that runs for so long by the clock, even if it is stopped meanwhile."""
     say("start", what)
     ends = time.monotonic() + seconds
     while (left := ends - time.monotonic()) > 0 and not (cancel and cancel.is_set()):
@@ -45,7 +45,7 @@ def last(seconds: float, what: str, cancel: threading.Event | None = None) -> di
 
 
 def stepwise(seconds: float, what: str) -> Generator[float, None, dict[str, Any]]:
-    """The same as a generator, which tells how far it is."""
+    """Return the same as a generator, which reports its progress."""
     say("start", what)
     began = time.monotonic()
     while (left := began + seconds - time.monotonic()) > 0:
@@ -57,14 +57,14 @@ def stepwise(seconds: float, what: str) -> Generator[float, None, dict[str, Any]
 
 
 async def last_async(seconds: float, what: str) -> dict[str, Any]:
-    """The same on an event loop, beside others."""
+    """Return the same on an event loop, beside others."""
     async for _ in stepwise_async(seconds, what):
         pass
     return say("end", what)
 
 
 async def stepwise_async(seconds: float, what: str) -> AsyncGenerator[float, None]:
-    """As `last_async`, with a yield at each beat; its end is left to be said."""
+    """Return `last_async` with a yield at each beat; the caller journals its end."""
     say("start", what)
     began = time.monotonic()
     while (left := began + seconds - time.monotonic()) > 0:

@@ -35,7 +35,7 @@ _CANCEL = (
 )
 
 
-class Load(background.Beside):
+class Load(background.BackgroundThread):
     """Submits until `close`; the bot that answers, and the late writers, go on until the end."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Load(background.Beside):
         kinds: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__("load")
-        self.books = acknowledged.Books()
+        self.books = acknowledged.Acknowledgements()
         self.problems: list[str] = []
         self._rng = random.Random(seed)
         self._twice = twice
@@ -58,10 +58,10 @@ class Load(background.Beside):
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._open = True
-        self._orders = job_load.Orders(
+        self._orders = job_load.JobLoad(
             seed, self.books, self._plan, lambda: self._open, kinds or {}
         )
-        self._rare = rare_load.Rare(seed, self.books)
+        self._rare = rare_load.RareLoad(seed, self.books)
         self._rates: list[tuple[float, Callable[[], None]]] = [
             (runs_s, self._submit_run),
             (jobs_s, self._submit_job),
@@ -175,7 +175,7 @@ class Load(background.Beside):
                 self._say(where, first, second)
 
     def _say(self, where: tuple[str, str], *values: str) -> None:
-        """In one transaction: the second meets the first before anybody can have taken it."""
+        """Submit two answers in one transaction, so that nobody has taken the first yet."""
         accepted: list[str] = []
         try:
             with db.transaction() as conn:
@@ -192,12 +192,12 @@ class Load(background.Beside):
                 self.books.answers.setdefault(where, []).extend(accepted)
 
     def _say_again(self, where: tuple[str, str]) -> None:
-        """What was said while the database went away may not have been heard."""
+        """Repeat answers that may have been lost while the database was away."""
         with db.transaction() as conn, suppress(errors.InputRefused):
             runs.answer(*where, f"again-{self._number}", conn=conn)
 
     def _write_late(self) -> None:
-        """A host that wants to change what is over: the triggers refuse it."""
+        """Write to terminal rows as an app might: the triggers refuse it."""
         if not self._open or self.books.moved:
             return
         self._plan(time.monotonic() + 1.0, self._write_late)

@@ -1,4 +1,4 @@
-"""A mutant: the engine with one defence switched off, and the check that must find it."""
+"""Define a mutant: the engine with one defence switched off, and the check that must find it."""
 
 from __future__ import annotations
 

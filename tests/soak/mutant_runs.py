@@ -24,7 +24,7 @@ def say(text: str, made: report.Report) -> bool:
 
 
 def run_all(seed: int, page: Path | None) -> int:
-    """Every mutant in a process of its own, which it patches; 1 when one got away."""
+    """Run every mutant in a process of its own, which it patches; return 1 if one is not caught."""
     with server.throw_away() as pg, run.engine(pg.dsn):
         head = f"{MUTANT_S:g} s each, seed {seed}; {run.versions()}."
     rows: list[tuple[str, str, str]] = []
@@ -47,7 +47,7 @@ def run_all(seed: int, page: Path | None) -> int:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Its exit code and what it printed; an interrupt is passed on, so that it cleans up."""
+    """Return its exit code and output; pass an interrupt on, so that it cleans up."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             out, _ = process.communicate()

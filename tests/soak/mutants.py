@@ -21,7 +21,7 @@ _RUN_IS_LIVE = (
 
 
 def names(text: str) -> list[str]:
-    """The mutants of `a,b`; ValueError for one that there is not."""
+    """Return the mutants of `a,b`; raise ValueError for an unknown one."""
     found = text.split(",")
     if unknown := [name for name in found if name not in MUTANTS]:
         raise ValueError(f"{unknown[0]} is none of {', '.join(sorted(MUTANTS))}")
@@ -29,7 +29,7 @@ def names(text: str) -> list[str]:
 
 
 def together(text: str | None) -> Mutant:
-    """What shows these mutants, if any."""
+    """Return the load that shows these mutants, if any."""
     chosen = [MUTANTS[name] for name in names(text)] if text else []
     return Mutant(
         "", "",
@@ -45,21 +45,21 @@ def together(text: str | None) -> Mutant:
 
 
 def switch_off(text: str) -> None:
-    """Patch this process."""
+    """Patch this process with the mutant."""
     for name in names(text):
         if (patch := MUTANTS[name].process) is not None:
             patch()
 
 
 def alter(conn: Conn, text: str) -> None:
-    """Alter the soak's own schema."""
+    """Alter the soak's own schema with the mutant."""
     for name in names(text):
         if (change := MUTANTS[name].schema) is not None:
             change(conn)
 
 
 def _no_self_fence() -> None:
-    """A worker that lost its lease carries on."""
+    """Let a worker continue after it lost its lease."""
     replace(guards.LeaseEnd, "check", lambda *_: None)
     replace(kill_timer.KillTimer, "arm", lambda *_: None)
     renew = claims.renew
@@ -73,13 +73,13 @@ def _no_self_fence() -> None:
 
 
 def _no_fence(conn: Conn) -> None:
-    """The finish of a node asks only that the node is running."""
+    """Let the finish of a node require only that the node is running."""
     held = r"worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no\s+AND status ="
     edit(conn, "queue_workflows_node_step", (held, "status ="))
 
 
 def _drop_events(conn: Conn, condition: str) -> None:
-    """Node completions leave their event only where the condition holds."""
+    """Drop the event of node completions except where the condition is true."""
     old = "VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,"
     end = "CASE WHEN v_ahead THEN now() END);"
     edit(
@@ -91,12 +91,12 @@ def _drop_events(conn: Conn, condition: str) -> None:
 
 
 def _no_outbox(conn: Conn) -> None:
-    """Some results come without the event that sends the run on."""
+    """Record results without the event that continues the run."""
     _drop_events(conn, "random() < 0.8")
 
 
 def _late_outbox(conn: Conn) -> None:
-    """The finish commits first, the event a moment later and by itself."""
+    """Commit the finish first and the event a moment later, separately."""
     _drop_events(conn, "false")
 
 
@@ -157,7 +157,7 @@ def _reclaim_early() -> None:
 
 
 def _ready_at_once() -> None:
-    """A node counts as ready when one of its dependencies is done."""
+    """Count a node as ready when one of its dependencies has ended."""
     ready = readiness.Round.ready
 
     def eager(self: readiness.Round, candidates: Any) -> list[str]:

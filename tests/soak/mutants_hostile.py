@@ -1,4 +1,4 @@
-"""Mutants that let a hostile row stop others: loader, rights, isolation, display."""
+"""Define mutants that let a hostile row stop others: loader, rights, isolation, display."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def _hole(conn: Conn) -> None:
 
 
 def _isolate_nothing() -> None:
-    """Every error counts as the server's: nobody looks for the row that raised."""
-    from queue_workflows.engine import quarantine, row_isolation
+    """Count every error as the server's, so that nobody looks for the row that raised."""
+    from queue_workflows.engine import claim_isolation, row_isolation
 
-    replace(quarantine, "is_about_rows", lambda _: False)
+    replace(claim_isolation, "is_about_rows", lambda _: False)
     replace(row_isolation, "is_outage", lambda _: True)
 
 
@@ -64,10 +64,10 @@ def _follow_anywhere() -> None:
 
 
 def _blame_nobody_else() -> None:
-    """A worker that the database kept from renewing leaves as if it had died of its handler."""
-    from queue_workflows.worker import fencing
+    """Let a worker that the database kept from renewing exit as if its handler had crashed it."""
+    from queue_workflows.worker import renewal_failures
 
-    replace(fencing.Renewals, "blame_database", lambda _: False)
+    replace(renewal_failures.Renewals, "blame_database", lambda _: False)
 
 
 MUTANTS = {

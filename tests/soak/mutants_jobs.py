@@ -1,4 +1,4 @@
-"""Mutants of ingest jobs: keys, lock keys, limits, pauses, attempts and crash charges."""
+"""Define mutants of ingest jobs: keys, lock keys, limits, pauses, attempts, crash charges."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
 
 def _two_of_a_key(conn: Conn) -> None:
-    """Two requests with one key are two jobs."""
+    """Create two jobs for two requests with one key."""
     conn.execute("DROP INDEX ingest_jobs_idempotency_idx")
     known = r"ON CONFLICT \(idempotency_key\)[^;]*DO NOTHING"
     edit(conn, "queue_workflows_put_jobs", (known, ""))
 
 
 def _admit_all(conn: Conn) -> None:
-    """A job with a lock key waits for nobody."""
+    """Admit every job with a lock key at once."""
     conn.execute("DROP INDEX ingest_jobs_lock_idx")
     held = "AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))"
     edit(conn, "queue_workflows_give_turns", (re.escape(held), "AND false"))
@@ -45,13 +45,13 @@ def _two_attempts_more() -> None:
 
 
 def _count_snoozes() -> None:
-    """A hand-back, and so a snooze, counts as an attempt."""
+    """Count a hand-back, and so a snooze, as an attempt."""
     old = b"worker_id = NULL,"
     rewrite(statements.handback.hand_back, old, b"attempts = j.attempts + 1, " + old)
 
 
 def _charge_everybody() -> None:
-    """A death counts against all that its process held."""
+    """Count a death against all jobs of its process."""
     recover_claims = crash_recovery.recover_claims
 
     def charged(conn: Conn, ended: Any, **more: Any) -> Any:

@@ -53,7 +53,7 @@ SELECT 'ingest job ' || id || ' (' || task_name || ') is ' || status, claim_no *
 """
 
 
-class Observer(background.Beside):
+class Observer(background.BackgroundThread):
     """Looks in a thread of its own while the block runs."""
 
     def __init__(self, done: list[faults.Fault]) -> None:
@@ -151,7 +151,7 @@ def settle(
 
 
 def unfinished(runs: list[str], jobs: list[str], waiting: list[str]) -> tuple[list[str], float]:
-    """What of these is neither over nor waits for a person, and a number that moves with it."""
+    """Return what neither ended nor waits for a person, and a number that shows progress."""
     with db.connection() as conn:
         rows = conn.execute(
             _UNFINISHED, {"runs": runs, "jobs": jobs, "waiting": waiting}

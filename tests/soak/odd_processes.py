@@ -1,4 +1,4 @@
-"""Processes with a difference: they poll, their clock is stepped, or they run an older revision."""
+"""Start processes that poll, whose clock is stepped, or that run an older revision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_H = 30
 """So that a step crosses a day, too."""
 
 
-class Steps(background.Beside):
+class Steps(background.BackgroundThread):
     """Steps the wall clock of the processes that get its environment, again and again."""
 
     def __init__(self, base: Path, seed: int) -> None:
@@ -33,7 +33,7 @@ class Steps(background.Beside):
 
 
 def archive(revision: str, base: Path) -> Path:
-    """The package as it was at this revision of the checkout, in a folder of its own.
+    """Export the package as of this revision of the checkout into a folder of its own.
 
     Raises `CalledProcessError` where there is no checkout, or no such revision.
     """
@@ -48,7 +48,7 @@ def archive(revision: str, base: Path) -> Path:
 def environments(
     steps: Steps | None, older: Path | None, say: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
-    """What makes a seat odd → its variables."""
+    """Return the environment variables of each odd seat."""
     found = {fleet.POLLS: {"QUEUE_WORKFLOWS_POLL_ONLY": "1"}}
     if steps is not None:
         found[fleet.STEPS] = {**steps.env}
@@ -61,7 +61,7 @@ def environments(
 
 
 def steps(base: Path, seed: int) -> Steps | None:
-    """The stepped clock, None where libfaketime is not installed."""
+    """Return the stepped clock; None if libfaketime is not installed."""
     try:
         return Steps(base, seed)
     except AssertionError:

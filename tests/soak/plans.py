@@ -1,4 +1,4 @@
-"""The seeded plan of faults and load."""
+"""Draw the plan of faults and load from the seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
 
 
 def plan(seed: int, gap_s: float, focus: str | None = None) -> Callable[[], Plan]:
-    """The endless plan of a seed; most of it of the kind `focus`, if there is one.
+    """Yield the endless plan of a seed; most of it of the kind `focus`, if there is one.
 
     Those of the focus hit a process at work, and last.
     """

@@ -1,4 +1,4 @@
-"""Rare and large load: joins of 300 nodes, retried runs, payloads near the limit."""
+"""Submit rare and large load: joins of 300 nodes, retried runs, payloads near the limit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SELECT id FROM workflow_runs WHERE id = ANY (%s) AND status = 'failed' ORDER BY 
 """
 
 
-class Rare:
+class RareLoad:
     """Each method does one of its kind and notes what was acknowledged."""
 
-    def __init__(self, seed: int, known: acknowledged.Books) -> None:
+    def __init__(self, seed: int, known: acknowledged.Acknowledgements) -> None:
         self._rng = random.Random(seed * 4409 + 3)
         self._books = known
 
@@ -26,7 +26,7 @@ class Rare:
         return str(uuid.UUID(int=self._rng.getrandbits(128)))
 
     def crowd(self) -> None:
-        """A run whose last node waits for 300 others."""
+        """Submit a run whose last node waits for 300 others."""
         run_id = self._id()
         run_store.insert_run(run_id=run_id, workflow_name=workflows.CROWD)
         self._books.runs[run_id] = workflows.CROWD
@@ -45,7 +45,7 @@ class Rare:
             runs.retry(run_id)
 
     def large(self) -> None:
-        """A job whose args are a little below the limit, and a run with such a context."""
+        """Queue a job with args just below the limit, and a run with such a context."""
         text = "x" * (config.MAX_PAYLOAD_KB.read() * 1024 - 200)
         job_id = jobs.enqueue(
             task_name="note", queue=tasks.NOTES, reason="load", args={"padding": text}

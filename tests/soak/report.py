@@ -44,11 +44,11 @@ class Report(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Whether no check found anything."""
+        """Return whether no check found anything."""
         return not any(self.found.values())
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the report for a terminal."""
         lines = [self.head, "", "faults"]
         lines += [f"  {kind:<20} {count:>4}" for kind, count in self.faults]
         lines += ["", "recovery of what a killed worker held"]
@@ -66,11 +66,11 @@ class Report(NamedTuple):
         return "\n".join([*lines, "", verdict])
 
     def caught(self) -> list[str]:
-        """The checks that found something."""
+        """Return the checks that found something."""
         return [name for name, found in self.found.items() if found]
 
     def markdown(self) -> str:
-        """For a page."""
+        """Return the report for a page."""
         lines = [self.head, "", f"| {' | '.join(RECOVERY)} |", "|---|---|---|---|---|"]
         lines += [f"| {' | '.join(way)} |" for way in self.recovery]
         lines += ["", "| fault | times |", "|---|--:|"]
@@ -93,7 +93,7 @@ def write(path: Path, part: str, block: str) -> None:
 
 
 def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
-    """The report of a soak."""
+    """Return the report of a soak."""
     bodies = Counter(line.job for line in seen.lines if line.word == "start")
     status = Counter(run["status"] for run in seen.runs.values())
     figures = [
@@ -118,7 +118,7 @@ def make(seen: evidence.Evidence, *, head: str, settled_s: float) -> Report:
 
 
 def stories(seen: evidence.Evidence, found: Mapping[str, list[str]]) -> Iterator[str]:
-    """Of each of the first jobs that findings name: what happened to it, second by second."""
+    """Return what happened to each of the first jobs that findings name, second by second."""
     named = dict.fromkeys(_JOB.findall("\n".join(line for each in found.values() for line in each)))
     for job in list(named)[:STORIES]:
         told = [
@@ -154,7 +154,7 @@ def _recovery(seen: evidence.Evidence) -> list[tuple[str, ...]]:
 
 
 def percentiles(seconds: list[float]) -> str:
-    """`p50 0.2 s, p99 1.4 s, most 1.4 s of 12`, or `-`."""
+    """Return `p50 0.2 s, p99 1.4 s, most 1.4 s of 12`, or `-`."""
     if not seconds:
         return "-"
     ordered = sorted(seconds)

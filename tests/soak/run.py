@@ -79,7 +79,7 @@ def soak(options: Options) -> report.Report:
 
 @contextmanager
 def _own_log(path: Path) -> Generator[None]:
-    """What the engine says in this process goes to a file."""
+    """Write the log of the engine in this process to a file."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("queue_workflows", "psycopg")]
@@ -98,7 +98,7 @@ def _own_log(path: Path) -> Generator[None]:
 
 @contextmanager
 def engine(dsn: str) -> Generator[None]:
-    """The engine in this process works on the server, past every proxy."""
+    """Let the engine in this process work on the server, past every proxy."""
     settings = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in fleet.KNOBS.items()}
     own = database.url({**conninfo.conninfo_to_dict(dsn), "application_name": server.DRIVER})
     with database.environment(QUEUE_WORKFLOWS_DB_URL=own, **settings):
@@ -195,7 +195,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
 
 
 def versions() -> str:
-    """What ran: the package, Python, the server, the kernel and the cores."""
+    """Return what ran: the package, Python, the server, the kernel and the cores."""
     with db.connection() as conn:
         row = conn.execute("SELECT current_setting('server_version') AS version").fetchone()
         assert row is not None

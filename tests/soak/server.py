@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL for the soak, which can be stopped at any moment."""
+"""Start a throw-away PostgreSQL for the soak, which can be stopped at any moment."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Server:
 
     @property
     def dsn(self) -> str:
-        """The DSN over the unix socket."""
+        """Return the DSN over the unix socket."""
         return self._handles[0].dsn
 
     def restart(self) -> None:
-        """`pg_ctl -m immediate stop`, then start."""
+        """Stop the server by `pg_ctl -m immediate stop`, then start it."""
         running = postmaster.running(self.folder)
         if running is not None and running.pid is not None:
             os.kill(running.pid, signal.SIGQUIT)
@@ -55,7 +55,7 @@ class Server:
 
 @contextmanager
 def throw_away() -> Generator[Server]:
-    """A server in a folder of its own; both are gone at the end, those of killed soaks before."""
+    """Yield a server in a folder of its own; remove both, and those of killed soaks."""
     _sweep()
     base = Path(tempfile.mkdtemp(prefix=_FOLDERS))
     base.chmod(0o711)  # as root the server runs under another account, which has to pass

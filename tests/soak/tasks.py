@@ -1,4 +1,4 @@
-"""The tasks of the soak's ingest jobs, and the queues and limits of these jobs."""
+"""Define the tasks of the soak's ingest jobs, and the queues and limits of these jobs."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ async def crawl(args: dict[str, Any]) -> AsyncGenerator[float, None]:
 
 
 async def nap(args: dict[str, Any]) -> dict[str, Any]:
-    """Outlives its lease, so that it depends on renewals."""
+    """Run longer than the lease, so that the job depends on renewals."""
     return await journaling.last_async(float(os.environ[LONG_ENV]), "nap")
 
 
 def flaky(args: dict[str, Any]) -> dict[str, Any]:
-    """Fails as often as its args say, or sleeps on it now and then."""
+    """Fail as often as the args demand, or snooze now and then."""
     done = journaling.last(random.uniform(0, 0.1), "flaky")
     _fail(args, "flaky")
     return done
 
 
 async def shaky(args: dict[str, Any]) -> dict[str, Any]:
-    """`flaky` on an event loop."""
+    """Do as `flaky` does, on an event loop."""
     done = await journaling.last_async(random.uniform(0, 0.1), "shaky")
     _fail(args, "shaky")
     return done

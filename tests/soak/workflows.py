@@ -1,4 +1,4 @@
-"""The workflows of the soak: chains, joins, diamonds, skips, questions, models, and poison."""
+"""Define the workflows of the soak: chains, joins, diamonds, skips, questions, models, poison."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ WORKFLOWS: dict[str, list[Spec]] = {
 
 
 def load_workflow(name: str) -> Spec:
-    """The provider's loader."""
+    """Return a workflow by name, as the provider's loader."""
     return {"name": name, "steps": WORKFLOWS[name]}
 
 
 def load_pipeline(name: str) -> Spec:
-    """The provider's pipelines."""
+    """Return a pipeline by name, as the provider does."""
     return {"name": name, "nodes": PIPELINES[name]}

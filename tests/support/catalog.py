@@ -135,7 +135,7 @@ def _table(conn: psycopg.Connection[Any], oid: int, name: str) -> Table:
 
 
 def _channels(tables: list[Table], sources: dict[str, str]) -> dict[str, list[str]]:
-    """A function notifies the channels its text names, and those its triggers pass to it."""
+    """Return the channels that a function notifies: in its text, or passed by its triggers."""
     found: dict[str, set[str]] = {}
     for table in tables:
         for trigger in table.triggers:
@@ -150,7 +150,7 @@ def _channels(tables: list[Table], sources: dict[str, str]) -> dict[str, list[st
 
 
 def read(dsn: str) -> Catalog:
-    """The schema `public` of the database of this DSN."""
+    """Return the schema `public` of the database of this DSN."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         tables = [_table(conn, oid, name) for oid, name in _rows(conn, _TABLES)]
         functions = _rows(conn, _FUNCTIONS)

@@ -20,7 +20,7 @@ _MARK = "QW_TEST_COMMAND"
 
 
 def script(name: str) -> str:
-    """The path of an installed console script."""
+    """Return the path of an installed console script."""
     return str(Path(sysconfig.get_path("scripts")) / name)
 
 
@@ -60,20 +60,20 @@ class Command:
         self.process.send_signal(signum)
 
     def catches(self, signum: signal.Signals) -> bool:
-        """Whether it has a handler of its own by now; False once it has ended."""
+        """Return whether it has a signal handler of its own; False once it has ended."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
         return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
     def wait(self, timeout_s: float = 30.0) -> int:
-        """Its exit code; what it printed goes into the message when it does not end in time."""
+        """Return its exit code; the message of a timeout has what it printed."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running\n{self.out}\n{self.err}") from None
 
     def family(self) -> dict[int, str]:
-        """Every live process that comes from this command, by pid, with its command line."""
+        """Return every live process that this command started, by pid, with its command line."""
         found: dict[int, str] = {}
         for folder in Path("/proc").iterdir():
             if not folder.name.isdecimal():
@@ -85,7 +85,7 @@ class Command:
         return found
 
     def pids(self, part: str) -> list[int]:
-        """Those of the family whose command line has this part, past every wrapper."""
+        """Return the pids of those processes whose command line has this part, without wrappers."""
         return sorted(
             pid
             for pid, line in self.family().items()
@@ -134,7 +134,7 @@ class Commands:
 
 @contextlib.contextmanager
 def commands(**env: str) -> Generator[Commands]:
-    """`Commands` for a `with` block."""
+    """Yield `Commands` for a `with` block."""
     made = Commands(**env)
     try:
         yield made
@@ -143,7 +143,7 @@ def commands(**env: str) -> Generator[Commands]:
 
 
 def refused(done: Command) -> str:
-    """The one line with which a command refused its input, exit code 2 and no traceback checked."""
+    """Return the line with which a command refused its input: exit code 2, no traceback."""
     assert done.process.returncode == 2, f"{done.process.returncode}\n{done.out}\n{done.err}"
     lines = done.err.splitlines()
     assert len(lines) == 1, done.err

@@ -19,7 +19,7 @@ from sqlalchemy import orm, pool
 from sqlalchemy.ext import asyncio as sa
 
 
-class Host(NamedTuple):
+class AppConnection(NamedTuple):
     """An app's connection, and how it ends its transaction."""
 
     conn: Any
@@ -35,9 +35,9 @@ class OwnSession(orm.Session):
 
 
 @contextmanager
-def _psycopg(dsn: str) -> Iterator[Host]:
+def _psycopg(dsn: str) -> Iterator[AppConnection]:
     with psycopg.connect(dsn) as conn:
-        yield Host(conn, conn.commit, conn.rollback)
+        yield AppConnection(conn, conn.commit, conn.rollback)
 
 
 @contextmanager
@@ -52,27 +52,27 @@ def engine(dsn: str, driver: str) -> Iterator[sqlalchemy.Engine]:
 
 def _connection(driver: str) -> Callable[[str], Any]:
     @contextmanager
-    def opened(dsn: str) -> Iterator[Host]:
+    def opened(dsn: str) -> Iterator[AppConnection]:
         with engine(dsn, driver) as made, made.connect() as conn:
-            yield Host(conn, conn.commit, conn.rollback)
+            yield AppConnection(conn, conn.commit, conn.rollback)
 
     return opened
 
 
 def _session(driver: str, cls: type[orm.Session] = orm.Session) -> Callable[[str], Any]:
     @contextmanager
-    def opened(dsn: str) -> Iterator[Host]:
+    def opened(dsn: str) -> Iterator[AppConnection]:
         with engine(dsn, driver) as made, cls(made) as session:
-            yield Host(session, session.commit, session.rollback)
+            yield AppConnection(session, session.commit, session.rollback)
 
     return opened
 
 
 @contextmanager
-def _scoped(dsn: str) -> Iterator[Host]:
+def _scoped(dsn: str) -> Iterator[AppConnection]:
     with engine(dsn, "psycopg") as made:
         session = orm.scoped_session(orm.sessionmaker(made))
-        yield Host(session, session.commit, session.rollback)
+        yield AppConnection(session, session.commit, session.rollback)
         session.remove()
 
 
@@ -91,13 +91,13 @@ def _settings(dsn: str) -> dict[str, Any]:
 
 def _django(choose: Callable[[], Any]) -> Callable[[str], Any]:
     @contextmanager
-    def opened(dsn: str) -> Iterator[Host]:
+    def opened(dsn: str) -> Iterator[AppConnection]:
         if not conf.settings.configured:
             conf.settings.configure(USE_TZ=True, DATABASES={"default": _settings(dsn)})
             django.setup()
         conn = choose()
         conn.set_autocommit(False)
-        yield Host(conn, conn.commit, conn.rollback)
+        yield AppConnection(conn, conn.commit, conn.rollback)
         django.db.connections.close_all()
 
     return opened
@@ -116,8 +116,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-class AsyncHost(NamedTuple):
-    """As `Host`, to be awaited."""
+class AsyncAppConnection(NamedTuple):
+    """As `AppConnection`, to be awaited."""
 
     conn: Any
     commit: Callable[[], Awaitable[Any]]
@@ -125,9 +125,9 @@ class AsyncHost(NamedTuple):
 
 
 @asynccontextmanager
-async def _psycopg_async(dsn: str) -> AsyncIterator[AsyncHost]:
+async def _psycopg_async(dsn: str) -> AsyncIterator[AsyncAppConnection]:
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
-        yield AsyncHost(conn, conn.commit, conn.rollback)
+        yield AsyncAppConnection(conn, conn.commit, conn.rollback)
 
 
 @asynccontextmanager
@@ -152,28 +152,28 @@ async def _async_engine(dsn: str, driver: str) -> AsyncIterator[sa.AsyncEngine]:
 
 def _async_connection(driver: str) -> Callable[[str], Any]:
     @asynccontextmanager
-    async def opened(dsn: str) -> AsyncIterator[AsyncHost]:
+    async def opened(dsn: str) -> AsyncIterator[AsyncAppConnection]:
         async with _async_engine(dsn, driver) as engine, engine.connect() as conn:
-            yield AsyncHost(conn, conn.commit, conn.rollback)
+            yield AsyncAppConnection(conn, conn.commit, conn.rollback)
 
     return opened
 
 
 def _async_session(driver: str) -> Callable[[str], Any]:
     @asynccontextmanager
-    async def opened(dsn: str) -> AsyncIterator[AsyncHost]:
+    async def opened(dsn: str) -> AsyncIterator[AsyncAppConnection]:
         async with _async_engine(dsn, driver) as engine, sa.AsyncSession(engine) as session:
-            yield AsyncHost(session, session.commit, session.rollback)
+            yield AsyncAppConnection(session, session.commit, session.rollback)
 
     return opened
 
 
 @asynccontextmanager
-async def _async_scoped(dsn: str) -> AsyncIterator[AsyncHost]:
+async def _async_scoped(dsn: str) -> AsyncIterator[AsyncAppConnection]:
     async with _async_engine(dsn, "asyncpg") as engine:
         made = sa.async_sessionmaker(engine)
         session = sa.async_scoped_session(made, scopefunc=asyncio.current_task)
-        yield AsyncHost(session, session.commit, session.rollback)
+        yield AsyncAppConnection(session, session.commit, session.rollback)
         await session.remove()
 
 

@@ -1,4 +1,4 @@
-"""A cursor that counts its statements."""
+"""Count the statements that a cursor executes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def cpu_seconds(body: Callable[[], object], *, tries: int = 1) -> float:
-    """CPU time of this process for the fastest of some calls, with tracing off while they run."""
+    """Return the CPU time of the fastest of some calls, with tracing off while they run."""
     tracer = sys.gettrace()
     sys.settrace(None)
     try:

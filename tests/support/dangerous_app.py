@@ -1,4 +1,4 @@
-"""An app whose handlers kill the worker, sleep or fork: `--app tests.support.dangerous_app:setup`.
+"""Define an app whose handlers kill the worker, sleep or fork.
 
 What `toy_app` has comes with it; handlers add their line to the `journal` of their `folder`.
 """
@@ -48,13 +48,13 @@ ENDS = {
 
 
 def end(reason: str, args: dict[str, Any]) -> None:
-    """Ends its process, or tries to, in one of these ways."""
+    """End its process, or try to, in one of these ways."""
     toy_app.journal(Path(args["folder"]), args["how"])
     ENDS[args["how"]]()
 
 
 def nap(reason: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Sleeps on, whoever wants it to stop, with `wait` until `go`; notes start and end."""
+    """Sleep whatever the worker requests, with `wait` until `go`; note start and end."""
     folder = Path(args["folder"])
     toy_app.journal(folder, f"start-{args['number']}")
     time.sleep(args["seconds"])
@@ -65,14 +65,14 @@ def nap(reason: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def hog(reason: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Sits in a C call that keeps the GIL for so many seconds: no other thread runs."""
+    """Stay in a C call that keeps the GIL for so many seconds: no other thread runs."""
     toy_app.journal(Path(args["folder"]), "hog")
     ctypes.PyDLL(None).usleep(int(args["seconds"] * 1e6))
     return {}
 
 
 def fork(reason: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Forks children that use the database; what became of each, and its own session."""
+    """Fork children that use the database; return how each ended, and its own session."""
     with db.connection() as conn:
         own = conn.info.backend_pid
     said = Path(args["folder"], "child")
@@ -90,7 +90,7 @@ def fork(reason: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def setup() -> None:
-    """Everything."""
+    """Register everything."""
     toy_app.setup()
     for task in (end, nap, hog, fork):
         queue_workflows.register_ingest_task(task.__name__, task)
@@ -105,7 +105,7 @@ def enqueue(task: str, folder: Path, **args: Any) -> str:
 
 
 def job(job_id: str) -> dict[str, Any]:
-    """The row of a job; there must be one."""
+    """Return the row of a job; there must be one."""
     found = node_queue.get_ingest_job(job_id)
     assert found is not None
     return found

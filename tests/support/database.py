@@ -86,7 +86,7 @@ class Backend(NamedTuple):
 
 
 def url(parts: Mapping[str, Any]) -> str:
-    """The DSN as a URL; host and port go in the query, where a socket's path is allowed."""
+    """Return the DSN as a URL; host and port are in the query, which allows a socket's path."""
     rest = {key: value for key, value in parts.items() if key not in {"user", "password", "dbname"}}
     user = quote(str(parts["user"]), safe="") if parts.get("user") else ""
     if user and parts.get("password"):
@@ -96,7 +96,7 @@ def url(parts: Mapping[str, Any]) -> str:
 
 
 def forced(dsn: str, part: str = "") -> str:
-    """The DSN with a database whose name ends in `_test`, whatever it named before.
+    """Return the DSN with a database whose name ends in `_test`.
 
     `part`: one of several processes that share a run, each with a database of its own.
     """
@@ -147,14 +147,14 @@ class Database:
 
     @property
     def admin(self) -> psycopg.Connection[Any]:
-        """A connection to the server's maintenance database."""
+        """Return a connection to the server's maintenance database."""
         if self._admin is None or self._admin.closed:
             self._admin = self._connect("postgres")
         return self._admin
 
     @property
     def conn(self) -> psycopg.Connection[Any]:
-        """The harness's own connection to the test database; opened again when a test killed it."""
+        """Return the harness's connection to the test database; reopen it if a test killed it."""
         if self._conn is None or self._conn.closed:
             self._conn = self._connect(self.name)
             self._conn.execute("SET lock_timeout = '5s'")
@@ -202,11 +202,11 @@ class Database:
         self.admin.execute(statement.format(sql.Identifier(name)))
 
     def fresh_name(self) -> str:
-        """A name that no database has."""
+        """Return a name that no database has."""
         return f"{self.name[: -len(SUFFIX)][:40]}_{secrets.token_hex(4)}{SUFFIX}"
 
     def _keep_filled_tables(self) -> None:
-        """What holds rows now (a migration's ledger) is no test's data: `empty()` leaves it."""
+        """Remember the tables that hold rows now, such as a ledger: `empty()` leaves them."""
         rows = self.conn.execute(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relkind IN ('r', 'p')"
             " AND c.relnamespace = current_schema()::regnamespace"
@@ -224,7 +224,7 @@ class Database:
         return str(rows[0][0])
 
     def backends(self) -> dict[int, Backend]:
-        """The clients connected to the test database, by pid, without the harness itself."""
+        """Return the clients connected to the test database, by pid, without the harness itself."""
         query = sql.SQL(
             "SELECT pid, application_name, coalesce(state, ''), coalesce(query, '')"
             " FROM pg_stat_activity WHERE datname = current_database()"
@@ -233,7 +233,7 @@ class Database:
         return {row[0]: Backend(*row) for row in self._ask(query, ())}
 
     def left_over(self, before: Mapping[int, Backend], *, grace_s: float = 2.0) -> list[Backend]:
-        """The connections that came after `before` and do not go within the grace; ended then."""
+        """Return and end the connections that came after `before` and stay beyond the grace."""
         left: list[Backend] = []
 
         def gone() -> bool:
@@ -250,7 +250,7 @@ class Database:
 
 @contextmanager
 def environment(**values: str) -> Generator[None]:
-    """These variables set for a while, then as they were."""
+    """Set these environment variables for the block, then restore them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -273,7 +273,7 @@ def _room() -> Path:
 
 @contextmanager
 def throw_away_server() -> Generator[str]:
-    """An embedded server in a folder of its own, gone at the end; the DSN of its test database."""
+    """Yield the DSN of a test database on an embedded server that is removed at the end."""
     _sweep()
     base = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=_room()))
     # As root the server runs under another account, which has to pass.
@@ -291,7 +291,7 @@ def throw_away_server() -> Generator[str]:
 
 
 def _hold(base: Path) -> int:
-    """Say by a lock that the run which made this folder lives; nobody ever sees it unlocked."""
+    """Lock a file of the folder while this run lives; nobody can see it unlocked before."""
     fd = os.open(base / "run.new", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     (base / "run.new").rename(base / "run.lock")

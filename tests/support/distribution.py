@@ -1,4 +1,4 @@
-"""The scheduler of `pytest -n`: it decides which process runs which tests."""
+"""Decide for `pytest -n` which process runs which tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOGETHER = (
     "tests/unit/",
     "tests/e2e/test_benchmarks.py",
     "tests/e2e/test_connect.py",
-    "tests/e2e/test_fleet.py",
+    "tests/e2e/test_second_machine.py",
     "tests/e2e/test_site.py",
     "tests/e2e/test_wheel.py",
     "tests/integration/test_declare_types.py",

@@ -1,4 +1,4 @@
-"""The statements that version 0.3.0 sends to its tables, one by one and as a fleet."""
+"""Send the statements of version 0.3.0 to its tables, one by one and as a fleet."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ RETURNING *
 
 
 def make_schema(conn: db.Connection) -> None:
-    """The tables as that engine leaves them, with its ledger of two columns."""
+    """Create the tables as that engine leaves them, with its ledger of two columns."""
     conn.execute(
         "CREATE TABLE queue_schema_version"
         " (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
@@ -110,7 +110,7 @@ def make_schema(conn: db.Connection) -> None:
 
 
 def do(conn: psycopg.Connection[Any], statement: str, **values: Any) -> Row | None:
-    """One of its statements; the row it gives back, or None. A lease is 600 s by default."""
+    """Execute one of its statements; return the row, or None. A lease is 600 s by default."""
     return conn.execute(statement.encode(), {"lease_s": 600, **values}).fetchone()
 
 
@@ -134,7 +134,7 @@ class Process:
         self.stop()
 
     def stop(self) -> None:
-        """SIGTERM: what it does is brought to its end."""
+        """Stop as SIGTERM does: finish the present work."""
         self._over.set()
         self._thread.join(30)
         assert not self._thread.is_alive()
@@ -151,10 +151,10 @@ class Process:
                 self._over.wait(0.1)
 
     def boot(self, conn: psycopg.Connection[Any]) -> None:
-        """What it does first."""
+        """Do what it does once, at its start."""
 
     def turn(self, conn: psycopg.Connection[Any]) -> None:
-        """What it does again and again."""
+        """Do what it repeats."""
 
 
 class Worker(Process):

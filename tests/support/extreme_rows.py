@@ -1,4 +1,4 @@
-"""Rows with extreme values in every column of every table, which no writer of ours creates."""
+"""Insert rows with extreme values in every column, which no writer of ours creates."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _value(column: Column, number: int) -> Any:
 
 
 def columns(conn: db.Connection, table: str) -> list[Column]:
-    """The columns of a table that can be written."""
+    """Return the columns of a table that can be written."""
     rows = conn.execute(
         "SELECT column_name, udt_name, is_nullable = 'YES' AS nullable,"
         " is_nullable = 'NO' AND column_default IS NULL AS required"
@@ -135,7 +135,7 @@ def columns(conn: db.Connection, table: str) -> list[Column]:
 
 
 def _taken(conn: db.Connection, table: str, values: dict[str, Any]) -> bool:
-    """Whether the database takes this row; it does not stay."""
+    """Return whether the database accepts this row; it is not kept."""
     with conn.transaction(force_rollback=True):
         return _inserted(conn, table, values)
 

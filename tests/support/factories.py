@@ -16,7 +16,7 @@ from queue_workflows.types import Row
 
 
 def insert(conn: db.Connection, table: str, **columns: Any) -> Row:
-    """A plain INSERT of these columns, dicts and lists of dicts as jsonb; the row."""
+    """Insert these columns, dicts and lists of dicts as jsonb; return the row."""
     values = {name: _adapted(value) for name, value in columns.items()}
     statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) RETURNING *").format(
         sql.Identifier(table),
@@ -33,58 +33,58 @@ def _adapted(value: Any) -> Any:
 
 
 def run(conn: db.Connection, **columns: Any) -> str:
-    """A run, by default running, so that its jobs can be claimed and nothing starts it; its id."""
+    """Insert a run and return its id; it is running, so that nothing starts it."""
     return insert(conn, "workflow_runs", **{"workflow_name": "w", "status": "running"} | columns)[
         "id"
     ]
 
 
 def node(conn: db.Connection, run_id: str | None = None, node_id: str = "n", **columns: Any) -> Row:
-    """A node job, by default queued on cpu, of this run or of a new one."""
+    """Insert a node job, by default queued on cpu, of this run or of a new one."""
     given = {"node_module": "m", "queue": "cpu"} | columns
     return insert(conn, "workflow_node_jobs", run_id=run_id or run(conn), node_id=node_id, **given)
 
 
 def ingest(conn: db.Connection, **columns: Any) -> Row:
-    """An ingest job, by default queued on fetch."""
+    """Insert an ingest job, by default queued on fetch."""
     return insert(conn, "ingest_jobs", **{"task_name": "t", "queue": "fetch"} | columns)
 
 
 def who(queue: str = "cpu", worker_id: str = "w1", **more: Any) -> claims.Claimant:
-    """A claimant of this identity on host `box`."""
+    """Return a claimant of this identity on host `box`."""
     return claims.Claimant(worker_id, more.pop("host", "box"), queue, **more)
 
 
 def claim_node(conn: db.Connection, claimant: claims.Claimant | None = None) -> Row:
-    """The next node job, claimed; there must be one."""
+    """Claim the next node job; there must be one."""
     job = claims.node_step(conn, claimant or who())
     assert job is not None
     return job
 
 
 def claim_ingest(conn: db.Connection, claimant: claims.Claimant | None = None) -> Row:
-    """The next ingest job, claimed; there must be one."""
+    """Claim the next ingest job; there must be one."""
     (job,) = claims.ingest_step(conn, claimant or who("fetch"))
     return job
 
 
 def node_lease(job: Row) -> job_tables.Lease:
-    """The lease of a claimed node job."""
+    """Return the lease of a claimed node job."""
     return job_tables.lease_of(job_tables.NODE_JOBS, job)
 
 
 def ingest_lease(job: Row) -> job_tables.Lease:
-    """The lease of a claimed ingest job."""
+    """Return the lease of a claimed ingest job."""
     return job_tables.lease_of(job_tables.INGEST_JOBS, job)
 
 
 def node_result(job: Row, **delta: Any) -> claims.NodeResult:
-    """What completes a claimed node job."""
+    """Return the result that completes a claimed node job."""
     return claims.NodeResult(node_lease(job), json.dumps(delta), 0.1)
 
 
 def ingest_result(job: Row, **result: Any) -> claims.IngestResult:
-    """What completes a claimed ingest job."""
+    """Return the result that completes a claimed ingest job."""
     return claims.IngestResult(ingest_lease(job), json.dumps(result), 0.1)
 
 
@@ -111,7 +111,7 @@ def empty(conn: db.Connection, *names: str) -> None:
 
 @contextmanager
 def unguarded(conn: db.Connection, table: str) -> Generator[None]:
-    """A transaction in which no trigger watches a table, for what only a test may do to it."""
+    """Open a transaction without triggers, for changes that only a test may make."""
     name = sql.Identifier(table)
     with conn.transaction():
         conn.execute(sql.SQL("ALTER TABLE {} DISABLE TRIGGER USER").format(name))
@@ -120,7 +120,7 @@ def unguarded(conn: db.Connection, table: str) -> Generator[None]:
 
 
 def table_of(job: Row) -> job_tables.JobTable:
-    """The family of a job's row."""
+    """Return the job table of a row."""
     return job_tables.NODE_JOBS if "node_id" in job else job_tables.INGEST_JOBS
 
 
@@ -136,7 +136,7 @@ def expire(conn: db.Connection, job: Row) -> None:
 
 
 def reread(conn: db.Connection, job: Row) -> Row:
-    """The job's row as it is now."""
+    """Return the job's row as it is now."""
     query = sql.SQL("SELECT * FROM {} WHERE id = %s").format(sql.Identifier(table_of(job).name))
     row = conn.execute(query, (job["id"],)).fetchone()
     assert row is not None
@@ -144,11 +144,11 @@ def reread(conn: db.Connection, job: Row) -> Row:
 
 
 def one(conn: db.Connection, query: str, *values: Any) -> Any:
-    """The first column of the one row that a test's query gives."""
+    """Return the first column of the single row of a test's query."""
     (row,) = conn.execute(query.encode(), values).fetchall()
     return next(iter(row.values()))
 
 
 def column(conn: db.Connection, query: str, *values: Any) -> list[Any]:
-    """The first column of each row that a test's query gives."""
+    """Return the first column of each row of a test's query."""
     return [next(iter(row.values())) for row in conn.execute(query.encode(), values).fetchall()]

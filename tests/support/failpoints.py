@@ -1,4 +1,4 @@
-"""An app whose processes die by SIGKILL right before or after their n-th commit."""
+"""Define an app whose processes die by SIGKILL right before or after their n-th commit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Point(NamedTuple):
         return json.dumps(self)
 
     def counts(self, thread: str, place: str) -> bool:
-        """Whether a commit is one of those that it counts."""
+        """Return whether a commit is one of those that it counts."""
         return self.thread in ("", thread) and self.place in ("", place)
 
 
@@ -70,7 +70,7 @@ class Failpoint:
         self._seen = 0
 
     def install(self) -> None:
-        """Patch psycopg for the rest of this process."""
+        """Patch psycopg until this process ends."""
         execute, leave = psycopg.Cursor.execute, psycopg.Transaction.__exit__
         commit, around = psycopg.Connection.commit, self._around
 
@@ -115,7 +115,7 @@ class Failpoint:
         return value
 
     def _side(self, place: str) -> str | None:
-        """On which side of this commit to die; None: on none."""
+        """Return on which side of this commit to die; None: on none."""
         point = self._point
         if point is None or not point.counts(threading.current_thread().name, place):
             return None
@@ -144,7 +144,7 @@ def _command(conn: psycopg.Connection[Any], command: bytes) -> pq.abc.PGresult:
 
 
 def _changed_by(conn: psycopg.Connection[Any]) -> int | None:
-    """The id of the transaction under way; None when it has changed nothing, or is lost."""
+    """Return the id of the open transaction; None if it has changed nothing, or is lost."""
     if _status(conn) != pq.TransactionStatus.INTRANS:
         return None
     text = _command(conn, b"SELECT pg_current_xact_id_if_assigned()").get_value(0, 0)
@@ -152,7 +152,7 @@ def _changed_by(conn: psycopg.Connection[Any]) -> int | None:
 
 
 def _place() -> str:
-    """The engine's functions that lead to this commit, innermost first."""
+    """Return the engine's functions that lead to this commit, innermost first."""
     found: list[str] = []
     frame = sys._getframe(1)
     while frame is not None and len(found) < 5:
@@ -173,7 +173,7 @@ def append(path: Path, **line: Any) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """What a journal holds."""
+    """Return the lines of a journal."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -181,7 +181,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def setup() -> None:
-    """Everything, and the failpoint that the environment names."""
+    """Register everything, and install the failpoint that the environment names."""
     register()
     policy.BASE_S = RETRY_S
     text = os.environ.get(AT)
@@ -190,7 +190,7 @@ def setup() -> None:
 
 
 def register() -> None:
-    """What the process that submits needs to know too."""
+    """Register what the submitting process needs too."""
     queue_workflows.configure(ingest_queues={QUEUE})
     for body in (work, fails_once, fails):
         queue_workflows.register_node(body.__name__, body)
@@ -208,14 +208,14 @@ def register() -> None:
 
 
 def work(tag: str, me: str, seen: str | None = None) -> dict[str, Any]:
-    """Leaves a token that no other execution leaves, and what it got from the node before."""
+    """Return a token that no other execution returns, and the value of the previous node."""
     token = secrets.token_hex(6)
     append(Path(os.environ[FOLDER], "bodies"), tag=tag, me=me, token=token)
     return {"token": token, "seen": seen}
 
 
 def fails_once(tag: str, me: str) -> dict[str, Any]:
-    """Fails the first time that it is executed."""
+    """Fail at the first execution."""
     done = work(tag, me)
     if len(executions(Path(os.environ[FOLDER]), tag).get(me, [])) == 1:
         raise ValueError("the first time")
@@ -228,7 +228,7 @@ def fails(tag: str, me: str) -> None:
 
 
 def executions(folder: Path, tag: str) -> dict[str, list[str]]:
-    """The tokens that the handlers of one workload have made, by job."""
+    """Return the tokens that the handlers of one workload have made, by job."""
     found: dict[str, list[str]] = {}
     for line in lines(folder / "bodies"):
         if line["tag"] == tag:

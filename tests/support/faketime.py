@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def faketime() -> str:
-    """The library that shifts a process's wall clock: of the test extra, else the system's."""
+    """Return the library that shifts a process's clock: of the test extra, else the system's."""
     spec = importlib.util.find_spec("libfaketime")
     wheel = Path(spec.origin).parent if spec is not None and spec.origin else Path("/nowhere")
     found = [

@@ -1,4 +1,4 @@
-"""Workers without threads and orchestrators in one process, and the faults that hit them."""
+"""Simulate a fleet in one process: workers without threads, orchestrators and their faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from queue_workflows.engine import (
 )
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import clock, identity, supervisor
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import Row
 from queue_workflows.worker import claimer, crash_recovery, current_job, guards, lease_keeper, slot
 from tests.support import fleet_model as model
@@ -30,7 +30,7 @@ _pids = itertools.count(5_000_000)
 """No process has such pids."""
 
 
-NOTHING_SEEN = gpu_health.Sample(None, None)
+NOTHING_SEEN = worker_usage.Sample(None, None)
 
 
 class Left(BaseException):
@@ -61,7 +61,7 @@ class Process:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim that it believes to have is its own still."""
+        """Return whether the claim that it believes to have is still its own."""
         if self.work is None or self.job is None:
             return False
         return self.job.is_held(self.worker_id, self.work.lease.claim_no)
@@ -80,7 +80,7 @@ class Past(NamedTuple):
 
 @contextmanager
 def mind(of: Any) -> Generator[None]:
-    """What this process knows of runs is what it has seen itself."""
+    """Restrict what this process knows of runs to what it has seen itself."""
     before, run_cache._cache = run_cache._cache, of
     try:
         yield
@@ -121,7 +121,7 @@ class Slot:
         self._lives.execute(query.encode(), (name,))
 
     def renew_process(self) -> Process:
-        """The process ends, and another takes its place; the one that ended."""
+        """End the process and let another take its place; return the one that ended."""
         dead = self.process
         dead.alive = False
         self._lock("pg_advisory_unlock", dead.worker_id)
@@ -171,17 +171,17 @@ class Orchestrator:
         self.mind: Any = run_cache._Cache(8)
 
     def trusts(self, seconds: float) -> bool:
-        """Whether it has had the database for so long without a break."""
+        """Return whether it has had the database for so long without a break."""
         return self.now - self.seen <= 15 and self.now - self.since >= seconds
 
     @property
     def missed(self) -> bool:
-        """Whether it has not looked for as long as makes a look a missed one."""
+        """Return whether its last check is so old that one was missed."""
         return self.now - self.seen > 11
 
     @property
     def had_s(self) -> float:
-        """For how long it has had the database without missing a look."""
+        """Return for how long it has had the database without missing a check."""
         return 0.0 if self.missed else self.now - self.whole
 
     def reclaim(self) -> None:
@@ -198,12 +198,12 @@ class Orchestrator:
 
 
 def outcome(how: str) -> outcomes.Outcome:
-    """How a handler ended, by its kind."""
+    """Return the outcome of a handler, by its kind."""
     return outcomes.Outcome(how, 0.1, error="e" if how == "failed" else "")
 
 
 def recover_claims(conn: db.Connection, dead: Process) -> list[Row]:
-    """Its parent has reaped it."""
+    """Recover its claims, as its parent does after reaping it."""
     ended = supervisor.Exit("w", dead.pid, None, 9, 1, 1.0)
     return crash_recovery.recover_claims(conn, ended, host_label=dead.host)
 
@@ -234,7 +234,7 @@ WRITES = ("completed", "failed", "renew", "trip", "back", "park")
 
 
 def write(conn: db.Connection, past: Past, act: str) -> bool:
-    """Whether the database takes this from a claim, as its worker would write it."""
+    """Return whether the database accepts this write under a claim, made as a worker makes it."""
     lease = past.lease
     if act == "renew":
         return bool(claims.renew(conn, [lease], lease_s=600))
@@ -247,7 +247,7 @@ def write(conn: db.Connection, past: Past, act: str) -> bool:
 
 
 def callback(run_id: str, node: str, kind: str) -> None:
-    """A host calls for a dispatch itself, once more than needed."""
+    """Call a dispatch as an app may, once more than needed."""
     if kind == "completed":
         dispatcher.on_node_completed(run_id, node)
     else:

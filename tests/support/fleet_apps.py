@@ -1,4 +1,4 @@
-"""Rules of the fleet's state machine: what apps and operators do."""
+"""Define the fleet's state machine rules for apps and operators."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Apps(fleet_base.Base):
             run.reopen()
 
     def expect(self, able: bool, act: Any) -> None:
-        """It happens, or is refused."""
+        """Expect that the change happens, or that it is refused."""
         if able:
             act()
             return

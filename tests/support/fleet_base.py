@@ -1,4 +1,4 @@
-"""The base of the fleet's state machine: database, model of the rows, and drawn choices."""
+"""Define the base of the fleet's state machine: database, model of the rows, drawn choices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ROWS = (
 
 @st.composite
 def graphs(draw: st.DrawFn) -> dict[str, model.Node]:
-    """Up to five steps, each behind any of those before it."""
+    """Draw a graph of up to five steps, each behind any of those before it."""
     found: dict[str, model.Node] = {}
     for index in range(draw(st.integers(1, 5))):
         kind = draw(st.sampled_from(["work", "work", "work", "skip", "input"]))
@@ -104,13 +104,13 @@ class Base(RuleBasedStateMachine):
     # What rules choose from.
 
     def run_of(self, pick: int, *wanted: str) -> model.Run:
-        """Mostly one in these states, if there is any."""
+        """Draw a run, usually one in these states, if there is any."""
         runs = [run for run in self.fleet.runs if run.status in wanted]
         runs = runs if runs and pick % 4 else self.fleet.runs
         return runs[pick // 4 % len(runs)]
 
     def job_of(self, pick: int, *wanted: str) -> model.Job:
-        """Mostly one in these states, if there is any."""
+        """Draw a job, usually one in these states, if there is any."""
         jobs = [job for job in self.fleet.jobs if job.status in wanted]
         jobs = jobs if jobs and pick % 4 else self.fleet.jobs
         return jobs[pick // 4 % len(jobs)]
@@ -131,7 +131,7 @@ class Base(RuleBasedStateMachine):
         return [slot for slot in self.slots if slot.process.work is not None]
 
     def one_busy(self, pick: int) -> fleet.Slot:
-        """Every other time one that has lost its claim and does not know, if there is any."""
+        """Draw a busy slot; every other time one that has lost its claim without knowing it."""
         lost = [slot for slot in self.busy() if not slot.process.holds]
         slots = lost if lost and pick % 2 else self.busy()
         return slots[pick // 2 % len(slots)]
@@ -143,7 +143,7 @@ class Base(RuleBasedStateMachine):
         self.conn.execute(f"UPDATE {self.row_of(job)} SET {what} WHERE id = %s", (job.id,))
 
     def look_at_rows(self) -> dict[str, list[Any]]:
-        """The rows by kind; the model learns the ids and places of new jobs."""
+        """Read the rows by kind; the model learns the ids and places of new jobs."""
         found: dict[str, list[Any]] = {}
         for row in self.conn.execute(_ROWS).fetchall():
             found.setdefault(row["kind"], []).append(row)

@@ -1,4 +1,4 @@
-"""Rules of the fleet's state machine: faults, orchestrators and sweeps."""
+"""Define the fleet's state machine rules for faults, orchestrators and sweeps."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Faults(fleet_base.Base):
     @precondition(lambda self: self.fleet.runs)
     @rule(pick=PICK)
     def replay(self, pick: int) -> None:
-        """An event whose dispatch was committed is dispatched again."""
+        """Dispatch an event again whose dispatch was committed."""
         rows = self.conn.execute(
             "UPDATE workflow_dispatch_events SET processed_at = NULL WHERE id = (SELECT id FROM"
             " (SELECT id, row_number() OVER (ORDER BY id) AS n, count(*) OVER () AS of"
@@ -151,7 +151,7 @@ class Faults(fleet_base.Base):
         what=st.sampled_from(["reclaim", "gone", "gone", "flag"]),
     )  # fmt: skip
     def sweep(self, which: int, after_s: int, what: str) -> None:
-        """A sweep, some time later; the 100 s are a break in which it did not have the database."""
+        """Sweep some time later; 100 s are a break in which it did not have the database."""
         one = self.orchestrators[which]
         for _ in range(4 if after_s == 40 else 0):
             one.now += 10
@@ -172,7 +172,7 @@ class Faults(fleet_base.Base):
                 self.flagged[key] = self.flagged[key] or self.stale[key]
 
     def reclaim(self, one: fleet.Orchestrator) -> None:
-        """A lapsed lease is a crash, unless the orchestrator was away since its last renewal."""
+        """Reclaim lapsed leases as crashes, unless the orchestrator was away since the renewal."""
         had_s = one.had_s
         for table in TABLES:  # the clock of the rows goes on by itself
             self.conn.execute(

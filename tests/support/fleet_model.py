@@ -51,7 +51,7 @@ class Job:
     gone: bool = False
 
     def facts(self) -> tuple[object, ...]:
-        """What the row must say."""
+        """Return what the row must contain."""
         return (
             self.status, self.worker, self.claim_no, self.attempts, self.crashes, self.trips,
             self.generation, self.priority, self.asked, self.waits, self.max_attempts,
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def asks(self) -> bool:
-        """Whether it is an input node's."""
+        """Return whether it is the job of an input node."""
         return self.run is not None and self.run.graph[self.node].kind == "input"
 
     @property
@@ -71,7 +71,7 @@ class Job:
         return self.asked or (self.run is not None and self.run.status in TERMINAL)
 
     def become(self, status: str) -> None:
-        """Any state but running; what finishes or parks a node has its event."""
+        """Enter any state but running; finishing or parking a node adds its event."""
         self.status, self.worker, self.lapsed, self.quiet = status, None, False, False
         self.waits = self.due = False
         if self.run is not None and status in ("completed", "failed", "awaiting_input"):
@@ -94,7 +94,7 @@ class Job:
         self.become("cancelled" if self.over else "awaiting_input")
 
     def back(self, *, front: bool = False) -> None:
-        """Given up or taken back, uncounted."""
+        """Return to the queue, uncounted, after being handed back or taken back."""
         self.become("cancelled" if self.over else "queued")
         if front:
             self.priority = min(self.priority, FRONT)
@@ -149,14 +149,14 @@ class Run:
         return self.jobs[node].status if node in self.jobs else None
 
     def asking(self) -> list[str]:
-        """The nodes that wait for a person."""
+        """Return the nodes that wait for a person."""
         return [node for node in self.jobs if self.state(node) == "awaiting_input"]
 
     def downstream(self, nodes: Collection[str]) -> list[str]:
         return [name for name, spec in self.graph.items() if not {*nodes}.isdisjoint(spec.deps)]
 
     def end(self, status: str) -> None:
-        """The run ends, and what waits in it."""
+        """End the run, and what waits in it."""
         self.status = status
         for job in self.jobs.values():
             if job.status in ("queued", "awaiting_input"):
@@ -184,7 +184,7 @@ class Run:
         return free and all(map(self.is_done, self.graph[node].deps))
 
     def _make(self, node: str) -> bool:
-        """Whether it is skipped."""
+        """Create the node; return whether it is skipped."""
         spec = self.graph[node]
         job = self.jobs.setdefault(node, Job(spec.queue, self.priority, self, node))
         job.reopen(self.generation, self.priority)
@@ -216,7 +216,7 @@ class Run:
         return True
 
     def reopen(self) -> None:
-        """failed or cancelled → queued again; nobody asks for the end of what still runs."""
+        """Queue a failed or cancelled run again; nobody requests the end of what still runs."""
         self._queue(1)
 
     def reopen_from(self, node: str) -> None:
@@ -253,7 +253,7 @@ class Answer:
     due: bool = True
 
     def take(self) -> None:
-        """What the listener does with it."""
+        """Take the answer as the listener does."""
         state = self.run.state(self.node)
         if state in ("queued", "running"):
             self.due = False
@@ -291,13 +291,13 @@ class Fleet:
         return [job for job in self.jobs if job.status == "running"]
 
     def policy(self, host: str, queue: str) -> str | None:
-        """How the workers of a host and queue must stop now; None: they are ON."""
+        """Return how the workers of a host and queue must stop now; None: they are ON."""
         rows = [self.off.get((host, name)) for name in (queue, "all")]
         policies = [row.policy for row in rows if row and not row.ended]
         return "hard" if "hard" in policies else next(iter(policies), None)
 
     def next(self, host: str, queue: str, *, newest: bool = False, promote: bool) -> Job | None:
-        """The job that a worker there would claim."""
+        """Return the job that a worker there would claim."""
         if self.policy(host, queue) is not None:
             return None
         waiting = [job for job in self.jobs if (job.status, job.queue) == ("queued", queue)]
@@ -313,7 +313,7 @@ class Fleet:
                 job.waits = job.due = False
 
     def work(self, *, runs: bool = True, inputs: bool = True, events: bool = True) -> None:
-        """What an orchestrator does when it looks at all of these."""
+        """Do what an orchestrator does when it checks all of these."""
         for run in self.runs if runs else ():
             run.start()
         for answer in self.answers if inputs else ():

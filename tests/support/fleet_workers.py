@@ -1,4 +1,4 @@
-"""Rules of the fleet's state machine: workers, and claims that are lost."""
+"""Define the fleet's state machine rules for workers, and for claims that are lost."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ class Workers(fleet_base.Base):
     @precondition(lambda self: self.busy())
     @rule(pick=PICK, how=ENDS)
     def work_on(self, pick: int, how: str) -> None:
-        """As a worker does it: the next job with the end of this one, and what was left open."""
+        """Finish the job and take the next one as a worker does, then dispatch what is open."""
         self.finish_in(self.one_busy(pick), how, claim=True, drain=True)
 
     def finished(self, slot: fleet.Slot, job: model.Job, how: str, claim: bool) -> model.Job | None:
-        """The model's end of a job, and what the same transaction claims next."""
+        """End a job in the model, and claim what the same transaction claims next."""
         if how == "completed":
             job.become("completed")
             if job.run is not None and self.dispatched_ahead(job):
@@ -129,7 +129,7 @@ class Workers(fleet_base.Base):
         return None
 
     def dispatched_ahead(self, job: model.Job) -> bool:
-        """Whether the worker has closed its event, and with it the dispatch of what follows."""
+        """Return whether the worker has closed its event, and so dispatched what follows."""
         return factories.one(
             self.conn,
             "SELECT processed_at IS NOT NULL FROM workflow_dispatch_events WHERE job_id = %s"
@@ -197,7 +197,7 @@ class Workers(fleet_base.Base):
             self.replace(slot)
 
     def runs_again(self, job: model.Job, times: int, slot: fleet.Slot) -> Iterator[fleet.Slot]:
-        """Where it runs now, and then again each time after whoever is idle has claimed."""
+        """Yield the slot that runs the job, then the next one after an idle worker claimed it."""
         yield slot
         for _ in range(times - 1):
             self.compare()
@@ -229,7 +229,7 @@ class Workers(fleet_base.Base):
             assert not fleet.write(self.conn, lost[pick % len(lost)], act)
 
     def superseded_claims_write(self) -> None:
-        """Of each job that runs in other hands by now, whatever its turn is."""
+        """Write under each lost claim whose job runs under another; nothing may be written."""
         for past in self.past:
             if past.job.status == "running" and not past.is_held:
                 self.writes += 1

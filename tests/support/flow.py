@@ -1,4 +1,4 @@
-"""Toy workflows, and helpers that run them manually or by real workers in this process."""
+"""Run toy workflows step by step, or by real workers in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 200
 
 
 def nodes(**deps: str) -> list[Spec]:
-    """Pipeline nodes out of `name="dep dep"`, each with the handler `ok`."""
+    """Return pipeline nodes made of `name="dep dep"`, each with the handler `ok`."""
     return [
         {"id": name, "node": "ok", "depends_on": text.split()}
         if text
@@ -24,17 +24,17 @@ def nodes(**deps: str) -> list[Spec]:
 
 
 def step(step_id: str, pipeline: str | None = None, **more: Any) -> Spec:
-    """A step of kind pipeline, by default of the pipeline that has its name."""
+    """Return a step of kind pipeline, by default of the pipeline that has its name."""
     return {"id": step_id, "kind": "pipeline", "pipeline": pipeline or step_id, **more}
 
 
 def ask(step_id: str, widget: str = "file_upload", **more: Any) -> Spec:
-    """A step of kind input whose answer goes to `answer`."""
+    """Return a step of kind input whose answer is stored as `answer`."""
     return {"id": step_id, "kind": "input", "widget": widget, "target": "answer", **more}
 
 
 def nothing() -> Spec:
-    """A handler that takes nothing and leaves nothing."""
+    """Do nothing: a handler without arguments and result."""
     return {}
 
 
@@ -49,33 +49,33 @@ class Flow:
         queue_workflows.register_node("ok", nothing)
 
     def provide(self, **more: Any) -> None:
-        """Be this process's provider."""
+        """Set this as the workflow provider of the process."""
         queue_workflows.set_workflow_provider(
             self.workflows.__getitem__, self.pipelines.__getitem__, **more
         )
 
     def define(self, *steps: Spec, name: str = "w", **pipelines: list[Spec]) -> None:
-        """The workflow `name`, and pipelines by keyword."""
+        """Define the workflow `name`, and pipelines by keyword."""
         self.workflows[name] = {"name": name, "steps": list(steps)}
         for key, members in pipelines.items():
             self.pipelines[key] = {"name": key, "nodes": members}
 
     def dag(self, *members: Spec, **deps: str) -> None:
-        """The workflow `w` of one step `s` with these nodes."""
+        """Define the workflow `w` of one step `s` with these nodes."""
         self.define(step("s"), s=[*members, *nodes(**deps)])
 
     def submit(self, **columns: Any) -> str:
-        """A queued run of `w`; its id."""
+        """Submit a queued run of `w`; return its id."""
         return run_store.insert_run(**{"workflow_name": "w"} | columns)["id"]
 
     def started(self, **columns: Any) -> str:
-        """A run of `w` whose first nodes are queued; its id."""
+        """Start a run of `w`, so that its first nodes are queued; return its id."""
         run_id = self.submit(**columns)
         dispatcher.start_run(run_id)
         return run_id
 
     def look(self) -> None:
-        """One look of the orchestrator."""
+        """Let the orchestrator check once."""
         self.pool.check()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Flow:
         return count
 
     def go(self, *queues: str) -> None:
-        """Workers and orchestrator by turns until nothing is left to do."""
+        """Run workers and orchestrator in turn until nothing is left to do."""
         for _ in range(ROUNDS):
             self.look()
             if not sum(self.work(queue) for queue in queues or ("cpu",)):
@@ -112,7 +112,7 @@ def runs(worker: claim_worker.ClaimWorker, most: int) -> Generator[None]:
 
 
 def run(run_id: str) -> Spec:
-    """The run's row; there must be one."""
+    """Return the run's row; there must be one."""
     found = run_store.get_run(run_id)
     assert found is not None
     return found
@@ -123,18 +123,18 @@ def status(run_id: str) -> str:
 
 
 def jobs(run_id: str) -> dict[str, Spec]:
-    """The run's jobs by node id, in the order in which they stand in line."""
+    """Return the run's jobs by node id, in the order of their queueing."""
     rows = sorted(node_queue.list_jobs_for_run(run_id), key=lambda row: row["seq"])
     return {row["node_id"]: row for row in rows}
 
 
 def job(run_id: str, node_id: str) -> Spec:
-    """A node's job; there must be one."""
+    """Return a node's job; there must be one."""
     return jobs(run_id)[node_id]
 
 
 def states(run_id: str) -> dict[str, str]:
-    """Node id → status."""
+    """Return the status of each node by its id."""
     return {node_id: row["status"] for node_id, row in jobs(run_id).items()}
 
 

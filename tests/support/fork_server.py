@@ -1,4 +1,4 @@
-"""A process that has imported the engine once and forks role processes.
+"""Fork role processes from a process that has imported the engine once.
 
 What it forks is a process of its own, which lives and dies as a console script does.
 """
@@ -73,7 +73,7 @@ class Role:
         self._code: int | None = None
 
     def ended(self) -> int | None:
-        """Its exit code, minus the signal that killed it; None while it runs."""
+        """Return its exit code, minus the signal that killed it; None while it runs."""
         if self._code is None:
             self._code = self._server.ask(pid=self.pid)
         return self._code
@@ -84,7 +84,7 @@ class Role:
         return self._code
 
     def stop(self) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM, and return its exit code."""
         if self.ended() is None:
             os.kill(self.pid, signal.SIGTERM)
         return self.wait()
@@ -115,7 +115,7 @@ class ForkServer:
         return json.loads(out.readline())
 
     def start(self, *argv: str, env: Mapping[str, str], log: Path) -> Role:
-        """A role's console script in this environment, what it prints in `log`."""
+        """Start a role's console script in this environment, with its output in `log`."""
         pid = self.ask(argv=argv, env=dict(env), log=str(log))
         return Role(self, pid, log)
 
@@ -127,7 +127,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def started(*modules: str) -> Generator[ForkServer]:
-    """A `ForkServer` for a `with` block."""
+    """Yield a `ForkServer` for a `with` block."""
     made = ForkServer(*modules)
     try:
         yield made

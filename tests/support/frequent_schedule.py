@@ -1,4 +1,4 @@
-"""A schedule entry that fires every few seconds."""
+"""Define a schedule entry that fires every few seconds."""
 
 from __future__ import annotations
 

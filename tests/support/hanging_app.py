@@ -1,4 +1,4 @@
-"""An app whose handlers do not end: `--app tests.support.hanging_app:setup`."""
+"""Define an app whose handlers do not end: `--app tests.support.hanging_app:setup`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _started(args: dict[str, Any]) -> None:
 
 
 def deaf(reason: str, args: dict[str, Any]) -> None:
-    """Runs on in Python, and listens to nobody."""
+    """Run on in Python, whatever is requested."""
     _started(args)
     ends = time.monotonic() + LONG_S
     while time.monotonic() < ends:
@@ -29,38 +29,38 @@ def deaf(reason: str, args: dict[str, Any]) -> None:
 
 
 def hog(reason: str, args: dict[str, Any]) -> None:
-    """Sits in a C call that keeps the GIL: no other thread of the process runs."""
+    """Stay in a C call that keeps the GIL: no other thread of the process runs."""
     _started(args)
     ctypes.PyDLL(None).sleep(LONG_S)
 
 
 def _wait_for_ever(libc: ctypes.CDLL) -> None:
-    """In one call of C that no signal ends: a lock that is taken twice. Zeros are an open one."""
+    """Block in a C call that no signal ends, by taking a lock twice. Zeros are an open lock."""
     lock = ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(lock)
     libc.pthread_mutex_lock(lock)
 
 
 def stuck(reason: str, args: dict[str, Any]) -> None:
-    """Sits in C code that has given up the GIL: the main thread alone is lost."""
+    """Block in C code that has released the GIL: only the main thread is blocked."""
     _started(args)
     _wait_for_ever(ctypes.CDLL(None))
 
 
 def stuck_with_gil(reason: str, args: dict[str, Any]) -> None:
-    """Sits in C code that keeps the GIL: every thread is lost."""
+    """Block in C code that keeps the GIL: every thread is blocked."""
     _started(args)
     _wait_for_ever(ctypes.PyDLL(None))
 
 
 def hogs_once(reason: str, args: dict[str, Any]) -> None:
-    """Keeps the GIL, but at its second start returns at once; one without a folder at its first."""
+    """Keep the GIL at the first start of the job; without a folder do nothing."""
     if "folder" in args:
         hogs(Path(args["folder"]))
 
 
 def hogs(folder: Path, seconds: float = LONG_S) -> None:
-    """Keeps the GIL for that long, but at its second start returns at once."""
+    """Keep the GIL for that long; at the second start return at once."""
     again = (folder / "started").exists()
     _started({"folder": folder})
     if not again:
@@ -68,24 +68,24 @@ def hogs(folder: Path, seconds: float = LONG_S) -> None:
 
 
 def beats_then_hogs(folder: Path, status_callback: Callable[..., object]) -> None:
-    """Shows life once, then keeps the GIL, but at its second start returns at once."""
+    """Beat once, then keep the GIL; at the second start return at once."""
     status_callback(0.1)
     hogs(folder)
 
 
 def beats_once(folder: Path, status_callback: Callable[..., object]) -> None:
-    """Shows life once, then hangs."""
+    """Beat once, then hang."""
     status_callback(0.1)
     deaf("", {"folder": folder})
 
 
 def silent(folder: Path) -> None:
-    """Hangs from the start."""
+    """Hang from the start."""
     deaf("", {"folder": folder})
 
 
 def lingers_once(reason: str, args: dict[str, Any]) -> None:
-    """Runs on, but at its second start returns at once."""
+    """Run on; at the second start return at once."""
     again = Path(args["folder"], "started").exists()
     _started(args)
     if not again:
@@ -93,7 +93,7 @@ def lingers_once(reason: str, args: dict[str, Any]) -> None:
 
 
 def lingers_thrice(reason: str, args: dict[str, Any]) -> None:
-    """Runs on for its first three starts, each a line in `starts`; then returns at once."""
+    """Run on for the first three starts, each a line in `starts`; then return at once."""
     with Path(args["folder"], "starts").open("a", encoding="ascii") as starts:
         starts.write(f"{os.getpid()}\n")
     if len(Path(args["folder"], "starts").read_text(encoding="ascii").splitlines()) <= 3:
@@ -103,14 +103,14 @@ def lingers_thrice(reason: str, args: dict[str, Any]) -> None:
 
 
 def kills_itself(reason: str, args: dict[str, Any]) -> None:
-    """Ends its process by SIGKILL, after a line in `starts`."""
+    """End its process by SIGKILL, after a line in `starts`."""
     with Path(args["folder"], "starts").open("a", encoding="ascii") as starts:
         starts.write(f"{os.getpid()}\n")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def awaits_once(reason: str, args: dict[str, Any]) -> None:
-    """The same, without a thread of its own."""
+    """Do as `lingers_once` does, without a thread of its own."""
     again = Path(args["folder"], "started").exists()
     _started(args)
     if not again:
@@ -118,7 +118,7 @@ async def awaits_once(reason: str, args: dict[str, Any]) -> None:
 
 
 def lasts(reason: str, args: dict[str, Any]) -> None:
-    """Sleeps for so many seconds and ends."""
+    """Sleep for so many seconds and end."""
     _started(args)
     time.sleep(args["seconds"])
 

@@ -40,7 +40,7 @@ class Command(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page in order. A mark stands on the last line with text above its block."""
+    """Return the blocks of a page in order; a mark is on the last text line above its block."""
     found: list[Block] = []
     fence, language, start, body = "", "", 0, [""]
     mark = ""
@@ -64,7 +64,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a console block; a line that ends in a backslash goes on in the next one."""
+    """Return the commands of a console block; a backslash at a line's end joins the next line."""
     found: list[tuple[list[str], list[str]]] = []
     goes_on = False
     for line in block.text.splitlines():
@@ -81,13 +81,13 @@ def commands(block: Block) -> list[Command]:
 
 
 def links(page: Path) -> list[str]:
-    """The targets of a page's links, without what is in blocks."""
+    """Return the targets of a page's links, without those inside blocks."""
     text = re.sub(r"^```.*?^```\s*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     return _LINK.findall(text)
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name after `#`: the headings as the usual renderers spell them."""
+    """Return what a link may name after `#`: headings as the usual renderers spell them."""
     text = re.sub(r"^```.*?^```\s*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+\s+(.+?)\s*$", text, flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -37,12 +37,12 @@ SELECT 'domain ' || typname, typtype::text FROM pg_type
 
 
 def catalogue(conn: db.Connection) -> dict[str, str]:
-    """Everything that a migration makes, by kind and name, whatever the order of columns."""
+    """Return everything that a migration creates, by kind and name, in any order of columns."""
     return {row["item"]: row["text"] for row in conn.execute(_CATALOGUE).fetchall()}
 
 
 def chain_up_to(version: int, folder: Path) -> Path:
-    """A folder with our own chain up to that version."""
+    """Return a folder with our own chain up to that version."""
     folder.mkdir(exist_ok=True)
     for path in migrations.dir().glob("*.sql"):
         if int(path.name[:4]) <= version:
@@ -51,7 +51,7 @@ def chain_up_to(version: int, folder: Path) -> Path:
 
 
 def write_chain(folder: Path, **texts: str) -> Path:
-    """A folder with these migrations: `_0001_name="..."`, `_0001_name_down="..."`."""
+    """Return a folder with these migrations: `_0001_name="..."`, `_0001_name_down="..."`."""
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
         stem = name.lstrip("_")

@@ -24,7 +24,7 @@ class NotificationListener:
             self._conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
     def heard(self) -> list[tuple[str, str]]:
-        """(channel, payload) of what was committed since the last call, sorted, none folded."""
+        """Return (channel, payload) of all notifications since the last call, sorted."""
         # Notifications come in the order of their commits: behind ours there is none before it.
         self._conn.execute("NOTIFY end_of_story")
         found: list[tuple[str, str]] = []

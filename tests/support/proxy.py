@@ -1,4 +1,4 @@
-"""A TCP proxy before PostgreSQL that a test can freeze, mute or cut."""
+"""Run a TCP proxy before PostgreSQL that a test can freeze, mute or cut."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class Proxy:
 
     @property
     def dsn(self) -> str:
-        """The DSN of the same database by way of the proxy."""
+        """Return the DSN of the same database through the proxy."""
         host, port = self._listener.getsockname()[:2]
         return database.url({**self._parts, "host": host, "port": port})
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Return how many clients are connected."""
         return len(self._flows) // 2
 
     def holds_back(self, part: bytes) -> bool:
-        """Whether a client has sent bytes with this part that a freeze keeps from the server."""
+        """Return whether a freeze holds back bytes of a client that contain this part."""
         for sock, flow in list(self._flows.items()):
             if flow.towards_server and sock in self._held:
                 try:
@@ -100,7 +100,7 @@ class Proxy:
         self._order("cut")
 
     def _order(self, what: str, blocked: frozenset[bool] = frozenset()) -> None:
-        """Have the thread do it, and wait until it is done."""
+        """Let the thread do it, and wait until it is done."""
         order = _Order(what, blocked, threading.Event())
         self._orders.put(order)
         self._rope.send(b"!")

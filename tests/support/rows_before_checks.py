@@ -1,4 +1,4 @@
-"""Rows that the current checks refuse, as an older database may have them."""
+"""Insert rows that the current checks refuse, as an older database may have them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EXTREMES = {
 
 
 def columns(conn: db.Connection, table: str) -> dict[str, str]:
-    """The columns of a table and the names of their types, domains as what they are made of."""
+    """Return a table's columns and their types, of a domain the type below it."""
     rows = conn.execute(
         "SELECT a.attname AS name, coalesce(nullif(t.typbasetype, 0), t.oid)::regtype::oid AS kind,"
         " (SELECT b.typname FROM pg_type b WHERE b.oid = coalesce(nullif(t.typbasetype, 0), t.oid))"

@@ -1,4 +1,4 @@
-"""An app with tasks of every kind: `--app tests.support.task_app:setup`.
+"""Define an app with tasks of every kind: `--app tests.support.task_app:setup`.
 
 Each adds lines to `<folder>/journal`, works until the file `<folder>/go` is there, and says when it
 tidies up. `KINDS` are their names.
@@ -32,7 +32,7 @@ def journal(folder: str, word: str) -> None:
 
 
 def lines(folder: Path) -> list[str]:
-    """What was journalled."""
+    """Return the lines of the journal."""
     path = folder / "journal"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -84,7 +84,7 @@ async def async_generator(*, folder: str) -> AsyncGenerator[Any, None]:
 
 
 def setup() -> None:
-    """Registers them."""
+    """Register the tasks."""
     queue_workflows.configure(ingest_queues={QUEUE})
     for kind, task in zip(KINDS, (function, generator, coroutine, async_generator), strict=True):
         queue_workflows.register_ingest_task(kind, task)

@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL that listens on TCP and requires a password (scram)."""
+"""Start a throw-away PostgreSQL that listens on TCP and requires a password (scram)."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Server:
         return True
 
     def dsn(self, user: str, password: str, name: str, host: str = "127.0.0.1") -> str:
-        """A DSN as a host writes it."""
+        """Return a DSN as an app writes it."""
         return f"postgresql://{user}:{password}@{host}:{self.port}/{name}"
 
     def sql(self, *statements: str, name: str = "postgres") -> None:
-        """As its superuser."""
+        """Execute SQL as its superuser."""
         parts: Mapping[str, Any] = psycopg.conninfo.conninfo_to_dict(self.admin)
         with psycopg.connect(**{**parts, "dbname": name}, autocommit=True) as conn:
             for statement in statements:
@@ -91,7 +91,7 @@ class Server:
 
 
 def end_with_parent() -> None:
-    """prctl(2), PR_SET_PDEATHSIG: a test run that is killed stops nothing by itself."""
+    """Ask the kernel to end this process with its parent (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
@@ -102,7 +102,7 @@ def _free_port() -> int:
 
 @contextmanager
 def server(databases: str) -> Generator[Server]:
-    """One in a folder of its own, gone at the end; `databases`: those that its rules let in."""
+    """Yield a server in a folder of its own; `databases`: those that its rules allow."""
     base = Path(tempfile.mkdtemp(prefix="qw-net-"))
     base.chmod(0o711)  # as root the server runs under another account, which has to pass
     folder = base / "pg18"

@@ -1,4 +1,4 @@
-"""An app for end-to-end tests: `--app tests.support.toy_app:setup`.
+"""Define an app for end-to-end tests: `--app tests.support.toy_app:setup`.
 
 Runs take a `folder`: handlers add a line to its `journal` when they start, and some wait there for
 the file `go`.
@@ -32,7 +32,7 @@ def journal(folder: Path, word: str) -> int:
 
 
 def pids(folder: Path, word: str) -> list[int]:
-    """The processes that started handlers with this word, in order."""
+    """Return the processes that started handlers with this word, in order."""
     path = folder / "journal"
     lines = path.read_text().splitlines() if path.exists() else []
     return [int(line.split()[1]) for line in lines if line.split()[0] == word]
@@ -53,7 +53,7 @@ def quick(folder: Path, number: int = 0) -> dict[str, Any]:
 
 
 def hold(folder: Path, cancel_event: threading.Event) -> dict[str, Any]:
-    """The first start waits for `go`; a later one, after the first was taken away, does not."""
+    """Wait for `go` at the first start; a later start, after a hand-back, does not wait."""
     starts = journal(folder, "hold")
     if starts == 1:
         await_go(folder, cancel_event)
@@ -81,7 +81,7 @@ def predict(
 
 
 def note(reason: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The ingest task: waits for `go` when told to."""
+    """Run the ingest task; wait for `go` if its args contain `wait`."""
     folder = Path(args["folder"])
     journal(folder, "note")
     if args.get("wait"):
@@ -162,7 +162,7 @@ def _register_models() -> None:
 
 
 def setup() -> None:
-    """Everything."""
+    """Register everything."""
     ingest_only()
     for node in (quick, hold, report_progress, fail, predict):
         queue_workflows.register_node(node.__name__, node)
@@ -171,7 +171,7 @@ def setup() -> None:
 
 
 def ingest_only() -> None:
-    """One queue, one task, one schedule entry; no node."""
+    """Register one queue, one task, one schedule entry, and no node."""
     queue_workflows.configure(ingest_queues={"notes"})
     queue_workflows.register_ingest_task("note", note)
     queue_workflows.set_ingest_schedule(
@@ -180,4 +180,4 @@ def ingest_only() -> None:
 
 
 def nothing() -> None:
-    """An app that registers nothing."""
+    """Register nothing."""

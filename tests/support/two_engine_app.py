@@ -1,4 +1,4 @@
-"""An app that runs under 0.3.0 and under this version: `--app tests.support.two_engine_app:setup`.
+"""Define an app that runs under 0.3.0 and under this version.
 
 Every handler adds a line to the journal that QW_JOURNAL names: the run's and the node's name.
 """
@@ -29,7 +29,7 @@ def journal(path: Path, word: str) -> None:
 
 
 def run(out: Path) -> dict[str, Any]:
-    """The handler: `out` ends in run/step/node."""
+    """Run the node: `out` ends in run/step/node."""
     path = Path(os.environ["QW_JOURNAL"])
     journal(path, "/".join(out.parts[-3:]))
     hold = path.parent / "hold"
@@ -40,14 +40,14 @@ def run(out: Path) -> dict[str, Any]:
 
 
 def fetch(reason: str) -> dict[str, Any]:
-    """The ingest task."""
+    """Run the ingest task."""
     journal(Path(os.environ["QW_JOURNAL"]), "fetched")
     time.sleep(BODY_S)
     return {"by": "ours"}
 
 
 def setup() -> None:
-    """Everything."""
+    """Register everything."""
     members = [
         {"id": node[2:], "node": module, "depends_on": [name[2:] for name in after]}
         for node, (module, after) in NODES.items()

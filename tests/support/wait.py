@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def until(predicate: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.01) -> T:
-    """The predicate's first true value; AssertionError that names it after `timeout_s`."""
+    """Return the predicate's first true value; raise AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while True:

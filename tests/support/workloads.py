@@ -1,4 +1,4 @@
-"""Workloads that must end although processes die, and the checks of their results."""
+"""Submit workloads that must end although processes die, and check their results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def jobs(query: str, ids: list[str]) -> dict[str, Job]:
 
 
 def judge(job: Job, tokens: list[str]) -> None:
-    """One end and one result, by an execution that there was, and each execution accounted for."""
+    """Check for one end and one result, by an execution that happened, with each accounted for."""
     assert job.finals == 1, job
     assert job.crash_count <= 1, job
     if job.status == "completed":
@@ -133,7 +133,7 @@ class Runs:
         return [*found.values()]
 
     def _judge_input(self, job: Job, seen: dict[str, str] | None, found: dict[str, Job]) -> None:
-        """What it got is what the node before has left."""
+        """Check that the input is what the previous node returned."""
         if seen is not None:
             node_id, _, key = seen["$from"].partition(".")
             before = found[node_id.removesuffix("/n")]

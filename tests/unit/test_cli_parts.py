@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from queue_workflows import errors
-from queue_workflows.cli import answers, inputs, output, runs, summary, tree, views
-from queue_workflows.cli.run_snapshot import Picture, Step
+from queue_workflows.cli import input_option, output, prompts, run_views, runs, summary, tree
+from queue_workflows.cli.run_snapshot import RunSnapshot, Step
 from queue_workflows.dag import graph
 
 TURNOUT = {
@@ -39,13 +39,13 @@ TURNOUT = {
     ],
 )
 def test_a_value_is_json_if_it_can_be_and_else_text(text: str, value: object) -> None:
-    assert inputs.context([f"key={text}"]) == {"key": value}
+    assert input_option.context([f"key={text}"]) == {"key": value}
 
 
 def test_later_inputs_win_over_earlier_ones_and_files(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"a": 1, "b": 2}')
-    assert inputs.context(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
+    assert input_option.context(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_file_that_holds_no_object_is_named(tmp_path: Path, content: str, said
     path = tmp_path / "c.json"
     path.write_text(content)
     with pytest.raises(errors.InvalidConfig, match=said) as refusal:
-        inputs.context([f"@{path}"])
+        input_option.context([f"@{path}"])
     assert str(path) in str(refusal.value)
 
 
 def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(errors.InvalidConfig, match="--input k: nested too deeply"):
-        inputs.context(["k=" + "[" * 100_000])
+        input_option.context(["k=" + "[" * 100_000])
 
 
 # --- answers -----------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     ],
 )
 def test_what_yes_answers(spec: dict[str, Any], value: object) -> None:
-    assert answers.default(spec) == value
-    assert answers.read("", spec) == value
+    assert prompts.default(spec) == value
+    assert prompts.read("", spec) == value
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_what_yes_answers(spec: dict[str, Any], value: object) -> None:
     ],
 )
 def test_what_a_typed_line_means(text: str, spec: dict[str, Any], value: object) -> None:
-    assert answers.read(text, spec) == value
+    assert prompts.read(text, spec) == value
 
 
 @pytest.mark.parametrize("text", ["0", "3", "left", "1,9"])
 def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
     with pytest.raises(errors.InputRefused, match="none of the choices"):
-        answers.read(text, TURNOUT | {"multiple": "," in text})
+        prompts.read(text, TURNOUT | {"multiple": "," in text})
 
 
 # --- output ------------------------------------------------------------------------------------
@@ -156,9 +156,9 @@ def a_node(node_id: str, status: str, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> Picture:
+def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> RunSnapshot:
     run = {"id": "R", "workflow_name": "w", "status": "running", "error": None, "elapsed_s": 2.0}
-    return Picture(run, steps, nodes)
+    return RunSnapshot(run, steps, nodes)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> Picture:
     ],
 )
 def test_progress_in_words(progress: object, shown: str) -> None:
-    assert views.progress_text(progress) == shown
+    assert run_views.progress_text(progress) == shown
 
 
 def test_a_running_node_says_where_and_how_far() -> None:
     node = a_node("s/n", "running", progress=0.5, crash_count=1)
-    assert views.node_text(node) == (
+    assert run_views.node_text(node) == (
         "running, 1.5 s, 50 %, on box pid 12, taken back from a dead worker 1 time"
     )
 
@@ -186,16 +186,16 @@ def test_a_node_whose_attempt_failed_says_when_it_runs_again() -> None:
     at = datetime.datetime(2026, 1, 31, 9, tzinfo=datetime.timezone.utc)
     node = a_node("s/n", "queued", attempts=1, error="broke", available_at=at)
     again = "queued, attempt 1 of 3 failed, it runs again"
-    assert views.node_text(node) == f"{again} at 2026-01-31 09:00:00 UTC, broke"
+    assert run_views.node_text(node) == f"{again} at 2026-01-31 09:00:00 UTC, broke"
     soon = node | {"available_at": None}
-    assert views.node_text(soon) == f"{again} as soon as a worker is free, broke"
-    assert views.again_text(node | {"blocked_reason": "locked"}, 1) == ""
+    assert run_views.node_text(soon) == f"{again} as soon as a worker is free, broke"
+    assert run_views.again_text(node | {"blocked_reason": "locked"}, 1) == ""
 
 
 def test_lines_print_changes_once_and_progress_now_and_then() -> None:
     said: list[str] = []
     now = [0.0]
-    lines = views.Lines(said.append, now_fn=lambda: now[0])
+    lines = run_views.Lines(said.append, now_fn=lambda: now[0])
 
     def show(done: int, status: str = "running", nodes: int = 0) -> list[str]:
         said.clear()
@@ -210,7 +210,7 @@ def test_lines_print_changes_once_and_progress_now_and_then() -> None:
     ]
     assert show(0) == []
     assert show(1) == []
-    now[0] += views.AGAIN_S
+    now[0] += run_views.AGAIN_S
     assert show(1) == ["  s: 1/3 completed, 2 running, 1.0 s"]
     assert show(2, "failed", 1) == [
         "  s: 2/3 completed, 1 failed, 1.0 s",
@@ -254,7 +254,7 @@ def test_a_tree_is_no_higher_than_the_terminal() -> None:
 def drawn() -> Callable[..., list[str]]:
     """The lines of a picture as a terminal of this width shows them."""
 
-    def draw(picture: Picture, width: int, height: int = 30) -> list[str]:
+    def draw(picture: RunSnapshot, width: int, height: int = 30) -> list[str]:
         with Path("/dev/null").open("w") as nowhere:
             console = Console(width=width, height=height, record=True, file=nowhere)
             console.print(tree.Tree(console).render(picture))
@@ -327,10 +327,10 @@ ValueError: secret line 7""".splitlines()
 
 
 def test_a_traceback_starts_with_the_apps_first_frame() -> None:
-    assert summary.host_frames(TRACE) == TRACE[3:]
-    assert summary.host_frames(TRACE[:3] + TRACE[-1:]) == []
+    assert summary.app_frames(TRACE) == TRACE[3:]
+    assert summary.app_frames(TRACE[:3] + TRACE[-1:]) == []
     demo = TRACE[1].replace("node_executor", "demo/workflow")
-    assert summary.host_frames([TRACE[0], demo])[0] == demo
+    assert summary.app_frames([TRACE[0], demo])[0] == demo
 
 
 def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[str]) -> None:

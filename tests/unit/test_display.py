@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows.cli import output
-from queue_workflows.runtime import display, process
+from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import Unreadable
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -197,7 +197,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[logging.Logger, io.St
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers[:] = []
-    process.setup_logging("info")
+    entry_point.setup_logging("info")
     yield logging.getLogger("queue_workflows.test_display"), written
     root.handlers[:] = before
     root.setLevel(level)
@@ -245,7 +245,7 @@ def test_two_handlers_do_not_escape_twice(log: tuple[logging.Logger, io.StringIO
     handler = logging.getLogger().handlers[0]
     logging.getLogger().addHandler(handler.__class__(written))
     for one in logging.getLogger().handlers[1:]:
-        one.addFilter(process.MaskSecrets())
+        one.addFilter(entry_point.MaskSecrets())
     logger.warning("one\ntwo %s", FORGED)
     first, second = (
         written.getvalue()
@@ -261,7 +261,7 @@ def test_an_error_of_ours_is_one_safe_line(capsys: pytest.CaptureFixture[str]) -
     def body() -> int:
         raise errors.InvalidConfig(f"run {FORGED}: " + "y" * 100_000)
 
-    assert process.run_main("prog", body) == 2
+    assert entry_point.run_main("prog", body) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and len(told) < 10_000
     assert is_safe(told.replace("\n", ""))

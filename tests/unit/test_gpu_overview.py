@@ -10,38 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows.telemetry import gpu_overview
-from queue_workflows.telemetry.gpu_overview import Card
+from queue_workflows.telemetry.gpu_overview import Gpu
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         # 390 to 470: a card that cannot tell says [Not Supported].
-        ("0, 97, 10989, 11178\n", [Card(0, 97, 10989, 11178)]),
-        ("0, [Not Supported], 300, 2002\n", [Card(0, 0, 300, 2002)]),
+        ("0, 97, 10989, 11178\n", [Gpu(0, 97, 10989, 11178)]),
+        ("0, [Not Supported], 300, 2002\n", [Gpu(0, 0, 300, 2002)]),
         # 510 on: [N/A], and [Insufficient Permissions] inside some containers.
-        ("0, [N/A], 14, 40960\n1, 12, 5, 40960\n", [Card(0, 0, 14, 40960), Card(1, 12, 5, 40960)]),
-        ("0, [Insufficient Permissions], 14, 40960\n", [Card(0, 0, 14, 40960)]),
+        ("0, [N/A], 14, 40960\n1, 12, 5, 40960\n", [Gpu(0, 0, 14, 40960), Gpu(1, 12, 5, 40960)]),
+        ("0, [Insufficient Permissions], 14, 40960\n", [Gpu(0, 0, 14, 40960)]),
         # MIG: the parent's memory is known, its use is not.
-        ("0, [N/A], 87, 81559\n", [Card(0, 0, 87, 81559)]),
+        ("0, [N/A], 87, 81559\n", [Gpu(0, 0, 87, 81559)]),
         # Unified memory: no memory of its own.
-        ("0, 43, [N/A], [N/A]\n", [Card(0, 43, 0, 0)]),
-        ("0, 43, Not Supported, N/A\n", [Card(0, 43, 0, 0)]),
+        ("0, 43, [N/A], [N/A]\n", [Gpu(0, 43, 0, 0)]),
+        ("0, 43, Not Supported, N/A\n", [Gpu(0, 43, 0, 0)]),
         # A card that fell off the bus, beside one that works.
-        ("0, [GPU requires reset], 0, 24564\n", [Card(0, 0, 0, 24564)]),
-        ("0, [Unknown Error], [Unknown Error], [Unknown Error]\n", [Card(0, 0, 0, 0)]),
+        ("0, [GPU requires reset], 0, 24564\n", [Gpu(0, 0, 0, 24564)]),
+        ("0, [Unknown Error], [Unknown Error], [Unknown Error]\n", [Gpu(0, 0, 0, 0)]),
         ("Unable to determine the device handle for GPU0: GPU is lost.\n", []),
-        ("1, 5, 3, 24564\n", [Card(1, 5, 3, 24564)]),
+        ("1, 5, 3, 24564\n", [Gpu(1, 5, 3, 24564)]),
         # With units, as when the format's `nounits` is not known.
-        ("0, 45 %, 1234 MiB, 24564 MiB\n", [Card(0, 0, 0, 0)]),
+        ("0, 45 %, 1234 MiB, 24564 MiB\n", [Gpu(0, 0, 0, 0)]),
         ("No devices were found\n", []),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", []),
         ("", []),
         ("٣, 1, 2, 3\n-1, 1, 2, 3\n0, 1, 2\n", []),
     ],
 )
-def test_gpus_of_nvidia(text: str, found: list[Card]) -> None:
-    assert gpu_overview.nvidia_cards(text) == found
+def test_gpus_of_nvidia(text: str, found: list[Gpu]) -> None:
+    assert gpu_overview.nvidia_gpus(text) == found
 
 
 ROCM = """\
@@ -56,8 +56,8 @@ WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runt
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (ROCM, [Card(0, 0, 0, 512), Card(1, 3, 1024, 16368)]),
-        ('{"card0": {"GPU use (%)": 87}}', [Card(0, 87, 0, 0)]),
+        (ROCM, [Gpu(0, 0, 0, 512), Gpu(1, 3, 1024, 16368)]),
+        ('{"card0": {"GPU use (%)": 87}}', [Gpu(0, 87, 0, 0)]),
         ('{"card0": "broken", "cardx": {}}', []),
         ("{}", []),
         ("[]", []),
@@ -66,14 +66,14 @@ WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runt
         ("No AMD GPUs specified\n", []),
     ],
 )
-def test_gpus_of_amd(text: str, found: list[Card]) -> None:
-    assert gpu_overview.rocm_cards(text) == found
+def test_gpus_of_amd(text: str, found: list[Gpu]) -> None:
+    assert gpu_overview.rocm_gpus(text) == found
 
 
 @given(st.text(st.sampled_from('{}[]":,0123456789.%ard-cUseGP MBVTotlmy()\n')))
 @settings(max_examples=150, deadline=None)
 def test_invalid_output_gives_gpus_or_none(text: str) -> None:
-    for card in gpu_overview.nvidia_cards(text) + gpu_overview.rocm_cards('{"card0": ' + text):
+    for card in gpu_overview.nvidia_gpus(text) + gpu_overview.rocm_gpus('{"card0": ' + text):
         assert card.id >= 0 and card.use_pct >= 0
 
 
@@ -129,7 +129,7 @@ def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_of_nvml_even_with_partial_readings() -> None:
     nvml = Nvml((62, (1000, 24564)), (None, (14, 40960)), (5, None))
     reader = gpu_overview.Reader(nvml)
-    assert reader.read() == [Card(0, 62, 1000, 24564), Card(1, 0, 14, 40960), Card(2, 5, 0, 0)]
+    assert reader.read() == [Gpu(0, 62, 1000, 24564), Gpu(1, 0, 14, 40960), Gpu(2, 5, 0, 0)]
     assert reader.source == "nvml"
     reader.read()
     assert nvml.opened == 1
@@ -145,7 +145,7 @@ def test_a_driver_that_goes_and_comes_back() -> None:
     assert reader.read() == []
     assert reader.source == "none"
     nvml.driver = True
-    assert reader.read() == [Card(0, 62, 1000, 24564)]
+    assert reader.read() == [Gpu(0, 62, 1000, 24564)]
     assert (reader.source, nvml.opened) == ("nvml", 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from queue_workflows.telemetry import gpu_health
+from queue_workflows.telemetry import worker_usage
 
 NEW_PMON = """\
 # gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
@@ -46,19 +46,19 @@ ROCM_JSON = (
 )
 
 
-def row(*use: str, gpu: str = "0", pid: int = 1) -> gpu_health.Process:
-    return gpu_health.Process(gpu, pid, use)
+def row(*use: str, gpu: str = "0", pid: int = 1) -> worker_usage.Process:
+    return worker_usage.Process(gpu, pid, use)
 
 
 def test_processes_of_pmon_with_their_percent_columns() -> None:
     dash = ("-",) * 4
-    assert gpu_health.pmon_processes(NEW_PMON) == [
+    assert worker_usage.pmon_processes(NEW_PMON) == [
         row("72", "31", *dash, pid=4101),
         row("-", "-", *dash, pid=4102),
         row("4", "1", "-", "55", "-", "-", gpu="1", pid=4101),
     ]
-    assert gpu_health.pmon_processes(OLD_PMON) == [row("0", "0", "0", "0", pid=4101)]
-    assert gpu_health.pmon_processes(MEMORY_PMON) == [row("3", pid=4101)]
+    assert worker_usage.pmon_processes(OLD_PMON) == [row("0", "0", "0", "0", pid=4101)]
+    assert worker_usage.pmon_processes(MEMORY_PMON) == [row("3", pid=4101)]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_processes_of_pmon_with_their_percent_columns() -> None:
     ],
 )
 def test_no_processes_in_what_is_not_a_list_of_them(text: str) -> None:
-    assert gpu_health.pmon_processes(text) == []
+    assert worker_usage.pmon_processes(text) == []
 
 
 def test_a_row_that_breaks_off_has_unknown_use() -> None:
-    (cut,) = gpu_health.pmon_processes("# gpu pid type sm mem\n# Idx # C/G % %\n 0 7 C 12")
+    (cut,) = worker_usage.pmon_processes("# gpu pid type sm mem\n# Idx # C/G % %\n 0 7 C 12")
     assert cut == row("12", "", pid=7)
-    assert gpu_health.pmon_use([cut], shown=True) is None
+    assert worker_usage.pmon_use([cut], shown=True) is None
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_a_row_that_breaks_off_has_unknown_use() -> None:
     ],
 )
 def test_use_of_own_processes(
-    rows: list[gpu_health.Process], shown: bool, used: float | None
+    rows: list[worker_usage.Process], shown: bool, used: float | None
 ) -> None:
-    assert gpu_health.pmon_use(rows, shown=shown) == used
+    assert worker_usage.pmon_use(rows, shown=shown) == used
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_use_of_own_processes(
     ],
 )
 def test_use_of_a_machine_with_nvidia(text: str, used: float | None) -> None:
-    assert gpu_health.nvidia_use(text) == used
+    assert worker_usage.nvidia_use(text) == used
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_use_of_a_machine_with_nvidia(text: str, used: float | None) -> None:
     ],
 )
 def test_use_of_a_machine_with_rocm(text: str, used: float | None) -> None:
-    assert gpu_health.rocm_use(text) == used
+    assert worker_usage.rocm_use(text) == used
 
 
 @given(st.text(st.sampled_from("# \n\t-%0123456789.,:[]/N AGPUuse()pidsmgn\x00٣é")))
@@ -155,11 +155,11 @@ def test_use_of_a_machine_with_rocm(text: str, used: float | None) -> None:
 @example("# pid\n# %\n" + "9" * 5000 + " " + "9" * 5000)
 def test_rubbish_gives_a_percentage_or_unknown(text: str) -> None:
     headed = "# gpu pid sm mem\n# Idx # % %\n" + text
-    found = [gpu_health.nvidia_use(text), gpu_health.rocm_use(text)]
-    found.append(gpu_health.rocm_use(text.replace("\n", "\nGPU use (%): ")))
+    found = [worker_usage.nvidia_use(text), worker_usage.rocm_use(text)]
+    found.append(worker_usage.rocm_use(text.replace("\n", "\nGPU use (%): ")))
     for shown in (True, False):
-        found.append(gpu_health.pmon_use(gpu_health.pmon_processes(headed), shown=shown))
-        found.append(gpu_health.pmon_use(gpu_health.pmon_processes(text), shown=shown))
+        found.append(worker_usage.pmon_use(worker_usage.pmon_processes(headed), shown=shown))
+        found.append(worker_usage.pmon_use(worker_usage.pmon_processes(text), shown=shown))
     assert all(used is None or 0 <= used <= 100 for used in found)
 
 
@@ -177,15 +177,15 @@ def test_own_process_and_what_came_from_it(tmp_path: Path) -> None:
     make_process(tmp_path, child, me, name="a) S 1 (b")
     make_process(tmp_path, grandchild, child)
     make_process(tmp_path, stranger, 1)
-    owned = {pid: gpu_health.is_descendant(pid, tmp_path) for pid in (me, child, grandchild)}
+    owned = {pid: worker_usage.is_descendant(pid, tmp_path) for pid in (me, child, grandchild)}
     assert all(owned.values())
-    assert not gpu_health.is_descendant(stranger, tmp_path)
+    assert not worker_usage.is_descendant(stranger, tmp_path)
 
 
 @pytest.mark.parametrize("parent", ["0", "1", "x", "-1", "900009", "900001"])
 def test_a_process_with_unknown_parents_is_not_ours(tmp_path: Path, parent: str) -> None:
     make_process(tmp_path, 900001, parent)
-    assert not gpu_health.is_descendant(900001, tmp_path)
+    assert not worker_usage.is_descendant(900001, tmp_path)
 
 
 # --- RAM --------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def make_group(
 
 def ram_mb(proc: Path, own: str) -> float | None:
     (proc / "self/cgroup").write_text(f"4:memory:/old\n0::{own}\n")
-    return gpu_health.ram_mb(proc, proc.parent / "cgroup")
+    return worker_usage.ram_mb(proc, proc.parent / "cgroup")
 
 
 def test_ram_of_a_container_with_a_cgroup_namespace(tmp_path: Path, proc: Path) -> None:
@@ -257,11 +257,11 @@ def test_ram_without_a_reading_is_unknown(proc: Path, status: str | None) -> Non
         (proc / "self/status").unlink()
     else:
         (proc / "self/status").write_text(status)
-    assert gpu_health.ram_mb(proc, proc / "none") is None
+    assert worker_usage.ram_mb(proc, proc / "none") is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system has no /proc")
 def test_ram_of_this_very_process() -> None:
-    found = gpu_health.ram_mb(Path("/proc"), Path("/sys/fs/cgroup"))
+    found = worker_usage.ram_mb(Path("/proc"), Path("/sys/fs/cgroup"))
     assert found is not None
     assert 5 < found < 10_000_000

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import config
-from queue_workflows.telemetry.gpu_health import Sample
+from queue_workflows.telemetry.worker_usage import Sample
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
 

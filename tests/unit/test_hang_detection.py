@@ -13,7 +13,7 @@ import pytest
 
 from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import supervisor
-from queue_workflows.telemetry.gpu_health import Sample
+from queue_workflows.telemetry.worker_usage import Sample
 from queue_workflows.types import Row
 from queue_workflows.worker import current_job, guards, hang_detection, shared_status
 from tests.support.wait import until
@@ -219,7 +219,7 @@ def test_a_silent_worker_that_had_its_time_to_stop_is_ended(overseen: Overseen) 
     overseen.due = True
     verdict = overseen.watch(0.5)
     assert verdict is not None
-    assert verdict[:2] == (0, "it was told to stop, and did not")
+    assert verdict[:2] == (0, "it was requested to stop, and did not")
     assert verdict.more.failure.event == hang_detection.STOPPED
     overseen.board.beat(overseen.now, overseen.account)
     assert overseen.watch(0.5) is None, "one that judges leaves by itself"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows import cgroup_attribution, hw_metrics
-from queue_workflows.telemetry.gpu_overview import Card
+from queue_workflows.telemetry.gpu_overview import Gpu
 
 KEYS = {
     "cpu_percent", "cpu_ours_percent", "ram_percent", "ram_used_mb", "ram_total_mb",
@@ -23,12 +23,12 @@ MB = 1 << 20
 class Cards:
     """A reader of cards that counts its readings."""
 
-    def __init__(self, *cards: Card, source: str = "nvml") -> None:
+    def __init__(self, *cards: Gpu, source: str = "nvml") -> None:
         self.cards = list(cards)
         self.source = source
         self.readings = 0
 
-    def read(self) -> list[Card]:
+    def read(self) -> list[Gpu]:
         self.readings += 1
         return self.cards
 
@@ -74,7 +74,7 @@ def psutil(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("psutil")
 def test_a_sample_has_every_key() -> None:
     usage = cgroup_attribution.Usage(12.5, 6554)
-    found = probe(Cards(Card(0, 97.0, 21000, 24564)), Ours(usage)).sample()
+    found = probe(Cards(Gpu(0, 97.0, 21000, 24564)), Ours(usage)).sample()
     assert found == {
         "cpu_percent": 37.5,
         "cpu_ours_percent": 12.5,
@@ -93,7 +93,7 @@ def test_without_psutil_the_gpus_are_reported_and_the_rest_is_unknown(
 ) -> None:
     monkeypatch.setattr(hw_metrics, "_psutil", lambda: None)
     usage = cgroup_attribution.Usage(12.5, 6554)
-    found = probe(Cards(Card(0, 97.0, 21000, 24564)), Ours(usage)).sample()
+    found = probe(Cards(Gpu(0, 97.0, 21000, 24564)), Ours(usage)).sample()
     assert found.keys() == KEYS
     known = {key for key, value in found.items() if value is not None}
     assert known == {"cpu_ours_percent", "ram_ours_used_mb", "gpus"}
@@ -111,7 +111,7 @@ def test_what_takes_a_process_is_read_every_5_s(source: str, readings: int) -> N
 
 @given(cards=st.integers(0, 500), mb=st.integers(0, 10**9))
 def test_a_sample_always_fits_into_a_notification(cards: int, mb: int) -> None:
-    rows = [Card(n, 100.0, mb, mb)._asdict() for n in range(cards)]
+    rows = [Gpu(n, 100.0, mb, mb)._asdict() for n in range(cards)]
     found = hw_metrics.fit({"cpu_percent": 1.0, "gpus": rows})
     assert len(json.dumps(found)) <= hw_metrics.PAYLOAD_LIMIT + len('"gpus_cut": 500, ')
     assert len(found["gpus"]) + found.get("gpus_cut", 0) == cards

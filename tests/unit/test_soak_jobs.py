@@ -30,7 +30,7 @@ class Story:
         self.events: dict[str, list[evidence.Event]] = {}
         self.lines: list[journal.Line] = []
         self.faults: list[faults.Fault] = []
-        self.books = acknowledged.Books()
+        self.books = acknowledged.Acknowledgements()
         self._place = 0
 
     def job(self, name: str, **more: Any) -> None:

@@ -12,7 +12,7 @@ from tests.soak import journaling
 
 @pytest.mark.parametrize(
     "run",
-    [ingest_executor.run_task, ingest_executor.run_task_async, node_executor.run_body],
+    [ingest_executor.run_task, ingest_executor.run_task_async, node_executor.run_handler],
 )
 def test_all_arguments_are_passed_on(run: object) -> None:
     given: list[object] = []

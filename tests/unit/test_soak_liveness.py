@@ -15,7 +15,7 @@ LATE = check_liveness.WAIT_S + 1
 
 def seen(claimed_at: float | None, **more: Any) -> evidence.Evidence:
     """A job and a run that were submitted at 100 s, claimed at this time, in a soak until 200 s."""
-    known = acknowledged.Books(runs={"r": "chain"}, jobs={"j": "note"})
+    known = acknowledged.Acknowledgements(runs={"r": "chain"}, jobs={"j": "note"})
     common = {"reason": "load", "queue": tasks.NOTES, "key": None, "epoch": 100.0} | more
     jobs = {"j": {**common, "run_id": None}, "n": {**common, "run_id": "r"}}
     events = {}

@@ -52,7 +52,7 @@ class Story:
             jobs=dict.fromkeys(self.events, job),
             events=self.events,
             lines=[],
-            books=acknowledged.Books(),
+            books=acknowledged.Acknowledgements(),
             faults=[kill],
             ended=self.ended,
             time=None,  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ class Colour(enum.Enum):
 
 
 def called(task: Any, args: Any) -> Any:
-    return taking.taker(task).call(task, "boot", args, "t")
+    return taking.caller_of(task).call(task, "boot", args, "t")
 
 
 def model_alone(order: Order) -> Any:

@@ -1,4 +1,4 @@
--- The history of ingest jobs, which nobody changes afterwards.
+-- Record changes of jobs in their history, with the role that made them. Nobody can edit the history of ingest jobs.
 
 -- Return who makes a change: the setting queue_workflows.actor, else the login and its application_name.
 CREATE OR REPLACE FUNCTION queue_workflows_actor() RETURNS text LANGUAGE sql STABLE AS $$

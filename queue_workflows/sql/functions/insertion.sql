@@ -1,4 +1,4 @@
--- Inserting jobs: defaults, idempotency keys, bulk insertion.
+-- Inserting jobs: defaults, idempotency keys, bulk insertion; and queueing a finished ingest job again.
 
 -- Check an inserted node job and decide whether it is claimable: a job that is not due, and one with a lock key,
 -- is blocked until it is admitted. The trigger has no WHEN clause: PostgreSQL parses that text anew for every

@@ -1,3 +1,5 @@
+-- End an attempt that has no result: fail it, end it by a watchdog, or park its node.
+
 -- name: policy
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the retry policy of a job, its failed attempts and how many it may make.

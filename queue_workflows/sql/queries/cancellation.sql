@@ -1,3 +1,5 @@
+-- Cancel jobs, request the end of running ones, and cancel the nodes of runs that are over.
+
 -- name: lock_job
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile.

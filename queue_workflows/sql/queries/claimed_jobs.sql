@@ -1,3 +1,5 @@
+-- Read the columns of a claimed job separately, when its row as a whole cannot be loaded.
+
 -- name: node
 -- Return what a worker needs of a node job that it holds, without the context of its run. No
 -- row: the worker does not hold the job.

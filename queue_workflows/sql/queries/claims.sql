@@ -1,3 +1,5 @@
+-- Claim jobs, renew leases, record completed jobs, and check claims.
+
 -- name: node_step
 -- Record a completed node, if `job` is given, and claim the next node job, if `claim` is
 -- true. The job is one JSON document; NULL: nothing was claimed. Raises QW001 if the claim to

@@ -1,3 +1,5 @@
+-- Read and write worker_controls, the switches of workers.
+
 -- name: put
 -- Switch the workers of a host and queue on or off; return the row. A trigger wakes the
 -- workers.

@@ -1,3 +1,5 @@
+-- Return claimed jobs to the queue without counting an attempt or a crash.
+
 -- name: hand_back
 -- tables: ingest_jobs workflow_node_jobs
 -- Give up claims, of several workers too, counting nothing: each job is queued again, or

@@ -1,3 +1,5 @@
+-- Insert, read, find, cancel and delete ingest jobs.
+
 -- name: insert
 -- Queue one ingest job that has no options, for an app; return its id.
 INSERT INTO ingest_jobs (task_name, queue, reason, priority, args)

@@ -1,3 +1,5 @@
+-- Store people's answers, claim them, and complete the input nodes with them.
+
 -- name: submit
 -- Store an answer to a node and return its row. No row: another answer to the node is in flight.
 INSERT INTO workflow_input_submissions (run_id, node_id, value)

@@ -1,3 +1,5 @@
+-- Find input nodes whose wait is over, and end or extend the wait.
+
 -- name: next_overdue
 -- Return the job of the oldest wait that is over and that nobody holds, without those of
 -- `set_aside`.

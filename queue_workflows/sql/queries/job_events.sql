@@ -1,3 +1,5 @@
+-- Append events to the history of jobs.
+
 -- name: add_ingest
 -- Append an event to the history of an ingest job.
 INSERT INTO ingest_job_events (job_id, attempt, event_type, claim_no, worker_id, host_label, queue,

@@ -1,3 +1,5 @@
+-- Block the jobs of lock keys in queues without workers, and release them.
+
 -- name: served
 -- Return the queues that are not paused and have a live worker that takes jobs, as one array.
 -- A worker that was not seen for `stale_s` seconds is not live.

@@ -1,3 +1,5 @@
+-- Store, read and delete the logs of attempts.
+
 -- name: write
 -- tables: ingest_jobs workflow_node_jobs
 -- Store the logs of several attempts, one element of each array an attempt. Jobs that are gone, or

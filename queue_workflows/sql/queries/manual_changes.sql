@@ -1,3 +1,5 @@
+-- Complete, fail, park and requeue jobs for a person, whoever holds the claim.
+
 -- name: lock_ingest_job
 -- Lock an ingest job until the transaction ends, so that its state is known to the next statement.
 SELECT FROM ingest_jobs WHERE id = %(job)s FOR UPDATE;

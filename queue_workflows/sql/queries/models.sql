@@ -1,3 +1,5 @@
+-- Store sizes and load times of GPU models, flag models that no worker can load, request loads.
+
 -- name: publish_sizes
 -- Write how much GPU memory each model needs, as a host registers it. Rows that would not
 -- change are not written.

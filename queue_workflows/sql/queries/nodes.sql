@@ -1,3 +1,5 @@
+-- Insert and read the jobs of nodes, and the context of a run.
+
 -- name: enqueue
 -- Queue one node of a run, in the generation of the run, and return the id of its job. No row:
 -- there is no such run, or the run has such a node.

@@ -1,3 +1,5 @@
+-- Read, close and postpone events of the outbox.
+
 -- name: runs_with_events
 -- Return the runs that have events to dispatch, the oldest event first, without those of
 -- `set_aside`. `undefined`: also runs that have no definition yet. It looks at the oldest 5,000.

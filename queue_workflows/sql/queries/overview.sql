@@ -1,4 +1,4 @@
--- What people look at: a run while it goes, where its nodes ran, and the whole system in counts.
+-- What commands display: a run while it runs, where its nodes ran, and the whole system in counts.
 
 -- name: run_head
 -- Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no

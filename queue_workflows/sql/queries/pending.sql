@@ -1,3 +1,5 @@
+-- Check cheaply whether the orchestrator or a sweep has work.
+
 -- name: work
 -- Return which work waits for an orchestrator: runs to start, events to dispatch, answers to take,
 -- and delayed jobs or runs whose time has come.

@@ -1,3 +1,5 @@
+-- Make delayed jobs and runs claimable whose time has come, and admit waiters that were missed.
+
 -- name: promote_jobs
 -- tables: ingest_jobs workflow_node_jobs
 -- Promote up to 1,000 delayed jobs whose time has come, the earliest first: they can be claimed

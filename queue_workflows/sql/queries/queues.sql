@@ -1,3 +1,5 @@
+-- Pause and limit queues and partitions, and read their settings and counts.
+
 -- name: pause_queue
 -- Pause a queue until `at`, for `lasts` from now, or (both NULL) until it is resumed; return
 -- its row. A pause that is in force keeps its beginning.

@@ -1,3 +1,5 @@
+-- Find claims of dead workers, count or undo crashes, and queue the jobs again.
+
 -- name: lapsed
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock and return up to 100 jobs whose lease has lapsed, without those that are `aside`.

@@ -1,3 +1,5 @@
+-- Find and delete finished jobs and runs, outbox rows, events and heartbeats past their retention.
+
 -- name: pages
 -- Return how many pages a table has now.
 SELECT pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint AS n;

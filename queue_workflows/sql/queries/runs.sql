@@ -1,3 +1,5 @@
+-- Insert, read, start, end, reopen and delete runs.
+
 -- name: submit
 -- Insert a queued run and return its row. It names only columns that a role for `submit` may
 -- insert, see docs/security.md.

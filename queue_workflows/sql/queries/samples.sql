@@ -1,3 +1,5 @@
+-- Store, read and delete hardware samples.
+
 -- name: put
 -- Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify
 -- it on the channel hw_metrics. The commit does not wait for the disk.

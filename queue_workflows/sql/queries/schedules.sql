@@ -1,3 +1,5 @@
+-- Record that a schedule entry has fired, and read when it last did.
+
 -- name: now
 -- Return the database's clock: the start of the current transaction.
 SELECT now() AS now;

@@ -1,3 +1,5 @@
+-- Move stored times into the past, for tests of apps.
+
 -- name: move_jobs
 -- tables: ingest_jobs workflow_node_jobs
 -- Let `by` pass for the start times and the leases of jobs.

@@ -1,3 +1,5 @@
+-- Store what workers report, flag dead workers, and delete old rows.
+
 -- name: beat
 -- Record that a host serves a queue, for an app that runs workers of its own; clear its dead
 -- flag. `known_models` NULL leaves them as they are.

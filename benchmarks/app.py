@@ -1,0 +1,52 @@
+"""Define the app of the measured workers: handlers that do nothing, workflows of any size."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import queue_workflows
+
+
+def noop() -> dict[str, Any]:
+    """Do nothing: a handler without cost."""
+    return {}
+
+
+def stamp() -> dict[str, Any]:
+    """Return when the handler started, by a clock that all processes of a machine share."""
+    return {"ns": time.monotonic_ns()}
+
+
+def _nodes(name: str) -> list[dict[str, Any]]:
+    shape, _, size = name.partition(":")
+    count = int(size or 1)
+    if shape == "wide":
+        return [{"id": f"n{i}", "node": "noop"} for i in range(count)]
+    if shape == "chain":
+        return [
+            {"id": f"n{i}", "node": "stamp", "depends_on": [f"n{i - 1}"] if i else []}
+            for i in range(count)
+        ]
+    middle = [{"id": f"n{i}", "node": "noop", "depends_on": ["source"]} for i in range(count)]
+    join = {"id": "join", "node": "stamp", "depends_on": [node["id"] for node in middle]}
+    return [{"id": "source", "node": "stamp"}, *middle, join]
+
+
+def load_workflow(name: str) -> dict[str, Any]:
+    """Return `wide:N`, `chain:N` or `fan:N`: one step with the pipeline of the same name."""
+    if name.partition(":")[0] not in ("wide", "chain", "fan"):
+        raise LookupError(f"no workflow {name!r}")
+    return {"name": name, "steps": [{"id": "w", "kind": "pipeline", "pipeline": name}]}
+
+
+def pipeline_schema(name: str) -> dict[str, Any]:
+    """Return the nodes of a workflow."""
+    return {"name": name, "nodes": _nodes(name)}
+
+
+queue_workflows.register_node("noop", noop)
+queue_workflows.register_node("stamp", stamp)
+queue_workflows.register_ingest_task("noop", noop)
+queue_workflows.register_ingest_task("stamp", stamp)
+queue_workflows.set_workflow_provider(load_workflow, pipeline_schema)

@@ -1,0 +1,63 @@
+"""Measure claims of a long queue while a limit is set on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+
+from benchmarks import results
+from benchmarks.bench import Bench
+from queue_workflows import db, queues
+from queue_workflows.engine import claims, job_tables
+
+ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 (`--quick`:
+10,000) jobs, of one partition or of a hundred, while one worker's statement goes on, which finishes
+the job it has and claims the next: the longest of the 300 that follow, until it has the next. The
+note has what setting the limit took. Nothing is beside it: the bare loop has no limits."""
+STEPS = 300
+
+
+def run(bench: Bench) -> Iterator[results.Row]:
+    """Yield a row for one partition and one for a hundred."""
+    count = bench.pick(100_000, 10_000)
+    for partitions in (1, 100):
+        with bench.server.database("limits") as url, db.connect(url=url) as conn:
+            _load(url, count, partitions)
+            longest_ms, set_ms = _longest(conn)
+        yield results.Row(
+            f"longest claim after a limit on {count:,} queued, of {partitions} partition(s)",
+            longest_ms,
+            "ms",
+            note=f"setting it took {set_ms:.0f} ms",
+        )
+
+
+def _load(url: str, count: int, partitions: int) -> None:
+    with psycopg.connect(url, autocommit=True) as loader:
+        loader.execute(
+            "INSERT INTO ingest_jobs (task_name, queue, partition_key)"
+            " SELECT 'noop', 'load', 'p' || n %% %s FROM generate_series(1, %s) n",
+            (partitions, count),
+        )
+        loader.execute("ANALYZE ingest_jobs")
+
+
+def _longest(conn: db.Connection) -> tuple[float, float]:
+    """Return the longest step after the limit, and the time to set it, in ms."""
+    who = claims.Claimant("bench", "bench", "load")
+    (job,) = claims.ingest_step(conn, who)
+    begun = time.perf_counter()
+    queues.limit("load", partition_max_running=1)
+    set_s = time.perf_counter() - begun
+    longest_s = 0.0
+    for _ in range(STEPS):
+        done = claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.0)
+        begun = time.perf_counter()
+        found = claims.ingest_step(conn, who, done=[done])
+        while not found:  # what it looked at went to its line
+            found = claims.ingest_step(conn, who)
+        longest_s = max(longest_s, time.perf_counter() - begun)
+        job = found[0]
+    return longest_s * 1000, set_s * 1000

@@ -1,0 +1,149 @@
+"""Build the attempts of a job, one for each claim, from its events, its logs and its row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from queue_workflows.runtime import stored_json
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
+
+_TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
+_ENDS = frozenset(
+    {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
+)
+"""Events with which an attempt ends; each has its claim's number."""
+DEATHS = _TRIPS | {"death", "reclaimed"}
+"""Events of attempts whose worker died or was ended."""
+
+
+def build(
+    job: Row, events: Iterable[Row], logs: Iterable[Row], *, reopened: datetime | None = None
+) -> list[JsonDict]:
+    """Return one entry for each claim, the oldest first; `events` are in this order too.
+
+    An event without a claim's number (a model load, an app's own) belongs to the claim before it.
+    `reopened`: when the job's run started last, from which a reopened node has waited. A claim
+    without events (pruned, or made by 0.3.0) is built from the row.
+    """
+    made: dict[int, JsonDict] = {}
+    queued_at, current = job["created_at"], 0
+    for event in events:
+        number = event["claim_no"] or current
+        if event["event_type"] == "claimed":
+            current = number
+            made[number] = _attempt(number, event, _waited_from(queued_at, event, reopened))
+        elif number in made:
+            _add(made[number], event)
+        if event["event_type"] in _ENDS:
+            queued_at = (
+                None if event["event_type"] in TERMINAL_RUN_STATUSES else event["created_at"]
+            )
+    if job["claim_no"] and job["claim_no"] not in made:
+        made[job["claim_no"]] = _from_row(job)
+    for number, attempt in made.items():
+        _finish(attempt, job, last=number == job["claim_no"])
+    for log in logs:
+        if log["claim_no"] in made:
+            made[log["claim_no"]]["log"] = log_of(log)
+    return [made[number] for number in sorted(made)]
+
+
+def log_of(row: Row) -> JsonDict:
+    """Return a stored log as `text`, with a line in place of what was cut, and `cut_bytes`."""
+    return {"text": log_text(row), "cut_bytes": row["cut_bytes"]}
+
+
+def log_text(row: Row) -> str:
+    """Return a stored log as one text."""
+    return row["head"] + (gap(row["cut_bytes"]) if row["cut_bytes"] else "") + row["tail"]
+
+
+def gap(cut_bytes: int) -> str:
+    """Return the line that stands in a log for this many bytes that were not stored."""
+    return f"\n[... {cut_bytes:,} bytes cut ...]\n"
+
+
+def _waited_from(
+    queued_at: datetime | None, event: Row, reopened: datetime | None
+) -> datetime | None:
+    if queued_at is None and reopened is not None and reopened <= event["created_at"]:
+        return reopened
+    return queued_at
+
+
+def _attempt(number: int, event: Row, queued_at: datetime | None) -> JsonDict:
+    claimed_at = event["created_at"]
+    return {
+        "claim_no": number,
+        "host_label": event["host_label"],
+        "worker_id": event["worker_id"],
+        "pid": _pid(event["worker_id"]),
+        "queued_at": queued_at,
+        "waited_s": _seconds(queued_at, claimed_at),
+        "claimed_at": claimed_at,
+        "ended_at": None,
+        "ran_s": None,
+        "outcome": None,
+        "error": None,
+        "traceback": None,
+        "events": [_event(event)],
+        "log": None,
+        "machine": None,
+    }
+
+
+def _from_row(job: Row) -> JsonDict:
+    claim = {
+        "created_at": job["started_at"], "host_label": job["claimed_by"],
+        "worker_id": job["worker_id"],
+    }  # fmt: skip
+    attempt = _attempt(job["claim_no"], claim | dict.fromkeys(_EVENT_COLUMNS), None)
+    attempt["events"] = []
+    if job["status"] not in ("running", "queued"):
+        ended = {"ended_at": job["finished_at"], "outcome": job["status"], "error": job["error"]}
+        attempt |= ended | {"ran_s": job["seconds"]}
+    return attempt
+
+
+_EVENT_COLUMNS = ("event_type", "elapsed_s", "error", "detail")
+
+
+def _event(event: Row) -> JsonDict:
+    shown = {key: event[key] for key in _EVENT_COLUMNS}
+    return {"event_type": shown.pop("event_type"), "at": event["created_at"], **shown}
+
+
+def _add(attempt: JsonDict, event: Row) -> None:
+    attempt["events"].append(_event(event))
+    kind = event["event_type"]
+    trace = stored_json.text(stored_json.mapping(event["detail"]).get("traceback"))
+    attempt["traceback"] = trace or attempt["traceback"]
+    if event["error"] and (kind in _TRIPS or attempt["error"] is None):
+        attempt["error"] = event["error"]
+    if kind in _ENDS and attempt["ended_at"] is None:
+        attempt["ended_at"], attempt["outcome"] = event["created_at"], kind
+        attempt["ran_s"] = event["elapsed_s"]
+
+
+def _finish(attempt: JsonDict, job: Row, *, last: bool) -> None:
+    """Set the outcome and how long it ran; an attempt that nothing ended has `unknown`."""
+    ended_at = attempt["ended_at"]
+    if attempt["outcome"] is None:
+        running = last and job["status"] == "running"
+        attempt["outcome"] = "running" if running else "unknown"
+        ended_at = job["read_at"] if running else None
+    if attempt["ran_s"] is None:
+        attempt["ran_s"] = _seconds(attempt["claimed_at"], ended_at)
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    if start is None or end is None:
+        return None
+    return max(0.0, (end - start).total_seconds())
+
+
+def _pid(worker_id: Any) -> int | None:
+    text = str(worker_id or "").partition(":")[2].partition(":")[0]
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,79 @@
+"""Build the question of an input node, and the context change of its answer."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+from queue_workflows import config, errors, refs
+from queue_workflows.dag import payload, widgets
+from queue_workflows.dispatch import hooks, run_cache
+from queue_workflows.engine import nodes, outbox, runs
+from queue_workflows.runtime import display
+from queue_workflows.types import Row, Unreadable
+
+_log = logging.getLogger(__name__)
+
+
+def store_question(
+    begin: run_cache.Begin, run_id: str, node_id: str, event_id: int | None = None
+) -> None:
+    """Store the `input_spec` of a parked node, and close the event that parked it.
+
+    The spec is built outside any transaction. It is written only if the node still waits as before.
+    """
+    with begin() as conn:
+        run = runs.get(conn, run_id)
+        head = runs.head(conn, run_id)
+        job = nodes.get_by_node(conn, run_id, node_id)
+    spec = None
+    if run and head and job is not None and job["status"] == "awaiting_input":
+        node = run_cache.learn(begin, head).graph.nodes.get(node_id)
+        # A copy: the graph is shared by all runs of this definition, and a builder may change it.
+        step = copy.deepcopy(node.step or {}) if node else {"id": node_id}
+        made = _spec(begin, run, step)
+        spec = payload.encode(made, f"input_spec of node {node_id!r}")
+    stored = False
+    with begin() as conn:
+        runs.lock(conn, run_id)
+        now = nodes.get_by_node(conn, run_id, node_id)
+        if spec is not None and now is not None and _same_wait(job, now):
+            stored = nodes.set_input_spec(conn, now["id"], spec) is not None
+        if event_id is not None:
+            outbox.close(conn, [event_id])
+    if stored:
+        command = display.answer_command(run_id, node_id)
+        _log.info("run %s waits for an answer to node %s: `%s`", run_id, node_id, command)
+
+
+def _same_wait(then: Row | None, now: Row) -> bool:
+    what = ("id", "status", "claim_no", "generation")
+    return then is not None and all(then[column] == now[column] for column in what)
+
+
+def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, Any]:
+    made = hooks.widget_spec(step, run)
+    if made is not None:
+        return widgets.head(step) | made
+    wanted = None if hooks.app_resolves() else refs.heads(step)
+    with begin() as conn:
+        context = nodes.context(conn, run["id"], wanted)
+    resolver = config.get_config().get_resolve_ref()
+    return widgets.build_spec(step, context=context, out_dir=run["out_dir"], resolver=resolver)
+
+
+def answer_delta(job: Row, value: Any) -> str:
+    """Return the `context_delta` (JSON text) of an answer: `{target: value}`, or `{}`.
+
+    Raises `InvalidPayload` for a value that cannot be stored, and `UnreadableRow` for one that
+    cannot be loaded and for a node whose inputs cannot.
+    """
+    what = f"answer to {job['node_id']!r}"
+    if isinstance(value, Unreadable):
+        raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
+    target = payload.stored_object(job["inputs"], f"inputs of node {job['node_id']!r}").get(
+        "target"
+    )
+    delta = {} if not target or value is None else {str(target): value}
+    return payload.encode(delta, what)

@@ -1,0 +1,79 @@
+"""Claim one job for this process, without a worker that renews its lease."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from queue_workflows import config, db
+from queue_workflows.engine import claim_isolation, claims, ingest_jobs, job_tables, nodes
+from queue_workflows.runtime import identity
+from queue_workflows.types import Row
+
+
+@functools.lru_cache(maxsize=8)
+def _own_worker_id(host: str, _pid: int) -> str:
+    return identity.new_worker_id(host)
+
+
+def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> claims.Claimant:
+    label = host or config.host_label()
+    obey = not config.DISABLE_WORKER_CONTROL.read()
+    own_id = _own_worker_id(label, os.getpid())
+    return claims.Claimant(own_id, label, queue, lease_s, obey=obey, **more)
+
+
+def claim_cpu_job(lane: int, *, host: str | None, lease_s: float, host_priority: int) -> Row | None:
+    """Claim the next cpu job; return its row, or None if there is none."""
+    who = _claimant("cpu", host, lease_s, newest=host_priority < 0, lane=lane)
+    return _claim(job_tables.NODE_JOBS, who)
+
+
+def claim_gpu_job(
+    lane: int,
+    current_model: str | None,
+    *,
+    host: str | None,
+    lease_s: float,
+    host_priority: int,
+    known_models: Iterable[str] | None,
+) -> Row | None:
+    """Claim the next gpu job by GPU_CLAIM_POLICY; return its row, or None if there is none.
+
+    `known_models` None: the process can load any model.
+    """
+    who = _claimant(
+        "gpu",
+        host,
+        lease_s,
+        newest=host_priority < 0,
+        lane=lane,
+        model=current_model,
+        models=None if known_models is None else sorted(known_models),
+        policy=config.gpu_claim_policy(),
+        grace_s=config.GPU_URGENT_GRACE_S.read(),
+        bound_s=config.GPU_MAX_WAIT_S.read(),
+    )
+    return _claim(job_tables.NODE_JOBS, who)
+
+
+def claim_ingest_job(queue: str, *, host: str | None, lease_s: float) -> Row | None:
+    """Claim the next job of an ingest queue; return its row, or None if there is none."""
+    return _claim(job_tables.INGEST_JOBS, _claimant(queue, host, lease_s))
+
+
+def _claim(table: job_tables.JobTable, who: claims.Claimant) -> Row | None:
+    get = nodes.get if table.in_run else ingest_jobs.get
+    try:
+        with db.transaction() as conn:
+            jobs = claims.claim(conn, table, who, promote=True)
+            return get(conn, jobs[0]["id"]) if jobs else None
+    except db.Error as error:
+        if not claim_isolation.is_about_rows(error):
+            raise
+    # A row that raises in the statement would otherwise keep every other job from being claimed.
+    with db.transaction() as conn:
+        found = claim_isolation.claim_apart(conn, table, who, promote=True)
+        return get(conn, found.job_id) if found.job_id else None

@@ -1,0 +1,101 @@
+"""Record the outcome of a job for a caller that does not hold its claim.
+
+Each function is one transaction. A node's change writes its outbox event in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from queue_workflows import db
+from queue_workflows.dag import payload
+from queue_workflows.engine import cancellation, job_tables, manual_changes, nodes, outbox
+from queue_workflows.types import IngestJob, NodeJob, Row
+
+
+def complete_node(
+    job_id: str,
+    *,
+    context_delta: dict[str, Any] | None,
+    seconds: float | None,
+    rss_mb: int | None,
+) -> NodeJob | None:
+    """Complete a node job; return its row, or None if it was over. Raises `InvalidPayload`."""
+    text = payload.encode(context_delta or {}, "context_delta")
+    with db.transaction() as conn:
+        return cast(
+            "NodeJob | None",
+            manual_changes.complete(
+                conn, job_tables.NODE_JOBS, job_id, result=text, seconds=seconds, rss_mb=rss_mb
+            ),
+        )
+
+
+def complete_ingest_job(job_id: str, *, result: Any, seconds: float | None) -> IngestJob | None:
+    """Complete an ingest job; return its row, or None if it was over. Raises `InvalidPayload`."""
+    text = payload.encode(result, "result")
+    with db.transaction() as conn:
+        return cast(
+            "IngestJob | None",
+            manual_changes.complete(
+                conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+            ),
+        )
+
+
+def fail_node(job_id: str, *, error: str, seconds: float | None) -> NodeJob | None:
+    """Fail a node job; return its row, or None if it was over."""
+    return cast("NodeJob | None", _fail(job_tables.NODE_JOBS, job_id, error, seconds))
+
+
+def fail_ingest_job(job_id: str, *, error: str, seconds: float | None) -> IngestJob | None:
+    """Fail an ingest job; return its row, or None if it was over."""
+    return cast("IngestJob | None", _fail(job_tables.INGEST_JOBS, job_id, error, seconds))
+
+
+def _fail(table: job_tables.JobTable, job_id: str, error: str, seconds: float | None) -> Row | None:
+    text = payload.error_text(error)
+    with db.transaction() as conn:
+        return manual_changes.fail(conn, table, job_id, error=text, seconds=seconds)
+
+
+def park_node(job_id: str) -> NodeJob | None:
+    """Let a node job wait for an answer; return its row, or None if it is over."""
+    with db.transaction() as conn:
+        row = manual_changes.park(conn, job_id)
+        if row is None and (job := nodes.get(conn, job_id)) and job["status"] == "awaiting_input":
+            return cast("NodeJob", job)
+        return cast("NodeJob | None", row)
+
+
+def set_resolved_inputs(job_id: str, inputs: dict[str, Any]) -> NodeJob | None:
+    """Store what a node received; return its row, or None. Raises `InvalidPayload`."""
+    text = payload.encode(inputs, "resolved_inputs")
+    with db.transaction() as conn:
+        return cast("NodeJob | None", nodes.set_resolved_inputs(conn, job_id, text))
+
+
+def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
+    """Store what an input node asks for; return its row, or None. Raises `InvalidPayload`."""
+    text = payload.encode(spec, "input_spec")
+    with db.transaction() as conn:
+        job = nodes.get_by_node(conn, run_id, node_id)
+        return cast("NodeJob | None", nodes.set_input_spec(conn, job["id"], text) if job else None)
+
+
+def cancel_queued_nodes(run_id: str) -> int:
+    """Cancel the queued nodes of a run and leave the run as it is; return how many."""
+    with db.transaction() as conn:
+        return cancellation.cancel_queued_nodes(conn, run_id)
+
+
+def unprocessed_events(limit: int) -> list[Row]:
+    """Return outbox events that no dispatcher has processed, the oldest first."""
+    with db.transaction() as conn:
+        return outbox.unprocessed(conn, limit)
+
+
+def count_unprocessed_events() -> int:
+    """Return the number of outbox events that no dispatcher has processed."""
+    with db.statement() as conn:
+        return outbox.count_unprocessed(conn)

@@ -1,0 +1,75 @@
+-- Read a run or a job with its events, for the module history and for commands.
+
+-- name: run
+-- Return a run with its definition, the time of this read, and the seconds since it was queued.
+SELECT id, workflow_name, status::text, error, out_dir, priority, generation, created_at,
+       queued_at, started_at, finished_at, definition, now() AS read_at,
+       extract(epoch FROM coalesce(finished_at, now()))::float8
+       - extract(epoch FROM queued_at)::float8 AS elapsed_s
+  FROM workflow_runs WHERE id = %(run_id)s;
+
+-- name: nodes
+-- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
+SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
+       crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason, available_at,
+       cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
+       now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
+       coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec,
+       vm_rss_mb_peak
+  FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s
+   AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
+ ORDER BY seq;
+
+-- name: node
+-- Return one node job, with the columns of `nodes`.
+SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
+       crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason, available_at,
+       cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
+       now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
+       coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec,
+       vm_rss_mb_peak
+  FROM workflow_node_jobs WHERE id = %(job)s;
+
+-- name: ingest_job
+-- Return one ingest job.
+SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
+       crash_count, watchdog_retries, claimed_by, worker_id, blocked_reason, available_at,
+       cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
+       now() AS read_at, task_name, reason, args AS inputs, result AS output, lock_key,
+       partition_key, idempotency_key, headers, timeout_s
+  FROM ingest_jobs WHERE id = %(job)s;
+
+-- name: node_events
+-- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
+SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
+       error, detail, created_at
+  FROM workflow_node_events
+ WHERE run_id = %(run_id)s
+   AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
+ ORDER BY created_at, id;
+
+-- name: ingest_events
+-- Return the events of an ingest job, the oldest first, each with its actor.
+SELECT id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s, error,
+       detail, created_at, actor
+  FROM ingest_job_events WHERE job_id = %(job)s ORDER BY created_at, id;
+
+-- name: node_counts
+-- Return how many nodes of a run have each status.
+SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run_id)s
+ GROUP BY 1 ORDER BY 1;
+
+-- name: ids_in_range
+-- Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
+(SELECT 'run' AS kind, id FROM workflow_runs
+  WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
+  ORDER BY id LIMIT %(limit)s)
+UNION ALL
+(SELECT 'node job', id FROM workflow_node_jobs
+  WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
+  ORDER BY id LIMIT %(limit)s)
+UNION ALL
+(SELECT 'ingest job', id FROM ingest_jobs
+  WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
+  ORDER BY id LIMIT %(limit)s);
