@@ -69,6 +69,13 @@ class UnknownJob(QueueWorkflowsError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class UnknownSchedule(QueueWorkflowsError, KeyError):
+    """There is no schedule of this name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 class ArgsRefused(QueueWorkflowsError, ValueError):
     """Args, inputs or a run's context that a task, node or workflow does not take.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import re
 from collections.abc import Iterator
@@ -250,8 +251,10 @@ def _period_s(text: str) -> int:
     return seconds
 
 
-def previous(expression: Expression, until: datetime, *, after: datetime) -> datetime | None:
-    """Return the latest instant in after < instant <= until; None if there is none.
+def latest(
+    expression: Expression, until: datetime, *, after: datetime, count: int = 1
+) -> list[datetime]:
+    """Return the last `count` instants in after < instant <= until, the oldest first.
 
     It searches forward in ever longer stretches before `until`, so that an expression of every
     second costs as little after a year as one of every month.
@@ -260,9 +263,11 @@ def previous(expression: Expression, until: datetime, *, after: datetime) -> dat
     start = entry.as_utc(after)
     while True:
         begin = max(start, end - width)
-        found, at = None, expression.next_after(begin)
+        found: collections.deque[datetime] = collections.deque(maxlen=count)
+        at = expression.next_after(begin)
         while at is not None and at <= end:
-            found, at = at, expression.next_after(at)
-        if found is not None or begin == start:
-            return found
+            found.append(at)
+            at = expression.next_after(at)
+        if len(found) == count or begin <= start:
+            return list(found)
         width *= _WIDEN

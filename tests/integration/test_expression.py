@@ -108,12 +108,13 @@ def test_seconds_are_those_of_a_scan_of_each_second(place, seconds, minutes, ahe
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(PLACES), numbers(0, 59), numbers(0, 23), st.integers(0, 4000))
-def test_the_previous_instant_is_the_last_of_those_that_come_after(place, minutes, hours, width):
+def test_the_latest_instants_are_the_last_of_those_that_come_after(place, minutes, hours, width):
     zone, change = place
     parsed = expression.parse(f"{text(minutes)} {text(hours)} * * *", zone)
     start, end = change - 2000 * MINUTE, change + (width - 2000) * MINUTE
-    found = expression.previous(parsed, end, after=start)
-    assert found == max(computed(parsed, start, end), default=None)
+    every = list(computed(parsed, start, end))
+    for count in (1, 3, 1000):
+        assert expression.latest(parsed, end, after=start, count=count) == every[-count:]
 
 
 def test_the_years_of_ten_zones_have_each_local_time_once():
