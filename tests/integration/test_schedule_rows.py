@@ -228,6 +228,7 @@ def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: Modul
     ticker = put(clock, hourly(overlap="allow"))
     after(ticker, clock, 0, 5, -55, -50, 5, 6, 66, 5, 6, 66, 125)
     assert fires() == [("s", at, None) for at in (5, 65, 125)]
+    assert len(jobs()) == 3
 
 
 @pytest.mark.parametrize("restart", [False, True])
