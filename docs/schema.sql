@@ -2862,6 +2862,22 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_schedule_changed() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    PERFORM queue_workflows_check_payload(NEW.args, 'schedules.args', 1048576);
+    PERFORM queue_workflows_check_payload(NEW.inputs, 'schedules.inputs', 1048576);
+    PERFORM queue_workflows_check_payload(NEW.headers, 'schedules.headers', 1048576);
+    NEW.next_at := NULL;
+    NEW.wake_at := NULL;
+    NEW.ended := false;
+    NEW.error := NULL;
+    NEW.changed_at := now();
+    PERFORM pg_notify('schedules_changed', '');
+    RETURN NEW;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_served_queues(p_stale_s double precision) RETURNS text[]
     LANGUAGE sql STABLE
     SET search_path TO 'public', 'pg_temp'
@@ -3306,7 +3322,56 @@ CREATE TABLE public.schedule_fires (
     name text NOT NULL,
     fire_at public.queue_workflows_time NOT NULL,
     job_id text,
-    created_at public.queue_workflows_time DEFAULT now() NOT NULL
+    created_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    run_id text,
+    skipped text
+);
+
+CREATE TABLE public.schedules (
+    name text NOT NULL,
+    expression text NOT NULL,
+    tz text DEFAULT 'UTC'::text NOT NULL,
+    task_name text,
+    args jsonb DEFAULT '{}'::jsonb NOT NULL,
+    workflow_name text,
+    inputs jsonb DEFAULT '{}'::jsonb NOT NULL,
+    queue text,
+    priority smallint,
+    idempotency_key text,
+    headers jsonb,
+    catch_up text DEFAULT 'last'::text NOT NULL,
+    catch_up_max integer DEFAULT 100 NOT NULL,
+    catch_up_within_s public.queue_workflows_period_s DEFAULT 86400 NOT NULL,
+    overlap text DEFAULT 'skip'::text NOT NULL,
+    jitter_s public.queue_workflows_seconds DEFAULT 0 NOT NULL,
+    start_at public.queue_workflows_time,
+    end_at public.queue_workflows_time,
+    paused boolean DEFAULT false NOT NULL,
+    next_at public.queue_workflows_time,
+    wake_at public.queue_workflows_time,
+    ended boolean DEFAULT false NOT NULL,
+    last_fire_at public.queue_workflows_time,
+    last_job_id text,
+    last_run_id text,
+    error text,
+    source text DEFAULT 'table'::text NOT NULL,
+    definition_hash text,
+    changes jsonb,
+    gone_at public.queue_workflows_time,
+    changed_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    created_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    CONSTRAINT schedules_catch_up_check CHECK ((catch_up = ANY (ARRAY['none'::text, 'last'::text, 'all'::text]))),
+    CONSTRAINT schedules_catch_up_max_check CHECK (((catch_up_max >= 1) AND (catch_up_max <= 1000))),
+    CONSTRAINT schedules_expression_check CHECK (((octet_length(expression) >= 1) AND (octet_length(expression) <= 800))),
+    CONSTRAINT schedules_idempotency_key_check CHECK (((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 800))),
+    CONSTRAINT schedules_name_check CHECK ((((octet_length(name) >= 1) AND (octet_length(name) <= 400)) AND (name !~~ '%:boot'::text))),
+    CONSTRAINT schedules_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'replace'::text, 'queue'::text]))),
+    CONSTRAINT schedules_queue_check CHECK (((octet_length(queue) >= 1) AND (octet_length(queue) <= 200))),
+    CONSTRAINT schedules_source_check CHECK ((source = ANY (ARRAY['code'::text, 'table'::text]))),
+    CONSTRAINT schedules_target_check CHECK (((task_name IS NULL) <> (workflow_name IS NULL))),
+    CONSTRAINT schedules_task_name_check CHECK (((octet_length(task_name) >= 1) AND (octet_length(task_name) <= 800))),
+    CONSTRAINT schedules_tz_check CHECK (((octet_length(tz) >= 1) AND (octet_length(tz) <= 200))),
+    CONSTRAINT schedules_workflow_name_check CHECK (((octet_length(workflow_name) >= 1) AND (octet_length(workflow_name) <= 800)))
 );
 
 CREATE TABLE public.worker_controls (
@@ -3579,6 +3644,9 @@ ALTER DOMAIN public.queue_workflows_tries
 ALTER TABLE ONLY public.schedule_fires
     ADD CONSTRAINT schedule_fires_pkey PRIMARY KEY (name, fire_at);
 
+ALTER TABLE ONLY public.schedules
+    ADD CONSTRAINT schedules_pkey PRIMARY KEY (name);
+
 ALTER TABLE public.worker_controls
     ADD CONSTRAINT worker_controls_name_check CHECK ((((octet_length(host_label) >= 1) AND (octet_length(host_label) <= 400)) AND ((octet_length(queue) >= 1) AND (octet_length(queue) <= 200)))) NOT VALID;
 
@@ -3647,6 +3715,8 @@ CREATE INDEX lock_turns_xid_idx ON public.lock_turns USING btree (xid);
 CREATE INDEX partition_dues_due_idx ON public.partition_dues USING btree (queue, due_at);
 
 CREATE INDEX partition_dues_partition_idx ON public.partition_dues USING btree (queue, partition_key);
+
+CREATE INDEX schedules_wake_idx ON public.schedules USING btree (wake_at NULLS FIRST, name) WHERE ((NOT paused) AND (NOT ended) AND (gone_at IS NULL) AND (error IS NULL));
 
 CREATE INDEX worker_heartbeats_flagged_dead_idx ON public.worker_heartbeats USING btree (last_flagged_dead_at) WHERE (last_flagged_dead_at IS NOT NULL);
 
@@ -3735,6 +3805,8 @@ CREATE CONSTRAINT TRIGGER partition_turns_take AFTER INSERT ON public.partition_
 CREATE TRIGGER queue_partitions_set AFTER INSERT OR DELETE OR UPDATE ON public.queue_partitions FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_queue_set();
 
 CREATE TRIGGER queue_settings_set AFTER INSERT OR DELETE OR UPDATE ON public.queue_settings FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_queue_set();
+
+CREATE TRIGGER schedules_changed BEFORE INSERT OR UPDATE OF name, expression, tz, task_name, args, workflow_name, inputs, queue, priority, idempotency_key, headers, catch_up, catch_up_max, catch_up_within_s, overlap, jitter_s, start_at, end_at, paused, gone_at ON public.schedules FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_schedule_changed();
 
 CREATE TRIGGER worker_control_notify AFTER INSERT OR UPDATE ON public.worker_controls FOR EACH ROW EXECUTE FUNCTION public.notify_worker_control();
 
@@ -3949,6 +4021,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_refuse(p_table text, p_old jsonb, 
 REVOKE ALL ON FUNCTION public.queue_workflows_release_key(p_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_reopen_ingest() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_schedule_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_served_queues(p_stale_s double precision) FROM PUBLIC;
 

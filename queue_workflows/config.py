@@ -591,7 +591,7 @@ def register_ingest_task(
 
 
 def set_ingest_schedule(entries: Iterable[Any]) -> None:
-    """Set the `schedules.ScheduleEntry` list that the scheduler follows."""
+    """Set the `schedules.ScheduleEntry`s and `schedules.Schedule`s that the scheduler follows."""
     _config.ingest_schedule = list(entries)
 
 
@@ -687,7 +687,7 @@ def used_queues() -> frozenset[str]:
     cfg = _config
     of_tasks = [cfg.ingest_task_queues.get(name) for name in cfg.ingest_task_map]
     used = {queue for queue in of_tasks if queue is not None}
-    used |= {entry.queue for entry in cfg.ingest_schedule}
+    used |= {entry.queue for entry in cfg.ingest_schedule if entry.queue is not None}
     if cfg.ingest_queues_named or None in of_tasks:
         used |= cfg.ingest_queues
     return frozenset(used | DAG_QUEUES if cfg.knows_nodes() else used)

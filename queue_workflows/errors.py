@@ -35,6 +35,10 @@ class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
     """The embedded server is not installed, or cannot be started, joined or stopped."""
 
 
+class MissingExtra(QueueWorkflowsError, ImportError):
+    """What is asked for needs an optional dependency; the message has the pip command."""
+
+
 class UnknownQueue(QueueWorkflowsError, ValueError):
     """A queue that neither the engine nor `configure(ingest_queues=...)` names."""
 
@@ -60,6 +64,13 @@ class UnknownModel(QueueWorkflowsError, KeyError):
 
 class UnknownJob(QueueWorkflowsError, KeyError):
     """No such node job, ingest job or run."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class UnknownSchedule(QueueWorkflowsError, KeyError):
+    """There is no schedule of this name."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

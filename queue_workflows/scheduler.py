@@ -9,18 +9,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from queue_workflows import config, db, errors, tasks, types
 from queue_workflows.db import check_violations
-from queue_workflows.engine import row_isolation, schedules
+from queue_workflows.engine import row_isolation, schedule_rows, schedules
 from queue_workflows.runtime import entry_point, signals
+from queue_workflows.schedule import definition, plan
 from queue_workflows.schedule import entry as schedule_entry
-from queue_workflows.schedule import plan
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
 """Longest wait between two looks at the database's clock, so that a step of it is noticed."""
 WAIT_MIN_S = 0.02
+LOCKED_RETRY_S = 0.25
+CLOCK_STEP_S = 1.0
+"""Seconds by which the database's clock has to go back before schedules are planned again."""
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 BOOT = "boot"
@@ -89,7 +93,11 @@ def _fire_one(fire: plan.Fire) -> list[str]:
 
 
 def _schedule(schedule: Iterable[ScheduleEntry] | None) -> list[ScheduleEntry]:
-    return plan.check(config.get_config().ingest_schedule if schedule is None else schedule)
+    return (
+        plan.split(config.get_config().ingest_schedule)[0]
+        if schedule is None
+        else plan.check(schedule)
+    )
 
 
 def _checked_jobs(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
@@ -110,6 +118,64 @@ def _checked_jobs(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
     return entries
 
 
+class _RowsTicker:
+    """Fires the rows of `schedules`, after it has stored those of the code there."""
+
+    def __init__(self, now_fn: Callable[[], datetime] | None, stopped: Callable[[], bool]) -> None:
+        self._now = now_fn
+        self._stopped = stopped
+        self._stored: list[definition.Schedule] | None = None
+        self._seen: datetime | None = None
+        self._seen_at = 0.0
+        self._wake_at: datetime | None = None
+        self.has_rows = False
+
+    def run_once(self, rows: list[definition.Schedule], *, synchronize: bool) -> list[str]:
+        """Fire what is due; return the ids queued. A transaction for each batch of schedules."""
+        if synchronize and rows != self._stored:
+            self._store(rows)
+        ids: list[str] = []
+        count = schedule_rows.BATCH
+        while count == schedule_rows.BATCH and not self._stopped():
+            with db.transaction() as conn:
+                seen_at = time.monotonic()
+                now = self._now() if self._now else schedules.database_now(conn)
+                self._check_clock(conn, now)
+                count, queued = schedule_rows.fire_due(conn, now)
+                self.has_rows, self._wake_at = schedule_rows.next_wake(conn)
+            ids += queued
+            self._seen, self._seen_at = now, seen_at
+        return ids
+
+    def _check_clock(self, conn: db.Connection, now: datetime) -> None:
+        if self._seen is None:
+            schedule_rows.forget_errors(conn)
+            schedule_rows.plan_again(conn, now, whole=False)
+        elif (self._seen - now).total_seconds() > CLOCK_STEP_S:
+            schedule_rows.plan_again(conn, now, whole=True)
+
+    def _store(self, rows: list[definition.Schedule]) -> None:
+        with db.transaction() as conn:
+            for row in sorted(rows, key=lambda one: one.name):
+                try:
+                    if schedule_rows.put(conn, row, "code"):
+                        _log.info("schedule %r is stored", row.name)
+                except errors.InvalidConfig as error:
+                    _log.warning("%s", error)
+            for name in schedule_rows.mark_gone(conn, (row.name for row in rows)):
+                _log.warning("schedule %r is in the code no more: it does not fire", name)
+        self._stored = rows
+
+    def pause_s(self) -> float:
+        """Return the seconds until the next schedule is due, at most LOOK_EVERY_S."""
+        if self._seen is None or self._wake_at is None:
+            return LOOK_EVERY_S
+        due_in_s = (self._wake_at - self._seen).total_seconds()
+        # What is due already is locked by another scheduler.
+        least_s = WAIT_MIN_S if due_in_s > 0 else LOCKED_RETRY_S
+        return min(LOOK_EVERY_S, max(least_s, due_in_s - (time.monotonic() - self._seen_at)))
+
+
 class Ticker:
     """Fires what is due by the database's clock, and waits by the process's monotonic one.
 
@@ -124,13 +190,18 @@ class Ticker:
         now_fn: Callable[[], datetime] | None = None,
         sleep_fn: types.SleepFn | None = None,
     ) -> None:
-        self._schedule = None if schedule is None else plan.check(schedule)
-        self._now = now_fn
+        self._schedule = None if schedule is None else [*schedule]
+        follows_rows = schedule is None or bool(plan.split(self._schedule or ())[1])
         self._stopping = signals.Flag()
+        self._rows_ticker = _RowsTicker(now_fn, self._stopping.is_set) if follows_rows else None
+        self._now = now_fn
+        self._custom_sleep = sleep_fn is not None
+        self._listener: db.Listener | None = None
         self._sleep: Callable[[float], object] = sleep_fn or self._stopping.wait
         self._seen: datetime | None = None
         self._seen_at = 0.0
         self._warned: set[str] = set()
+        self._failures = 0
         self._rows = row_isolation.Isolation()
         self._late: list[plan.Fire] = []
         """Fires that raised; see `_fire_apart`."""
@@ -138,6 +209,8 @@ class Ticker:
     def stop(self) -> None:
         """Stop `run_forever` soon; callable from any thread or signal handler."""
         self._stopping.set()
+        if self._listener is not None:
+            self._listener.close()
 
     def run_once(self) -> list[str]:
         """Fire what has come due since the last call; return the ids of the queued jobs.
@@ -146,9 +219,17 @@ class Ticker:
         one that never fired starts now. What an outage left: `schedule.plan.missed`. One
         transaction. Database errors pass, with the stretch left for the next call.
         """
-        entries = self._entries()
-        if not entries:
-            return []
+        ids: list[str] = []
+        old, new = plan.split(self._configured())
+        if self._rows_ticker is not None:
+            ids += self._rows_ticker.run_once(new, synchronize=self._schedule is None or bool(new))
+        entries = self._entries(old)
+        return ids + self._run_entries(entries) if entries else ids
+
+    def _configured(self) -> list[Any]:
+        return config.get_config().ingest_schedule if self._schedule is None else self._schedule
+
+    def _run_entries(self, entries: list[ScheduleEntry]) -> list[str]:
         with db.transaction() as conn:
             seen_at = time.monotonic()
             now = schedule_entry.as_utc(self._now() if self._now else schedules.database_now(conn))
@@ -185,29 +266,41 @@ class Ticker:
         return ids
 
     def run_forever(self) -> None:
-        """Call `run_once` at every due instant until `stop()`; wait while the database is away."""
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                self.run_once()
-            except _DATABASE_ERRORS as error:
-                if not failures:
-                    _log.warning(
-                        "the schedule waits for the database: %s", entry_point.mask(str(error))
-                    )
-                longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures, 16))
-                failures += 1
-                self._sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311  jitter
-            else:
-                if failures:
-                    _log.warning("the schedule goes on")
-                failures = 0
-                self._sleep(self._pause_s())
+        """Call `run_once` at every due instant until `stop()`; wait while the database is away.
 
-    def _entries(self) -> list[ScheduleEntry]:
+        A change of the table `schedules` wakes it, unless `sleep_fn` replaces the waiting.
+        """
+        if self._custom_sleep or self._rows_ticker is None:
+            while not self._stopping.is_set():
+                self._sleep(self._step_s())
+            return
+        self._pause_now_s = 0.0
+        self._listener = db.listen(schedule_rows.CHANNEL, poll_s=lambda: self._pause_now_s)
+        if self._stopping.is_set():
+            return
+        for _ in self._listener:
+            self._pause_now_s = self._step_s()
+
+    def _step_s(self) -> float:
+        """Call `run_once`; return how many seconds to wait then."""
+        try:
+            self.run_once()
+        except _DATABASE_ERRORS as error:
+            if not self._failures:
+                _log.warning(
+                    "the schedule waits for the database: %s", entry_point.mask(str(error))
+                )
+            longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 16))
+            self._failures += 1
+            return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter
+        if self._failures:
+            _log.warning("the schedule goes on")
+        self._failures = 0
+        return self._pause_s()
+
+    def _entries(self, entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
         usable: list[ScheduleEntry] = []
-        entries = _schedule(self._schedule)
-        if not entries:
+        if not entries and not (self._rows_ticker and self._rows_ticker.has_rows):
             self._warn_once(
                 "the schedule is empty, waiting: set_ingest_schedule([ScheduleEntry(...)]) in the "
                 "app (--app) fills it"
@@ -230,9 +323,13 @@ class Ticker:
         return schedules.last_fires(conn, [entry.name for entry in entries], until=now)
 
     def _pause_s(self) -> float:
+        rows_s = LOOK_EVERY_S if self._rows_ticker is None else self._rows_ticker.pause_s()
+        return min(rows_s, self._pause_for_entries_s())
+
+    def _pause_for_entries_s(self) -> float:
         if self._seen is None:
             return LOOK_EVERY_S
-        wake = plan.next_wake(_schedule(self._schedule), self._seen)
+        wake = plan.next_wake(plan.split(self._configured())[0], self._seen)
         if wake is None:
             return LOOK_EVERY_S
         elapsed_s = time.monotonic() - self._seen_at
@@ -265,7 +362,8 @@ def _serve(args: argparse.Namespace) -> int:
     if args.embedded:
         config.configure(embedded=True)
     config.load_app(args.app)
-    entries = _checked_jobs(_schedule(None))
+    old, new = plan.split(config.get_config().ingest_schedule)
+    entries = [*_checked_jobs(old), *new]
     ticker = Ticker()
     with signals.StopRequest(on_first=ticker.stop) as stop:
         if not db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):

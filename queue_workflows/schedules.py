@@ -1,46 +1,224 @@
-"""Set the entries that the scheduler follows, and list them with their instants."""
+"""Schedules: declare, add, pause, resume, remove, fire, list and preview them.
+
+Each call is one transaction, or joins that of `conn`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import builtins
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeVar
 
-from queue_workflows import config, db
-from queue_workflows.engine import schedules
-from queue_workflows.schedule import entry, plan
-from queue_workflows.types import Rows
+from queue_workflows import config, db, errors
+from queue_workflows.db import check_violations
+from queue_workflows.engine import schedule_rows, schedules
+from queue_workflows.schedule import definition, entry, expression, plan
+from queue_workflows.tasks import job_validation
+from queue_workflows.types import Row, Rows
 
 ScheduleEntry = entry.ScheduleEntry
+Schedule = definition.Schedule
+Occurrence = expression.Occurrence
+F = TypeVar("F")
+_ANY_INSTANT = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
-def set(entries: Iterable[ScheduleEntry]) -> None:  # noqa: A001  the verb that users look for
-    """Replace the entries that the scheduler of this process follows.
+# --- in code -----------------------------------------------------------------------------------
 
-    Raises `InvalidConfig` (a ValueError), with nothing replaced, for what is no `ScheduleEntry`,
-    and for two entries of one name that fire at the same instants but queue different jobs.
+
+def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the verb that users look for
+    """Replace what the scheduler of this process follows.
+
+    Raises `InvalidConfig` (a ValueError), with nothing replaced, for what is neither a
+    `ScheduleEntry` nor a `Schedule`, for two entries of one name that fire at the same instants but
+    queue different jobs, and for two schedules of one name.
     """
-    config.set_ingest_schedule(plan.check(entries))
+    chosen = [*entries]
+    plan.split(chosen)
+    config.set_ingest_schedule(chosen)
+
+
+def schedule(expression: str, *, name: str | None = None, **options: Any) -> Callable[[F], F]:
+    """Return a decorator that schedules a registered task or a `@workflow`.
+
+    `options` are the fields of `Schedule`: `tz`, `args` or `inputs`, `queue`, `overlap` ... The
+    name is that of the task or workflow if none is given. The decorator stands above the one that
+    registers the task. Raises `InvalidConfig` (a ValueError).
+    """
+
+    def declare(target: F) -> F:
+        task_name, workflow_name = _target(target)
+        found = Schedule(
+            name or task_name or workflow_name or "",
+            expression,
+            task_name=task_name,
+            workflow_name=workflow_name,
+            **options,
+        )
+        rest = [one for one in config.get_config().ingest_schedule if one.name != found.name]
+        set([*rest, found])
+        return target
+
+    return declare
+
+
+def _target(target: Any) -> tuple[str | None, str | None]:
+    """Return the task's or the workflow's name, the other being None."""
+    cfg = config.get_config()
+    workflows = [name for name, one in cfg.workflow_map.items() if one is target]
+    if workflows:
+        return None, workflows[0]
+    tasks = [name for name, one in cfg.ingest_task_map.items() if one is target]
+    if tasks:
+        return tasks[0], None
+    raise errors.InvalidConfig(
+        f"@schedule: {getattr(target, '__name__', target)!r:.80} is neither a @workflow nor a "
+        "registered task: put @schedule above the decorator that registers it"
+    )
+
+
+# --- in the table ------------------------------------------------------------------------------
+
+
+@check_violations.translated()
+def add(name: str, expression: str, *, conn: db.Connection | None = None, **options: Any) -> None:
+    """Store a schedule in the table, or replace the definition of the one of this name.
+
+    `options` are the fields of `Schedule`. Raises before any write: `InvalidConfig`, for a name
+    that the code uses too; `UnknownTask`, `UnknownQueue`, `InvalidJob`, `ArgsRefused`.
+    """
+    unknown = [key for key in options if key not in definition.COLUMNS]
+    if unknown:
+        known = ", ".join(definition.COLUMNS[2:])
+        raise errors.InvalidConfig(f"schedule {name!r}: {unknown[0]!r:.80} is none of {known}")
+    found = Schedule(name, expression, **options)
+    check(found)
+    with db.transaction(conn) as own:
+        schedule_rows.put(own, found, "table")
+
+
+def check(found: Schedule) -> None:
+    """Raise as `add` does for a target that this process knows to be wrong."""
+    if found.workflow_name is not None:
+        schedule_rows.check_inputs(found.workflow_name, found.inputs)
+        return
+    row = {name: getattr(found, name) for name in definition.COLUMNS}
+    try:
+        job_validation.batches([schedule_rows.new_job(row, _ANY_INSTANT)])
+    except (ValueError, TypeError) as error:
+        if not isinstance(error, errors.QueueWorkflowsError):
+            raise
+        raise type(error)(f"schedule {found.name!r}: {error}") from None
+
+
+def pause(name: str, *, conn: db.Connection | None = None) -> None:
+    """Stop a schedule until `resume`; raise `UnknownSchedule` (a KeyError) if there is none."""
+    _demand(name, conn, lambda own: schedule_rows.set_paused(own, name, True))
+
+
+def resume(name: str, *, conn: db.Connection | None = None) -> None:
+    """Let a paused schedule fire again; instants of the pause never fire. Raise as `pause` does."""
+    _demand(name, conn, lambda own: schedule_rows.set_paused(own, name, False))
+
+
+def remove(name: str, *, conn: db.Connection | None = None) -> None:
+    """Delete a schedule; raise as `pause` does.
+
+    One that the code of a scheduler still names comes back when that scheduler starts.
+    """
+    _demand(name, conn, lambda own: schedule_rows.remove(own, name))
+
+
+def _demand(name: str, conn: db.Connection | None, call: Callable[[db.Connection], bool]) -> None:
+    with db.transaction(conn) as own:
+        if not call(own):
+            raise _unknown(name)
+
+
+def _unknown(name: str) -> errors.UnknownSchedule:
+    return errors.UnknownSchedule(
+        f"no schedule {name!r}: `queue-workflows schedules list` names them"
+    )
+
+
+@check_violations.translated()
+def run_now(name: str, *, conn: db.Connection | None = None) -> str | None:
+    """Fire a schedule now, beside its instants; return the id of the job or run.
+
+    Returns None if its overlap policy or its idempotency key holds it back. A paused schedule fires
+    too. Raises `UnknownSchedule` (a KeyError), and what `add` raises.
+    """
+    with db.transaction(conn) as own:
+        row = schedule_rows.lock(own, name)
+        if row is None:
+            raise _unknown(name)
+        return schedule_rows.fire(own, row, schedules.database_now(own), reason="manual")
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for
-    """Return the entries of this process, the next to fire first.
+    """Return the schedules of the table, and this process's entries, the next to fire first.
 
-    `name`, `task_name`, `queue`, `minute`, `hours` (sorted; None: every hour), `next_fire_at` by
-    the database's clock, and `last_fire_at`: the last instant that a scheduler fired, or None.
+    `name`, `expression`, `tz`, `task_name`, `workflow_name`, `queue`, `next_fire_at`,
+    `last_fire_at`, `last_status`, `failures` (in a row), `paused`, `error`, `source`, `gone_at`,
+    `changes`, `minute` and `hours` (None for a schedule of the table).
     """
-    entries = plan.check(config.get_config().ingest_schedule)
+    entries = plan.split(config.get_config().ingest_schedule)[0]
     with db.transaction(conn) as own:
         now = schedules.database_now(own)
         last = schedules.last_fires(own, [one.name for one in entries], until=now)
-    rows = [
-        {
-            "name": one.name,
-            "task_name": one.task_name,
-            "queue": one.queue,
-            "minute": one.minute,
-            "hours": None if one.hours is None else sorted(one.hours),
-            "next_fire_at": one.next_fire_at(now),
-            "last_fire_at": last.get(one.name),
-        }
-        for one in entries
-    ]
-    return sorted(rows, key=lambda row: (row["next_fire_at"], row["name"]))
+        stored = schedule_rows.find(own)
+    rows = [_entry_row(one, now, last.get(one.name)) for one in entries]
+    for row in stored:
+        found = dict.fromkeys(("minute", "hours")) | row | {"next_fire_at": row["next_at"]}
+        rows.append(found)
+    return sorted(
+        rows, key=lambda row: (row["next_fire_at"] is None, row["next_fire_at"] or now, row["name"])
+    )
+
+
+def _entry_row(one: ScheduleEntry, now: datetime, last: datetime | None) -> Row:
+    hours = "*" if one.hours is None else ",".join(map(str, sorted(one.hours)))
+    return {
+        "name": one.name,
+        "expression": f"{one.minute} {hours} * * *",
+        "tz": "UTC",
+        "task_name": one.task_name,
+        "workflow_name": None,
+        "queue": one.queue,
+        "minute": one.minute,
+        "hours": None if one.hours is None else sorted(one.hours),
+        "next_fire_at": one.next_fire_at(now),
+        "last_fire_at": last,
+        "last_status": None,
+        "failures": 0,
+        "paused": False,
+        "error": None,
+        "source": "code",
+        "gone_at": None,
+        "changes": None,
+    }
+
+
+def preview(
+    name: str, *, days: float = 7.0, limit: int = 1000, conn: db.Connection | None = None
+) -> builtins.list[Occurrence]:
+    """Return the coming instants of a schedule or entry, with what a change of the clock does.
+
+    From the database's now, at most `limit`. Raises `UnknownSchedule` (a KeyError).
+    """
+    with db.transaction(conn) as own:
+        now = schedules.database_now(own)
+        rows = schedule_rows.find(own, name)
+    entries = plan.split(config.get_config().ingest_schedule)[0]
+    rows += [_entry_row(one, now, None) for one in entries if one.name == name]
+    if not rows:
+        raise _unknown(name)
+    row = rows[0]
+    start_at, end_at = row.get("start_at"), row.get("end_at")
+    found = definition.parsed(row["expression"], row["tz"], start_at)
+    after = now if start_at is None else max(now, start_at - timedelta(microseconds=1))
+    until = now + timedelta(days=days)
+    until = until if end_at is None else min(until, end_at)
+    occurrences = found.occurrences(after, until)
+    return [one for one, _ in zip(occurrences, range(limit), strict=False)]

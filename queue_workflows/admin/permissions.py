@@ -11,8 +11,9 @@ from queue_workflows.types import Row
 TABLES = (
     "workflow_runs", "workflow_node_jobs", "workflow_input_submissions",
     "workflow_dispatch_events", "workflow_node_events", "ingest_jobs", "ingest_job_events",
-    "schedule_fires", "workers", "worker_heartbeats", "worker_controls", "job_attempt_logs",
-    "workflow_input_timeouts", "queue_settings", "gpu_models", "gpu_unassignable",
+    "schedule_fires", "schedules", "workers", "worker_heartbeats", "worker_controls",
+    "job_attempt_logs", "workflow_input_timeouts", "queue_settings", "gpu_models",
+    "gpu_unassignable",
     "model_controls", "hw_samples", "queue_partitions", "queue_starts", "partition_starts",
     "partition_dues",
 )  # fmt: skip

@@ -31,6 +31,7 @@ from queue_workflows.cli import (
     run,
     runs,
     samples,
+    schedules,
     show,
     status,
     supervise,
@@ -56,6 +57,7 @@ app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("workers")(workers.workers)
 app.command("queues")(queues.queues)
+app.command("schedules")(schedules.schedules)
 app.command("models")(models.models)
 app.command("samples")(samples.samples)
 app.command("why")(why.why)

@@ -871,6 +871,47 @@ class _Samples:
 
 samples: _Samples
 
+class _ScheduleRows:
+    due: bytes
+    """Lock up to `limit` schedules that are due or not planned yet, and that no other scheduler has locked."""
+    wake: bytes
+    """Return whether there are schedules, and when the next is due; NULL: none is, or one is not planned."""
+    lock: bytes
+    """Lock one schedule and return it."""
+    plan: bytes
+    """Store what comes next for a schedule."""
+    plan_again: bytes
+    """Forget what was planned by a clock that was ahead. With `all`: whatever is planned after `now`; else only
+    schedules that fired or changed after it."""
+    fired: bytes
+    """Store what a fire made of a schedule."""
+    fail: bytes
+    """Store why a schedule cannot fire."""
+    forget_errors: bytes
+    """Let schedules that could not fire try again: the code may have changed."""
+    claim: bytes
+    """Claim one instant of a schedule. No row: it was claimed before."""
+    record: bytes
+    """Record what became of a claimed instant."""
+    last_status: bytes
+    """Return the status of the job or run of the last fire; NULL: there is none any more."""
+    put: bytes
+    """Insert a schedule, or replace the definition of the one of the name and source. No row: one of another source
+    has the name."""
+    owner: bytes
+    """Return the source of the schedule of a name."""
+    mark_gone: bytes
+    """Mark the schedules of code that the code does not name any more. They do not fire, and keep their history."""
+    set_paused: bytes
+    """Pause or resume a schedule. Instants of the pause never fire."""
+    remove: bytes
+    """Delete a schedule."""
+    find: bytes
+    """Return the schedules with the status of their last job or run, and how many of their last fires failed in a
+    row (100 at most): fires that queued nothing, and jobs and runs that are gone or not over, do not count."""
+
+schedule_rows: _ScheduleRows
+
 class _Schedules:
     now: bytes
     """Return the database's clock: the start of the current transaction."""

@@ -30,12 +30,9 @@ class ScheduleEntry:
     hours: Iterable[int] | None = None
 
     def __post_init__(self) -> None:
-        for field in ("name", "task_name", "queue"):
-            _check_text(self.name, field, getattr(self, field))
-        if self.name.endswith(BOOT_SUFFIX):
-            raise errors.InvalidConfig(
-                f"schedule entry {self.name!r}: a name must not end in {BOOT_SUFFIX!r}"
-            )
+        check_name(self.name)
+        for field in ("task_name", "queue"):
+            check_text(self.name, field, getattr(self, field))
         if not _is_int(self.minute, 59):
             raise errors.InvalidConfig(
                 f"schedule entry {self.name!r}: minute must be a whole number 0-59, "
@@ -76,7 +73,17 @@ def as_utc(moment: datetime) -> datetime:
     return moment.astimezone(timezone.utc)
 
 
-def _check_text(name: Any, field: str, value: Any) -> None:
+def check_name(name: Any) -> None:
+    """Raise `InvalidConfig` for a name that no schedule may have."""
+    check_text(name, "name", name)
+    if name.endswith(BOOT_SUFFIX):
+        raise errors.InvalidConfig(
+            f"schedule entry {name!r}: a name must not end in {BOOT_SUFFIX!r}"
+        )
+
+
+def check_text(name: Any, field: str, value: Any) -> None:
+    """Raise `InvalidConfig` for a field of the schedule `name` that is no text, empty or long."""
     if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > MAX_NAME:
         raise errors.InvalidConfig(
             f"schedule entry {name!r}: {field} must be a text of 1 to {MAX_NAME} characters, "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from queue_workflows import errors
+from queue_workflows.schedule import definition
 from queue_workflows.schedule import entry as schedule_entry
 
 Entry = schedule_entry.ScheduleEntry
@@ -66,11 +67,27 @@ def check(entries: Iterable[object]) -> list[Entry]:
     Raises `InvalidConfig` for a value that is no `ScheduleEntry`, and for two different jobs under
     one name at one instant, since only one could ever be claimed.
     """
+    return split(entries, allow_rows=False)[0]
+
+
+def split(
+    entries: Iterable[object], *, allow_rows: bool = True
+) -> tuple[list[Entry], list[definition.Schedule]]:
+    """Return the old-style entries and the schedules that become rows.
+
+    Raises as `check` does, and for two schedules of one name.
+    """
     checked: list[Entry] = []
+    rows: dict[str, definition.Schedule] = {}
     for candidate in entries:
+        if isinstance(candidate, definition.Schedule) and allow_rows:
+            if rows.setdefault(candidate.name, candidate) != candidate:
+                raise errors.InvalidConfig(f"two schedules are named {candidate.name!r}")
+            continue
         if not isinstance(candidate, Entry):
+            wanted = "ScheduleEntry and Schedule" if allow_rows else "ScheduleEntry"
             raise errors.InvalidConfig(
-                f"a schedule holds ScheduleEntry objects, not {type(candidate).__name__}"
+                f"a schedule holds {wanted} objects, not {type(candidate).__name__}"
             )
         for other in checked:
             if _collide(candidate, other):
@@ -79,7 +96,9 @@ def check(entries: Iterable[object]) -> list[Entry]:
                     "run different jobs: give them different names"
                 )
         checked.append(candidate)
-    return checked
+    if both := sorted({one.name for one in checked} & rows.keys()):
+        raise errors.InvalidConfig(f"an entry and a schedule are named {both[0]!r}")
+    return checked, [*rows.values()]
 
 
 def _collide(one: Entry, other: Entry) -> bool:

@@ -89,8 +89,8 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part.name: len(part.objects) for part in functions.parts()} == {
-        "functions": 89,
-        "triggers": 28,
+        "functions": 90,
+        "triggers": 29,
     }
 
 
@@ -167,6 +167,8 @@ MERGED = {
         "ingest_jobs.ingest_jobs_forget", "workflow_node_jobs.workflow_node_jobs_forget")),
 }  # fmt: skip
 """One trigger for what follows from deleted jobs; none of its own for a requested cancellation."""
+SCHEDULES = {("columns", "schedule_fires.run_id"), ("columns", "schedule_fires.skipped")}
+"""What migration 0014 adds beside the table `schedules` and what hangs on it."""
 CHANGED = {
     "queue_workflows_keep_events()",
     "notify_ingest_jobs_inserted()",  # equal notifications are folded by the server alone
@@ -191,6 +193,15 @@ def test_the_database_is_that_of_the_migrations_of_before_but_for_the_record(own
     }
     assert sum(map(len, before.values())) > 600
     found = {(kind, name) for kind, name, _, _ in schema_snapshot.difference(before, now)}
+    of_0014 = {
+        (kind, name)
+        for kind, name in found
+        if name.split(".")[0] == "schedules"
+        or name.startswith("schedules_")
+        or name == "queue_workflows_schedule_changed()"
+    }
+    assert len(of_0014) > 40 and not {name for kind, name in of_0014 if name in before[kind]}
+    found -= of_0014 | SCHEDULES
     assert found == NEW | NOTES | MERGED | named | {("functions", name) for name in CHANGED}
     assert not {name for kind, name in NEW if name in before[kind]}
 
@@ -342,24 +353,24 @@ def test_a_worker_waits_until_its_functions_are_there(
 
         assert engine.wait_until_ready(stopped=lambda: False, pause=pause)
         assert pauses == [0.5]
-    assert "waiting for schema version 13" in caplog.text
+    assert "waiting for schema version 14" in caplog.text
 
 
 def test_a_downgrade_forgets_the_set_and_takes_its_objects(own: str) -> None:
     with engine.connect() as conn:
-        assert engine.downgrade(to_version=12) == [13]
+        assert engine.downgrade(to_version=12) == [14, 13]
         left = schema_snapshot.snapshot(conn)
         assert {name.partition("(")[0] for name in left["functions"]} == OF_0_3_0
         assert OBJECTS not in left["tables"]
 
 
 def test_a_downgrade_that_keeps_the_record_empties_it(own: str, tmp_path: Path) -> None:
-    folder = migration_folders.chain_up_to(13, tmp_path / "more")
-    migration_folders.write_chain(folder, _0014_more="SELECT 1", _0014_more_down="SELECT 1")
-    assert engine.bootstrap(migrations_dir=folder) == [14]
+    folder = migration_folders.chain_up_to(14, tmp_path / "more")
+    migration_folders.write_chain(folder, _0015_more="SELECT 1", _0015_more_down="SELECT 1")
+    assert engine.bootstrap(migrations_dir=folder) == [15]
     with engine.connect() as conn:
         assert len(record(conn)) == 2
-        assert engine.downgrade(to_version=13, migrations_dir=folder) == [14]
+        assert engine.downgrade(to_version=14, migrations_dir=folder) == [15]
         assert record(conn) == {}
         engine.bootstrap()
         assert len(record(conn)) == 2
@@ -432,12 +443,13 @@ def test_verify_names_what_an_empty_database_lacks(
     assert main(["migrate", "--verify", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert found["version"] == 0
-    assert found["problems"][-3:] == [
+    assert found["problems"][-4:] == [
         "migration 0013_release_0_4 is not applied",
+        "migration 0014_schedules is not applied",
         "the functions are not installed",
         "the triggers are not installed",
     ]
-    assert len(found["problems"]) == 15
+    assert len(found["problems"]) == 16
 
 
 def test_the_printed_sql_makes_the_schema_and_its_functions(
@@ -464,6 +476,7 @@ LAST_16 = "79bba3898f603a3b0b3b0dbe1bddfb86fd634237c54ad29bf228d8e73df01f68"
 
 def make_development(conn: engine.Connection, up_to: int = 33, *, last: bool = False) -> None:
     """Make the database what a development build made: its tables are the same, its ledger not."""
+    conn.execute((migrations.dir() / "0014_schedules.down.sql").read_bytes())
     conn.execute(f"DROP TABLE {OBJECTS}; DELETE FROM {schema.LEDGER} WHERE version > 12")
     ledger = json.loads((SUPPORT / "development_ledger.json").read_text())
     if last:
@@ -489,9 +502,9 @@ def test_a_complete_database_of_a_development_build_is_converted(
         assert finding.level == doctor.ERROR and "queue-workflows migrate" in finding.remedy
         job = factories.ingest(conn)
         assert main(["migrate", "--dry-run"]) == 0
-        told = "version 33 -> 13: would install the functions and triggers"
+        told = "version 33 -> 14: would install the functions and triggers"
         assert told in capfd.readouterr().out
-        assert engine.bootstrap() == []
+        assert engine.bootstrap() == [14]
         assert schema_snapshot.snapshot(conn) == whole
         assert conn.execute(f"SELECT version, checksum FROM {schema.LEDGER}").fetchall() == ledger
         assert factories.reread(conn, job)["status"] == "queued"

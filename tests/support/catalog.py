@@ -20,6 +20,7 @@ PURPOSES = {
     "worker_controls": "The ON/OFF switch of a machine and queue; no row means ON.",
     "ingest_job_events": "The history of ingest jobs: one row per transition.",
     "job_attempt_logs": "The output of handlers: one row per attempt that printed, deleted by age.",
+    "schedules": "One row per schedule, by code, commands or plain SQL; schedulers plan it.",
     "schedule_fires": "One row per schedule entry and time, inserted by the scheduler that fires.",
     "workflow_input_timeouts": "The timeouts of input nodes that have one.",
     "queue_settings": "Pause, limits and retention of one queue; no row means the defaults.",

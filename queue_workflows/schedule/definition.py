@@ -1,0 +1,135 @@
+"""One schedule: an expression in a zone, what it queues, and its policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from queue_workflows import errors
+from queue_workflows.schedule import entry, expression
+
+CatchUp = Literal["none", "last", "all"]
+Overlap = Literal["allow", "skip", "replace", "queue"]
+_CHOICES = {"catch_up": ("none", "last", "all"), "overlap": ("allow", "skip", "replace", "queue")}
+_MAX_S = 31_622_400
+MAX_CAUGHT_UP = 1000
+GRACE_S = 60.0
+"""With `catch_up="none"`, seconds for which an instant is on time: a restart takes less."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Queue a task with `args`, or submit a workflow with `inputs`, when `expression` says.
+
+    `catch_up`: what fires of the instants that an outage missed. `overlap`: what an instant does
+    while the job or run of the last fire is not over. Raises `InvalidConfig` (a ValueError) that
+    names the schedule, the field and what it takes.
+    """
+
+    name: str
+    expression: str
+    tz: str = "UTC"
+    task_name: str | None = None
+    args: Mapping[str, Any] | None = None
+    workflow_name: str | None = None
+    inputs: Mapping[str, Any] | None = None
+    queue: str | None = None
+    priority: int | None = None
+    idempotency_key: str | None = None
+    headers: Mapping[str, str] | None = None
+    catch_up: CatchUp = "last"
+    catch_up_max: int = 100
+    catch_up_within_s: float = 86_400.0
+    overlap: Overlap = "skip"
+    jitter_s: float = 0.0
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        entry.check_name(self.name)
+        if (self.task_name is None) == (self.workflow_name is None):
+            raise self._refused("task_name or workflow_name: give one of them")
+        for field in ("task_name", "workflow_name", "queue", "idempotency_key"):
+            if getattr(self, field) is not None:
+                entry.check_text(self.name, field, getattr(self, field))
+        self._check_target()
+        for field, allowed in _CHOICES.items():
+            if getattr(self, field) not in allowed:
+                raise self._refused(
+                    f"{field} is one of {', '.join(allowed)}, not {getattr(self, field)!r:.40}"
+                )
+        self._check_number("catch_up_within_s", 1e-3)
+        self._check_number("jitter_s", 0)
+        most = self.catch_up_max
+        if type(most) is not int or not 1 <= most <= MAX_CAUGHT_UP:
+            raise self._refused(f"catch_up_max is a whole number 1-{MAX_CAUGHT_UP}, not {most!r}")
+        for field in ("start_at", "end_at"):
+            self._check_time(field)
+        try:
+            self.parsed()
+        except errors.InvalidConfig as error:
+            raise self._refused(str(error)) from None
+
+    def _check_target(self) -> None:
+        for field, owner in (("args", "task_name"), ("inputs", "workflow_name")):
+            given = getattr(self, field)
+            if given is not None and not isinstance(given, Mapping):
+                raise self._refused(f"{field} is a mapping, not {given!r:.40}")
+            if given and getattr(self, owner) is None:
+                raise self._refused(f"{field} belongs to a schedule with {owner}")
+        if self.workflow_name is not None:
+            for field in ("queue", "idempotency_key", "headers"):
+                if getattr(self, field) is not None:
+                    raise self._refused(f"{field} belongs to a schedule of a task")
+
+    def _check_number(self, field: str, least: float) -> None:
+        given = getattr(self, field)
+        number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        if not number or math.isnan(given) or not least <= given <= _MAX_S:
+            raise self._refused(f"{field} is a number of seconds up to {_MAX_S}, not {given!r:.40}")
+
+    def _check_time(self, field: str) -> None:
+        given = getattr(self, field)
+        if given is not None and (not isinstance(given, datetime) or given.tzinfo is None):
+            raise self._refused(f"{field} is a datetime with a time zone, not {given!r:.60}")
+
+    def _refused(self, said: str) -> errors.InvalidConfig:
+        return errors.InvalidConfig(f"schedule {self.name!r}: {said}")
+
+    def parsed(self) -> expression.Expression:
+        """Return the expression; an interval counts from `start_at`."""
+        return parsed(self.expression, self.tz, self.start_at)
+
+
+COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Schedule))
+
+
+def parsed(text: str, tz: str, start_at: datetime | None) -> expression.Expression:
+    """Return the expression of a schedule; an interval counts from `start_at`."""
+    anchor = None if start_at is None else entry.as_utc(start_at)
+    return expression.parse(text, tz, anchor)
+
+
+def first_after(row: Mapping[str, Any], after: datetime) -> datetime | None:
+    """Return the first instant of a schedule's row after `after`; None if none is left."""
+    start_at, end_at = row["start_at"], row["end_at"]
+    if start_at is not None:
+        after = max(after, start_at - timedelta(microseconds=1))
+    found = parsed(row["expression"], row["tz"], start_at).next_after(after)
+    return None if found is None or (end_at is not None and found > end_at) else found
+
+
+def due(row: Mapping[str, Any], now: datetime) -> list[datetime]:
+    """Return the instants of a row from `next_at` to `now` that its catch-up policy fires."""
+    found = parsed(row["expression"], row["tz"], row["start_at"])
+    until = entry.as_utc(now if row["end_at"] is None else min(now, row["end_at"]))
+    after = entry.as_utc(row["next_at"]) - timedelta(microseconds=1)
+    if row["catch_up"] == "none":
+        after = max(after, entry.as_utc(now) - timedelta(seconds=GRACE_S))
+    elif row["catch_up"] == "all":
+        after = max(after, entry.as_utc(now) - timedelta(seconds=row["catch_up_within_s"]))
+    count = row["catch_up_max"] if row["catch_up"] == "all" else 1
+    return expression.latest(found, until, after=after, count=count)

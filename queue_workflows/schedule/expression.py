@@ -1,0 +1,273 @@
+"""Parse cron expressions and intervals, and compute their instants in a time zone."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from queue_workflows import errors
+from queue_workflows.schedule import entry, zones
+
+if TYPE_CHECKING:
+    import cronsim
+
+ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+MAX_TEXT = 200
+MAX_INTERVAL_S = 366 * 86_400
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_EVERY = re.compile(r"every\s+((?:\d{1,9}[smhdw]\s*)+)", re.IGNORECASE)
+_SIMPLE = re.compile(r"([0-5]?\d) (\*|\d\d?(?:,\d\d?)*) \* \* \*")
+"""What an old-style entry is converted to: computed here, so that it needs no library."""
+_FIELDS = (
+    "five fields (minute 0-59, hour 0-23, day of month 1-31, month 1-12 or JAN-DEC, day of week "
+    "0-7 or SUN-SAT), six with seconds 0-59 in front, an alias such as @daily, or an interval such "
+    "as 'every 10s'"
+)
+_SECOND = timedelta(seconds=1)
+_WIDEN = 8
+_LONGEST_FOLD = timedelta(days=1)
+
+
+class Occurrence(NamedTuple):
+    """A fire, or a local time that a change of the clock swallows; `note` says what is special."""
+
+    at: datetime
+    note: str | None = None
+    fires: bool = True
+
+
+class Expression(Protocol):
+    """The instants of a schedule, each a whole second, aware and in UTC."""
+
+    text: str
+
+    def next_after(self, after: datetime) -> datetime | None:
+        """Return the first instant after `after`; None if there is none in 50 years."""
+        ...
+
+    def occurrences(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
+        """Yield the instants with after < instant <= until, and what a clock change swallows."""
+        ...
+
+
+class Interval:
+    """Every so many seconds, counted from `anchor`, or from 1970 in UTC."""
+
+    def __init__(self, text: str, period_s: int, anchor: datetime | None = None) -> None:
+        self.text = text
+        self._period = timedelta(seconds=period_s)
+        self._anchor = anchor or datetime(1970, 1, 1, tzinfo=zones.UTC)
+
+    def next_after(self, after: datetime) -> datetime | None:
+        """Return the first instant after `after`, never one before the anchor."""
+        passed = (entry.as_utc(after) - self._anchor) // self._period
+        try:
+            return self._anchor + max(0, passed + 1) * self._period
+        except OverflowError:
+            return None
+
+    def occurrences(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
+        """Yield the instants with after < instant <= until."""
+        at = self.next_after(after)
+        while at is not None and at <= until:
+            yield Occurrence(at)
+            at = self.next_after(at)
+
+
+class Cron:
+    """A cron expression in a time zone.
+
+    With a named hour, each local time fires once: one that the clock skips at the end of the gap,
+    one that comes twice the first time. With an hour that begins with `*` the expression fires
+    whenever the clock shows a matching time: never if it is skipped, twice if it comes twice.
+    """
+
+    def __init__(self, text: str, zone: tzinfo) -> None:
+        self.text = text
+        fields = ALIASES.get(text.lower(), text).split()
+        self._walls = _walls(" ".join(fields), text)
+        self._zone = zone
+        self._once = not fields[-4].startswith("*")
+
+    def next_after(self, after: datetime) -> datetime | None:
+        """Return the first instant after `after`; None if there is none in 50 years."""
+        at = entry.as_utc(after)
+        change = zones.last_change(self._zone, at)
+        wall = at.replace(tzinfo=None) + zones.offset(self._zone, at)
+        if change is not None:
+            wall = max(wall, self._first_wall(change) - _SECOND)
+        try:
+            return self._search(at, wall, change)
+        except OverflowError:
+            return None
+
+    def _search(self, at: datetime, wall: datetime, change: zones.Change | None) -> datetime | None:
+        """Search each stretch of one offset in turn, from the local time after `wall`."""
+        start = at
+        while True:
+            found = self._walls.after(wall)
+            if found is None:
+                return None
+            offset = change.after if change else zones.offset(self._zone, start)
+            fire_at = max(start, found.replace(tzinfo=zones.UTC) - offset)
+            change = zones.next_change(self._zone, start, fire_at)
+            if change is None:
+                return fire_at
+            start = change.at
+            wall = self._first_wall(change) - _SECOND
+
+    def _first_wall(self, change: zones.Change) -> datetime:
+        """Return the local time at which the search of the stretch after a change begins."""
+        offset = change.before if self._once else change.after
+        return change.at.replace(tzinfo=None) + offset
+
+    def occurrences(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
+        """Yield the instants with after < instant <= until, and what a clock change swallows."""
+        at = entry.as_utc(after)
+        while True:
+            fire_at = self.next_after(at)
+            end = until if fire_at is None else min(fire_at, until)
+            if not self._once:
+                yield from self._swallowed(at, end)
+            if fire_at is None or fire_at > until:
+                return
+            yield Occurrence(fire_at, self._note(fire_at))
+            at = fire_at
+
+    def _swallowed(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
+        change = zones.next_change(self._zone, after, until)
+        while change is not None:
+            for wall in self._skipped(change):
+                yield Occurrence(change.at, f"{wall:%H:%M:%S} does not exist", fires=False)
+            change = zones.next_change(self._zone, change.at, until)
+
+    def _skipped(self, change: zones.Change) -> Iterator[datetime]:
+        start = change.at.replace(tzinfo=None)
+        wall = self._walls.after(start + change.before - _SECOND)
+        while wall is not None and wall < start + change.after:
+            yield wall
+            wall = self._walls.after(wall)
+
+    def _note(self, at: datetime) -> str | None:
+        change = zones.last_change(self._zone, at)
+        if change is not None:
+            wall = at.replace(tzinfo=None) + change.after
+            if at == change.at and (skipped := next(self._skipped(change), None)) is not None:
+                return f"{skipped:%H:%M:%S} does not exist: fires at the end of the gap"
+            if wall < change.at.replace(tzinfo=None) + change.before:
+                return "second of two"
+        coming = zones.next_change(self._zone, at, at + _LONGEST_FOLD)
+        if coming is not None and at >= coming.at - (coming.before - coming.after):
+            return "first of two" + (": the second does not fire" if self._once else "")
+        return None
+
+
+class _Walls(Protocol):
+    def after(self, wall: datetime) -> datetime | None: ...
+
+
+class _Hourly:
+    def __init__(self, minute: int, hours: frozenset[int]) -> None:
+        self._minute, self._hours = minute, hours
+
+    def after(self, wall: datetime) -> datetime | None:
+        found = wall.replace(minute=self._minute, second=0, microsecond=0)
+        while found <= wall or found.hour not in self._hours:
+            found += timedelta(hours=1)
+        return found
+
+
+class _CronSim:
+    """Local times by cronsim, which is given naive times: the clock's changes are handled above."""
+
+    def __init__(self, cron: type[cronsim.CronSim], fields: str) -> None:
+        self._cron, self._fields = cron, fields
+
+    def after(self, wall: datetime) -> datetime | None:
+        return next(self._cron(self._fields, wall), None)
+
+
+def _walls(fields: str, text: str) -> _Walls:
+    simple = _SIMPLE.fullmatch(fields)
+    if simple:
+        hours = range(24) if simple[2] == "*" else map(int, simple[2].split(","))
+        chosen = frozenset(hours)
+        if max(chosen) < 24:
+            return _Hourly(int(simple[1]), chosen)
+    try:
+        import cronsim
+    except ImportError:
+        raise errors.MissingExtra(
+            f"cron expression {text!r:.80}: pip install 'queue_workflows[cron]' (cronsim)"
+        ) from None
+    try:
+        cronsim.CronSim(fields, datetime(2024, 1, 1))
+    except cronsim.CronSimError as error:
+        raise errors.InvalidConfig(
+            f"expression {text!r:.80}: {error}; it takes {_FIELDS}"
+        ) from None
+    return _CronSim(cronsim.CronSim, fields)
+
+
+@functools.lru_cache(maxsize=20_000)
+def parse(text: str, tz: str = "UTC", anchor: datetime | None = None) -> Expression:
+    """Return the expression; `anchor` is where an interval is counted from (aware).
+
+    Raises `InvalidConfig` (a ValueError) with the field and what it takes, and `MissingExtra` for a
+    cron expression where the extra `cron` is not installed.
+    """
+    zone = zones.load(tz)
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidConfig(f"expression {text!r:.80}: it takes {_FIELDS}")
+    cleaned = " ".join(text.split())
+    if cleaned.lower().startswith("every"):
+        return Interval(cleaned, _period_s(cleaned), anchor)
+    if cleaned.startswith("@") and cleaned.lower() not in ALIASES:
+        raise errors.InvalidConfig(f"expression {text!r:.80}: aliases are {', '.join(ALIASES)}")
+    return Cron(cleaned, zone)
+
+
+def _period_s(text: str) -> int:
+    found = _EVERY.fullmatch(text)
+    parts = re.findall(r"(\d+)([smhdw])", found[1].lower()) if found else []
+    seconds = sum(int(count) * _UNITS_S[unit] for count, unit in parts)
+    if not 1 <= seconds <= MAX_INTERVAL_S:
+        raise errors.InvalidConfig(
+            f"interval {text!r:.80}: 'every' and numbers with a unit (s, m, h, d, w), together 1s "
+            "to 366d, such as 'every 10s' or 'every 1h30m'"
+        )
+    return seconds
+
+
+def latest(
+    expression: Expression, until: datetime, *, after: datetime, count: int = 1
+) -> list[datetime]:
+    """Return the last `count` instants in after < instant <= until, the oldest first.
+
+    It searches forward in ever longer stretches before `until`, so that an expression of every
+    second costs as little after a year as one of every month.
+    """
+    width, end = timedelta(minutes=1), entry.as_utc(until)
+    start = entry.as_utc(after)
+    while True:
+        begin = max(start, end - width)
+        found: collections.deque[datetime] = collections.deque(maxlen=count)
+        at = expression.next_after(begin)
+        while at is not None and at <= end:
+            found.append(at)
+            at = expression.next_after(at)
+        if len(found) == count or begin <= start:
+            return list(found)
+        width *= _WIDEN

@@ -1,0 +1,237 @@
+"""Instants of cron expressions and intervals, against a scan of every minute and second."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import zoneinfo
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queue_workflows import errors
+from queue_workflows.schedule import expression, zones
+
+UTC = timezone.utc
+MINUTE = timedelta(minutes=1)
+CHANGES = {
+    "Europe/Warsaw": ["2024-03-31T01:00", "2024-10-27T01:00", "2031-03-30T01:00"],
+    "America/New_York": ["2024-03-10T07:00", "2024-11-03T06:00"],
+    "Australia/Lord_Howe": ["2024-04-06T15:00", "2024-10-05T15:30"],
+    "Africa/Casablanca": ["2024-03-10T02:00", "2024-04-14T02:00"],
+    "Pacific/Apia": ["2011-12-30T10:00", "2011-04-02T14:00"],
+    "America/Sao_Paulo": ["2018-11-04T03:00", "2018-02-18T02:00"],
+    "Asia/Tehran": ["2022-03-21T20:30", "2022-09-21T19:30"],
+    "Africa/Cairo": ["2024-04-25T22:00", "2024-10-31T21:00"],
+    "Antarctica/Troll": ["2024-03-31T01:00", "2024-10-27T01:00"],
+    "Asia/Kathmandu": ["2024-03-31T01:00"],
+    "UTC": ["2024-03-31T01:00"],
+}
+PLACES = [(zone, at(text)) for at in [lambda t: datetime.fromisoformat(t).replace(tzinfo=UTC)]
+          for zone, texts in CHANGES.items() for text in texts]  # fmt: skip
+
+
+def local(at: datetime, zone: str) -> datetime:
+    return at.astimezone(zoneinfo.ZoneInfo(zone))
+
+
+def scan(zone: str, start: datetime, end: datetime, step: timedelta, matches, once: bool):
+    """Look at every step: the slow reference, which knows neither transitions nor the library."""
+    at = start + step
+    before = local(start, zone).replace(tzinfo=None)
+    while at <= end:
+        shown = local(at, zone)
+        wall = shown.replace(tzinfo=None)
+        hit = matches(wall) and (not once or shown.fold == 0)
+        if once and wall - before > step:
+            skipped = (before + n * step for n in range(1, (wall - before) // step))
+            hit = hit or any(matches(one) for one in skipped)
+        if hit:
+            yield at
+        before, at = wall, at + step
+
+
+def computed(parsed: expression.Expression, start: datetime, end: datetime) -> Iterator[datetime]:
+    at = parsed.next_after(start)
+    while at is not None and at <= end:
+        yield at
+        at = parsed.next_after(at)
+
+
+def numbers(least: int, most: int) -> st.SearchStrategy[frozenset[int]]:
+    return st.frozensets(st.integers(least, most), min_size=1, max_size=4)
+
+
+def text(chosen: frozenset[int] | None) -> str:
+    return "*" if chosen is None else ",".join(map(str, sorted(chosen)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(PLACES), numbers(0, 59), st.none() | numbers(0, 4) | numbers(0, 23),
+    st.none() | numbers(0, 6), st.integers(-1500, 200), st.integers(0, 59),
+)  # fmt: skip
+def test_every_instant_is_that_of_a_scan_of_each_minute(place, minutes, hours, days, ahead, second):
+    zone, change = place
+    start = change + ahead * MINUTE + timedelta(seconds=second)
+    fields = f"{text(minutes)} {text(hours)} * * {text(days)}"
+    parsed = expression.parse(fields, zone)
+
+    def matches(wall: datetime) -> bool:
+        return (
+            wall.minute in minutes
+            and (hours is None or wall.hour in hours)
+            and (days is None or wall.isoweekday() % 7 in days)
+        )
+
+    begin = start.replace(second=0)
+    wanted = scan(zone, begin, begin + 1700 * MINUTE, MINUTE, matches, once=hours is not None)
+    assert list(computed(parsed, start, begin + 1700 * MINUTE)) == list(wanted)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(PLACES), numbers(0, 59), st.none() | numbers(0, 59), st.integers(-700, 100))
+def test_seconds_are_those_of_a_scan_of_each_second(place, seconds, minutes, ahead):
+    zone, change = place
+    start, end = change + timedelta(seconds=ahead), change + timedelta(seconds=ahead + 900)
+    parsed = expression.parse(f"{text(seconds)} {text(minutes)} * * * *", zone)
+
+    def matches(wall: datetime) -> bool:
+        return wall.second in seconds and (minutes is None or wall.minute in minutes)
+
+    wanted = scan(zone, start, end, timedelta(seconds=1), matches, once=False)
+    assert list(computed(parsed, start, end)) == list(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(PLACES), numbers(0, 59), numbers(0, 23), st.integers(0, 4000))
+def test_the_latest_instants_are_the_last_of_those_that_come_after(place, minutes, hours, width):
+    zone, change = place
+    parsed = expression.parse(f"{text(minutes)} {text(hours)} * * *", zone)
+    start, end = change - 2000 * MINUTE, change + (width - 2000) * MINUTE
+    every = list(computed(parsed, start, end))
+    for count in (1, 3, 1000):
+        assert expression.latest(parsed, end, after=start, count=count) == every[-count:]
+
+
+def test_the_years_of_ten_zones_have_each_local_time_once():
+    for zone in CHANGES:
+        parsed = expression.parse("30 2 * * *", zone)
+        start = datetime(2009, 12, 31, 23, tzinfo=UTC)
+        found = list(computed(parsed, start, datetime(2034, 1, 1, tzinfo=UTC)))
+        shown = [local(at, zone) for at in found]
+        assert len(set(found)) == len(found)
+        dates = {one.date() for one in shown}
+        days = (shown[-1].date() - shown[0].date()).days + 1
+        assert len(dates) == days - (zone == "Pacific/Apia")
+        for at, one in zip(found, shown, strict=True):
+            before = local(at - timedelta(seconds=1), zone).utcoffset()
+            assert (one.hour, one.minute) == (2, 30) or before != one.utcoffset(), one
+
+
+def test_a_far_match_crosses_rules_that_change_in_between():
+    parsed = expression.parse("0 12 29 2 *", "Pacific/Apia")
+    at = parsed.next_after(datetime(2008, 3, 1, tzinfo=UTC))
+    assert at is not None
+    assert local(at, "Pacific/Apia").isoformat() == "2012-02-29T12:00:00+14:00"
+    assert expression.parse("0 0 31 2 1", "UTC").next_after(at) is not None
+
+
+@pytest.mark.parametrize(("every", "seconds"), [("every 10s", 10), ("every 1h30m", 5400)])
+def test_an_interval_counts_from_1970_or_from_its_anchor(every: str, seconds: int):
+    start = datetime(2024, 3, 31, 0, 59, 7, 250_000, tzinfo=UTC)
+    found = list(itertools.islice(computed(expression.parse(every), start, start.replace(2025)), 5))
+    assert all(at.timestamp() % seconds == 0 for at in found)
+    assert found[0] - start <= timedelta(seconds=seconds) < found[1] - start
+    anchor = datetime(2024, 4, 1, 0, 0, 3, tzinfo=UTC)
+    parsed = expression.parse(every, "UTC", anchor)
+    assert parsed.next_after(start) == anchor
+    assert parsed.next_after(anchor) == anchor + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("61 * * * *", "Bad minute.*minute 0-59"),
+        ("* 24 * * *", "Bad hour"),
+        ("0 24 * * *", "Bad hour"),
+        ("* * 0 * *", "Bad day-of-month"),
+        ("0 0 30 2 *", "Bad day-of-month"),
+        ("* * * FOO *", "Bad month"),
+        ("* * * * 8", "Bad day-of-week"),
+        ("x * * * * *", "Bad second"),
+        ("* * *", "fields"),
+        ("", "five fields"),
+        ("@often", "aliases are @yearly"),
+        ("every 0s", "1s to 366d"),
+        ("every 10", "numbers with a unit"),
+        ("every 400d", "1s to 366d"),
+        ("*" * 300, "five fields"),
+    ],
+)
+def test_a_wrong_expression_is_refused_with_what_is_allowed(bad: str, said: str):
+    with pytest.raises(errors.InvalidConfig, match=said):
+        expression.parse(bad, "UTC")
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "Mars/Base", "../etc/passwd", "/etc", "Europe", "a\0b", "é" * 9]
+)
+def test_a_wrong_zone_is_refused(bad: str):
+    with pytest.raises(errors.InvalidConfig, match="no IANA time zone"):
+        expression.parse("0 3 * * *", bad)
+
+
+def test_names_ranges_steps_and_aliases():
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    for fields, wanted in {
+        "0 3 * * MON-FRI": "2024-01-01T03:00",
+        "*/20 9-17 * FEB sun": "2024-02-04T09:00",
+        "@weekly": "2024-01-07T00:00",
+        "@yearly": "2025-01-01T00:00",
+        "0 0 L * *": "2024-01-31T00:00",
+    }.items():
+        at = expression.parse(fields).next_after(start)
+        assert at == datetime.fromisoformat(wanted).replace(tzinfo=UTC), fields
+
+
+def test_without_the_extra_intervals_and_converted_entries_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    expression.parse.cache_clear()
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    assert expression.parse("5 1,3 * * *").next_after(start) == start.replace(hour=1, minute=5)
+    assert expression.parse("@hourly").next_after(start) == start.replace(hour=1)
+    assert expression.parse("every 1h").next_after(start) == start.replace(hour=1)
+    with pytest.raises(errors.MissingExtra, match=r"pip install 'queue_workflows\[cron\]'"):
+        expression.parse("*/5 * * * *")
+
+
+def notes(fields: str, zone: str, day: str) -> list[tuple[str, str | None, bool]]:
+    start = datetime.fromisoformat(day).replace(tzinfo=UTC)
+    found = expression.parse(fields, zone).occurrences(start, start + timedelta(days=1))
+    return [(f"{local(one.at, zone):%H:%M}", one.note, one.fires) for one in found]
+
+
+def test_a_preview_marks_what_is_skipped_and_what_comes_twice():
+    spring, autumn = "2024-03-30T22:00", "2024-10-26T22:30"
+    skipped = "02:30:00 does not exist"
+    moved = f"{skipped}: fires at the end of the gap"
+    assert notes("30 2 * * *", "Europe/Warsaw", spring) == [("03:00", moved, True)]
+    once = "first of two: the second does not fire"
+    assert notes("30 2 * * *", "Europe/Warsaw", autumn) == [("02:30", once, True)]
+    hourly = notes("30 * * * *", "Europe/Warsaw", spring)
+    assert ("03:00", skipped, False) in hourly
+    assert len([one for one in hourly if one[2]]) == 24
+    twice = [one for one in notes("30 * * * *", "Europe/Warsaw", autumn) if one[1]]
+    assert twice == [("02:30", "first of two", True), ("02:30", "second of two", True)]
+
+
+def test_the_changes_of_a_zone_are_found_to_the_second():
+    for zone, texts in CHANGES.items():
+        for told in texts if zone not in ("Asia/Kathmandu", "UTC") else ():
+            at = datetime.fromisoformat(told).replace(tzinfo=UTC)
+            found = zones.next_change(zones.load(zone), at - MINUTE, at)
+            assert found is not None and found.at == at, (zone, told)

@@ -1,0 +1,522 @@
+"""Rows of `schedules`: each instant fires once, by its policies, whatever dies beside it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import queue_workflows
+from queue_workflows import config, errors, scheduler, schedules
+from queue_workflows.schedule import definition
+from queue_workflows.scheduler import Ticker
+from tests.support import wait
+
+UTC = timezone.utc
+TEN = datetime(2024, 5, 1, 10, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+Schedule = definition.Schedule
+
+
+@pytest.fixture(autouse=True)
+def _tasks(clean_process: None) -> None:
+    for name in ("prices", "other"):
+        config.register_ingest_task(name, lambda reason, args: {"reason": reason})
+
+
+class Clock:
+    def __init__(self, now: datetime = TEN) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def hourly(name: str = "s", expression: str = "5 * * * *", **more: Any) -> Schedule:
+    given: dict[str, Any] = {"task_name": "prices", "queue": "fetch", **more}
+    return Schedule(name, expression, **given)
+
+
+def put(clock: Clock, *wanted: Schedule) -> Ticker:
+    """A ticker that has planned these schedules of the code at the clock's time."""
+    config.set_ingest_schedule(wanted)
+    ticker = Ticker(now_fn=clock)
+    ticker.run_once()
+    with queue_workflows.db.connection() as conn:
+        conn.execute(
+            "UPDATE schedules SET changed_at = %s, next_at = NULL, wake_at = NULL", (clock.now,)
+        )
+    ticker.run_once()
+    return ticker
+
+
+def rows(query: str) -> list[dict[str, Any]]:
+    with queue_workflows.db.connection() as conn:
+        return conn.execute(query).fetchall()
+
+
+def fires() -> list[tuple[str, float, str | None]]:
+    """Name, minutes after ten, and why the instant queued nothing."""
+    found = rows("SELECT * FROM schedule_fires ORDER BY fire_at, name")
+    return [(r["name"], (r["fire_at"] - TEN) / MINUTE, r["skipped"]) for r in found]
+
+
+def jobs() -> list[dict[str, Any]]:
+    return rows("SELECT * FROM ingest_jobs ORDER BY seq")
+
+
+def finish() -> None:
+    """End every job."""
+    with queue_workflows.db.connection() as conn:
+        conn.execute(
+            "UPDATE ingest_jobs SET status = 'cancelled', finished_at = now()"
+            " WHERE status = 'queued'"
+        )
+
+
+def after(ticker: Ticker, clock: Clock, *minutes: float) -> list[str]:
+    found: list[str] = []
+    for at in minutes:
+        clock.now = TEN + at * MINUTE
+        found += ticker.run_once()
+    return found
+
+
+# --- one fire for each instant
+
+
+def test_a_new_schedule_waits_for_its_next_instant_and_fires_it_once(db: ModuleType):
+    clock = Clock(TEN + 30 * MINUTE)
+    ticker = put(clock, hourly(args={"a": 1}, headers={"x": "y"}, priority=7))
+    assert after(ticker, clock, 64.9) == []
+    (made,) = after(ticker, clock, 65, 65.5)
+    assert fires() == [("s", 65, None)]
+    (job,) = jobs()
+    assert (job["id"], job["task_name"], job["priority"], job["args"]) == (
+        made, "prices", 7, {"a": 1}
+    )  # fmt: skip
+    assert job["headers"] == {"x": "y", "schedule": "s", "fire_at": "2024-05-01T11:05:00+00:00"}
+
+
+def test_three_schedulers_that_race_fire_each_instant_once(db: ModuleType):
+    clock = Clock()
+    wanted = [hourly(f"s{n}", f"{n} * * * *", overlap="allow") for n in range(0, 60, 5)]
+    put(clock, *wanted)
+    tickers = [Ticker(now_fn=clock) for _ in range(3)]
+    barrier = threading.Barrier(4)
+
+    def race(ticker: Ticker) -> None:
+        for _ in range(10):
+            barrier.wait(30)
+            ticker.run_once()
+            barrier.wait(30)
+
+    threads = [threading.Thread(target=race, args=(one,)) for one in tickers]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 11):
+        clock.now = TEN + step * 6 * MINUTE
+        barrier.wait(30)
+        barrier.wait(30)
+    for thread in threads:
+        thread.join(60)
+    after(tickers[0], clock, 60.5)
+    due = [(f"s{n}", float(n or 60), None) for n in range(0, 60, 5)]
+    assert fires() == sorted(due, key=lambda one: (one[1], one[0]))
+    assert len(jobs()) == len(due)
+
+
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from queue_workflows import config, scheduler
+config.register_ingest_task("prices", lambda: None)
+scheduler.Ticker(schedule=None).run_forever()
+"""
+
+
+GATE = """
+CREATE FUNCTION test_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$;
+CREATE TRIGGER zz_gate BEFORE {event} FOR EACH ROW EXECUTE FUNCTION test_gate();
+"""
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "INSERT ON schedule_fires",
+        "INSERT ON ingest_jobs",
+        "UPDATE OF job_id ON schedule_fires",
+        "UPDATE OF last_fire_at ON schedules",
+        "UPDATE OF next_at ON schedules",
+    ],
+)
+def test_a_scheduler_that_is_killed_in_a_fire_loses_and_doubles_nothing(db: ModuleType, event: str):
+    schedules.add("s", "every 1h", task_name="prices", queue="fetch")
+    with db.connection() as conn:
+        conn.execute("UPDATE schedules SET next_at = date_trunc('hour', now()), wake_at = now()")
+        conn.execute(GATE.format(event=event))
+    waiting = "SELECT pid FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        with db.transaction() as conn:
+            conn.execute("SELECT pg_advisory_xact_lock(4711)")
+            child = subprocess.Popen([sys.executable, "-c", KILLED, str(Path.cwd())])
+            (blocked,) = wait.until(lambda: rows(waiting))
+            child.kill()
+            child.wait(30)
+        alive = f"SELECT FROM pg_stat_activity WHERE pid = {blocked['pid']}"
+        wait.until(lambda: not rows(alive))
+    finally:
+        if child is not None:
+            child.kill()
+            child.wait(30)
+        with db.connection() as conn:
+            conn.execute("DROP FUNCTION test_gate CASCADE")
+    assert (fires(), jobs()) == ([], [])
+    queued = [made for ticker in (Ticker(), Ticker()) for made in ticker.run_once()]
+    assert [job["id"] for job in jobs()] == queued
+    assert len(queued) == len(fires()) == 1
+
+
+# --- outages, clocks
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ({"catch_up": "none"}, []),
+        ({"catch_up": "last"}, [605]),
+        ({"catch_up": "all", "overlap": "allow"}, [65 + 60 * n for n in range(10)]),
+        ({"catch_up": "all", "overlap": "allow", "catch_up_max": 3}, [485, 545, 605]),
+        ({"catch_up": "all", "overlap": "allow", "catch_up_within_s": 7200.0}, [545, 605]),
+        ({"catch_up": "all", "overlap": "skip", "catch_up_max": 2}, [545, (605, "overlap")]),
+    ],
+)
+def test_what_an_outage_missed_fires_by_the_policy(
+    db: ModuleType, policy: dict[str, Any], wanted: list[Any]
+):
+    clock = Clock()
+    ticker = put(clock, hourly(**policy))
+    after(ticker, clock, 5)
+    finish()
+    restarted = Ticker(now_fn=clock)
+    after(restarted, clock, 640, 640.5)
+    found = [at if skipped is None else (at, skipped) for _, at, skipped in fires()]
+    assert found == [5, *wanted]
+    finish()
+    assert len(after(restarted, clock, 665)) == 1
+
+
+def test_a_restart_within_the_grace_still_fires_without_catching_up(db: ModuleType):
+    clock = Clock()
+    put(clock, hourly(catch_up="none"))
+    assert len(after(Ticker(now_fn=clock), clock, 5.9)) == 1
+
+
+def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(overlap="allow"))
+    after(ticker, clock, 0, 5, -55, -50, 5, 6, 66, 5, 6, 66, 125)
+    assert fires() == [("s", at, None) for at in (5, 65, 125)]
+    assert len(jobs()) == 3
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_was_days_ahead_does_not_silence_a_schedule(db: ModuleType, restart: bool):
+    clock = Clock()
+    ticker = put(clock, hourly(overlap="allow"))
+    after(ticker, clock, 3 * 1440)
+    ticker = Ticker(now_fn=clock) if restart else ticker
+    after(ticker, clock, 10, 64)
+    assert len(after(ticker, clock, 65)) == 1
+
+
+def test_a_long_sleep_of_the_machine_costs_one_late_fire(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(expression="* * * * * *", overlap="allow"))
+    (_,) = after(ticker, clock, 600)
+    assert fires() == [("s", 600, None)]
+
+
+# --- overlap
+
+
+def test_skip_records_the_instant_and_goes_on_when_the_job_is_over(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly())
+    after(ticker, clock, 5, 65)
+    finish()
+    after(ticker, clock, 125)
+    assert fires() == [("s", 5, None), ("s", 65, "overlap"), ("s", 125, None)]
+    assert len(jobs()) == 2
+
+
+def test_replace_cancels_the_job_before(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(overlap="replace"))
+    after(ticker, clock, 5, 65)
+    assert [job["status"] for job in jobs()] == ["cancelled", "queued"]
+
+
+def test_queue_lets_one_instant_wait_until_the_job_is_over(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(overlap="queue"))
+    after(ticker, clock, 5, 65, 66, 125, 140)
+    assert fires() == [("s", 5, None)]
+    finish()
+    assert len(after(ticker, clock, 141)) == 1
+    assert fires() == [("s", 5, None), ("s", 125, None)]
+    finish()
+    assert len(after(ticker, clock, 185)) == 1
+
+
+def test_an_idempotency_key_that_another_job_has_queues_nothing(db: ModuleType):
+    clock = Clock()
+    ticker = put(
+        clock,
+        hourly("one", overlap="allow", idempotency_key="k"),
+        hourly("each", overlap="allow", idempotency_key="e {fire_at}"),
+    )
+    after(ticker, clock, 5, 65)
+    assert fires() == [
+        ("each", 5, None), ("one", 5, None), ("each", 65, None), ("one", 65, "idempotency key"),
+    ]  # fmt: skip
+    assert len(jobs()) == 3
+
+
+# --- start, end, jitter, zones, targets
+
+
+def test_start_and_end_bound_the_instants(db: ModuleType):
+    clock = Clock()
+    bounds = {"start_at": TEN + 65 * MINUTE, "end_at": TEN + 125 * MINUTE}
+    ticker = put(clock, hourly(overlap="allow", **bounds))
+    after(ticker, clock, *range(0, 300, 5))
+    assert fires() == [("s", 65, None), ("s", 125, None)]
+
+
+def test_jitter_delays_the_fire_and_not_its_instant(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(jitter_s=1800.0))
+    (row,) = rows("SELECT * FROM schedules")
+    assert timedelta(0) < row["wake_at"] - row["next_at"] <= 30 * MINUTE
+    clock.now = row["wake_at"] - timedelta(seconds=1)
+    assert ticker.run_once() == []
+    clock.now = row["wake_at"]
+    assert len(ticker.run_once()) == 1
+    assert fires() == [("s", 5, None)]
+
+
+def test_a_night_in_warsaw_fires_once_across_both_changes(db: ModuleType):
+    for day, utc in (("2024-03-31", 1), ("2024-10-27", 0)):
+        start = datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=UTC) - HOUR
+        clock = Clock(start)
+        night = hourly(day, "30 2 * * *", tz="Europe/Warsaw", overlap="allow")
+        ticker = put(clock, night)
+        for _ in range(24):
+            clock.now += 15 * MINUTE
+            ticker.run_once()
+        (found,) = rows(f"SELECT fire_at FROM schedule_fires WHERE name = '{day}'")
+        wanted = start + HOUR + utc * HOUR + (0 if utc else 30) * MINUTE
+        assert found["fire_at"] == wanted
+
+
+def test_a_workflow_is_submitted_with_its_inputs(db: ModuleType):
+    clock = Clock()
+    wanted = Schedule("w", "5 * * * *", workflow_name="nightly", inputs={"a": 1}, priority=5)
+    (run_id,) = after(put(clock, wanted), clock, 5)
+    (run,) = rows("SELECT * FROM workflow_runs")
+    assert (run["id"], run["workflow_name"], run["status"]) == (run_id, "nightly", "queued")
+    assert (run["context"], run["priority"]) == ({"a": 1}, 5)
+    (fired,) = rows("SELECT * FROM schedule_fires")
+    assert fired["run_id"] == run_id
+    # A run that is not over holds the next one back.
+    ticker = Ticker(now_fn=clock)
+    assert after(ticker, clock, 65) == []
+
+
+# --- rows by plain SQL
+
+
+def test_a_row_by_plain_sql_fires_and_a_bad_one_says_why(
+    db: ModuleType, caplog: pytest.LogCaptureFixture
+):
+    clock = Clock(TEN)
+    with db.connection() as conn:
+        conn.execute(
+            "INSERT INTO schedules (name, expression, task_name, queue) VALUES"
+            " ('good', 'every 1h', 'prices', 'fetch'), ('bad', '61 * * * *', 'prices', 'fetch'),"
+            " ('zone', 'every 1h', 'prices', 'fetch'), ('task', 'every 1h', 'nope', 'fetch')"
+        )
+        conn.execute("UPDATE schedules SET tz = 'Mars' WHERE name = 'zone'")
+    ticker = Ticker(now_fn=clock)
+    ticker.run_once()
+    after(ticker, clock, 60, 120)
+    found = {row["name"]: row["error"] for row in rows("SELECT name, error FROM schedules")}
+    assert found["good"] is None
+    assert "Bad minute" in found["bad"]
+    assert "no IANA time zone" in found["zone"]
+    assert "unknown ingest task 'nope'" in found["task"]
+    assert {name for name, _, _ in fires()} == {"good"}
+    assert caplog.text.count("'bad' does not fire") == 1
+
+
+def test_a_change_forgets_the_plan_and_wakes_a_running_scheduler_at_once(
+    db: ModuleType, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    config.set_ingest_schedule([])
+    schedules.add("far", "every 366d", task_name="prices", queue="fetch")
+    ticker = Ticker()
+    thread = threading.Thread(target=ticker.run_forever, name="ticker")
+    thread.start()
+    try:
+        wait.until(lambda: rows("SELECT FROM schedules WHERE next_at IS NOT NULL"))
+        with db.connection() as conn:
+            conn.execute("UPDATE schedules SET expression = 'every 1s'")
+        # Far less than LOOK_EVERY_S: only the notification can have woken it.
+        wait.until(jobs, timeout_s=10)
+    finally:
+        ticker.stop()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert scheduler.LOOK_EVERY_S > 20
+
+
+def test_a_pause_fires_nothing_also_afterwards(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(overlap="allow"))
+    schedules.pause("s")
+    after(ticker, clock, 5, 65)
+    schedules.resume("s")
+    with db.connection() as conn:
+        conn.execute("UPDATE schedules SET changed_at = %s", (clock.now + MINUTE,))
+    after(ticker, clock, 67)
+    assert fires() == []
+    after(ticker, clock, 125)
+    assert fires() == [("s", 125, None)]
+
+
+def test_an_entry_that_left_the_code_is_marked_and_one_that_changed_says_what(db: ModuleType):
+    clock = Clock()
+    put(clock, hourly("a"), hourly("b"))
+    config.set_ingest_schedule([hourly("b", "6 * * * *")])
+    Ticker(now_fn=clock).run_once()
+    found = {row["name"]: row for row in schedules.list()}
+    assert found["a"]["gone_at"] is not None
+    assert found["b"]["gone_at"] is None
+    assert found["b"]["changes"] == {"expression": ["5 * * * *", "6 * * * *"]}
+    with pytest.raises(errors.InvalidConfig, match="'b' exists, from code"):
+        schedules.add("b", "every 1h", task_name="prices", queue="fetch")
+
+
+def test_an_outage_of_the_database_is_waited_out(db: ModuleType):
+    clock = Clock()
+    put(clock, hourly())
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        threading.Event().wait(0.01)
+
+    ticker = Ticker(now_fn=clock, sleep_fn=nap)
+    thread = threading.Thread(target=ticker.run_forever, name="ticker")
+    thread.start()
+    try:
+        wait.until(lambda: naps)
+        with db.connection() as conn:
+            conn.execute("ALTER TABLE schedules RENAME TO away")
+        try:
+            clock.now = TEN + 6 * MINUTE
+            count = len(naps)
+            wait.until(lambda: len(naps) > count + 5)
+        finally:
+            with db.connection() as conn:
+                conn.execute("ALTER TABLE away RENAME TO schedules")
+        wait.until(fires)
+    finally:
+        ticker.stop()
+        thread.join(10)
+    assert fires() == [("s", 5, None)]
+
+
+# --- the API
+
+
+def test_a_task_and_a_workflow_are_scheduled_by_a_decorator(db: ModuleType):
+    @schedules.schedule("every 1h", queue="fetch", args={"a": 1})
+    @queue_workflows.register_ingest_task("decorated")
+    def decorated(reason: str, args: dict[str, Any]) -> None: ...
+
+    (found,) = config.get_config().ingest_schedule
+    assert (found.name, found.task_name, found.tz) == ("decorated", "decorated", "UTC")
+    with pytest.raises(errors.InvalidConfig, match="above the decorator that registers it"):
+        schedules.schedule("every 1h")(lambda: None)
+
+
+def test_run_now_fires_beside_the_instants_and_heeds_the_overlap(db: ModuleType):
+    schedules.add("s", "every 366d", task_name="prices", queue="fetch")
+    made = schedules.run_now("s")
+    assert [(job["id"], job["reason"]) for job in jobs()] == [(made, "manual")]
+    assert schedules.run_now("s") is None
+    schedules.remove("s")
+    for call in (schedules.run_now, schedules.pause, schedules.resume, schedules.remove):
+        with pytest.raises(errors.UnknownSchedule, match="no schedule 's'"):
+            call("s")
+
+
+def test_the_list_has_failures_in_a_row(db: ModuleType):
+    clock = Clock()
+    ticker = put(clock, hourly(overlap="allow"))
+    after(ticker, clock, 5, 65, 125, 185)
+    for number, status in enumerate(("failed", "completed", "failed", "failed")):
+        with db.connection() as conn:
+            conn.execute(
+                "UPDATE ingest_jobs SET status = %s, finished_at = now() WHERE id = %s",
+                (status, jobs()[number]["id"]),
+            )
+    (row,) = schedules.list()
+    assert (row["last_status"], row["failures"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "task_name or workflow_name: give one"),
+        ({"task_name": "prices", "workflow_name": "w"}, "give one of them"),
+        ({"task_name": "nope", "queue": "fetch"}, "'s': unknown ingest task 'nope'"),
+        ({"task_name": "prices", "queue": "nowhere"}, "unknown queue 'nowhere'"),
+        ({"task_name": "prices", "queue": "fetch", "tz": "Mars"}, "no IANA time zone"),
+        ({"task_name": "prices", "queue": "fetch", "catch_up": "some"}, "one of none, last, all"),
+        ({"task_name": "prices", "queue": "fetch", "overlap": "x"}, "allow, skip, replace, queue"),
+        ({"task_name": "prices", "queue": "fetch", "jitter_s": -1}, "jitter_s is a number"),
+        ({"task_name": "prices", "queue": "fetch", "jitter_s": float("nan")}, "jitter_s"),
+        ({"task_name": "prices", "queue": "fetch", "catch_up_max": 0}, "whole number 1-1000"),
+        ({"task_name": "prices", "queue": "fetch", "start_at": TEN.replace(tzinfo=None)}, "zone"),
+        ({"task_name": "prices", "queue": "fetch", "args": 3}, "args is a mapping"),
+        ({"task_name": "prices", "queue": "fetch", "colour": 3}, "'colour' is none of"),
+        ({"workflow_name": "w", "queue": "fetch"}, "queue belongs to a schedule of a task"),
+    ],
+)
+def test_bad_input_is_refused_before_any_write(db: ModuleType, options: Any, said: str):
+    with pytest.raises(ValueError, match=said):
+        schedules.add("s", "every 1h", **options)
+    assert rows("SELECT FROM schedules") == []
+
+
+def test_a_preview_lists_the_coming_instants(db: ModuleType):
+    schedules.add("s", "every 6h", task_name="prices", queue="fetch")
+    assert len(schedules.preview("s", days=2)) in (8, 9)
+    config.set_ingest_schedule([scheduler.ScheduleEntry("old", 5, "prices", "fetch", hours=[1])])
+    assert len(schedules.preview("old", days=30)) in (30, 31)
+    assert {row["name"] for row in schedules.list()} == {"s", "old"}
