@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, pq
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -36,6 +36,12 @@ def python_version() -> str:
 def reason(error: db.Error) -> str:
     """Return the server's sentence that says why it refused a statement."""
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+
+
+def is_undefined(error: db.Error) -> bool:
+    """Return whether a statement named a function, table or column that the database lacks."""
+    undefined = errors.UndefinedFunction, errors.UndefinedTable, errors.UndefinedColumn
+    return isinstance(error, undefined)
 
 
 def _one(conn: db.Connection, query: bytes, values: dict[str, Any] | None = None) -> Row:

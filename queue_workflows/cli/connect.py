@@ -16,7 +16,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import command, doctor, options, output
 from queue_workflows.cli.doctor import ERROR, OK, WARNING, Finding
-from queue_workflows.db import connectivity
+from queue_workflows.db import connectivity, development_chain, schema
 from queue_workflows.runtime import entry_point
 
 TIMEOUT_S = 5.0
@@ -241,6 +241,8 @@ def _schema(purpose: str) -> Callable[[db.Connection], Steps]:
         elif not seen["readable"]:
             remedy = f"GRANT SELECT ON queue_schema_version TO {seen['role']}"
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
+        elif (version := development_chain.version(conn, schema.LEDGER)) is not None:
+            yield _not_migrated(f"at version {version} of a development build", purpose)
         else:
             yield _version(*facts.schema_version(conn), purpose)
 
@@ -264,14 +266,18 @@ def _version(version: int, needs: int, purpose: str) -> Finding:
             "schema", ERROR, f"{text}; this knows {required}", "upgrade queue_workflows here"
         )
     if version < required:
-        text = f"at version {version}, this code needs {required}"
-        level = OK if purpose == "migrate" else ERROR
-        remedy = "" if level == OK else "run `queue-workflows migrate`"
-        return Finding("schema", level, text, remedy)
+        return _not_migrated(f"at version {version}", purpose)
     if version > required:
         text = f"at version {version}, this code knows {required} and may work on it"
         return Finding("schema", WARNING, text, "upgrade queue_workflows here")
     return Finding("schema", OK, f"at version {version}")
+
+
+def _not_migrated(where: str, purpose: str) -> Finding:
+    text = f"{where}, this code needs {db.REQUIRED_VERSION}"
+    if purpose == "migrate":
+        return Finding("schema", OK, text)
+    return Finding("schema", ERROR, text, "run `queue-workflows migrate`")
 
 
 def _rights(purpose: str) -> Callable[[db.Connection], Steps]:

@@ -164,8 +164,14 @@ def _guarded(name: str, check: Check, conn: db.Connection) -> Iterator[Finding]:
     except db.Error as error:
         if conn.closed or conn.broken:
             raise
-        remedy = "grant this role what it needs, or ask again when the server is less busy"
-        yield Finding(name, ERROR, f"cannot be read: {facts.reason(error)}", remedy)
+        yield Finding(name, ERROR, f"cannot be read: {facts.reason(error)}", _remedy(error))
+
+
+def _remedy(error: db.Error) -> str:
+    """Return the remedy for a statement that the server refused."""
+    if facts.is_undefined(error):
+        return "run `queue-workflows migrate`, which installs what is missing"
+    return "grant this role what it needs, or ask again when the server is less busy"
 
 
 def server(conn: db.Connection) -> Iterator[Finding]:

@@ -136,6 +136,19 @@ def test_a_schema_that_is_newer_than_the_code(own: str) -> None:
     assert wrong(findings()) == {"schema": WARNING}
 
 
+def test_functions_and_columns_that_are_missing(own: str) -> None:
+    with engine.connect() as conn:
+        conn.execute("DROP FUNCTION queue_workflows_is_paused CASCADE")
+        conn.execute("ALTER TABLE workers DROP COLUMN state CASCADE")
+    result = {name: each for name, each in findings().items() if name in wrong({name: each})}
+    assert {"functions", "queues"} <= set(result)
+    assert "is_paused" in result["functions"].text
+    assert "does not exist" in result["queues"].text
+    for finding in result.values():
+        assert "queue-workflows migrate" in finding.remedy, finding
+        assert "grant" not in finding.remedy
+
+
 def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     role = f"{psycopg.conninfo.conninfo_to_dict(own)['dbname']}_role"
     name = sql.Identifier(role)
